@@ -1,0 +1,94 @@
+# The front door. Every target sets up what it needs and does only what has changed since the last time.
+#
+#   make          builds the engine and installs the package into .venv
+#   make demo     the main job: train, save, be killed, resume exactly; a table and out/demo.png
+#   make test     everything: linters, C and Python tests, sanitizers, a short selection with each framework
+#   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each
+#   make bench    against other ways to save; QUICK=1 for a short look
+#   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
+#   make asan     the C tests under the address and undefined-behaviour sanitizers
+#   make tsan     the C tests under the thread sanitizer
+#   make lint     ruff, warnings of gcc and clang, the rules of the house
+#   make clean    removes what was built; `make distclean` the environment as well
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := package
+MAKEFLAGS += --no-print-directory
+.PHONY: package demo test test-frameworks bench bench-peers asan tsan lint units clean distclean setup setup-test
+.DELETE_ON_ERROR:
+# Builds use all cores by themselves; two at once only mix their output.
+.NOTPARALLEL:
+
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+unexport PYTHONPATH
+NATIVE_FILES := $(shell find src include python meson.build meson.options pyproject.toml -type f -not -name '*.pyc')
+INSTALLED := .venv/.installed
+LIMITS := build/bench-limits
+PYTEST := $(BIN)/python -m pytest --timeout=300 -rs --no-header
+PYTHON_TESTS := $(wildcard tests/python tests/integration tests/model tests/golden)
+FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
+SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf
+# Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools.
+SHORT_TESTS := after_sigkill or stock_tools or directory_appears or published_path
+
+setup:
+	@scripts/setup.sh
+setup-test:
+	@scripts/setup.sh test
+
+# The wheel's own build directory is kept, so that a second build compiles what has changed. Warnings are errors
+# in `make lint`, not here: another compiler than ours must not keep anybody from using the package.
+$(INSTALLED): $(NATIVE_FILES) | setup
+	@echo "build: the package nebulaml"
+	@pip install -q --disable-pip-version-check --no-build-isolation --no-deps --no-deps --force-reinstall \
+		-Cbuild-dir=build/python -Csetup-args=-Dwerror=false . || { rm -rf build/python; exit 1; }
+	@touch $@
+package: setup $(INSTALLED)
+
+demo: package
+	@$(BIN)/python -m demo $(ARGS)
+
+$(LIMITS): bench/limits.c src/sum/sum.h $(wildcard src/sum/*.c) | setup
+	@scripts/build.sh build
+	@$${CC:-cc} -std=gnu17 -O2 -Wall -Wextra -D_GNU_SOURCE -Isrc -Iinclude -o $@ bench/limits.c build/src/libnb_core.a -pthread
+bench: package $(LIMITS)
+	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
+
+bench-peers: package $(LIMITS)
+	@scripts/peers.sh
+	@$(BIN)/python -m bench.compare $(ARGS)
+
+lint: setup-test
+	@scripts/lint.sh
+	@scripts/build.sh build
+	@CC=clang scripts/build.sh build-clang
+
+units: setup-test
+	@scripts/build.sh build
+	@meson test -C build --print-errorlogs --no-rebuild
+
+asan: setup-test
+	@scripts/build.sh build-asan -Db_sanitize=address,undefined
+	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4
+
+tsan: setup-test
+	@scripts/build.sh build-tsan -Db_sanitize=thread
+	@meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --suite unit
+
+# In order, so that what is quick to fail comes first and pytest's closing line is the last.
+test: lint units asan package $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
+	@$(PYTEST) tests/frameworks -k "$(SHORT_TESTS)" $(ARGS)
+	@$(PYTEST) $(PYTHON_TESTS) $(ARGS)
+
+# A framework's environment sees .venv's torch and nebulaml: every version is tried with the same build.
+.envs/%/.ready: requirements/frameworks/%.txt | setup-test
+	@scripts/framework.sh $*
+test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
+	@NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks $(ARGS)
+
+clean:
+	rm -rf build build-clang build-asan build-tsan out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
+distclean: clean
+	rm -rf .venv $(FRAMEWORKS:%=.envs/%)

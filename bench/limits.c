@@ -1,0 +1,234 @@
+/*
+ * limits.c - what this machine can do with so many bytes.
+ *
+ *      bench-limits BYTES BLOCKS THREADS SHARED-DIR STORAGE-DIR
+ *
+ * Measures, once each, with nothing else to do, and prints one JSON object of seconds:
+ *
+ *      copy       a streaming copy of BLOCKS blocks in private memory into a file in SHARED-DIR whose pages exist
+ *      write_N    O_DIRECT writes from those pages, N at a time, into a new file in STORAGE-DIR, and fsync
+ *      read_N     O_DIRECT reads, N at a time, into memory whose pages exist
+ *      buffered   reads through the page cache, from front to back, with read-ahead
+ *
+ * These are the best that an engine could reach, not what one does: no checksum, no second copy, no name. The
+ * program makes its own system calls, so that it also judges what the engine makes of them.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "sum/sum.h"
+
+#define DIRECT_ALIGN 4096u
+#define REQUEST_BYTES (4u << 20)
+#define THREADS_MAX 64u
+
+enum work_kind { WORK_COPY, WORK_WRITE, WORK_READ };
+
+struct work {
+        enum work_kind kind;
+        char *memory;
+        char **blocks; /* WORK_COPY: where the bytes come from */
+        size_t size, block_bytes;
+        unsigned index, threads; /* this thread's turn among so many */
+        int fd;
+};
+
+static void die(const char *what)
+{
+        fprintf(stderr, "bench-limits: %s: %s\n", what, strerror(errno));
+        exit(1);
+}
+
+static double now(void)
+{
+        struct timespec time;
+
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static void transfer(const struct work *work, size_t offset, size_t size)
+{
+        size_t done = 0;
+
+        while (done < size) {
+                char *at = work->memory + offset + done;
+                ssize_t moved = work->kind == WORK_WRITE ? pwrite(work->fd, at, size - done, (off_t)(offset + done))
+                                                         : pread(work->fd, at, size - done, (off_t)(offset + done));
+
+                if (moved <= 0)
+                        die(work->kind == WORK_WRITE ? "write" : "read");
+                done += (size_t)moved;
+        }
+}
+
+static void *work_run(void *argument)
+{
+        const struct work *work = argument;
+        size_t piece = work->kind == WORK_COPY ? work->block_bytes / work->threads : REQUEST_BYTES;
+        size_t offset;
+
+        if (work->kind == WORK_COPY) {
+                /* Every thread copies its share of every block, as a capture of few large tensors would. */
+                for (size_t i = 0; i * work->block_bytes < work->size; i++) {
+                        size_t from = work->index * piece;
+                        size_t size = work->index + 1 == work->threads ? work->block_bytes - from : piece;
+
+                        sum_copy_stream(work->memory + i * work->block_bytes + from, work->blocks[i] + from, size);
+                }
+                return NULL;
+        }
+        for (offset = work->index * piece; offset < work->size; offset += (size_t)work->threads * piece) {
+                size_t left = work->size - offset;
+
+                transfer(work, offset, left < piece ? left : piece);
+        }
+        return NULL;
+}
+
+static double timed(const struct work *model, unsigned threads, int sync_fd)
+{
+        struct work works[THREADS_MAX];
+        pthread_t ids[THREADS_MAX];
+        double begun = now();
+
+        for (unsigned i = 0; i < threads; i++) {
+                works[i] = *model;
+                works[i].index = i;
+                works[i].threads = threads;
+                if (i > 0 && pthread_create(&ids[i], NULL, work_run, &works[i]))
+                        die("thread");
+        }
+        work_run(&works[0]);
+        for (unsigned i = 1; i < threads; i++)
+                pthread_join(ids[i], NULL);
+        if (sync_fd >= 0 && fsync(sync_fd))
+                die("fsync");
+        return now() - begun;
+}
+
+static char *shared_pages(const char *directory, size_t size)
+{
+        char path[4096];
+        char *memory;
+        int fd;
+
+        snprintf(path, sizeof(path), "%s/limits", directory);
+        fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (fd < 0 || unlink(path) || ftruncate(fd, (off_t)size))
+                die(path);
+        memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+        if (memory == MAP_FAILED)
+                die("mmap");
+        close(fd);
+        return memory;
+}
+
+static char **private_blocks(size_t count, size_t size)
+{
+        char **blocks = calloc(count, sizeof(*blocks));
+
+        if (!blocks)
+                die("memory");
+        for (size_t i = 0; i < count; i++) {
+                blocks[i] = malloc(size);
+                if (!blocks[i])
+                        die("memory");
+                /* Bytes that no storage can take a short cut for. */
+                for (size_t j = 0; j + 8 <= size; j += 8) {
+                        uint64_t value = (i * size + j + 1) * UINT64_C(0x9E3779B97F4A7C15);
+
+                        value ^= value >> 29;
+                        memcpy(blocks[i] + j, &value, 8);
+                }
+        }
+        return blocks;
+}
+
+static double write_once(struct work *work, const char *path, unsigned depth)
+{
+        double seconds;
+
+        if (unlink(path) && errno != ENOENT)
+                die(path);
+        work->kind = WORK_WRITE;
+        work->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
+        if (work->fd < 0)
+                die(path);
+        /* Where the file system can, space is reserved in one piece; that is part of the time it takes to write. */
+        double begun = now();
+        (void)!posix_fallocate(work->fd, 0, (off_t)work->size);
+        seconds = now() - begun + timed(work, depth, work->fd);
+        if (close(work->fd))
+                die("close");
+        return seconds;
+}
+
+static double read_once(struct work *work, const char *path, unsigned depth)
+{
+        double seconds;
+
+        work->kind = WORK_READ;
+        work->fd = open(path, O_RDONLY | O_CLOEXEC | (depth ? O_DIRECT : 0));
+        if (work->fd < 0)
+                die(path);
+        if (depth) {
+                seconds = timed(work, depth, -1);
+        } else {
+                posix_fadvise(work->fd, 0, 0, POSIX_FADV_DONTNEED);
+                posix_fadvise(work->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+                seconds = timed(work, 1, -1);
+        }
+        close(work->fd);
+        return seconds;
+}
+
+int main(int argc, char **argv)
+{
+        static const unsigned depths[] = {1, 4, 8};
+        struct work work = {0};
+        size_t count;
+        unsigned threads;
+        char path[4096];
+
+        if (argc != 6) {
+                fprintf(stderr, "usage: bench-limits BYTES BLOCKS THREADS SHARED-DIR STORAGE-DIR\n");
+                return 2;
+        }
+        count = strtoul(argv[2], NULL, 10);
+        threads = (unsigned)strtoul(argv[3], NULL, 10);
+        if (!count || !threads || threads > THREADS_MAX || strtoul(argv[1], NULL, 10) < count) {
+                fprintf(stderr, "bench-limits: counts are out of range\n");
+                return 2;
+        }
+        work.block_bytes = strtoul(argv[1], NULL, 10) / count;
+        /* O_DIRECT moves whole blocks: the file is that much longer. */
+        work.size = (work.block_bytes * count + DIRECT_ALIGN - 1) / DIRECT_ALIGN * DIRECT_ALIGN;
+        work.memory = shared_pages(argv[4], work.size);
+        work.blocks = private_blocks(count, work.block_bytes);
+
+        size_t padded = work.size;
+        work.size = work.block_bytes * count;
+        work.kind = WORK_COPY;
+        timed(&work, threads, -1); /* page tables */
+        printf("{\"copy\": %.6f", timed(&work, threads, -1));
+        work.size = padded;
+
+        snprintf(path, sizeof(path), "%s/limits.bin", argv[5]);
+        for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++)
+                printf(", \"write_%u\": %.6f", depths[i], write_once(&work, path, depths[i]));
+        for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++)
+                printf(", \"read_%u\": %.6f", depths[i], read_once(&work, path, depths[i]));
+        printf(", \"buffered\": %.6f}\n", read_once(&work, path, 0));
+        unlink(path);
+        return 0;
+}

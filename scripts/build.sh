@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds the C half and its tests.
+#
+#   scripts/build.sh DIRECTORY [MESON OPTIONS]
+#
+# The compiler is $CC, gcc when it is unset; a directory keeps the compiler it was set up with.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+directory=$1
+shift
+options=(-Dpython=false -Dtests=true "$@")
+# Sanitizers' libraries are found when a program starts, not when a library is linked.
+[[ $* == *b_sanitize* ]] && options+=(-Db_lundef=false)
+
+if [[ ! -f $directory/build.ninja ]]; then
+        echo "build: setting up $directory"
+        log=$(mktemp)
+        trap 'rm -f "$log"' EXIT
+        CC=${CC:-gcc} meson setup "$directory" "${options[@]}" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+fi
+echo "build: $directory"
+ninja -C "$directory" --quiet

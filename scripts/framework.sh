@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes a framework's own environment, .envs/NAME, from requirements/frameworks/NAME.txt.
+#
+#   scripts/framework.sh deepspeed-0.19.6
+#
+# It sees what .venv has, torch and nebulaml among it, so that every framework is tried with the same build of both.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+name=$1
+list=requirements/frameworks/$name.txt
+environment=.envs/$name
+[[ -f $list ]] || { printf 'no environment %s; there are:\n%s\n' "$name" "$(cd requirements/frameworks && ls | sed 's/\.txt$//')" >&2; exit 2; }
+
+[[ -f $environment/.ready && $environment/.ready -nt $list ]] && exit 0
+printf 'setup: making %s\n' "$environment" >&2
+shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+.venv/bin/python -m venv "$environment"
+printf '%s\n' "$shared" >"$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+# DeepSpeed is built from source and asks for torch while it is: hence no isolation, and what building needs here.
+DS_ACCELERATOR=cpu "$environment/bin/pip" install -q --disable-pip-version-check setuptools wheel
+DS_ACCELERATOR=cpu "$environment/bin/pip" install -q --disable-pip-version-check --no-build-isolation -r "$list"
+touch "$environment/.ready"

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# The linters and those rules of the house that a search can check. Says nothing when all is well.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failed=0
+
+complain() { printf '%s\n' "$@" >&2; failed=1; }
+
+# Rule 4: one folder makes system calls, so nothing else includes what declares them.
+system='^ *# *include *<(unistd|fcntl|dirent|poll|spawn|mntent|sys/[a-z_]+|linux/[a-z_]+|liburing)\.h>'
+if found=$(grep -nE "$system" -r src --include='*.c' --include='*.h' | grep -v '^src/os/'); then
+        complain "lint: system headers outside src/os:" "$found"
+fi
+
+# The trainer's half knows nothing of storage, of the agent and of their libraries.
+theirs='^ *# *include *["<](store/|agent/|cli/|jansson|liburing|openssl/)'
+if found=$(grep -nE "$theirs" -r src/base src/sum src/os src/image src/ipc src/capture src/client \
+        --include='*.c' --include='*.h' | grep -v '^src/os/bulk'); then
+        complain "lint: the trainer's half includes the agent's:" "$found"
+fi
+
+if found=$(git ls-files -z -- '*.c' '*.h' '*.py' '*.sh' '*.md' '*.build' Makefile |
+        xargs -0 -r sh -c 'for f; do [ -f "$f" ] && grep -nHE "[[:blank:]]+$" "$f"; done; true' sh); [[ -n $found ]]; then
+        complain "lint: blanks at the ends of lines:" "$found"
+fi
+
+.venv/bin/ruff check --quiet . || failed=1
+exit $failed

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Makes this checkout ready to build: system packages and the virtual environment .venv.
+#
+#   scripts/setup.sh          what building, the demo and the benchmark need
+#   scripts/setup.sh test     and what the tests and the linters need
+#
+# Does nothing, in a few milliseconds, when nothing has changed since the last time. System packages are
+# installed when this runs as root; otherwise it prints the command to type and stops.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+purpose=${1:-build}
+venv=.venv
+python=${PYTHON:-python3}
+inputs=(scripts/setup.sh requirements/torch.txt requirements/tools.txt)
+
+say() { printf '%s\n' "setup: $*" >&2; }
+stop() { say "$*"; exit 1; }
+
+want() { sha256sum "${inputs[@]}" | sha256sum | cut -c1-64; }
+
+# True when an earlier run for this purpose, or for `test` which includes it, ended with these inputs.
+done_before() {
+        local stamp
+        for stamp in "$venv/.setup-test" "$venv/.setup-$purpose"; do
+                [[ -f $stamp && $(<"$stamp") == "$1" ]] && return 0
+        done
+        return 1
+}
+
+missing_packages() {
+        local found=()
+        command -v cc >/dev/null && command -v make >/dev/null || found+=(build-essential)
+        if ! command -v pkg-config >/dev/null; then
+                found+=(pkg-config libjansson-dev liburing-dev libssl-dev)
+        else
+                pkg-config --exists jansson || found+=(libjansson-dev)
+                pkg-config --exists liburing || found+=(liburing-dev)
+                pkg-config --exists openssl || found+=(libssl-dev)
+        fi
+        if [[ $purpose == test ]]; then
+                command -v unzip >/dev/null || found+=(unzip)
+                command -v clang >/dev/null || found+=(clang)
+                # The sanitizers' and the fuzzer's run time is a package of its own, with the version in its name.
+                clang_runtime || found+=("libclang-rt-$(clang_major)-dev")
+        fi
+        printf '%s\n' "${found[@]}"
+}
+
+clang_major() {
+        local major
+        major=$(clang -dumpversion 2>/dev/null | cut -d. -f1) || true
+        # Debian 12's, when clang is about to be installed as well.
+        printf '%s' "${major:-14}"
+}
+
+clang_runtime() {
+        local resources
+        resources=$(clang -print-resource-dir 2>/dev/null) || return 1
+        compgen -G "$resources/lib/*/libclang_rt.fuzzer*" >/dev/null
+}
+
+system_packages() {
+        local packages
+        mapfile -t packages < <(missing_packages)
+        [[ -z ${packages[*]} ]] && return
+        command -v apt-get >/dev/null || stop "these are needed, under this system's names for them: ${packages[*]}"
+        if [[ $EUID -ne 0 ]]; then
+                say "system packages are missing; type this and start again:"
+                stop "  sudo apt-get install -y ${packages[*]}"
+        fi
+        say "installing ${packages[*]}"
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+}
+
+environment() {
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || stop "$python is older than 3.10; set PYTHON"
+        if [[ ! -x $venv/bin/python ]]; then
+                say "creating $venv"
+                "$python" -m venv "$venv" || stop "python's venv module is missing; type: sudo apt-get install -y python3-venv"
+        fi
+        local torch
+        torch=$(<requirements/torch.txt)
+        if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${torch#*==}')" 2>/dev/null; then
+                say "installing $torch"
+                # An index that carries CPU builds names them so; others have one build only.
+                "$venv/bin/pip" install -q --disable-pip-version-check "$torch+cpu" 2>/dev/null ||
+                        "$venv/bin/pip" install -q --disable-pip-version-check "$torch"
+        fi
+        say "installing the tools of requirements/tools.txt"
+        "$venv/bin/pip" install -q --disable-pip-version-check -r requirements/tools.txt
+}
+
+wanted=$(want)
+done_before "$wanted" && exit 0
+system_packages
+environment
+printf '%s' "$wanted" >"$venv/.setup-$purpose"
+say "ready"

@@ -1,0 +1,477 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/agent.h"
+#include "agent/log.h"
+#include "agent/note.h"
+#include "agent/replica.h"
+#include "agent/publish.h"
+#include "agent/session.h"
+#include "agent/worker.h"
+#include "base/conf.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "os/process.h"
+#include "os/thread.h"
+
+#define RIVAL_WAIT_MS 10000 /* an agent that was killed may take this long to give its memory back */
+#define END_WAIT_NS 10000000000 /* for threads that storage holds; after that the process ends without them */
+
+struct agent {
+        struct catalogue catalogue;
+        struct ipc_place place;
+        int listen_fd;
+        pthread_t listener, worker, keeper;
+        bool in_process;
+        int fds[SESSION_MAX]; /* of the connections, guarded by the catalogue's lock; -1: free */
+        bool listener_ended;  /* guarded likewise, as are the next two */
+        bool worker_ended, keeper_ended;
+};
+struct connection_start {
+        struct agent *agent;
+        size_t slot;
+};
+
+static uint64_t setting(const char *name, uint64_t fallback)
+{
+        struct nebula_error error;
+        const char *text = conf_env(name);
+        uint64_t value;
+
+        if (!text)
+                return fallback;
+        if (!conf_parse_size(name, text, &value, &error))
+                return value;
+        log_event(LOG_LEVEL_WARN, "%s", error.message);
+        return fallback;
+}
+
+static void *connection_main(void *argument)
+{
+        struct connection_start start = *(struct connection_start *)argument;
+        struct agent *agent = start.agent;
+        struct catalogue *catalogue = &agent->catalogue;
+        int fd;
+
+        free(argument);
+        catalogue_lock(catalogue);
+        fd = agent->fds[start.slot];
+        catalogue_unlock(catalogue);
+        session_serve(catalogue, fd);
+        catalogue_lock(catalogue);
+        agent->fds[start.slot] = -1;
+        os->close(fd);
+        catalogue->connection_count--;
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        return NULL;
+}
+
+/* Only this user; anybody else learns nothing. */
+static bool admitted(int fd)
+{
+        uint32_t uid = 0, pid = 0;
+
+        if (os->peer(fd, &uid, &pid) < 0 || uid != os->uid()) {
+                log_event(LOG_LEVEL_WARN, "turned away process %u of user %u", pid, uid);
+                return false;
+        }
+        return true;
+}
+
+static bool start_connection(struct agent *agent, int fd)
+{
+        struct catalogue *catalogue = &agent->catalogue;
+        struct connection_start *start = malloc(sizeof *start);
+        size_t slot = 0;
+
+        if (!start)
+                return false;
+        catalogue_lock(catalogue);
+        while (slot < SESSION_MAX && agent->fds[slot] >= 0)
+                slot++;
+        if (slot == SESSION_MAX || catalogue->stopping) {
+                catalogue_unlock(catalogue);
+                free(start);
+                return false;
+        }
+        *start = (struct connection_start){ agent, slot };
+        agent->fds[slot] = fd;
+        catalogue->connection_count++;
+        catalogue_unlock(catalogue);
+        if (!os_thread_start(NULL, connection_main, start, false))
+                return true;
+        catalogue_lock(catalogue);
+        agent->fds[slot] = -1;
+        catalogue->connection_count--;
+        catalogue_unlock(catalogue);
+        free(start);
+        return false;
+}
+
+static void *listener_main(void *argument)
+{
+        struct agent *agent = argument;
+        bool stopping = false;
+
+        while (!stopping) {
+                int fd = os->accept(agent->listen_fd);
+
+                catalogue_lock(&agent->catalogue);
+                stopping = agent->catalogue.stopping;
+                catalogue_unlock(&agent->catalogue);
+                if (fd >= 0 && (stopping || !admitted(fd) || !start_connection(agent, fd)))
+                        os->close(fd);
+                else if (fd < 0 && !stopping && fd != -EINTR)
+                        os->sleep_ms(100); /* out of descriptors, say: not in a tight loop */
+        }
+        catalogue_lock(&agent->catalogue);
+        agent->listener_ended = true;
+        catalogue_signal(&agent->catalogue);
+        catalogue_unlock(&agent->catalogue);
+        return NULL;
+}
+
+static void *worker_thread(void *argument)
+{
+        struct agent *agent = argument;
+
+        worker_main(&agent->catalogue);
+        catalogue_lock(&agent->catalogue);
+        agent->worker_ended = true;
+        catalogue_signal(&agent->catalogue);
+        catalogue_unlock(&agent->catalogue);
+        return NULL;
+}
+
+static void *keeper_thread(void *argument)
+{
+        struct agent *agent = argument;
+
+        keeper_main(&agent->catalogue);
+        catalogue_lock(&agent->catalogue);
+        agent->keeper_ended = true;
+        catalogue_signal(&agent->catalogue);
+        catalogue_unlock(&agent->catalogue);
+        return NULL;
+}
+
+static int start_threads(struct agent *agent)
+{
+        int result = os_thread_start(&agent->worker, worker_thread, agent, false);
+
+        if (result < 0)
+                return result;
+        result = os_thread_start(&agent->keeper, keeper_thread, agent, false);
+        if (result >= 0) {
+                result = os_thread_start(&agent->listener, listener_main, agent, false);
+                if (result >= 0)
+                        return 0;
+        }
+        catalogue_lock(&agent->catalogue);
+        agent->catalogue.stopping = true;
+        catalogue_signal(&agent->catalogue);
+        catalogue_unlock(&agent->catalogue);
+        pthread_join(agent->worker, NULL);
+        return result;
+}
+
+static void end_process(struct catalogue *catalogue)
+{
+        (void)catalogue;
+        os_signal_self();
+}
+
+/* The listening socket goes, so that no client finds an agent that is ending. */
+static void end_in_process(struct catalogue *catalogue)
+{
+        struct agent *agent = (struct agent *)catalogue; /* its first member */
+
+        os->unlink(agent->place.socket);
+        os->shutdown(agent->listen_fd);
+        catalogue_lock(catalogue);
+        catalogue->stopping = true;
+        memory_unlink_all(&catalogue->memory);
+        publish_forget(catalogue);
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+}
+
+enum nebula_status agent_start(const struct ipc_place *place, bool in_process, struct agent **ret_agent, struct nebula_error *error)
+{
+        struct agent *agent = calloc(1, sizeof *agent);
+        char why[600];
+        int result;
+
+        if (!agent)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an agent");
+        agent->place = *place;
+        agent->in_process = in_process;
+        for (size_t i = 0; i < SESSION_MAX; i++)
+                agent->fds[i] = -1;
+        catalogue_init(&agent->catalogue);
+        agent->catalogue.in_process = in_process;
+        agent->catalogue.linger_s = setting("NEBULA_AGENT_LINGER", 600);
+        agent->catalogue.give_up_s = setting("NEBULA_PERSIST_GIVE_UP", 600);
+        agent->catalogue.quiet_s = setting("NEBULA_QUIET_S", 30);
+        agent->catalogue.takeover_s = setting("NEBULA_TAKEOVER_S", 30);
+        agent->catalogue.sweep_age_s = setting("NEBULA_SWEEP_AGE", 900);
+        agent->catalogue.end = in_process ? end_in_process : end_process;
+        memory_init(&agent->catalogue.memory, place->memory, setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
+        if (why[0])
+                log_event(LOG_LEVEL_INFO, "images are memfds and end with this agent: %s", why);
+        note_adopt_all(&agent->catalogue);
+        publish_adopt_all(&agent->catalogue);
+        os->unlink(place->socket); /* of an agent that was killed; the lock says that none is alive */
+        agent->listen_fd = os->listen(place->socket);
+        if (agent->listen_fd < 0) {
+                result = agent->listen_fd;
+                error_set(error, NEBULA_UNAVAILABLE, -result, "cannot listen on %s", place->socket);
+                goto undo_memory;
+        }
+        result = start_threads(agent);
+        if (result < 0) {
+                error_set(error, NEBULA_UNAVAILABLE, -result, "cannot start the agent's threads");
+                goto undo_listen;
+        }
+        if (replica_start(&agent->catalogue, error))
+                log_event(LOG_LEVEL_WARN, "no copies on other nodes: %s", error ? error->message : "");
+        log_event(LOG_LEVEL_INFO, "agent %u is ready: version %s, memory budget %" PRIu64 " MiB in %s", os->pid(), NEBULA_VERSION,
+                 agent->catalogue.memory.budget >> 20,
+                 agent->catalogue.memory.directory[0] ? agent->catalogue.memory.directory : "memfds");
+        *ret_agent = agent;
+        return NEBULA_OK;
+
+undo_listen:
+        os->close(agent->listen_fd);
+        os->unlink(place->socket);
+undo_memory:
+        memory_done(&agent->catalogue.memory, false);
+        catalogue_done(&agent->catalogue);
+        free(agent);
+        return NEBULA_UNAVAILABLE;
+}
+
+bool agent_drain(struct agent *agent)
+{
+        struct catalogue *catalogue = &agent->catalogue;
+        uint64_t failures = 0, now;
+        bool done;
+
+        catalogue_lock(catalogue);
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                failures += job->failure_count;
+        catalogue->draining = true;
+        worker_want_all(catalogue, NULL);
+        for (;;) {
+                done = !worker_pending(catalogue, NULL);
+                now = 0;
+                for (const struct job *job = catalogue->jobs; job; job = job->next)
+                        now += job->failure_count;
+                if (done || now > failures)
+                        break;
+                os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, -1);
+        }
+        catalogue_unlock(catalogue);
+        return done;
+}
+
+/* False when a thread did not end in time. */
+static bool end_threads(struct agent *agent)
+{
+        struct catalogue *catalogue = &agent->catalogue;
+        int64_t until = os->now_ns() + END_WAIT_NS;
+        bool ended;
+
+        catalogue_lock(catalogue);
+        catalogue->stopping = true;
+        catalogue_signal(catalogue);
+        os->shutdown(agent->listen_fd);
+        for (;;) {
+                for (size_t i = 0; i < SESSION_MAX; i++)
+                        if (agent->fds[i] >= 0)
+                                os->shutdown(agent->fds[i]);
+                ended = agent->listener_ended && agent->worker_ended && agent->keeper_ended && !catalogue->connection_count;
+                if (ended || os->now_ns() > until)
+                        break;
+                os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, 100);
+        }
+        catalogue_unlock(catalogue);
+        return ended;
+}
+
+void agent_stop(struct agent *agent, bool forget)
+{
+        struct catalogue *catalogue = &agent->catalogue;
+        bool ended;
+
+        os->unlink(agent->place.socket);
+        ended = end_threads(agent);
+        if (forget)
+                for (struct job *job = catalogue->jobs; job; job = job->next)
+                        for (struct version *version = job->versions; version; version = version->next)
+                                note_remove(catalogue, version);
+        if (!ended) {
+                log_event(LOG_LEVEL_INFO, "ending although storage still holds a thread");
+                if (forget)
+                        memory_unlink_all(&catalogue->memory);
+                return; /* the threads still use all this; the process ends */
+        }
+        pthread_join(agent->listener, NULL);
+        pthread_join(agent->worker, NULL);
+        pthread_join(agent->keeper, NULL);
+        replica_stop(catalogue);
+        os->close(agent->listen_fd);
+        /* Images first: catalogue_done only drops holds on them, and must not doom what stays. */
+        memory_settle(&catalogue->memory, forget);
+        if (forget)
+                publish_forget(catalogue);
+        catalogue_done(catalogue);
+        memory_done(&catalogue->memory, forget);
+        free(agent);
+}
+
+/* 0: the lock is ours; 1: an agent is there and answers; negative errno. */
+static int take_lock(const struct ipc_place *place, int *ret_fd)
+{
+        int fd = os->open(place->lock, OS_READ | OS_WRITE | OS_CREATE | OS_NOFOLLOW);
+
+        if (fd < 0)
+                return fd;
+        for (int64_t waited = 0;; waited += 50) {
+                int result = os->lock(fd, false), probe;
+
+                if (result >= 0) {
+                        *ret_fd = fd;
+                        return 0;
+                }
+                probe = os->connect(place->socket);
+                if (probe >= 0) {
+                        os->close(probe);
+                        os->close(fd);
+                        return 1;
+                }
+                if (waited >= RIVAL_WAIT_MS) {
+                        os->close(fd);
+                        return result;
+                }
+                os->sleep_ms(50);
+        }
+}
+
+/* From here to the end of the process. ready_fd < 0: nobody waits to hear. */
+static int run(const struct ipc_place *place, int ready_fd, const char *log_path)
+{
+        struct nebula_error error = { 0 };
+        struct agent *agent = NULL;
+        int lock_fd = -1, result, signal_number;
+        bool all_durable = true, at_once;
+
+        os_signals_block();
+        result = take_lock(place, &lock_fd);
+        if (result) {
+                char text[OS_DAEMON_TEXT_MAX] = "";
+
+                if (result < 0)
+                        snprintf(text, sizeof text, "another agent holds %.400s and does not answer: %s", place->lock,
+                                 os_error_text(result));
+                else if (ready_fd < 0)
+                        snprintf(text, sizeof text, "an agent is running already");
+                if (ready_fd >= 0)
+                        os_daemon_ready(ready_fd, text);
+                else
+                        fprintf(stderr, "nebula agent: %s\n", text);
+                return result < 0 || ready_fd < 0;
+        }
+        log_open(log_path);
+        if (agent_start(place, false, &agent, &error)) {
+                log_event(LOG_LEVEL_WARN, "no start: %s", error.message);
+                if (ready_fd >= 0)
+                        os_daemon_ready(ready_fd, error.message);
+                else
+                        fprintf(stderr, "nebula agent: %s\n", error.message);
+                return 1;
+        }
+        if (ready_fd >= 0)
+                os_daemon_ready(ready_fd, NULL);
+        signal_number = os_signals_wait();
+        catalogue_lock(&agent->catalogue);
+        at_once = agent->catalogue.dropping;
+        catalogue_unlock(&agent->catalogue);
+        if (!at_once)
+                all_durable = agent_drain(agent);
+        log_event(LOG_LEVEL_INFO, "ending on signal %d%s", signal_number,
+                 all_durable ? "" : "; storage fails, what is not durable stays in memory for the next agent");
+        agent_stop(agent, all_durable);
+        log_close();
+        os->close(lock_fd); /* the file stays: whoever waits for it must not lock a name that is gone */
+        return 0;
+}
+
+static int run_daemon(const struct ipc_place *place)
+{
+        char text[OS_DAEMON_TEXT_MAX];
+        int ready_fd, result = os_daemonise(&ready_fd, text);
+
+        if (result < 0)
+                snprintf(text, sizeof text, "cannot start a process: %s", os_error_text(result));
+        if (result) {
+                if (text[0])
+                        fprintf(stderr, "nebula agent: %s\n", text);
+                return text[0] != 0;
+        }
+        return run(place, ready_fd, place->log);
+}
+
+int agent_main(int argc, char **argv)
+{
+        struct nebula_error error = { 0 };
+        struct ipc_place *place;
+        bool daemon = argc == 2 && !strcmp(argv[1], "--daemon");
+        int result = 1;
+
+        if (!daemon && !(argc == 2 && !strcmp(argv[1], "--foreground"))) {
+                fprintf(stderr, "usage: nebula agent --daemon | --foreground\n");
+                return 2;
+        }
+        place = calloc(1, sizeof *place);
+        if (!place)
+                return 1;
+        if (ipc_place_find(place, &error) || ipc_place_make(place, &error))
+                fprintf(stderr, "nebula agent: %s\n", error.message);
+        else
+                result = daemon ? run_daemon(place) : run(place, -1, "-");
+        free(place);
+        return result;
+}
+
+int nebula_agent_inline(const char *runtime_dir, const char *memory_dir, char *error, size_t error_size)
+{
+        struct ipc_place *place = calloc(1, sizeof *place);
+        struct nebula_error failure = { 0 };
+        struct agent *agent;
+        enum nebula_status status = NEBULA_OK;
+
+        if (!place)
+                return NEBULA_NO_MEMORY;
+        if ((size_t)snprintf(place->directory, sizeof place->directory, "%s", runtime_dir) >= sizeof place->directory ||
+            (size_t)snprintf(place->socket, sizeof place->socket, "%s/agent.sock", runtime_dir) >= sizeof place->socket)
+                status = error_set(&failure, NEBULA_INVALID, 0, "the runtime directory's path is too long for a socket: %.300s", runtime_dir);
+        snprintf(place->lock, sizeof place->lock, "%s/agent.lock", place->directory);
+        snprintf(place->log, sizeof place->log, "%s/agent.log", place->directory);
+        snprintf(place->memory, sizeof place->memory, "%s", memory_dir ? memory_dir : "");
+        if (!status)
+                status = ipc_place_make(place, &failure);
+        if (!status) {
+                log_open(place->log);
+                status = agent_start(place, true, &agent, &failure);
+        }
+        if (status && error && error_size)
+                snprintf(error, error_size, "%s", failure.message);
+        free(place);
+        return (int)status;
+}

@@ -1,0 +1,44 @@
+/*
+ * agent.h - the per-node agent: entry points.
+ *
+ *      nebula agent --daemon        starts it in the background, unless one is running; returns
+ *                                   0 once its socket answers
+ *      nebula agent --foreground    runs it here, its log on standard error
+ *
+ * It is found through the lock and the socket in its runtime directory (ipc.h). It ends on
+ * `nebula stop`, on SIGTERM (after persisting), and by itself when nothing is connected,
+ * nothing is left to persist, and NEBULA_AGENT_LINGER seconds (600) have passed.
+ *
+ * Other settings of the environment: NEBULA_MEMORY_BUFFER_SIZE (bytes, K/M/G; the memory
+ * tier's budget until a session says otherwise), NEBULA_PERSIST_GIVE_UP (seconds a failing
+ * storage is tried for each version, 600), NEBULA_QUIET_S (seconds after which an open-ended
+ * part closes by itself, 30), NEBULA_TAKEOVER_S (seconds
+ * after which any agent commits in place of the one of rank 0, 30), NEBULA_SWEEP_AGE (age in seconds of debris that is removed
+ * from storage, 900).
+ */
+#ifndef NB_AGENT_AGENT_H
+#define NB_AGENT_AGENT_H
+
+#include <stdbool.h>
+
+#include "ipc/ipc.h"
+#include "nebula.h"
+
+/* The command: exit code 0, 1 (with a message on standard error) or 2 (usage). */
+int agent_main(int argc, char **argv);
+
+/*
+ * The agent on threads of this process, listening in runtime_dir (made if need be, 0700). memory_dir NULL: memfds.
+ * 0, or an enum nebula_status with its message in `error`. Runs until the process ends.
+ */
+NEBULA_API int nebula_agent_inline(const char *runtime_dir, const char *memory_dir, char *error, size_t error_size);
+
+/* The pieces of both, for tests too. */
+struct agent;
+enum nebula_status agent_start(const struct ipc_place *place, bool in_process, struct agent **ret_agent, struct nebula_error *error);
+/* Persists what is committed. False when storage fails. */
+bool agent_drain(struct agent *agent);
+/* Ends all threads. forget: the memory tier goes too, else the next agent takes it over. Frees the agent. */
+void agent_stop(struct agent *agent, bool forget);
+
+#endif

@@ -1,0 +1,386 @@
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/catalogue.h"
+#include "agent/log.h"
+#include "agent/note.h"
+#include "agent/publish.h"
+#include "agent/world.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+double catalogue_now(void)
+{
+        return (double)os->wall_ns() / 1e9;
+}
+
+void catalogue_init(struct catalogue *catalogue)
+{
+        memset(catalogue, 0, sizeof *catalogue);
+        pthread_mutex_init(&catalogue->catalogue_lock, NULL);
+        os_cond_init(&catalogue->moved);
+        os_cond_init(&catalogue->work);
+        os_cond_init(&catalogue->keep);
+        catalogue->agent_nonce = memory_random_id();
+        catalogue->started_ns = catalogue->idle_since_ns = os->now_ns();
+        catalogue->started = catalogue_now();
+}
+
+void catalogue_done(struct catalogue *catalogue)
+{
+        while (catalogue->jobs) {
+                struct job *job = catalogue->jobs;
+
+                catalogue->jobs = job->next;
+                while (job->versions)
+                        version_free(catalogue, job->versions);
+                publish_free_all(job);
+                manifest_scan_done(&job->stored);
+                store_close(job->store);
+                free(job);
+        }
+        while (catalogue->sessions) {
+                struct session *session = catalogue->sessions;
+
+                catalogue->sessions = session->next;
+                free(session);
+        }
+        pthread_cond_destroy(&catalogue->moved);
+        pthread_cond_destroy(&catalogue->work);
+        pthread_cond_destroy(&catalogue->keep);
+        pthread_mutex_destroy(&catalogue->catalogue_lock);
+}
+
+void catalogue_lock(struct catalogue *catalogue)
+{
+        pthread_mutex_lock(&catalogue->catalogue_lock);
+}
+
+void catalogue_unlock(struct catalogue *catalogue)
+{
+        pthread_mutex_unlock(&catalogue->catalogue_lock);
+}
+
+void catalogue_signal(struct catalogue *catalogue)
+{
+        catalogue->change_count++;
+        pthread_cond_broadcast(&catalogue->moved);
+        pthread_cond_signal(&catalogue->work);
+        pthread_cond_signal(&catalogue->keep);
+}
+
+void catalogue_panic(struct catalogue *catalogue, const char *what)
+{
+        log_event(LOG_LEVEL_ERROR, "BROKEN INVARIANT: %s; the agent ends here, its successor takes over what lies in memory", what);
+        if (!catalogue->in_process)
+                abort();
+        catalogue->broken = true;
+        catalogue_signal(catalogue);
+}
+
+struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path, const char *name)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (!strcmp(job->persist_path, persist_path) && !strcmp(job->name, name))
+                        return job;
+        return NULL;
+}
+
+struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name)
+{
+        struct job *job = catalogue_job(catalogue, persist_path, name);
+
+        if (job)
+                return job;
+        job = calloc(1, sizeof *job);
+        if (!job)
+                return NULL;
+        snprintf(job->persist_path, sizeof job->persist_path, "%s", persist_path);
+        snprintf(job->name, sizeof job->name, "%s", name);
+        job->retention_count = 2;
+        job->world = 1;
+        job->last_start_ns = INT64_MIN;
+        job->next = catalogue->jobs;
+        catalogue->jobs = job;
+        return job;
+}
+
+struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce)
+{
+        for (struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->nonce == nonce)
+                        return session;
+        return NULL;
+}
+
+uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job)
+{
+        uint32_t count = 0;
+
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                count += session->connection_count && session->role == IPC_ROLE_TRAINER && (!job || session->job == job);
+        return count;
+}
+
+struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error)
+{
+        struct version *version = calloc(1, sizeof *version);
+
+        if (!version) {
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", tag);
+                return NULL;
+        }
+        version->id = memory_random_id();
+        version->job = job;
+        snprintf(version->tag, sizeof version->tag, "%s", tag);
+        snprintf(version->run, sizeof version->run, "%s", job->run);
+        version->step = name_step(tag);
+        version->generation = 1;
+        version->world = job->world;
+        version->writing = world_next_writing(job, tag, version->run);
+        version->file_goal = NEBULA_FILES_OPEN;
+        version->activity_ns = os->now_ns();
+        lifecycle_init(&version->life, NEBULA_STATE_CAPTURING, catalogue_now());
+        version->next = job->versions;
+        job->versions = version;
+        (void)catalogue;
+        return version;
+}
+
+void version_file_done(struct catalogue *catalogue, struct agent_file *file)
+{
+        if (file->image)
+                memory_drop(&catalogue->memory, file->image);
+        free(file->chunks);
+        file->image = NULL;
+        file->chunks = NULL;
+        file->chunk_count = 0;
+}
+
+static void drop_grants(struct catalogue *catalogue, struct version *version)
+{
+        while (version->grants) {
+                struct grant *grant = version->grants;
+
+                version->grants = grant->next;
+                /* The trainer may still be copying into it: never lent again. */
+                grant->image->exposed = true;
+                memory_drop(&catalogue->memory, grant->image);
+                free(grant);
+        }
+}
+
+void version_free(struct catalogue *catalogue, struct version *version)
+{
+        struct version **link = &version->job->versions;
+
+        while (*link && *link != version)
+                link = &(*link)->next;
+        if (*link)
+                *link = version->next;
+        drop_grants(catalogue, version);
+        for (size_t i = 0; i < version->file_count; i++)
+                version_file_done(catalogue, &version->files[i]);
+        free(version->files);
+        free(version->parts);
+        free(version->idle_parts);
+        free(version->covered);
+        free(version);
+}
+
+struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (version->id == id)
+                                return version;
+        return NULL;
+}
+
+struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct grant **ret_grant)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next)
+                        for (struct grant *grant = version->grants; grant; grant = grant->next)
+                                if (grant->image->id == image_id) {
+                                        *ret_grant = grant;
+                                        return version;
+                                }
+        return NULL;
+}
+
+void version_move(struct catalogue *catalogue, struct version *version, enum nebula_state state)
+{
+        char what[400];
+
+        if (!lifecycle_move(&version->life, state, catalogue_now())) {
+                snprintf(what, sizeof what, "checkpoint \"%s\" cannot go from %s to %s", version->tag,
+                         nebula_state_name(version->life.state), nebula_state_name(state));
+                catalogue_panic(catalogue, what);
+                return;
+        }
+        version->activity_ns = os->now_ns();
+        note_write(catalogue, version);
+        catalogue_signal(catalogue);
+}
+
+void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
+{
+        struct nebula_error error = { .status = status };
+        bool was_complete = lifecycle_complete(version->life.state);
+        va_list arguments;
+
+        va_start(arguments, format);
+        vsnprintf(error.message, sizeof error.message, format, arguments);
+        va_end(arguments);
+        if (version->life.state == NEBULA_STATE_FAILED)
+                return;
+        version->error = error;
+        version->failed_by_storage = was_complete && version->in_memory;
+        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, error.message);
+        version_move(catalogue, version, NEBULA_STATE_FAILED);
+        if (!version->failed_by_storage)
+                version_forget_memory(catalogue, version);
+}
+
+void version_forget_memory(struct catalogue *catalogue, struct version *version)
+{
+        drop_grants(catalogue, version);
+        for (size_t i = 0; i < version->file_count; i++) {
+                struct agent_file *file = &version->files[i];
+
+                if (file->image)
+                        memory_drop(&catalogue->memory, file->image);
+                file->image = NULL;
+        }
+        if (version->in_memory && !version->stored && lifecycle_complete(version->life.state))
+                version->superseded = true;
+        version->in_memory = version->failed_by_storage = false;
+        note_remove(catalogue, version);
+        catalogue_signal(catalogue);
+}
+
+struct part *version_part(struct version *version, uint32_t rank)
+{
+        for (size_t i = 0; i < version->part_count; i++)
+                if (version->parts[i].rank == rank)
+                        return &version->parts[i];
+        return NULL;
+}
+
+struct part *version_part_get(struct version *version, uint32_t rank)
+{
+        struct part *part = version_part(version, rank), *parts;
+
+        if (part)
+                return part;
+        parts = realloc(version->parts, (version->part_count + 1) * sizeof *parts);
+        if (!parts)
+                return NULL;
+        version->parts = parts;
+        part = &parts[version->part_count++];
+        *part = (struct part){ .rank = rank, .begun = catalogue_now() };
+        return part;
+}
+
+struct agent_file *version_file(struct version *version, const char *name)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (!strcmp(version->files[i].name, name))
+                        return &version->files[i];
+        return NULL;
+}
+
+struct agent_file *version_file_add(struct version *version)
+{
+        struct agent_file *files = realloc(version->files, (version->file_count + 1) * sizeof *files);
+
+        if (!files)
+                return NULL;
+        version->files = files;
+        memset(&files[version->file_count], 0, sizeof *files);
+        return &files[version->file_count++];
+}
+
+bool version_whole_in_memory(const struct version *version)
+{
+        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->failed_by_storage))
+                return false;
+        for (size_t i = 0; i < version->file_count; i++)
+                if (!version->files[i].image && !version->stored)
+                        return version->job->persist_path[0] != 0; /* carried over from storage */
+        return true;
+}
+
+static bool persistable(const struct version *version)
+{
+        return version->in_memory && version->life.state != NEBULA_STATE_DURABLE && lifecycle_complete(version->life.state);
+}
+
+bool version_unsaved(const struct version *version)
+{
+        const struct job *job = version->job;
+
+        if (!job->persist_path[0] || !persistable(version))
+                return false;
+        if (version->wanted || job->persist_interval_s <= 0)
+                return true;
+        for (const struct version *other = job->versions; other; other = other->next)
+                if (persistable(other) && other->sequence > version->sequence)
+                        return false;
+        return true;
+}
+
+uint64_t version_size(const struct version *version)
+{
+        uint64_t size = 0;
+
+        for (size_t i = 0; i < version->file_count; i++)
+                size += version->files[i].size;
+        return size;
+}
+
+void version_set_generation(struct version *version, uint64_t generation)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].generation == version->generation)
+                        version->files[i].generation = generation;
+        version->generation = generation;
+}
+
+struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest)
+{
+        struct version *version;
+
+        for (version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, manifest->tag) && version->generation == manifest->generation &&
+                    version->life.state == NEBULA_STATE_DURABLE)
+                        return version;
+        version = version_new(catalogue, job, manifest->tag, NULL);
+        if (!version)
+                return NULL;
+        version->generation = manifest->generation;
+        version->sequence = manifest->sequence;
+        version->step = manifest->step;
+        version->world = manifest->world;
+        version->stored = version->recorded = true;
+        snprintf(version->run, sizeof version->run, "%s", manifest->run);
+        lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                struct agent_file *file = version_file_add(version);
+
+                if (!file) {
+                        version_free(catalogue, version);
+                        return NULL;
+                }
+                snprintf(file->name, sizeof file->name, "%s", manifest->files[i].name);
+                file->rank = manifest->files[i].rank;
+                file->size = manifest->files[i].size;
+                file->generation = manifest->files[i].generation;
+        }
+        return version;
+}

@@ -1,0 +1,213 @@
+/*
+ * catalogue.h - what the agent knows: jobs, their sessions, their versions and
+ * files, and the memory that these use.
+ *
+ * A job is a storage path and a name. A version is one writing of one tag: it
+ * gathers files from the ranks (parts), becomes complete once, and stays as a
+ * small tombstone after its memory was given back, so that handles to it still
+ * get answers. A session is one trainer (its nonce); it may hold several
+ * connections.
+ *
+ * One lock, `catalogue_lock`, guards everything here. Slow work (files, sealing,
+ * page allocation) is done without it on versions that are pinned: a pinned
+ * version is not freed and its images are not dropped. `moved` is signalled at each
+ * change that somebody may wait for, `work` wakes the persist worker, `keep` the keeper
+ * thread (spare images, pages to give back).
+ */
+#ifndef NB_AGENT_CATALOGUE_H
+#define NB_AGENT_CATALOGUE_H
+
+#include <pthread.h>
+
+#include "agent/lifecycle.h"
+#include "agent/memory.h"
+#include "ipc/ipc.h"
+#include "store/manifest.h"
+
+#define WORLD_MAX (1u << 20)
+#define TOMBSTONE_MAX 256 /* per job; a tombstone is a few KiB */
+#define SESSION_MAX 4096  /* connections; one thread each */
+
+struct agent_file {
+        char name[IPC_NAME_MAX];
+        uint32_t rank;
+        enum ipc_format format;
+        uint64_t size, generation;  /* the writing it comes from */
+        struct image *image;        /* NULL: only storage has it */
+        uint64_t *chunks;           /* checksums; NULL until sealed */
+        size_t chunk_count;
+        bool reading;               /* somebody brings it back from storage */
+};
+/* An image that a trainer copies into. */
+struct grant {
+        struct grant *next;
+        struct image *image;
+        char name[IPC_NAME_MAX];
+        uint64_t size, nonce;
+        enum ipc_format format;
+        uint32_t rank;
+};
+/* One rank's share of a version. */
+struct part {
+        uint32_t rank, pid, file_count;
+        uint64_t nonce;
+        bool closed;       /* nothing more comes */
+        bool spoken_for;   /* closed without a file before this generation began */
+        double begun, captured;
+        int64_t blocked_ns, copy_ns, cpu_ns;
+        uint64_t fault_count;
+};
+struct version {
+        struct version *next;
+        struct job *job;
+        uint64_t id, generation, sequence;
+        char tag[IPC_NAME_MAX], run[IPC_NAME_MAX];
+        int64_t step, file_goal; /* file_goal: > 0, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS */
+        int64_t next_goal;       /* asked for by who began this whole tag again; 0: nobody has */
+        uint32_t world;
+        struct lifecycle life;
+        struct part *parts;
+        size_t part_count;
+        struct agent_file *files;
+        size_t file_count;
+        struct grant *grants;
+        uint32_t pins;
+        bool in_memory;    /* its images are held; cleared when memory gave it up */
+        bool stored;       /* a manifest in storage names it */
+        bool wanted;       /* somebody asked for it to be durable */
+        bool superseded;   /* gave its memory up before it was due to be persisted */
+        bool noted;        /* a note about it lies in the memory directory */
+        bool recorded;     /* has its line in the history */
+        bool adopted;      /* found in the memory directory: an earlier agent's */
+        bool failed_by_storage; /* failed, but whole in memory */
+        bool remote;            /* peers hold it, and this node does not (replica.h) */
+        bool replica_wanted;    /* somebody waits for a copy on another node */
+        uint64_t replica_nonce; /* of the agent that holds a copy; 0: none does */
+        int64_t activity_ns;
+        struct nebula_error error;
+        double persist_seconds;
+        uint64_t persist_bytes;
+        /* several nodes (world.c) */
+        uint64_t writing;           /* the n-th of this tag in this run */
+        bool spread;                /* ranks on other nodes: documents in storage are exchanged */
+        bool to_announce, wanted_told, tell_failed, recorded_here, leads; /* leads: this node writes committed.json and the manifest; recorded_here: this node's records are in storage */
+        size_t announced_size;
+        uint64_t announce_sequence, heard;
+        int64_t poll_at_ns, waiting_since_ns, heard_ns, behind_ns;
+        uint32_t poll_count;
+        uint8_t *covered;           /* per rank of the world: its captured document was seen; NULL: not looked */
+        struct part *idle_parts; /* ranks that closed this whole tag again with nothing written (see commit.c) */
+        size_t idle_count;
+};
+struct job {
+        struct job *next;
+        char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
+        char output_dir[IPC_PATH_MAX], run[IPC_NAME_MAX];
+        double persist_interval_s;
+        uint32_t retention_count, keep_last, on_full, world, local_world;
+        uint64_t keep_every;
+        struct version *versions; /* newest creation first */
+        /* storage, as far as this agent knows; written by the worker and by FIND */
+        struct store *store;
+        struct manifest_scan stored;
+        bool scan_due, scanned;
+        /* the persist worker's */
+        int64_t last_start_ns, retry_at_ns, failing_since_ns;
+        uint32_t attempt;
+        uint64_t failure_count;
+        struct nebula_error store_error;
+        uint32_t replica_count;     /* copies in other nodes' memory that are asked for */
+        struct nebula_error replica_error; /* why there is none yet */
+        bool persisting;
+        int64_t spread_start_ns; /* when a version of several nodes was last chosen to be persisted; 0: never */
+        bool history_broken;
+        bool spare_due;
+        struct publish *publishes; /* oldest request first (publish.h) */
+        int64_t publish_retry_at_ns;
+        uint32_t publish_attempt;
+        int64_t idle_since_ns; /* when the last session left */
+};
+struct session {
+        struct session *next;
+        struct job *job;
+        uint64_t nonce;
+        uint32_t pid, rank, world, role;
+        uint32_t connection_count;
+        int64_t left_ns; /* when the last connection ended */
+        double since;
+};
+struct catalogue {
+        pthread_mutex_t catalogue_lock;
+        pthread_cond_t moved, work, keep;
+        struct memory memory;
+        struct job *jobs;
+        struct session *sessions;
+        uint64_t agent_nonce, last_sequence;
+        uint64_t change_count; /* of catalogue_signal: who worked without the lock sees that something moved */
+        uint32_t connection_count;
+        struct replica *replica; /* NULL: none can be made */
+        uint32_t peer_count;     /* connections of other agents */
+        bool stopping;   /* threads end */
+        bool draining;   /* everything committed is wanted */
+        bool dropping;   /* told to end at once, and to let the memory tier go */
+        bool in_process; /* on threads of a trainer: never ends the process */
+        bool broken;
+        int64_t started_ns, idle_since_ns;
+        double started;
+        uint64_t linger_s, give_up_s, quiet_s, sweep_age_s, takeover_s;
+        void (*end)(struct catalogue *catalogue); /* asks the process to end; NULL: nothing to end */
+};
+
+double catalogue_now(void); /* seconds since 1970 */
+
+void catalogue_init(struct catalogue *catalogue);
+void catalogue_done(struct catalogue *catalogue);
+void catalogue_lock(struct catalogue *catalogue);
+void catalogue_unlock(struct catalogue *catalogue);
+/* Something moved: waiters look again, and so does the worker. */
+void catalogue_signal(struct catalogue *catalogue);
+/* An invariant broke. A daemon aborts; inside a trainer the agent closes its doors instead. */
+void catalogue_panic(struct catalogue *catalogue, const char *what);
+
+struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path, const char *name);
+struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name); /* or new; NULL: no memory */
+struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
+uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: all */
+
+/* A new version of `tag` in state capturing. */
+struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error);
+void version_free(struct catalogue *catalogue, struct version *version);
+struct version *catalogue_version(struct catalogue *catalogue, uint64_t id);
+struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct grant **ret_grant);
+/* The only way a state changes: checks the table, keeps the time, wakes waiters. Failed ones carry version->error. */
+void version_move(struct catalogue *catalogue, struct version *version, enum nebula_state state);
+void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
+        __attribute__((format(printf, 4, 5)));
+/* Gives its images back; the version stays as a tombstone. */
+void version_forget_memory(struct catalogue *catalogue, struct version *version);
+struct part *version_part(struct version *version, uint32_t rank); /* or NULL */
+struct part *version_part_get(struct version *version, uint32_t rank); /* or new; NULL: no memory */
+struct agent_file *version_file(struct version *version, const char *name);
+/* Complete, and every file's image is held. */
+bool version_whole_in_memory(const struct version *version);
+/* Is to become durable by the job's settings, and is not. */
+bool version_unsaved(const struct version *version);
+uint64_t version_size(const struct version *version);
+/* A later number, since storage turned out to hold that one; files that this version wrote follow. */
+void version_set_generation(struct version *version, uint64_t generation);
+void version_file_done(struct catalogue *catalogue, struct agent_file *file);
+struct agent_file *version_file_add(struct version *version); /* zeroed; NULL: no memory */
+
+/* Applies the job's retention to its memory, and drops tombstones beyond their number. `keep`: complete versions to keep. */
+void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep);
+/* Frees what is lost most cheaply, over all jobs. False when nothing can go now. */
+bool catalogue_reclaim(struct catalogue *catalogue);
+/* Gives back one image that was read from storage and is not being read. */
+bool catalogue_drop_restored(struct catalogue *catalogue);
+/* Capacity of the next spare image that the job should have ready; 0: none. */
+uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job);
+
+/* Storage's manifest as a version (found again, or a new tombstone in state durable). NULL: no memory. */
+struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest);
+
+#endif

@@ -1,0 +1,554 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit.h"
+#include "agent/log.h"
+#include "agent/note.h"
+#include "agent/world.h"
+#include "base/error.h"
+#include "os/os.h"
+
+#define MISSING_RANK_NS 2000000000 /* an open-ended version gives ranks that are connected this long to begin */
+
+bool commit_open(const struct version *version)
+{
+        return version->life.state == NEBULA_STATE_CAPTURING || version->life.state == NEBULA_STATE_CAPTURED;
+}
+
+uint64_t commit_next_sequence(struct catalogue *catalogue)
+{
+        uint64_t now = (uint64_t)os->wall_ns();
+
+        catalogue->last_sequence = now > catalogue->last_sequence ? now : catalogue->last_sequence + 1;
+        return catalogue->last_sequence;
+}
+
+static const struct manifest *stored_manifest(const struct job *job, const char *tag)
+{
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (!strcmp(job->stored.manifests[i].tag, tag) && !strcmp(job->stored.manifests[i].job, job->name))
+                        return &job->stored.manifests[i];
+        return NULL;
+}
+
+static struct part *own_part(struct version *version, const struct session *session, struct nebula_error *error)
+{
+        struct part *part = version_part_get(version, session->rank);
+
+        if (!part) {
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe rank %u", session->rank);
+                return NULL;
+        }
+        part->nonce = session->nonce;
+        part->pid = session->pid;
+        return part;
+}
+
+/* Whether this rank may still add to `version`. A rank that committed starts anew; an open-ended or counted part reopens. */
+static bool rank_may_add(struct version *version, uint32_t rank)
+{
+        const struct part *part = version_part(version, rank);
+
+        /* What was announced to other nodes stays as it is; a rank that was not yet there may still join. */
+        if (version->spread && part && version->file_goal <= 0)
+                return commit_open(version) && !part->closed;
+        return commit_open(version) &&
+               (!part || !part->closed || part->spoken_for || version->file_goal != NEBULA_FILES_ALL_RANKS);
+}
+
+static struct version *open_version(struct job *job, const char *tag, uint32_t rank)
+{
+        for (struct version *version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, tag) && rank_may_add(version, rank))
+                        return version;
+        return NULL;
+}
+
+static struct version *new_generation(struct catalogue *catalogue, struct session *session, const char *tag,
+                                      int64_t file_goal, struct nebula_error *error)
+{
+        struct job *job = session->job;
+        const struct manifest *stored = stored_manifest(job, tag);
+        uint64_t generation = stored ? stored->generation : 0;
+        struct version *before = NULL, *version;
+
+        for (struct version *other = job->versions; other; other = other->next) {
+                if (strcmp(other->tag, tag))
+                        continue;
+                if (!before)
+                        before = other;
+                if (other->generation > generation)
+                        generation = other->generation;
+        }
+        version = version_new(catalogue, job, tag, error);
+        if (!version)
+                return NULL;
+        version->generation = generation + 1;
+        version->world = session->world;
+        version->file_goal = file_goal;
+        for (size_t i = 0; before && i < before->idle_count; i++) {
+                struct part *part = before->idle_parts[i].rank == session->rank ?
+                                            NULL : version_part_get(version, before->idle_parts[i].rank);
+
+                if (!part)
+                        continue;
+                *part = before->idle_parts[i];
+                part->closed = part->spoken_for = true;
+        }
+        if (before)
+                before->idle_count = 0;
+        return version;
+}
+
+static void forget_idle(struct job *job, const char *tag, uint32_t rank)
+{
+        for (struct version *version = job->versions; version; version = version->next)
+                for (size_t i = 0; !strcmp(version->tag, tag) && i < version->idle_count; i++)
+                        if (version->idle_parts[i].rank == rank)
+                                version->idle_parts[i--] = version->idle_parts[--version->idle_count];
+}
+
+struct version *commit_begin(struct catalogue *catalogue, struct session *session, const char *tag, int64_t file_goal,
+                             struct nebula_error *error)
+{
+        struct job *job = session->job;
+        struct version *version;
+
+        commit_close_open(catalogue, job, session->rank, tag);
+        forget_idle(job, tag, session->rank);
+        version = open_version(job, tag, session->rank);
+        for (struct version *other = job->versions; !version && other; other = other->next)
+                if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED) {
+                        other->next_goal = file_goal;
+                        return other; /* whole, or closed by this rank: its next save begins the next generation */
+                }
+        if (!version)
+                version = new_generation(catalogue, session, tag, file_goal, error);
+        if (!version || !own_part(version, session, error))
+                return NULL;
+        if (version->file_goal == NEBULA_FILES_OPEN)
+                version->file_goal = file_goal;
+        version->activity_ns = os->now_ns();
+        return version;
+}
+
+struct version *commit_target(struct catalogue *catalogue, struct session *session, struct version *version,
+                              struct nebula_error *error)
+{
+        struct version *target = version;
+        struct part *part;
+
+        if (version->life.state == NEBULA_STATE_FAILED && version->file_count) {
+                error_set(error, NEBULA_FAILED, 0, "checkpoint \"%s\" has failed, begin it again: %.300s", version->tag,
+                          version->error.message);
+                return NULL;
+        }
+        if (!rank_may_add(version, session->rank)) {
+                target = open_version(session->job, version->tag, session->rank);
+                if (!target)
+                        target = new_generation(catalogue, session, version->tag,
+                                                version->next_goal ? version->next_goal : version->file_goal, error);
+        }
+        part = target ? own_part(target, session, error) : NULL;
+        if (!part)
+                return NULL;
+        part->closed = part->spoken_for = false;
+        return target;
+}
+
+struct grant *commit_grant(struct catalogue *catalogue, struct session *session, struct version *version,
+                           const struct ipc_image *request, struct image *image, struct nebula_error *error)
+{
+        struct grant *grant = calloc(1, sizeof *grant);
+
+        if (!grant) {
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe file \"%s\"", request->name);
+                return NULL;
+        }
+        *grant = (struct grant){
+                .next = version->grants,
+                .image = image,
+                .size = request->size,
+                .nonce = session->nonce,
+                .format = (enum ipc_format)request->format,
+                .rank = session->rank,
+        };
+        snprintf(grant->name, sizeof grant->name, "%s", request->name);
+        image->owner_nonce = session->nonce;
+        image->job = session->job;
+        memory_hold(image);
+        version->grants = grant;
+        version->in_memory = true;
+        version->activity_ns = os->now_ns();
+        note_write(catalogue, version);
+        return grant;
+}
+
+static bool rank_copies(const struct version *version, uint32_t rank)
+{
+        for (const struct grant *grant = version->grants; grant; grant = grant->next)
+                if (grant->rank == rank)
+                        return true;
+        return false;
+}
+
+enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
+                                   const struct ipc_captured *request, struct nebula_error *error)
+{
+        struct agent_file *file = version_file(version, grant->name);
+        struct part *part = version_part_get(version, grant->rank);
+        struct grant **link = &version->grants;
+
+        if (!part || (!file && !(file = version_file_add(version))))
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe file \"%s\"", grant->name);
+        version_file_done(catalogue, file);
+        strcpy(file->name, grant->name);
+        file->rank = grant->rank;
+        file->format = grant->format;
+        file->size = grant->size;
+        file->generation = version->generation;
+        file->image = grant->image; /* the grant's hold passes to the file */
+        while (*link != grant)
+                link = &(*link)->next;
+        *link = grant->next;
+        free(grant);
+        part->file_count++;
+        part->blocked_ns += request->blocked_ns;
+        part->copy_ns += request->copy_ns;
+        part->cpu_ns += request->cpu_ns;
+        part->fault_count += request->fault_count;
+        if (!rank_copies(version, part->rank))
+                part->captured = catalogue_now();
+        version->activity_ns = os->now_ns();
+        note_write(catalogue, version);
+        commit_check(catalogue, version);
+        catalogue_signal(catalogue);
+        return NEBULA_OK;
+}
+
+static enum nebula_status remember_idle(struct version *version, const struct session *session, struct nebula_error *error)
+{
+        struct part *parts;
+
+        for (size_t i = 0; i < version->idle_count; i++)
+                if (version->idle_parts[i].rank == session->rank)
+                        return NEBULA_OK;
+        parts = realloc(version->idle_parts, (version->idle_count + 1) * sizeof *parts);
+        if (!parts)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe rank %u", session->rank);
+        version->idle_parts = parts;
+        parts[version->idle_count++] = (struct part){
+                .rank = session->rank, .nonce = session->nonce, .pid = session->pid, .begun = catalogue_now()
+        };
+        return NEBULA_OK;
+}
+
+enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
+                               struct nebula_error *error)
+{
+        struct part *part = version_part(version, session->rank);
+
+        if (!commit_open(version) || (part && part->closed && !part->spoken_for)) {
+                struct version *next = session->world > 1 ? open_version(session->job, version->tag, session->rank) : NULL;
+
+                if (version->life.state == NEBULA_STATE_FAILED)
+                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%s\" has failed: %.400s", version->tag,
+                                         version->error.message);
+                if (!next)
+                        return session->world > 1 ? remember_idle(version, session, error) : NEBULA_OK;
+                version = next;
+        }
+        part = own_part(version, session, error);
+        if (!part)
+                return NEBULA_NO_MEMORY;
+        part->closed = true;
+        part->spoken_for = false;
+        version->activity_ns = os->now_ns();
+        note_write(catalogue, version);
+        commit_check(catalogue, version);
+        catalogue_signal(catalogue);
+        return NEBULA_OK;
+}
+
+static bool all_parts_closed(const struct version *version)
+{
+        for (size_t i = 0; i < version->part_count; i++)
+                if (!version->parts[i].closed)
+                        return false;
+        return version->part_count > 0;
+}
+
+/* Ranks that are connected and have not begun this version: they may be about to. */
+static bool ranks_to_come(const struct catalogue *catalogue, struct version *version)
+{
+        if (version->part_count >= version->world)
+                return false;
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->job == version->job && session->role == IPC_ROLE_TRAINER && session->connection_count &&
+                    !version_part(version, session->rank))
+                        return true;
+        return false;
+}
+
+static bool every_rank_closed(const struct version *version)
+{
+        size_t closed = 0;
+
+        for (size_t i = 0; i < version->part_count; i++)
+                closed += version->parts[i].closed && version->parts[i].rank < version->world;
+        return closed >= version->world;
+}
+
+/* This node's share of a version is whole. */
+static bool share_met(const struct catalogue *catalogue, struct version *version)
+{
+        if (version->grants)
+                return false;
+        if (version->file_goal > 0)
+                return version->file_count > 0;
+        return all_parts_closed(version) && (!ranks_to_come(catalogue, version) ||
+                                             (version->file_goal == NEBULA_FILES_OPEN &&
+                                              os->now_ns() - version->activity_ns >= MISSING_RANK_NS));
+}
+
+/* The rule of the header, for one node. */
+static bool rule_met(const struct catalogue *catalogue, struct version *version)
+{
+        if (version->grants)
+                return false;
+        if (version->world > 1 && !version->job->persist_path[0] && version->job->local_world &&
+            version->job->local_world < version->world)
+                /* Nothing that the nodes could tell each other through: each has its share, and resume compares them. */
+                return share_met(catalogue, version) && version->part_count >= version->job->local_world;
+        if (version->file_goal > 0)
+                return version->file_count >= (uint64_t)version->file_goal;
+        if (version->file_goal == NEBULA_FILES_ALL_RANKS)
+                return every_rank_closed(version);
+        return all_parts_closed(version) && (!ranks_to_come(catalogue, version) ||
+                                             os->now_ns() - version->activity_ns >= MISSING_RANK_NS);
+}
+
+static struct agent_file *carry_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
+                                     uint64_t generation)
+{
+        /* Ranks of other nodes may be writing theirs again: what carries over of them, the manifest says. */
+        bool foreign = version->spread && !version_part(version, rank);
+        struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version);
+
+        if (!file)
+                return NULL;
+        snprintf(file->name, sizeof file->name, "%s", name);
+        file->rank = rank;
+        file->size = size;
+        file->generation = generation;
+        return file;
+}
+
+static void carry_version(struct version *version, const struct version *before)
+{
+        for (size_t i = 0; i < before->file_count; i++) {
+                const struct agent_file *old = &before->files[i];
+                struct agent_file *file;
+
+                if (!old->image && !before->stored)
+                        continue; /* its memory is gone, and it was never persisted */
+                file = carry_file(version, old->name, old->rank, old->size, old->generation);
+                if (!file)
+                        continue;
+                file->format = old->format;
+                if (old->image && !old->image->restored) {
+                        file->image = old->image;
+                        memory_hold(file->image);
+                }
+        }
+}
+
+static void carry_manifest(struct version *version, const struct manifest *manifest)
+{
+        for (size_t i = 0; i < manifest->file_count; i++)
+                carry_file(version, manifest->files[i].name, manifest->files[i].rank, manifest->files[i].size,
+                           manifest->files[i].generation);
+}
+
+static void carry_over(struct version *version)
+{
+        const struct version *before = NULL;
+        const struct manifest *manifest = stored_manifest(version->job, version->tag);
+
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                if (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->generation < version->generation &&
+                    (lifecycle_complete(other->life.state) || other->failed_by_storage) &&
+                    (!before || other->generation > before->generation))
+                        before = other;
+        if (before)
+                carry_version(version, before);
+        if (manifest && manifest->generation < version->generation)
+                carry_manifest(version, manifest);
+}
+
+void commit_carry_stored(struct catalogue *catalogue, struct job *job)
+{
+        for (struct version *version = job->versions; version; version = version->next) {
+                const struct manifest *manifest = stored_manifest(job, version->tag);
+
+                if (!manifest || version->stored || version->adopted)
+                        continue;
+                /* Nobody else has seen the number yet: generations are given in one process. */
+                if (version->generation <= manifest->generation && version->life.state != NEBULA_STATE_FAILED)
+                        version_set_generation(version, version->generation + manifest->generation);
+                if (lifecycle_complete(version->life.state) && version->in_memory && !version->pins)
+                        carry_manifest(version, manifest);
+                note_write(catalogue, version);
+        }
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (job->stored.manifests[i].sequence > catalogue->last_sequence)
+                        catalogue->last_sequence = job->stored.manifests[i].sequence;
+}
+
+void commit_check(struct catalogue *catalogue, struct version *version)
+{
+        if (!commit_open(version))
+                return;
+        if (world_is_spread(catalogue, version)) {
+                if (share_met(catalogue, version)) {
+                        if (!version->spread) {
+                                version->spread = true;
+                                carry_over(version);
+                        }
+                        world_captured(catalogue, version);
+                }
+                return;
+        }
+        if (!rule_met(catalogue, version))
+                return;
+        if (!version->file_count) {
+                version_fail(catalogue, version, NEBULA_FAILED, "nothing was saved to checkpoint \"%s\"", version->tag);
+                return;
+        }
+        if (version->life.state == NEBULA_STATE_CAPTURING)
+                version_move(catalogue, version, NEBULA_STATE_CAPTURED);
+        carry_over(version);
+        version->sequence = commit_next_sequence(catalogue);
+        version->job->spare_due = true;
+        version_move(catalogue, version, NEBULA_STATE_COMMITTED);
+        catalogue_retain(catalogue, version->job, version->job->retention_count);
+}
+
+void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)
+{
+        struct version *next;
+
+        for (struct version *version = job->versions; version; version = next) {
+                struct part *part = version_part(version, rank);
+
+                next = version->next;
+                if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || !part || part->closed ||
+                    (except && !strcmp(version->tag, except)) || (!part->file_count && !rank_copies(version, rank)))
+                        continue;
+                part->closed = true;
+                commit_check(catalogue, version);
+        }
+}
+
+static void remove_part(struct version *version, struct part *part)
+{
+        *part = version->parts[--version->part_count];
+}
+
+bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank)
+{
+        struct part *part = version_part(version, rank);
+
+        if (!part || !commit_open(version))
+                return true;
+        if (rank_copies(version, part->rank)) {
+                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before its copy of \"%s\" was whole",
+                             part->rank, part->pid, version->grants->name);
+        } else if (part->closed) {
+                return true;
+        } else if (!version->file_count && !version->grants && version->part_count == 1 && !version->pins) {
+                version_free(catalogue, version); /* attached to, for reading perhaps, and nothing more */
+                return false;
+        } else if (version->file_goal == NEBULA_FILES_OPEN) {
+                if (part->file_count)
+                        part->closed = true;
+                else
+                        remove_part(version, part);
+                commit_check(catalogue, version);
+        } else {
+                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it committed \"%s\"",
+                             part->rank, part->pid, version->tag);
+        }
+        return true;
+}
+
+/* Nobody is left who could complete it. */
+static void job_deserted(struct catalogue *catalogue, struct job *job)
+{
+        struct version *newest = NULL, *next;
+
+        for (struct version *version = job->versions; version; version = next) {
+                next = version->next;
+                if (commit_open(version) && !version->adopted) {
+                        commit_check(catalogue, version);
+                        if (commit_open(version) && !version->spread)
+                                version_fail(catalogue, version, NEBULA_FAILED,
+                                             "all trainers left before checkpoint \"%s\" was complete", version->tag);
+                }
+                if (version->in_memory && lifecycle_complete(version->life.state) &&
+                    (!newest || version->sequence > newest->sequence))
+                        newest = version;
+        }
+        if (newest)
+                newest->wanted = true;
+        job->idle_since_ns = os->now_ns();
+}
+
+void commit_session_ended(struct catalogue *catalogue, struct session *session)
+{
+        struct version *next;
+
+        for (struct version *version = session->job->versions; version; version = next) {
+                struct part *part = version_part(version, session->rank);
+
+                next = version->next;
+                if (commit_open(version) && part && part->nonce == session->nonce)
+                        commit_rank_ended(catalogue, version, session->rank);
+        }
+        if (!catalogue_session_count(catalogue, session->job))
+                job_deserted(catalogue, session->job);
+        catalogue_signal(catalogue);
+}
+
+int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
+{
+        int64_t quiet_ns = (int64_t)catalogue->quiet_s * 1000000000, due = INT64_MAX;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next) {
+                        int64_t at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
+
+                        if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->grants ||
+                            !version->file_count || version->spread)
+                                continue;
+                        if (at > now_ns) {
+                                due = at < due ? at : due;
+                                continue;
+                        }
+                        for (size_t i = 0; i < version->part_count; i++)
+                                version->parts[i].closed = true;
+                        commit_check(catalogue, version);
+                }
+        return due;
+}
+
+bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state)
+{
+        if (lifecycle_reached(version->life.state, state))
+                return true;
+        return state == NEBULA_STATE_CAPTURED && version->life.state == NEBULA_STATE_CAPTURING && session->job == version->job &&
+               version_part((struct version *)version, session->rank) &&
+               version_part((struct version *)version, session->rank)->file_count && !rank_copies(version, session->rank);
+}

@@ -1,0 +1,54 @@
+/*
+ * commit.h - when a version is complete. The only file that commits.
+ *
+ * A rank begins a tag, saves files, and closes its part; no rank waits for
+ * another. A version is complete when nothing is still being copied and
+ *
+ *      N > 0                     N distinct files were captured, over all ranks
+ *      NEBULA_FILES_ALL_RANKS    every rank of the world closed its part
+ *      NEBULA_FILES_OPEN         every part that was begun is closed, and no other rank is about to begin one
+ *
+ * A tag that is saved again starts the next generation, a version of its own;
+ * files that it does not write carry over from the generation before when it
+ * becomes complete. A rank that has nothing to write may close the whole tag again
+ * before another rank's first save has begun the next generation; that is
+ * remembered (idle_parts), so that the new one does not wait for it for ever.
+ *
+ * All functions need the catalogue's lock.
+ */
+#ifndef NB_AGENT_COMMIT_H
+#define NB_AGENT_COMMIT_H
+
+#include "agent/catalogue.h"
+
+struct version *commit_begin(struct catalogue *catalogue, struct session *session, const char *tag, int64_t file_goal,
+                             struct nebula_error *error);
+/* The version that a file saved to `version` belongs to: itself, or the next generation. */
+struct version *commit_target(struct catalogue *catalogue, struct session *session, struct version *version,
+                              struct nebula_error *error);
+/* Lends `image` for a file. */
+struct grant *commit_grant(struct catalogue *catalogue, struct session *session, struct version *version,
+                           const struct ipc_image *request, struct image *image, struct nebula_error *error);
+/* The grant's image holds the file. */
+enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
+                                   const struct ipc_captured *request, struct nebula_error *error);
+/* COMMIT of one rank. */
+enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
+                               struct nebula_error *error);
+/* Closes the open-ended parts of a rank but for tag `except`; NULL: all. */
+void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except);
+/* The rank's process has gone: closes, removes or fails its part. False: the version held nothing and was freed. */
+bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank);
+void commit_session_ended(struct catalogue *catalogue, struct session *session);
+/* Open-ended versions that have been quiet; returns when to call again, INT64_MAX: no need. */
+int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);
+/* Completes `version` if its rule is met. */
+void commit_check(struct catalogue *catalogue, struct version *version);
+/* Adds what an older generation in storage holds to versions that were committed before storage was known. */
+void commit_carry_stored(struct catalogue *catalogue, struct job *job);
+/* Whether WAIT for `state` by this session is over. */
+bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state);
+bool commit_open(const struct version *version);
+uint64_t commit_next_sequence(struct catalogue *catalogue);
+
+#endif

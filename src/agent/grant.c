@@ -1,0 +1,213 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/commit.h"
+#include "agent/grant.h"
+#include "agent/log.h"
+#include "agent/spill.h"
+#include "agent/worker.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+#define WAIT_MOST_NS (300ll * 1000000000) /* a trainer is held no longer than this by a storage that is slow */
+#define LOOK_AGAIN_MS 500
+
+static enum nebula_status too_large(const struct catalogue *catalogue, const struct ipc_image *request, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NO_MEMORY, 0,
+                         "file \"%.150s\" needs %" PRIu64 " MiB, and the memory tier's budget is %" PRIu64
+                         " MiB: raise NEBULA_MEMORY_BUFFER_SIZE", request->name, memory_capacity(request->size) >> 20,
+                         catalogue->memory.budget >> 20);
+}
+
+static enum nebula_status nothing_to_free(const struct catalogue *catalogue, const struct ipc_image *request,
+                                          const struct nebula_error *storage, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NO_MEMORY, 0,
+                         "file \"%.100s\" needs %" PRIu64 " MiB, and %" PRIu64 " of the memory tier's %" PRIu64
+                         " MiB are in use by versions that must stay%s%.200s", request->name,
+                         memory_capacity(request->size) >> 20, catalogue->memory.used >> 20, catalogue->memory.budget >> 20,
+                         storage ? "; storage fails: " : "", storage ? storage->message : "");
+}
+
+static bool all_closed(const struct version *version)
+{
+        for (size_t i = 0; i < version->part_count; i++)
+                if (!version->parts[i].closed)
+                        return false;
+        return true;
+}
+
+/* Whether anything is on its way to storage that memory could let go of then; it is asked for. */
+static bool relief_in_sight(struct catalogue *catalogue, const struct nebula_error **ret_storage)
+{
+        bool hope = false;
+
+        *ret_storage = NULL;
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next) {
+                        /* What is still being copied in the background will be complete, and may go then. */
+                        if (commit_open(version) && version->grants && all_closed(version))
+                                hope = true;
+                        if (!version->in_memory || !lifecycle_complete(version->life.state) || version->stored ||
+                            !job->persist_path[0])
+                                continue;
+                        if (job->attempt)
+                                *ret_storage = &job->store_error;
+                        else
+                                hope = version->wanted = true;
+                }
+        return hope;
+}
+
+struct waiting {
+        int64_t since_ns;
+        bool said, no_spill;
+};
+
+/* on_full="stream": the file goes past the memory tier. Drops the lock. NULL: memory must be waited for after all. */
+static struct image *stream(struct catalogue *catalogue, struct session *session, struct version *version, uint64_t capacity,
+                            struct waiting *waiting)
+{
+        struct nebula_error error = { 0 };
+        struct image *image = NULL;
+
+        if (session->job->on_full != NEBULA_ON_FULL_STREAM || waiting->no_spill)
+                return NULL;
+        catalogue_unlock(catalogue);
+        if (spill_create(session->job->persist_path, capacity, &image, &error))
+                log_event(LOG_LEVEL_WARN, "%s cannot be streamed, it waits for memory: %s", version->tag, error.message);
+        catalogue_lock(catalogue);
+        waiting->no_spill = !image;
+        if (image) {
+                memory_add(&catalogue->memory, image);
+                version->wanted = true; /* not for the interval: until it is durable it survives no agent */
+        }
+        return image;
+}
+
+/* Makes or waits for room of `capacity`. Drops the lock; NEBULA_OK means: try again. */
+static enum nebula_status find_room(struct catalogue *catalogue, struct session *session, struct version *version,
+                                    const struct ipc_image *request, bool (*given_up)(void *), void *argument,
+                                    struct waiting *waiting, struct nebula_error *error)
+{
+        const struct nebula_error *storage;
+
+        if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
+                return NEBULA_OK;
+        if (session->job->on_full == NEBULA_ON_FULL_SKIP) {
+                nothing_to_free(catalogue, request, NULL, error);
+                version_fail(catalogue, version, NEBULA_NO_MEMORY, "skipped, as on_full asks: the memory tier is full");
+                return NEBULA_NO_MEMORY;
+        }
+        if (!relief_in_sight(catalogue, &storage) || os->now_ns() - waiting->since_ns > WAIT_MOST_NS)
+                return nothing_to_free(catalogue, request, storage, error);
+        if (!waiting->said)
+                log_event(LOG_LEVEL_INFO, "%s waits for memory: %" PRIu64 " of %" PRIu64 " MiB are in use", version->tag,
+                         catalogue->memory.used >> 20, catalogue->memory.budget >> 20);
+        waiting->said = true;
+        pthread_cond_signal(&catalogue->work);
+        catalogue->change_count++; /* the worker looks for what was just asked for */
+        os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, LOOK_AGAIN_MS);
+        if (catalogue->stopping)
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
+        if (given_up(argument))
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the client has gone");
+        return NEBULA_OK;
+}
+
+static enum nebula_status new_image(struct catalogue *catalogue, struct session *session, struct version *version,
+                                    const struct ipc_image *request, bool (*given_up)(void *), void *argument,
+                                    struct image **ret_image, struct nebula_error *error)
+{
+        uint64_t capacity = memory_capacity(request->size);
+        struct waiting waiting = { .since_ns = os->now_ns() };
+        struct nebula_error full = { 0 };
+        enum nebula_status status;
+        bool named;
+
+        if (capacity > catalogue->memory.budget) {
+                *ret_image = stream(catalogue, session, version, capacity, &waiting);
+                return *ret_image ? NEBULA_OK : too_large(catalogue, request, error);
+        }
+        for (;;) {
+                struct image *image = memory_take(&catalogue->memory, request->size, session->nonce, session->job);
+
+                if (image) { /* became free while this thread waited */
+                        *ret_image = image;
+                        return NEBULA_OK;
+                }
+                if (memory_reserve(&catalogue->memory, capacity, &named)) {
+                        catalogue_unlock(catalogue);
+                        status = memory_create(&catalogue->memory, capacity, named, &image, &full);
+                        catalogue_lock(catalogue);
+                        if (!status) {
+                                memory_add(&catalogue->memory, image);
+                                *ret_image = image;
+                                return NEBULA_OK;
+                        }
+                        /* The machine has less than the budget allows: what can be freed may help. */
+                        memory_unreserve(&catalogue->memory, capacity);
+                        if (!worker_bury(catalogue) && !catalogue_reclaim(catalogue)) {
+                                if (error)
+                                        *error = full;
+                                return status;
+                        }
+                        continue;
+                }
+                if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
+                        continue;
+                image = stream(catalogue, session, version, capacity, &waiting);
+                if (image) {
+                        *ret_image = image;
+                        return NEBULA_OK;
+                }
+                status = find_room(catalogue, session, version, request, given_up, argument, &waiting, error);
+                if (status)
+                        return status;
+                if (!commit_open(version))
+                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.150s\" failed while it waited for memory: %.250s",
+                                         version->tag, version->error.message);
+        }
+}
+
+enum nebula_status grant_image(struct catalogue *catalogue, struct session *session, const struct ipc_image *request,
+                               bool (*given_up)(void *argument), void *argument, struct version **ret_version,
+                               struct grant **ret_grant, struct nebula_error *error)
+{
+        struct version *version = catalogue_version(catalogue, request->version_id), *target;
+        struct job *job = session->job;
+        struct image *image = NULL;
+        char encoded[256];
+        enum nebula_status status = name_encode(request->name, encoded, error);
+
+        if (status)
+                return status;
+        if (!version || version->job != job)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent: begin it again");
+        if (request->format > IPC_FORMAT_RAW || request->size > INT64_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "file \"%s\" has an impossible size or format", request->name);
+        target = commit_target(catalogue, session, version, error);
+        if (!target)
+                return error->status;
+        /* One version is being written, so that many older ones stay; their images serve again. */
+        catalogue_retain(catalogue, job, job->retention_count > 2 ? job->retention_count - 1 : 1);
+        image = memory_take(&catalogue->memory, request->size, session->nonce, job);
+        if (!image) {
+                target->pins++;
+                status = new_image(catalogue, session, target, request, given_up, argument, &image, error);
+                target->pins--;
+                if (!status && !commit_open(target))
+                        status = error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.150s\" failed meanwhile: %.250s", target->tag,
+                                           target->error.message);
+                if (status)
+                        return status; /* an image that was made is free now, and serves the next file */
+        }
+        *ret_grant = commit_grant(catalogue, session, target, request, image, error);
+        if (!*ret_grant)
+                return NEBULA_NO_MEMORY;
+        *ret_version = target;
+        return NEBULA_OK;
+}

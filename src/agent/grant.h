@@ -1,0 +1,18 @@
+/*
+ * grant.h - memory for one file of a version: a free image that fits, a new one,
+ * or one that is gained by letting older versions go.
+ */
+#ifndef NB_AGENT_GRANT_H
+#define NB_AGENT_GRANT_H
+
+#include "agent/catalogue.h"
+
+/*
+ * Lends an image for the file; *ret_version is where the file belongs (the next generation, perhaps). Called with
+ * the lock held; lets it go while it makes pages or waits for room. `given_up` is asked now and then during a long wait.
+ */
+enum nebula_status grant_image(struct catalogue *catalogue, struct session *session, const struct ipc_image *request,
+                               bool (*given_up)(void *argument), void *argument, struct version **ret_version,
+                               struct grant **ret_grant, struct nebula_error *error);
+
+#endif

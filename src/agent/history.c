@@ -1,0 +1,171 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/history.h"
+#include "agent/log.h"
+#include "os/os.h"
+
+#define LINE_BYTES 2048
+
+static const char header[] = "tag,step,generation,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,"
+                             "captured,committed,durable,persist_seconds,persist_mib_per_s,error\n";
+
+const char *history_result(const struct version *version)
+{
+        if (version->life.state == NEBULA_STATE_FAILED)
+                return "failed";
+        if (version->life.state == NEBULA_STATE_DURABLE)
+                return "durable";
+        if (version->superseded)
+                return version->job->persist_path[0] ? "superseded" : "memory";
+        return NULL;
+}
+
+struct capture_sums {
+        int64_t blocked_ns, copy_ns, cpu_ns; /* blocked and copy: of the slowest rank */
+        uint64_t fault_count;
+};
+
+static struct capture_sums sum_parts(const struct version *version)
+{
+        struct capture_sums sums = { 0 };
+
+        for (size_t i = 0; i < version->part_count; i++) {
+                const struct part *part = &version->parts[i];
+
+                if (part->blocked_ns > sums.blocked_ns)
+                        sums.blocked_ns = part->blocked_ns;
+                if (part->copy_ns > sums.copy_ns)
+                        sums.copy_ns = part->copy_ns;
+                sums.cpu_ns += part->cpu_ns;
+                sums.fault_count += part->fault_count;
+        }
+        return sums;
+}
+
+static double mib_per_s(const struct version *version)
+{
+        return version->persist_seconds > 0 ? (double)version->persist_bytes / 1048576.0 / version->persist_seconds : 0;
+}
+
+json_t *history_json(const struct version *version)
+{
+        struct capture_sums sums = sum_parts(version);
+        const char *result = history_result(version);
+        json_t *row = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:I}", "tag", version->tag, "step",
+                                (json_int_t)version->step, "generation", (json_int_t)version->generation, "world",
+                                (json_int_t)version->world, "files", (json_int_t)version->file_count, "size_bytes",
+                                (json_int_t)version_size(version), "result", result ? result : nebula_state_name(version->life.state),
+                                "blocked_ms", (double)sums.blocked_ns / 1e6, "copy_ms", (double)sums.copy_ns / 1e6,
+                                "capture_cpu_ms", (double)sums.cpu_ns / 1e6, "faults", (json_int_t)sums.fault_count);
+        json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "begun",
+                                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURING), "captured",
+                                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), "committed",
+                                  lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable",
+                                  lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "persist_seconds", version->persist_seconds,
+                                  "persist_mib_per_s", mib_per_s(version), "error", version->error.message);
+
+        if (row && times)
+                json_object_update(row, times);
+        json_decref(times);
+        return row;
+}
+
+/* A field in quotes, with quotes doubled and newlines as spaces: one version is one line. */
+static void quote(const char *text, char *ret_text, size_t size)
+{
+        size_t used = 0;
+
+        ret_text[used++] = '"';
+        for (; *text && used + 4 < size; text++) {
+                if (*text == '"')
+                        ret_text[used++] = '"';
+                ret_text[used++] = (unsigned char)*text < ' ' ? ' ' : *text;
+        }
+        ret_text[used++] = '"';
+        ret_text[used] = 0;
+}
+
+static void format_row(const struct version *version, char line[LINE_BYTES])
+{
+        struct capture_sums sums = sum_parts(version);
+        char tag[2 * IPC_NAME_MAX], error[1100] = "";
+
+        quote(version->tag, tag, sizeof tag);
+        if (version->error.message[0])
+                quote(version->error.message, error, sizeof error);
+        snprintf(line, LINE_BYTES,
+                 "%s,%" PRId64 ",%" PRIu64 ",%" PRIu32 ",%zu,%" PRIu64 ",%s,%.3f,%.3f,%.3f,%" PRIu64
+                 ",%.6f,%.6f,%.6f,%.6f,%.3f,%.1f,%s\n",
+                 tag, version->step, version->generation, version->world, version->file_count, version_size(version),
+                 history_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
+                 sums.fault_count, lifecycle_at(&version->life, NEBULA_STATE_CAPTURING),
+                 lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), lifecycle_at(&version->life, NEBULA_STATE_COMMITTED),
+                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version->persist_seconds, mib_per_s(version), error);
+}
+
+static int append(const char *directory, const char *line)
+{
+        char path[IPC_PATH_MAX + 32];
+        struct os_stat stat;
+        int fd, result;
+
+        result = os_make_dirs(directory, 0755);
+        if (result < 0)
+                return result;
+        snprintf(path, sizeof path, "%s/checkpointHistories.csv", directory);
+        fd = os->open(path, OS_WRITE | OS_CREATE | OS_APPEND | OS_SHARED);
+        if (fd < 0)
+                return fd;
+        result = os->fstat(fd, &stat);
+        if (result >= 0 && !stat.size)
+                result = (int)os->write(fd, header, sizeof header - 1);
+        /* One call per line: two agents that append do not mix theirs. */
+        if (result >= 0)
+                result = (int)os->write(fd, line, strlen(line));
+        os->close(fd);
+        return result < 0 ? result : 0;
+}
+
+static struct version *next_ended(struct catalogue *catalogue)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                struct version *oldest = NULL;
+
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (!version->recorded && history_result(version))
+                                oldest = version;
+                if (oldest)
+                        return oldest;
+        }
+        return NULL;
+}
+
+void history_flush(struct catalogue *catalogue)
+{
+        struct version *version;
+
+        catalogue_lock(catalogue);
+        while ((version = next_ended(catalogue))) {
+                struct job *job = version->job;
+                char line[LINE_BYTES], directory[IPC_PATH_MAX];
+                bool write = job->output_dir[0] && !job->history_broken;
+                int result;
+
+                version->recorded = true;
+                format_row(version, line);
+                memcpy(directory, job->output_dir, sizeof directory);
+                if (!write)
+                        continue;
+                catalogue_unlock(catalogue);
+                result = append(directory, line);
+                catalogue_lock(catalogue);
+                if (result < 0) {
+                        job->history_broken = true;
+                        log_event(LOG_LEVEL_WARN, "no history: %s cannot be written: %s", directory, os_error_text(result));
+                }
+        }
+        catalogue_unlock(catalogue);
+}

@@ -1,0 +1,22 @@
+/*
+ * history.h - one line per version in <output_dir>/checkpointHistories.csv,
+ * when it is known how it ended: durable, superseded (left memory before it was
+ * due to be persisted) or failed; memory, when the job has no storage path.
+ *
+ * An output directory that cannot be written is logged once and costs nothing more.
+ */
+#ifndef NB_AGENT_HISTORY_H
+#define NB_AGENT_HISTORY_H
+
+#include <jansson.h>
+
+#include "agent/catalogue.h"
+
+/* How it ended; NULL: not yet. */
+const char *history_result(const struct version *version);
+/* One object with the columns of the file. */
+json_t *history_json(const struct version *version);
+/* Appends what has ended and is not recorded. Takes the lock; the file is written without it. */
+void history_flush(struct catalogue *catalogue);
+
+#endif

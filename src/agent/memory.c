@@ -1,0 +1,428 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/memory.h"
+#include "base/error.h"
+#include "os/os.h"
+
+#define MIB (1u << 20)
+
+uint64_t memory_random_id(void)
+{
+        uint64_t id = 0;
+
+        while (!id)
+                if (os->random(&id, sizeof id) < 0)
+                        id = (uint64_t)os->wall_ns() * 0x9e3779b97f4a7c15u;
+        return id;
+}
+
+bool memory_image_name(const char *name, const char *suffix, uint64_t *ret_id)
+{
+        char *end;
+
+        if (strlen(name) != 16 + strlen(suffix) || strcmp(name + 16, suffix) || strspn(name, "0123456789abcdef") < 16)
+                return false;
+        *ret_id = strtoull(name, &end, 16);
+        return *ret_id != 0;
+}
+
+uint64_t memory_default_budget(void)
+{
+        return os->memory_free() / 2;
+}
+
+static void image_path(const struct memory *memory, uint64_t id, char path[MEMORY_PATH_MAX])
+{
+        snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 ".img", memory->directory, id);
+}
+
+static int directory_take(struct memory *memory, const char *directory, char *ret_why, size_t why_size)
+{
+        char path[MEMORY_PATH_MAX];
+        struct os_stat stat, named;
+        struct os_space space;
+        int result = os->mkdir(directory, 0700);
+
+        if (result < 0 && result != -EEXIST) {
+                snprintf(ret_why, why_size, "cannot create %s: %s", directory, os_error_text(result));
+                return result;
+        }
+        result = os->stat(directory, false, &stat);
+        if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 077)))
+                result = -EPERM;
+        if (result < 0) {
+                snprintf(ret_why, why_size, "%s is not a private directory of this user", directory);
+                return result;
+        }
+        snprintf(path, sizeof path, "%s/lock", directory);
+        memory->lock_fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_NOFOLLOW);
+        result = memory->lock_fd < 0 ? memory->lock_fd : os->lock(memory->lock_fd, false);
+        /* An agent that ended may have removed the file between the two calls. */
+        if (result >= 0 && (os->fstat(memory->lock_fd, &stat) < 0 || os->stat(path, false, &named) < 0 || stat.inode != named.inode))
+                result = -EBUSY;
+        if (result < 0) {
+                snprintf(ret_why, why_size, "%s is in use by another agent: %s", directory, os_error_text(result));
+                return result;
+        }
+        result = os->space(directory, &space);
+        if (result < 0) {
+                snprintf(ret_why, why_size, "no answer about the space in %s: %s", directory, os_error_text(result));
+                return result;
+        }
+        memory->named_limit = space.free_bytes / 10 * 9;
+        return 0;
+}
+
+void memory_init(struct memory *memory, const char *directory, uint64_t budget, char *ret_why, size_t why_size)
+{
+        memset(memory, 0, sizeof *memory);
+        memory->lock_fd = -1;
+        ret_why[0] = 0;
+        if (!directory || !*directory) {
+                snprintf(ret_why, why_size, "no memory directory is set");
+        } else if (strlen(directory) >= sizeof memory->directory) {
+                snprintf(ret_why, why_size, "the memory directory's path is too long");
+        } else if (directory_take(memory, directory, ret_why, why_size) < 0) {
+                if (memory->lock_fd >= 0)
+                        os->close(memory->lock_fd);
+                memory->lock_fd = -1;
+        } else {
+                strcpy(memory->directory, directory);
+        }
+        memory_configure(memory, budget);
+}
+
+void memory_configure(struct memory *memory, uint64_t budget)
+{
+        uint64_t most = os->memory_free() / 16 * 15 + memory->used; /* more would end in the machine's or the cgroup's OOM */
+
+        if (!budget)
+                budget = memory_default_budget() + memory->used;
+        memory->budget = budget < most ? budget : most;
+}
+
+static void image_free(struct image *image)
+{
+        if (image->data)
+                os->unmap(image->data, image->capacity);
+        if (image->fd >= 0)
+                os->close(image->fd);
+        free(image);
+}
+
+void memory_settle(struct memory *memory, bool forget)
+{
+        memory->settled = !forget;
+}
+
+void memory_done(struct memory *memory, bool forget)
+{
+        char path[MEMORY_PATH_MAX];
+
+        for (struct image *image; (image = memory_next_doomed(memory));)
+                memory_bury(memory, image);
+        while (memory->images) {
+                struct image *image = memory->images;
+
+                memory->images = image->next;
+                if (image->named && forget) {
+                        image_path(memory, image->id, path);
+                        os->unlink(path);
+                }
+                image_free(image);
+        }
+        if (memory->lock_fd < 0)
+                return;
+        if (forget) {
+                snprintf(path, sizeof path, "%s/lock", memory->directory);
+                os->unlink(path);
+                os->rmdir(memory->directory); /* stays if anything foreign is in it */
+        }
+        os->close(memory->lock_fd);
+        memory->lock_fd = -1;
+}
+
+uint64_t memory_capacity(uint64_t size)
+{
+        if (size > UINT64_MAX - MEMORY_ROUND)
+                return UINT64_MAX;
+        return size ? (size + MEMORY_ROUND - 1) / MEMORY_ROUND * MEMORY_ROUND : MEMORY_ROUND;
+}
+
+bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named)
+{
+        if (capacity > memory->budget || memory->used > memory->budget - capacity)
+                return false;
+        memory->used += capacity;
+        *ret_named = memory->directory[0] && memory->named_used + capacity <= memory->named_limit;
+        return true;
+}
+
+void memory_unreserve(struct memory *memory, uint64_t capacity)
+{
+        memory->used -= capacity;
+}
+
+static int create_named(struct memory *memory, struct image *image)
+{
+        char path[MEMORY_PATH_MAX];
+        int result;
+
+        image_path(memory, image->id, path);
+        image->fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW);
+        if (image->fd < 0)
+                return image->fd;
+        do
+                result = os->allocate(image->fd, 0, image->capacity);
+        while (result == -EINTR);
+        if (result < 0) {
+                os->unlink(path);
+                os->close(image->fd);
+                image->fd = -1;
+        }
+        return result;
+}
+
+static int create_memfd(struct image *image)
+{
+        int result;
+
+        image->fd = os->memfd("nebula-image");
+        if (image->fd < 0)
+                return image->fd;
+        do
+                result = os->allocate(image->fd, 0, image->capacity);
+        while (result == -EINTR);
+        if (result < 0) {
+                os->close(image->fd);
+                image->fd = -1;
+        }
+        return result;
+}
+
+enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
+                                 struct nebula_error *error)
+{
+        struct image *image = calloc(1, sizeof *image);
+        int named_result = 0, result = -ENOSYS;
+
+        if (!image)
+                return error_set(error, NEBULA_NO_MEMORY, ENOMEM, "no memory to describe an image");
+        *image = (struct image){ .id = memory_random_id(), .capacity = capacity, .fd = -1 };
+        if (named) {
+                named_result = result = create_named(memory, image);
+                image->named = result >= 0;
+        }
+        if (image->fd < 0)
+                result = create_memfd(image);
+        if (result < 0) {
+                free(image);
+                return error_set(error, NEBULA_NO_MEMORY, -result,
+                                 "cannot get %" PRIu64 " MiB of memory for a checkpoint%s", capacity / MIB,
+                                 named_result ? ", neither in the memory directory nor as a memfd" : " as a memfd");
+        }
+        *ret_image = image;
+        return NEBULA_OK;
+}
+
+void memory_add(struct memory *memory, struct image *image)
+{
+        image->next = memory->images;
+        memory->images = image;
+        if (image->named)
+                memory->named_used += image->capacity;
+}
+
+enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image **ret_image, struct nebula_error *error)
+{
+        struct image *image = calloc(1, sizeof *image);
+        char path[MEMORY_PATH_MAX];
+        struct os_stat stat;
+        int result;
+
+        if (!image)
+                return error_set(error, NEBULA_NO_MEMORY, ENOMEM, "no memory to describe an image");
+        *image = (struct image){ .id = id, .fd = -1, .named = true };
+        image_path(memory, id, path);
+        image->fd = os->open(path, OS_READ | OS_WRITE | OS_NOFOLLOW);
+        result = image->fd < 0 ? image->fd : os->fstat(image->fd, &stat);
+        if (result >= 0 && (stat.kind != OS_KIND_FILE || stat.uid != os->uid() || !stat.size || stat.size % MEMORY_ROUND))
+                result = -EINVAL;
+        if (result < 0) {
+                image_free(image);
+                return error_set(error, NEBULA_CORRUPT, -result, "the image %s cannot be taken over", path);
+        }
+        image->capacity = stat.size;
+        memory->used += image->capacity;
+        memory_add(memory, image);
+        *ret_image = image;
+        return NEBULA_OK;
+}
+
+struct image *memory_find(const struct memory *memory, uint64_t id)
+{
+        for (struct image *image = memory->images; image; image = image->next)
+                if (image->id == id)
+                        return image;
+        return NULL;
+}
+
+/* Of this job, large enough, not wastefully large; best one that this session still has mapped, then the smallest. */
+struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_nonce, const void *job)
+{
+        uint64_t need = memory_capacity(size), most = need + need / 4;
+        struct image *best = NULL;
+
+        for (struct image *image = memory->images; image; image = image->next) {
+                if (image->users || image->exposed || image->spilled || image->job != job || image->capacity < need || image->capacity > most)
+                        continue;
+                if (!best || ((image->owner_nonce == owner_nonce) > (best->owner_nonce == owner_nonce)) ||
+                    ((image->owner_nonce == owner_nonce) == (best->owner_nonce == owner_nonce) &&
+                     image->capacity < best->capacity))
+                        best = image;
+        }
+        return best;
+}
+
+void memory_hold(struct image *image)
+{
+        image->users++;
+}
+
+void memory_drop(struct memory *memory, struct image *image)
+{
+        if (!--image->users && (image->exposed || image->restored || image->spilled))
+                memory_doom(memory, image);
+}
+
+void memory_doom(struct memory *memory, struct image *image)
+{
+        struct image **link = &memory->images;
+        char path[MEMORY_PATH_MAX];
+
+        if (memory->settled)
+                return;
+        while (*link && *link != image)
+                link = &(*link)->next;
+        if (!*link)
+                return;
+        *link = image->next;
+        if (image->named) {
+                memory->named_used -= image->capacity;
+                image_path(memory, image->id, path);
+                os->unlink(path);
+        }
+        image->next = memory->doomed;
+        memory->doomed = image;
+}
+
+struct image *memory_next_doomed(struct memory *memory)
+{
+        struct image **link = &memory->doomed, *image;
+
+        while (*link && (*link)->faulting)
+                link = &(*link)->next;
+        image = *link;
+        if (image)
+                *link = image->next;
+        return image;
+}
+
+/* The pages of an image that the trainer still has mapped go now too, unless a loader may be reading them. */
+void memory_bury(struct memory *memory, struct image *image)
+{
+        (void)memory;
+        if (!image->exposed)
+                os->punch(image->fd, 0, image->capacity);
+        image_free(image);
+}
+
+uint64_t memory_free_bytes(const struct memory *memory, const void *job)
+{
+        uint64_t bytes = 0;
+
+        for (const struct image *image = memory->images; image; image = image->next)
+                if (!image->users && image->job == job)
+                        bytes += image->capacity;
+        return bytes;
+}
+
+enum nebula_status memory_map(struct image *image, void **ret_data, struct nebula_error *error)
+{
+        if (!image->data) {
+                int result = os->map(image->fd, 0, image->capacity, OS_MAP_READ | OS_MAP_WRITE, &image->data);
+
+                if (result < 0) {
+                        image->data = NULL;
+                        return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map an image of %" PRIu64 " MiB",
+                                         image->capacity / MIB);
+                }
+        }
+        *ret_data = image->data;
+        return NEBULA_OK;
+}
+
+void memory_unmap(struct image *image)
+{
+        if (image->data)
+                os->unmap(image->data, image->capacity);
+        image->data = NULL;
+}
+
+void memory_prefault(struct image *image)
+{
+        /* In pieces, so that a low-priority thread does not hold the process's memory map for long. */
+        for (uint64_t at = 0; image->data && at < image->capacity; at += 16 * MIB) {
+                uint64_t piece = image->capacity - at < 16 * MIB ? image->capacity - at : 16 * MIB;
+
+                if (os->advise((char *)image->data + at, piece, OS_ADVISE_POPULATE_WRITE) < 0)
+                        return; /* an old kernel: the trainer takes the faults */
+        }
+}
+
+static int reopen(const struct memory *memory, const struct image *image, int flags)
+{
+        char path[MEMORY_PATH_MAX];
+
+        if (image->named)
+                image_path(memory, image->id, path);
+        else
+                snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
+        return os->open(path, flags);
+}
+
+enum nebula_status memory_duplicate(const struct memory *memory, const struct image *image, int *ret_fd, struct nebula_error *error)
+{
+        int fd = reopen(memory, image, OS_READ | OS_WRITE);
+
+        if (fd < 0)
+                return error_set(error, NEBULA_NO_MEMORY, -fd, "cannot open an image for its trainer");
+        *ret_fd = fd;
+        return NEBULA_OK;
+}
+
+enum nebula_status memory_open_read_only(const struct memory *memory, struct image *image, int *ret_fd, struct nebula_error *error)
+{
+        int fd = reopen(memory, image, OS_READ);
+
+        if (fd < 0)
+                return error_set(error, error_status_of_errno(-fd), -fd, "cannot open an image for reading");
+        image->exposed = true;
+        *ret_fd = fd;
+        return NEBULA_OK;
+}
+
+void memory_unlink_all(struct memory *memory)
+{
+        char path[MEMORY_PATH_MAX];
+
+        for (const struct image *image = memory->images; image; image = image->next)
+                if (image->named) {
+                        image_path(memory, image->id, path);
+                        os->unlink(path);
+                }
+}

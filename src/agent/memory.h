@@ -1,0 +1,105 @@
+/*
+ * memory.h - the memory tier: images, their budget, and their reuse.
+ *
+ * An image is a run of shared memory that a trainer copies one file into: a
+ * file named <id>.img in the memory directory, which outlives the agent, or a
+ * memfd where there is no such directory or it is too small. Its pages are
+ * allocated when it is made, so that a full tier is an error here and never a
+ * SIGBUS in the trainer.
+ *
+ *      memory_reserve       takes bytes of the budget            (lock held)
+ *      memory_create        makes the image                      (lock not held: slow)
+ *      memory_add           lists it, or memory_unreserve        (lock held)
+ *      memory_take          a free image that fits, reused       (lock held)
+ *      memory_hold/drop     one more or one less file uses it; at none it is free for reuse
+ *      memory_doom          off the list and out of its directory (lock held)
+ *      memory_bury          gives the pages back                 (lock not held: slow)
+ *
+ * An image that a loader may have mapped (`exposed`) is never reused: pages that
+ * were not yet touched follow later writes to the file.
+ *
+ * Locks: all fields are guarded by the catalogue's lock, but `data`, which belongs to
+ * the one thread that works on the image (its maker, then the persist worker).
+ */
+#ifndef NB_AGENT_MEMORY_H
+#define NB_AGENT_MEMORY_H
+
+#include <stdbool.h>
+
+#include "nebula.h"
+
+#define MEMORY_ROUND (2u << 20) /* a huge page: images can be backed by them */
+#define MEMORY_PATH_MAX 4200
+
+struct image {
+        struct image *next;
+        uint64_t id, capacity;
+        int fd;
+        bool named, exposed, restored; /* restored: read back from storage; not part of the retained tier */
+        bool from_peer;                /* read back from another node's memory */
+        bool spilled;                  /* its pages are a disk's: not of the budget, never reused (spill.h) */
+        bool faulting;                 /* the keeper is making its pages; may be lent meanwhile, not buried */
+        uint32_t users;                /* files and grants that hold it; 0: free */
+        uint64_t owner_nonce;          /* the session that last wrote it */
+        const void *job;               /* whose spare it is when free */
+        void *data;                    /* mapping, or NULL */
+};
+
+struct memory {
+        char directory[4096]; /* "": memfds only */
+        int lock_fd;
+        uint64_t budget, used;            /* bytes; images and reservations */
+        uint64_t named_limit, named_used;
+        bool settled;
+        struct image *images;
+        struct image *doomed;             /* off the list; still counted in `used` */
+};
+
+/* Takes the directory (creates it, checks owner and mode, locks it). When it can't be had, memfds it is: *ret_why says so. */
+void memory_init(struct memory *memory, const char *directory, uint64_t budget, char *ret_why, size_t why_size);
+/* Before memory_done: from now on nothing that is dropped is unlinked, unless `forget`. */
+void memory_settle(struct memory *memory, bool forget);
+/* Removes what is left when `forget`, else leaves named images for the next agent. */
+void memory_done(struct memory *memory, bool forget);
+uint64_t memory_default_budget(void);
+/* A smaller or larger budget from now on; 0: the default. */
+void memory_configure(struct memory *memory, uint64_t budget);
+
+uint64_t memory_capacity(uint64_t size); /* rounded up; never 0 */
+/* False: over budget. *ret_named: the memory directory has room for it. */
+bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named);
+void memory_unreserve(struct memory *memory, uint64_t capacity);
+enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
+                                 struct nebula_error *error);
+void memory_add(struct memory *memory, struct image *image);
+/* Adopts a file that an earlier agent left. Counts it, budget or not. */
+enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image **ret_image, struct nebula_error *error);
+struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_nonce, const void *job);
+struct image *memory_find(const struct memory *memory, uint64_t id);
+void memory_hold(struct image *image);
+void memory_drop(struct memory *memory, struct image *image);
+void memory_doom(struct memory *memory, struct image *image);
+/* Takes one doomed image that nobody is faulting in off the list for memory_bury; NULL when there is none. */
+struct image *memory_next_doomed(struct memory *memory);
+/* Frees it; the caller then calls memory_unreserve(capacity). */
+void memory_bury(struct memory *memory, struct image *image);
+uint64_t memory_free_bytes(const struct memory *memory, const void *job); /* in images that are free for reuse */
+
+enum nebula_status memory_map(struct image *image, void **ret_data, struct nebula_error *error);
+void memory_unmap(struct image *image);
+/* Makes the pages of a mapped image. Its bytes stay: a trainer may be copying into it already. */
+void memory_prefault(struct image *image);
+/* A descriptor that can only read; the image is exposed from now on. */
+enum nebula_status memory_open_read_only(const struct memory *memory, struct image *image, int *ret_fd, struct nebula_error *error);
+
+/* Another descriptor of the image, for the trainer that writes it. */
+enum nebula_status memory_duplicate(const struct memory *memory, const struct image *image, int *ret_fd, struct nebula_error *error);
+/* The named files go, their memory with them once nobody maps it: for an end that does not wait for its threads. */
+void memory_unlink_all(struct memory *memory);
+
+/* A random number that is not 0. */
+uint64_t memory_random_id(void);
+/* "<id>.img": true when `name` is one. */
+bool memory_image_name(const char *name, const char *suffix, uint64_t *ret_id);
+
+#endif

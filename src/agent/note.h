@@ -1,0 +1,26 @@
+/*
+ * note.h - what the next agent must know about a version that lies in memory.
+ *
+ * Beside its images each version has <id>.version in the memory directory
+ * (docs/formats.md), replaced at each move by a rename. A start-up scan takes
+ * over what the notes describe and whose images are whole in size: committed
+ * versions as they were, open ones as long as their owner lives, for it will
+ * come back. Everything else of ours is debris and goes; names that are not ours
+ * are left alone.
+ *
+ * A note that cannot be written costs only that protection: it is logged, and
+ * nothing fails.
+ */
+#ifndef NB_AGENT_NOTE_H
+#define NB_AGENT_NOTE_H
+
+#include "agent/catalogue.h"
+
+void note_write(struct catalogue *catalogue, struct version *version);
+void note_remove(struct catalogue *catalogue, struct version *version);
+/* At start, before any thread. */
+void note_adopt_all(struct catalogue *catalogue);
+/* Fails adopted open versions whose owners have gone. True when some wait still. */
+bool note_check_owners(struct catalogue *catalogue);
+
+#endif

@@ -1,0 +1,79 @@
+/*
+ * publish.h - versions that also appear where a framework wants them.
+ *
+ * A job has one list of requests, in the order in which they were made:
+ *
+ *      file        one file of a version is to appear at a path
+ *      directory   all files of a version are to appear below a path, together
+ *                  with what lies in a staging directory
+ *      removal     a path is to go
+ *
+ * A publish happens when its version is in storage, by hard link where that is
+ * possible and else by a verified copy, and always by one rename. A removal happens when
+ * every publish before it in the list has: so a framework that saves the new
+ * file and removes the old one never has neither. It cancels publishes of its own path that have not happened.
+ * A publish that was cancelled, or failed, holds removals up until a later one
+ * has happened.
+ *
+ * Removing a directory that was published also removes its version from memory
+ * and storage; <directory>/.nebula.json says which one that is, for agents that come later.
+ *
+ * The list lies in the memory directory as <id>.publish and outlives the agent with the images.
+ * Requests that happened stay listed, so that a path can be looked up.
+ *
+ * All functions need the catalogue's lock but where it says otherwise.
+ */
+#ifndef NB_AGENT_PUBLISH_H
+#define NB_AGENT_PUBLISH_H
+
+#include "agent/catalogue.h"
+
+enum publish_kind { PUBLISH_FILE, PUBLISH_DIRECTORY, PUBLISH_REMOVAL };
+enum publish_state { PUBLISH_PENDING, PUBLISH_DONE, PUBLISH_FAILED };
+
+struct publish {
+        struct publish *next;
+        uint64_t id; /* names its temporary files */
+        enum publish_kind kind;
+        enum publish_state state;
+        bool cancelled, told;
+        bool replaces; /* a directory that takes the place of one that was to be removed */
+        uint64_t version_id, generation;
+        char tag[IPC_NAME_MAX], name[IPC_NAME_MAX];
+        char *path, *staging;
+        uint64_t inode, size; /* of the file as published: another one there now is not ours */
+        int64_t mtime_ns;
+        struct nebula_error error;
+};
+
+enum nebula_status publish_request(struct catalogue *catalogue, struct version *version, const struct ipc_publish *request,
+                                   struct nebula_error *error);
+enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, const char *path, struct nebula_error *error);
+/* The loadable version that is, or will be, at `path`; NULL: none. *ret_open: one that is not whole yet may become it. */
+struct version *publish_find(struct catalogue *catalogue, struct job *job, const char *path, char ret_name[IPC_NAME_MAX],
+                             bool *ret_open);
+/* Something of this version is still to appear. */
+bool publish_waits(const struct version *version);
+/* What could not be published of this version, or of the job (version NULL) and was not told yet; NEBULA_OK: all could. */
+enum nebula_status publish_failure(struct job *job, const struct version *version, struct nebula_error *error);
+/* There is something that can happen now, or will be tried again. */
+bool publish_pending(struct catalogue *catalogue, struct job *job);
+/* Worker only: does one thing, without the lock meanwhile. False: nothing can be done now; *due is lowered. */
+bool publish_work(struct catalogue *catalogue, int64_t now_ns, int64_t *due);
+
+/* At start, after the notes, before any thread. */
+void publish_adopt_all(struct catalogue *catalogue);
+/* At the end: the lists go from the memory directory. */
+void publish_forget(struct catalogue *catalogue);
+void publish_free_all(struct job *job);
+
+/* publish_files.c: what happens in file systems. No lock is held; each can be done again from any point. */
+enum nebula_status publish_put_file(struct catalogue *catalogue, struct job *job, const struct publish *publish,
+                                    struct nebula_error *error);
+enum nebula_status publish_put_directory(struct catalogue *catalogue, struct job *job, const struct publish *publish,
+                                         struct nebula_error *error);
+/* *ret_tag and *ret_generation: the version that the removed directory was of; "" when it was none of this job's. */
+enum nebula_status publish_take_away(struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
+                                     uint64_t *ret_generation, struct nebula_error *error);
+
+#endif

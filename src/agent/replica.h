@@ -1,0 +1,40 @@
+/*
+ * replica.h - copies of this node's versions in another node's memory, and the way back.
+ *
+ * One thread sends: of each job that asks for replicas, the newest complete
+ * version (and any that somebody waits for) goes to the node that placement.h
+ * names, or, when nobody answers there, to the next on the ring. When that peer says that all of it has come and is
+ * sound, the version moves to `replicated`. The peer keeps what this node keeps
+ * in memory. A peer that loses its memory gets the newest version again.
+ *
+ * Whatever goes wrong here costs the copy and nothing else: training, committing and persisting do not
+ * wait for it. NEBULA_PEER_MBPS bounds what is sent, in 10^6 bytes per second (1000; 0: no bound).
+ *
+ * The other way: a node that has lost its memory asks all members what they hold of its job. An answer
+ * serves for a few seconds, for all ranks.
+ *
+ * replica_find and replica_fetch are called without the lock.
+ */
+#ifndef NB_AGENT_REPLICA_H
+#define NB_AGENT_REPLICA_H
+
+#include "agent/catalogue.h"
+
+struct replica;
+
+enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_error *error);
+/* The catalogue is stopping, or stands still. */
+void replica_stop(struct catalogue *catalogue);
+/*
+ * The newest version of the job, or of one tag, that peers hold: *ret_version_id is of a version in the job's list that
+ * is marked as remote. NEBULA_NOT_FOUND when nobody has one, or the job asks for no replicas.
+ */
+enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t *ret_version_id,
+                                struct nebula_error *error);
+/* Puts every version that peers hold into the job's list, marked as remote; nothing when memory has one, or no replicas are asked for. */
+void replica_learn(struct catalogue *catalogue, struct job *job);
+/* The bytes of a file of such a version into `data`, every piece checked. `size` is the file's. */
+enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
+                                 const char *name, void *data, uint64_t size, struct nebula_error *error);
+
+#endif

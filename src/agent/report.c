@@ -1,0 +1,304 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "agent/history.h"
+#include "agent/log.h"
+#include "agent/replica.h"
+#include "agent/report.h"
+#include "agent/storage.h"
+#include "agent/worker.h"
+#include "agent/world.h"
+#include "base/error.h"
+#include "os/os.h"
+
+static enum nebula_status to_text(json_t *body, char **ret_text, struct nebula_error *error)
+{
+        char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+
+        json_decref(body);
+        if (!text)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a report");
+        *ret_text = text;
+        return NEBULA_OK;
+}
+
+static void add_source(json_t *sources, bool holds, const char *name)
+{
+        if (holds)
+                json_array_append_new(sources, json_string(name));
+}
+
+static json_t *version_json(const struct version *version)
+{
+        json_t *files = json_array(), *sources = json_array(), *moves = json_array(), *body;
+        char missing[160];
+
+        world_missing(version, missing, sizeof missing);
+        add_source(sources, version->in_memory, "memory");
+        add_source(sources, version->remote, "peer");
+        add_source(sources, version->stored, "storage");
+        for (size_t i = 0; i < version->file_count; i++)
+                json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", version->files[i].name, "size",
+                                                       (json_int_t)version->files[i].size, "rank",
+                                                       (json_int_t)version->files[i].rank, "generation",
+                                                       (json_int_t)version->files[i].generation));
+        for (uint32_t i = 0; i < version->life.move_count; i++)
+                json_array_append_new(moves, json_pack("{s:s, s:f}", "state", nebula_state_name(version->life.moves[i].state),
+                                                       "at", version->life.moves[i].at));
+        body = json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:o, s:f, s:f, s:s, s:o, s:s, s:s}", "tag", version->tag, "step",
+                         (json_int_t)version->step, "generation", (json_int_t)version->generation, "state",
+                         nebula_state_name(version->life.state), "source", sources, "size", (json_int_t)version_size(version),
+                         "files", files, "committed_at", lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable_at",
+                         lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "error", version->error.message, "moves", moves,
+                         "job", version->job->name, "persist_path", version->job->persist_path);
+        if (body) {
+                json_object_set_new(body, "world", json_integer(version->world));
+                json_object_set_new(body, "run", json_string(version->run));
+                if (missing[0] && !version->error.message[0])
+                        json_object_set_new(body, "error", json_string(missing));
+                json_object_set_new(body, "sequence", json_integer((json_int_t)version->sequence));
+        }
+        return body;
+}
+
+static json_t *manifest_json(const struct manifest *manifest, const char *path)
+{
+        json_t *files = json_array();
+        uint64_t size = 0;
+        double at = (double)manifest->sequence / 1e9;
+        json_t *body;
+
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                size += manifest->files[i].size;
+                json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", manifest->files[i].name, "size",
+                                                       (json_int_t)manifest->files[i].size, "rank",
+                                                       (json_int_t)manifest->files[i].rank, "generation",
+                                                       (json_int_t)manifest->files[i].generation));
+        }
+        body = json_pack("{s:s, s:I, s:I, s:s, s:[s], s:I, s:o, s:f, s:f, s:s, s:s, s:s}", "tag", manifest->tag, "step",
+                         (json_int_t)manifest->step, "generation", (json_int_t)manifest->generation, "state", "durable", "source",
+                         "storage", "size", (json_int_t)size, "files", files, "committed_at", at, "durable_at", at, "error", "",
+                         "job", manifest->job, "persist_path", path);
+        if (body) {
+                json_object_set_new(body, "world", json_integer(manifest->world));
+                json_object_set_new(body, "sequence", json_integer((json_int_t)manifest->sequence));
+        }
+        return body;
+}
+
+static json_t *find_row(json_t *versions, const struct manifest *manifest)
+{
+        size_t index;
+        json_t *row;
+
+        json_array_foreach(versions, index, row)
+                if (!strcmp(json_string_value(json_object_get(row, "tag")), manifest->tag) &&
+                    !strcmp(json_string_value(json_object_get(row, "job")), manifest->job) &&
+                    json_integer_value(json_object_get(row, "generation")) == (json_int_t)manifest->generation)
+                        return row;
+        return NULL;
+}
+
+static void merge_stored(json_t *versions, const struct manifest *manifest, const char *path)
+{
+        json_t *row = find_row(versions, manifest), *sources;
+
+        if (!row) {
+                json_array_append_new(versions, manifest_json(manifest, path));
+                return;
+        }
+        sources = json_object_get(row, "source");
+        for (size_t i = 0; i < json_array_size(sources); i++)
+                if (!strcmp(json_string_value(json_array_get(sources, i)), "storage"))
+                        return;
+        json_array_append_new(sources, json_string("storage"));
+}
+
+static bool in_scope(const struct job *job, const struct session *session, const char *path)
+{
+        if (*path)
+                return !strcmp(job->persist_path, path);
+        return !session || session->role == IPC_ROLE_TOOL || job == session->job;
+}
+
+/* Whether what peers hold is of use here: of several nodes' shares, the one of this session's node must be there. */
+static bool held_for(const struct session *session, const struct version *version)
+{
+        uint32_t count = version->job->local_world ? version->job->local_world : 1, first;
+
+        if (!version->remote || !session || version->world <= count)
+                return version->remote;
+        first = session->rank / count * count;
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].rank >= first && version->files[i].rank < first + count)
+                        return true;
+        return false;
+}
+
+static json_t *memory_rows(struct catalogue *catalogue, const struct session *session, const char *path)
+{
+        json_t *versions = json_array();
+
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
+                     version = version->next)
+                        if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || held_for(session, version) ||
+                            version->life.state == NEBULA_STATE_FAILED)
+                                json_array_append_new(versions, version_json(version));
+        return versions;
+}
+
+/* Jobs whose storage the report covers; one per path, for a scan shows every job's versions. */
+static size_t paths_in_scope(struct catalogue *catalogue, const struct session *session, const char *path, struct job ***ret_jobs)
+{
+        size_t count = 0, used = 0;
+        struct job **jobs;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                count++;
+        jobs = calloc(count + 1, sizeof(struct job *));
+        for (struct job *job = jobs ? catalogue->jobs : NULL; job; job = job->next) {
+                bool seen = !job->persist_path[0] || !in_scope(job, session, path);
+
+                for (size_t i = 0; i < used; i++)
+                        seen = seen || !strcmp(jobs[i]->persist_path, job->persist_path);
+                if (!seen)
+                        jobs[used++] = job;
+        }
+        *ret_jobs = jobs;
+        return used;
+}
+
+static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path,
+                                        char **ret_text, struct nebula_error *error)
+{
+        bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path;
+        json_t *versions, *problems = json_array();
+        struct job **jobs;
+        size_t count;
+
+        if (session && session->role == IPC_ROLE_TRAINER && (!*path || !strcmp(path, session->job->persist_path)))
+                replica_learn(catalogue, session->job); /* what ranks can agree on counts copies in */
+        catalogue_lock(catalogue);
+        if (*path && (!session || session->role == IPC_ROLE_TRAINER))
+                catalogue_job_get(catalogue, path, session ? session->job->name : "");
+        versions = memory_rows(catalogue, session, path);
+        count = paths_in_scope(catalogue, session, path, &jobs);
+        catalogue_unlock(catalogue);
+        for (size_t i = 0; i < count; i++) {
+                struct nebula_error failure = { 0 };
+                struct manifest_scan scan = { 0 };
+                struct store *store;
+                enum nebula_status status = storage_open(catalogue, jobs[i], &store, &failure);
+
+                if (!status)
+                        status = manifest_scan(store, &scan, &failure);
+                if (status && status != NEBULA_NOT_FOUND)
+                        json_array_append_new(problems, json_string(failure.message));
+                if (!status && scan.broken_count)
+                        json_array_append_new(problems, json_string(scan.broken));
+                for (size_t j = 0; !status && j < scan.count; j++)
+                        if (!own_only || !strcmp(scan.manifests[j].job, session->job->name))
+                                merge_stored(versions, &scan.manifests[j], jobs[i]->persist_path);
+                if (!status)
+                        manifest_scan_done(&scan);
+        }
+        free(jobs);
+        return to_text(json_pack("{s:o, s:o}", "versions", versions, "problems", problems), ret_text, error);
+}
+
+static json_t *job_json(const struct catalogue *catalogue, const struct job *job)
+{
+        uint32_t in_memory = 0;
+
+        for (const struct version *version = job->versions; version; version = version->next)
+                in_memory += version->in_memory;
+        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:b, s:s, s:I}", "job", job->name, "persist_path", job->persist_path,
+                         "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
+                         job->persist_interval_s, "retention_count", (json_int_t)job->retention_count, "versions_in_memory",
+                         (json_int_t)in_memory, "versions_in_storage", (json_int_t)job->stored.count, "persisting",
+                         job->persisting, "storage_error", job->store_error.message, "storage_failures",
+                         (json_int_t)job->failure_count);
+}
+
+static enum nebula_status status_text(struct catalogue *catalogue, char **ret_text, struct nebula_error *error)
+{
+        json_t *jobs = json_array(), *sessions = json_array(), *queue = json_array(), *agent;
+        const struct memory *memory = &catalogue->memory;
+
+        catalogue_lock(catalogue);
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                json_array_append_new(jobs, job_json(catalogue, job));
+                for (const struct version *version = job->versions; version; version = version->next)
+                        if (version_unsaved(version))
+                                json_array_append_new(queue, json_pack("{s:s, s:s, s:s, s:I, s:b, s:s}", "tag", version->tag, "job",
+                                                                       job->name, "persist_path", job->persist_path, "size",
+                                                                       (json_int_t)version_size(version), "writing",
+                                                                       version->pins > 0 && job->persisting, "error",
+                                                                       version->error.message));
+        }
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->connection_count && session->role == IPC_ROLE_TRAINER)
+                        json_array_append_new(sessions, json_pack("{s:I, s:I, s:I, s:s, s:s, s:f}", "pid", (json_int_t)session->pid,
+                                                                  "rank", (json_int_t)session->rank, "world",
+                                                                  (json_int_t)session->world, "job", session->job->name,
+                                                                  "persist_path", session->job->persist_path, "since",
+                                                                  session->since));
+        agent = json_pack("{s:I, s:s, s:f, s:f, s:I, s:I, s:I, s:s, s:b}", "pid", (json_int_t)os->pid(), "version", NEBULA_VERSION,
+                          "uptime_s", (double)(os->now_ns() - catalogue->started_ns) / 1e9, "started", catalogue->started,
+                          "memory_used", (json_int_t)memory->used, "memory_budget", (json_int_t)memory->budget, "memory_named",
+                          (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining);
+        catalogue_unlock(catalogue);
+        return to_text(json_pack("{s:o, s:o, s:o, s:o}", "agent", agent, "jobs", jobs, "sessions", sessions, "queue", queue),
+                       ret_text, error);
+}
+
+static enum nebula_status history_text(struct catalogue *catalogue, const struct session *session, const char *path,
+                                       char **ret_text, struct nebula_error *error)
+{
+        json_t *rows = json_array();
+
+        catalogue_lock(catalogue);
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
+                     version = version->next)
+                        /* Not those that were only found in storage: their history is an earlier agent's. */
+                        if (version->part_count)
+                                json_array_insert_new(rows, 0, history_json(version));
+        catalogue_unlock(catalogue);
+        return to_text(json_pack("{s:o}", "history", rows), ret_text, error);
+}
+
+enum nebula_status report_text(struct catalogue *catalogue, const struct session *session, enum nebula_report report,
+                               const char *persist_path, char **ret_text, struct nebula_error *error)
+{
+        switch (report) {
+        case NEBULA_REPORT_VERSIONS:
+                return versions_text(catalogue, session, persist_path, ret_text, error);
+        case NEBULA_REPORT_STATUS:
+                return status_text(catalogue, ret_text, error);
+        case NEBULA_REPORT_HISTORY:
+                return history_text(catalogue, session, persist_path, ret_text, error);
+        default:
+                return error_set(error, NEBULA_INVALID, 0, "there is no report %u", (unsigned)report);
+        }
+}
+
+enum nebula_status report_version(struct catalogue *catalogue, uint64_t version_id, char **ret_text, struct nebula_error *error)
+{
+        struct version *version;
+        json_t *body = NULL;
+
+        catalogue_lock(catalogue);
+        version = catalogue_version(catalogue, version_id);
+        if (version)
+                body = version_json(version);
+        catalogue_unlock(catalogue);
+        if (!version)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
+        return to_text(body, ret_text, error);
+}

@@ -1,0 +1,497 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit.h"
+#include "agent/log.h"
+#include "agent/replica.h"
+#include "agent/restore.h"
+#include "agent/retain.h"
+#include "agent/storage.h"
+#include "agent/worker.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+static struct retain_entry entry_of(int64_t step, uint64_t sequence)
+{
+        return (struct retain_entry){ .step = step, .sequence = sequence, .complete = true };
+}
+
+/* Whether a is newer than b, by the rule of retain.h. */
+static bool is_newer(struct retain_entry a, struct retain_entry b)
+{
+        struct retain_entry both[2] = { b, a };
+
+        return retain_newest(both, 2) == 1;
+}
+
+static struct version *newest_in_memory(struct job *job, const char *tag)
+{
+        struct version *best = NULL;
+
+        for (struct version *version = job->versions; version; version = version->next) {
+                if (!version_whole_in_memory(version) || (*tag && strcmp(tag, version->tag)))
+                        continue;
+                /* Generations of one tag follow each other. */
+                if (!best || (*tag ? version->generation > best->generation :
+                                     is_newer(entry_of(version->step, version->sequence), entry_of(best->step, best->sequence))))
+                        best = version;
+        }
+        return best;
+}
+
+static struct version *find_in_memory(struct catalogue *catalogue, struct job *own, const char *path, const char *tag)
+{
+        struct version *found = NULL;
+        struct job *job = catalogue_job(catalogue, path, own->name);
+
+        if (job)
+                found = newest_in_memory(job, tag);
+        if (found || !strcmp(path, own->persist_path))
+                return found;
+        for (job = catalogue->jobs; job; job = job->next) {
+                struct version *version = strcmp(job->persist_path, path) ? NULL : newest_in_memory(job, tag);
+
+                if (version && (!found || version->sequence > found->sequence))
+                        found = version;
+        }
+        return found;
+}
+
+/* Every file is where it should be, and as long. */
+static enum nebula_status check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                const struct manifest_file *file = &manifest->files[i];
+                struct store_entry entry;
+                char key[1200];
+                enum nebula_status status = manifest_file_key(store, manifest, file, key, error);
+
+                if (!status)
+                        status = store->ops->stat(store, key, &entry, error);
+                if (status == NEBULA_NOT_FOUND)
+                        return error_set(error, NEBULA_CORRUPT, 0, "file \"%.200s\" of checkpoint \"%.100s\" is missing from %.150s",
+                                         file->name, manifest->tag, store->root);
+                if (status)
+                        return status;
+                if (entry.size != file->size)
+                        status = error_set(error, NEBULA_CORRUPT, 0,
+                                           "file \"%.150s\" of checkpoint \"%.100s\" has %" PRIu64 " bytes where its manifest says %" PRIu64,
+                                           file->name, manifest->tag, entry.size, file->size);
+                store_entry_done(&entry);
+                if (status)
+                        return status;
+        }
+        return NEBULA_OK;
+}
+
+static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, struct manifest *ret_manifest,
+                                        struct nebula_error *error)
+{
+        struct manifest_scan scan = { 0 };
+        enum nebula_status status = manifest_scan(store, &scan, error);
+
+        if (status)
+                return status;
+        if (scan.broken_count)
+                log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s are passed over, the first: %s", scan.broken_count, store->root, scan.broken);
+        for (;;) {
+                struct nebula_error failure = { 0 };
+                int64_t index = manifest_scan_newest(&scan, job);
+
+                if (index < 0 && any_job)
+                        index = manifest_scan_newest(&scan, NULL);
+                if (index < 0) {
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
+                        break;
+                }
+                status = check_files(store, &scan.manifests[index], &failure);
+                if (status && status != NEBULA_CORRUPT) {
+                        if (error)
+                                *error = failure;
+                        break;
+                }
+                if (!status)
+                        *ret_manifest = scan.manifests[index];
+                else
+                        log_event(LOG_LEVEL_ERROR, "FALLING BACK to an older checkpoint than %s: %s", scan.manifests[index].tag, failure.message);
+                if (status)
+                        manifest_done(&scan.manifests[index]);
+                memmove(&scan.manifests[index], &scan.manifests[index + 1],
+                        (scan.count - (size_t)index - 1) * sizeof *scan.manifests);
+                scan.count--;
+                if (!status)
+                        break;
+        }
+        manifest_scan_done(&scan);
+        return status;
+}
+
+static enum nebula_status stored_tag(struct store *store, const char *tag, const char *job, bool any_job,
+                                     struct manifest *ret_manifest, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        enum nebula_status status = manifest_load(store, tag, &manifest, error);
+
+        if (status == NEBULA_NOT_FOUND)
+                return error_set(error, status, 0, "there is no complete checkpoint \"%.200s\" in %.200s", tag, store->root);
+        if (status)
+                return status;
+        if (!any_job && strcmp(manifest.job, job))
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" in %.150s belongs to another job, \"%.100s\"",
+                                   tag, store->root, manifest.job);
+        else
+                status = check_files(store, &manifest, error);
+        if (status)
+                manifest_done(&manifest);
+        else
+                *ret_manifest = manifest;
+        return status;
+}
+
+static void fill_found(const struct version *version, struct ipc_found *found)
+{
+        memset(found, 0, sizeof *found);
+        found->version_id = version->id;
+        found->generation = version->generation;
+        found->step = version->step;
+        found->state = (uint32_t)version->life.state;
+        strcpy(found->tag, version->tag);
+}
+
+/* What this agent knows of storage without looking: a newer one there than in memory makes it look. */
+static bool storage_may_be_newer(const struct job *job, const struct version *version)
+{
+        int64_t newest = manifest_scan_newest(&job->stored, job->name);
+
+        return newest >= 0 && is_newer(entry_of(job->stored.manifests[newest].step, job->stored.manifests[newest].sequence),
+                                       entry_of(version->step, version->sequence));
+}
+
+static enum nebula_status find_stored(struct catalogue *catalogue, struct job *job, const char *tag, bool any_job,
+                                      struct ipc_found *found, struct retain_entry *ret_entry, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct version *version;
+        struct store *store;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (!status)
+                status = *tag ? stored_tag(store, tag, job->name, any_job, &manifest, error) :
+                                stored_newest(store, job->name, any_job, &manifest, error);
+        if (status)
+                return status;
+        catalogue_lock(catalogue);
+        version = catalogue_stored(catalogue, job, &manifest);
+        if (version) {
+                fill_found(version, found);
+                *ret_entry = entry_of(version->step, version->sequence);
+        } else {
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", manifest.tag);
+        }
+        catalogue_unlock(catalogue);
+        manifest_done(&manifest);
+        return status;
+}
+
+/* The newest that peers hold. */
+static enum nebula_status find_remote(struct catalogue *catalogue, struct job *job, const char *tag, struct ipc_found *found,
+                                      struct retain_entry *ret_entry)
+{
+        struct nebula_error error = { 0 };
+        struct version *version = NULL;
+        uint64_t id;
+        enum nebula_status status = replica_find(catalogue, job, tag, &id, &error);
+
+        if (status && status != NEBULA_NOT_FOUND)
+                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+        catalogue_lock(catalogue);
+        if (!status)
+                version = catalogue_version(catalogue, id);
+        if (version) {
+                fill_found(version, found);
+                *ret_entry = entry_of(version->step, version->sequence);
+        }
+        catalogue_unlock(catalogue);
+        return version ? NEBULA_OK : NEBULA_NOT_FOUND;
+}
+
+enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
+                                struct ipc_found *ret_found, struct nebula_error *error)
+{
+        bool own, in_memory = false, look = true;
+        const char *path;
+        struct retain_entry memory_entry = { 0 }, stored_entry = { 0 };
+        struct ipc_found found, stored;
+        struct version *version;
+        struct job *job, *own_job;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        job = own_job = session->job; /* jobs stay */
+        path = request->persist_path[0] ? request->persist_path : job->persist_path;
+        own = !strcmp(path, job->persist_path);
+        version = find_in_memory(catalogue, job, path, request->tag);
+        if (version) {
+                in_memory = true;
+                fill_found(version, &found);
+                memory_entry = entry_of(version->step, version->sequence);
+                look = !request->tag[0] && version->job->persist_path[0] && storage_may_be_newer(version->job, version);
+        }
+        if (!own && *path)
+                job = catalogue_job_get(catalogue, path, job->name);
+        catalogue_unlock(catalogue);
+        if (!look) {
+                *ret_found = found;
+                return NEBULA_OK;
+        }
+        /* This node has lost its memory, or never had it: another node's. */
+        if (!in_memory && own && !find_remote(catalogue, own_job, request->tag, &found, &memory_entry))
+                in_memory = true;
+        if (!job)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
+        if (!*path && in_memory) {
+                *ret_found = found;
+                return NEBULA_OK;
+        }
+        if (!*path)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
+                                 *request->tag ? " " : "", request->tag);
+        status = find_stored(catalogue, job, request->tag, !own, &stored, &stored_entry, error);
+        if (in_memory && (status || !is_newer(stored_entry, memory_entry))) {
+                *ret_found = found;
+                return NEBULA_OK;
+        }
+        if (status == NEBULA_NOT_FOUND && error && !*request->tag)
+                error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in memory or in %.300s", path);
+        if (!status)
+                *ret_found = stored;
+        return status;
+}
+
+static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacity, const char *name, struct nebula_error *error)
+{
+        bool named;
+
+        while (!memory_reserve(&catalogue->memory, capacity, &named))
+                if (!worker_bury(catalogue) && !catalogue_reclaim(catalogue))
+                        return error_set(error, NEBULA_NO_MEMORY, 0,
+                                         "\"%.200s\" needs %" PRIu64 " MiB of memory to be read into; the budget is %" PRIu64
+                                         " MiB and %" PRIu64 " MiB are in use", name, capacity >> 20, catalogue->memory.budget >> 20,
+                                         catalogue->memory.used >> 20);
+        return NEBULA_OK;
+}
+
+static bool same_writing(const struct manifest *manifest, const char *name, uint64_t generation)
+{
+        for (size_t i = 0; i < manifest->file_count; i++)
+                if (!strcmp(manifest->files[i].name, name))
+                        return manifest->files[i].generation == generation;
+        return false;
+}
+
+/* From storage into a fresh image; no lock held. `generation` is that of the file, which may be carried over. */
+static enum nebula_status read_back(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation,
+                                    const char *name, struct image **ret_image, struct record_file *ret_file,
+                                    struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct record_file file = { 0 };
+        struct image *image = NULL;
+        struct store *store;
+        uint64_t capacity = 0;
+        void *data;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (!status)
+                status = manifest_load(store, tag, &manifest, error);
+        if (!status && !same_writing(&manifest, name, generation))
+                status = error_set(error, NEBULA_NOT_FOUND, 0,
+                                   "checkpoint \"%.200s\" was written again since it was found: look it up once more", tag);
+        if (!status)
+                status = manifest_load_file(store, &manifest, name, &file, error);
+        if (status)
+                goto done;
+        capacity = memory_capacity(file.size);
+        catalogue_lock(catalogue);
+        status = room_for(catalogue, capacity, name, error);
+        catalogue_unlock(catalogue);
+        if (status)
+                goto done;
+        status = memory_create(&catalogue->memory, capacity, false, &image, error);
+        if (!status)
+                status = memory_map(image, &data, error);
+        if (!status)
+                status = manifest_read_file(store, &manifest, name, data, file.size, error);
+        if (status) {
+                if (image)
+                        memory_bury(&catalogue->memory, image);
+                catalogue_lock(catalogue);
+                memory_unreserve(&catalogue->memory, capacity);
+                catalogue_unlock(catalogue);
+                goto done;
+        }
+        image->restored = image->exposed = true;
+        memory_unmap(image);
+        *ret_image = image;
+        *ret_file = file;
+        memset(&file, 0, sizeof file);
+done:
+        record_file_done(&file);
+        manifest_done(&manifest);
+        return status;
+}
+
+/* The same from a peer's memory. */
+static enum nebula_status read_remote(struct catalogue *catalogue, struct job *job, const struct version *version, const char *name,
+                                      uint64_t size, struct image **ret_image, struct nebula_error *error)
+{
+        uint64_t capacity = memory_capacity(size);
+        struct image *image = NULL;
+        void *data;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        status = room_for(catalogue, capacity, name, error);
+        catalogue_unlock(catalogue);
+        if (status)
+                return status;
+        status = memory_create(&catalogue->memory, capacity, false, &image, error);
+        if (!status)
+                status = memory_map(image, &data, error);
+        if (!status)
+                status = replica_fetch(catalogue, job, version->tag, version->generation, version->sequence, name, data, size, error);
+        if (status) {
+                if (image)
+                        memory_bury(&catalogue->memory, image);
+                catalogue_lock(catalogue);
+                memory_unreserve(&catalogue->memory, capacity);
+                catalogue_unlock(catalogue);
+                return status;
+        }
+        image->restored = image->exposed = image->from_peer = true;
+        memory_unmap(image);
+        *ret_image = image;
+        return NEBULA_OK;
+}
+
+/* Lock held on entry and return, free while reading. `version` is pinned. */
+static enum nebula_status bring_back(struct catalogue *catalogue, struct version *version, const char *name,
+                                     struct nebula_error *error)
+{
+        struct agent_file *file = version_file(version, name);
+        struct record_file stored = { 0 };
+        struct image *image = NULL;
+        uint64_t generation, size;
+        enum nebula_status status = NEBULA_NOT_FOUND;
+
+        while (file->reading) {
+                os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, -1);
+                file = version_file(version, name);
+        }
+        if (file->image)
+                return NEBULA_OK; /* another rank's request brought it */
+        file->reading = true;
+        generation = file->generation;
+        size = file->size;
+        catalogue_unlock(catalogue);
+        if (version->remote) {
+                struct nebula_error failure = { 0 };
+
+                status = read_remote(catalogue, version->job, version, name, size, &image, &failure);
+                if (status && error)
+                        *error = failure;
+                if (status)
+                        log_event(LOG_LEVEL_WARN, "\"%s\" of %s does not come from a peer, storage is tried: %s", name, version->tag,
+                                  failure.message);
+        }
+        if (status && (!version->remote || version->job->persist_path[0]))
+                status = read_back(catalogue, version->job, version->tag, generation, name, &image, &stored, error);
+        catalogue_lock(catalogue);
+        file = version_file(version, name);
+        file->reading = false;
+        if (!status) {
+                if (!image->from_peer) {
+                        file->format = stored.is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW;
+                        file->size = stored.size;
+                }
+                image->job = version->job;
+                memory_add(&catalogue->memory, image);
+                memory_hold(image);
+                file->image = image;
+        }
+        record_file_done(&stored);
+        pthread_cond_broadcast(&catalogue->moved);
+        return status;
+}
+
+static void list_names(const struct version *version, char *text, size_t size)
+{
+        size_t used = 0;
+
+        text[0] = 0;
+        for (size_t i = 0; i < version->file_count && used < size; i++)
+                used += (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "", version->files[i].name);
+}
+
+/* The complete version behind a handle that only began its tag. */
+static struct version *complete_one(struct version *version, const char *name)
+{
+        struct version *best = NULL;
+
+        if (version_file(version, name) && (version_file(version, name)->image || version->stored || version->remote))
+                return version;
+        for (struct version *other = version->job->versions; other; other = other->next)
+                if (!strcmp(other->tag, version->tag) && version_file(other, name) &&
+                    (version_whole_in_memory(other) || other->stored || other->remote) && (!best || other->generation > best->generation))
+                        best = other;
+        return best;
+}
+
+enum nebula_status restore_open(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
+                                struct ipc_opened *ret_opened, int *ret_fd, struct nebula_error *error)
+{
+        struct version *version, *source;
+        struct agent_file *file;
+        bool from_storage = false;
+        char names[300];
+        enum nebula_status status = NEBULA_OK;
+
+        catalogue_lock(catalogue);
+        version = catalogue_version(catalogue, request->version_id);
+        if (!version) {
+                catalogue_unlock(catalogue);
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
+        }
+        source = complete_one(version, request->name);
+        if (!source) {
+                list_names(version, names, sizeof names);
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" has no file \"%.100s\"; it has: %.200s",
+                                   version->tag, request->name, *names ? names : "none");
+                catalogue_unlock(catalogue);
+                return status;
+        }
+        source->pins++;
+        file = version_file(source, request->name);
+        if (!file->image) {
+                from_storage = true;
+                status = bring_back(catalogue, source, request->name, error);
+                file = version_file(source, request->name);
+        }
+        if (!status)
+                status = memory_open_read_only(&catalogue->memory, file->image, ret_fd, error);
+        if (!status) {
+                enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
+                                       from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;
+
+                *ret_opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format,
+                                                   .source = from };
+        }
+        source->pins--;
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        (void)session;
+        return status;
+}

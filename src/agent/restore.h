@@ -1,0 +1,22 @@
+/*
+ * restore.h - finding a version and handing out its files.
+ *
+ * A version is looked for in this node's memory, then in storage; only complete
+ * ones are found. A file comes from memory as it is; from storage it is read in
+ * parallel into an image of its own, every byte checked on the way, once
+ * however many ranks ask.
+ *
+ * Called without the lock.
+ */
+#ifndef NB_AGENT_RESTORE_H
+#define NB_AGENT_RESTORE_H
+
+#include "agent/catalogue.h"
+
+enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
+                                struct ipc_found *ret_found, struct nebula_error *error);
+/* *ret_fd is the caller's, and can only read. */
+enum nebula_status restore_open(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
+                                struct ipc_opened *ret_opened, int *ret_fd, struct nebula_error *error);
+
+#endif

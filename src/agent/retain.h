@@ -1,0 +1,56 @@
+/*
+ * retain.h - which versions stay, and which is written next: pure functions
+ * over an array of facts, so that every rule can be tested without an agent.
+ *
+ * Newest: of the tags that name a step, the largest (step, sequence); of the
+ * others, the largest sequence; between these two, the later sequence.
+ */
+#ifndef NB_AGENT_RETAIN_H
+#define NB_AGENT_RETAIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct retain_entry {
+        int64_t step;      /* -1: none */
+        uint64_t sequence; /* order of commits */
+        bool complete;     /* can be loaded */
+        bool durable;      /* storage has it */
+        bool unsaved;      /* is to be persisted and is not durable */
+        bool busy;         /* being read or written */
+};
+
+/* Index of the newest complete entry, -1 when there is none. */
+int64_t retain_newest(const struct retain_entry *entries, size_t count);
+/*
+ * Memory: sets drop[i] for complete versions beyond the `keep` latest commits. Never one that is busy or
+ * unsaved, never the newest complete one.
+ */
+void retain_memory(const struct retain_entry *entries, size_t count, size_t keep, bool *drop);
+/*
+ * Memory that must be found: the one version whose loss costs least, or -1. Versions that storage has go first,
+ * the oldest commit first, even the newest; then superseded ones that nobody asked to persist. Never the
+ * newest complete one unless storage has it.
+ */
+int64_t retain_victim(const struct retain_entry *entries, size_t count);
+/*
+ * Storage: keeps the newest `keep_last` and steps that are multiples of `keep_every`; keep_last 0 keeps all. Never
+ * drops the newest complete one, the latest commit, or a busy one.
+ */
+void retain_storage(const struct retain_entry *entries, size_t count, uint32_t keep_last, uint64_t keep_every, bool *drop);
+
+struct persist_entry {
+        uint64_t sequence;
+        bool committed; /* complete, in memory, not durable, not failed */
+        bool wanted;    /* somebody waits for it */
+};
+/*
+ * The version to persist now, or -1; then *ret_due_ns is when to ask again (INT64_MAX: when something changes).
+ * Wanted ones go first, oldest first. interval_ns 0: every committed one, oldest first. Otherwise the newest
+ * committed one once interval_ns have passed since last_start_ns (INT64_MIN: never started).
+ */
+int64_t persist_due(const struct persist_entry *entries, size_t count, int64_t interval_ns, int64_t last_start_ns,
+                    int64_t now_ns, int64_t *ret_due_ns);
+
+#endif

@@ -1,0 +1,198 @@
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/catalogue.h"
+#include "agent/log.h"
+#include "agent/retain.h"
+
+/* The versions of a job that hold memory, with the facts that retention looks at. The arrays are the caller's. */
+static size_t collect(struct job *job, struct version ***ret_versions, struct retain_entry **ret_entries, bool **ret_drop)
+{
+        size_t count = 0, used = 0;
+
+        for (struct version *version = job->versions; version; version = version->next)
+                count += version->in_memory;
+        *ret_versions = calloc(count + 1, sizeof **ret_versions);
+        *ret_entries = calloc(count + 1, sizeof **ret_entries);
+        *ret_drop = calloc(count + 1, sizeof **ret_drop);
+        if (!*ret_versions || !*ret_entries || !*ret_drop)
+                return 0;
+        for (struct version *version = job->versions; version; version = version->next) {
+                if (!version->in_memory)
+                        continue;
+                (*ret_versions)[used] = version;
+                (*ret_entries)[used++] = (struct retain_entry){
+                        .step = version->step,
+                        .sequence = version->sequence,
+                        .complete = lifecycle_complete(version->life.state) || version->failed_by_storage,
+                        .durable = version->stored,
+                        .unsaved = version_unsaved(version),
+                        .busy = version->pins > 0,
+                };
+        }
+        return used;
+}
+
+static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *job)
+{
+        uint64_t bytes = 0;
+
+        for (const struct image *image = catalogue->memory.images; image; image = image->next)
+                if (image->job == job && !image->restored && !image->spilled)
+                        bytes += image->capacity;
+        return bytes;
+}
+
+/* What one version of this job takes: its newest, complete or not. */
+static uint64_t version_bytes(const struct job *job)
+{
+        for (const struct version *version = job->versions; version; version = version->next) {
+                uint64_t bytes = 0;
+
+                for (size_t i = 0; i < version->file_count; i++)
+                        if (version->files[i].image)
+                                bytes += version->files[i].image->capacity;
+                if (bytes && lifecycle_reached(version->life.state, NEBULA_STATE_COMMITTED))
+                        return bytes;
+        }
+        return 0;
+}
+
+static uint64_t steady_bytes(const struct job *job)
+{
+        return version_bytes(job) * (job->retention_count > 2 ? job->retention_count : 2);
+}
+
+static struct image *free_image(struct catalogue *catalogue, const struct job *job)
+{
+        for (struct image *image = catalogue->memory.images; image; image = image->next)
+                if (!image->users && (!job || image->job == job))
+                        return image;
+        return NULL;
+}
+
+static void trim_free(struct catalogue *catalogue, struct job *job)
+{
+        uint64_t limit = steady_bytes(job);
+        struct image *image;
+
+        while (job_bytes(catalogue, job) > limit && (image = free_image(catalogue, job)))
+                memory_doom(&catalogue->memory, image);
+}
+
+static void trim_tombstones(struct catalogue *catalogue, struct job *job)
+{
+        struct version *version = job->versions, *next;
+        size_t count = 0;
+
+        for (; version; version = next) {
+                bool held = false;
+
+                next = version->next;
+                for (size_t i = 0; i < version->file_count; i++)
+                        held = held || version->files[i].image;
+                if (version->in_memory || version->pins || held || !version->recorded ||
+                    version->life.state < NEBULA_STATE_COMMITTED)
+                        continue;
+                if (++count > TOMBSTONE_MAX)
+                        version_free(catalogue, version);
+        }
+}
+
+void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
+{
+        struct version **versions;
+        struct retain_entry *entries;
+        bool *drop, trim = true;
+        size_t count = collect(job, &versions, &entries, &drop);
+
+        if (count)
+                retain_memory(entries, count, keep, drop);
+        for (size_t i = 0; i < count; i++) {
+                trim = trim && entries[i].complete; /* an open version has files to come: it wants the free images */
+                if (drop[i])
+                        version_forget_memory(catalogue, versions[i]);
+        }
+        if (trim)
+                trim_free(catalogue, job);
+        trim_tombstones(catalogue, job);
+        free(versions);
+        free(entries);
+        free(drop);
+}
+
+bool catalogue_drop_restored(struct catalogue *catalogue)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next)
+                        for (size_t i = 0; !version->pins && i < version->file_count; i++) {
+                                struct agent_file *file = &version->files[i];
+
+                                if (file->image && file->image->restored && !file->reading) {
+                                        memory_drop(&catalogue->memory, file->image);
+                                        file->image = NULL;
+                                        return true;
+                                }
+                        }
+        return false;
+}
+
+bool catalogue_reclaim(struct catalogue *catalogue)
+{
+        struct image *image = free_image(catalogue, NULL);
+
+        if (image) {
+                memory_doom(&catalogue->memory, image);
+                return true;
+        }
+        if (catalogue_drop_restored(catalogue))
+                return true;
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                struct version **versions;
+                struct retain_entry *entries;
+                bool *drop;
+                size_t count = collect(job, &versions, &entries, &drop);
+                int64_t victim = count ? retain_victim(entries, count) : -1;
+
+                if (victim >= 0) {
+                        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " leaves memory: the memory tier is full",
+                                 versions[victim]->tag, versions[victim]->generation);
+                        version_forget_memory(catalogue, versions[victim]);
+                }
+                free(versions);
+                free(entries);
+                free(drop);
+                if (victim >= 0)
+                        return true;
+        }
+        return false;
+}
+
+/* Spare images are made only while the job trains, and only so many that the steady number is not exceeded. */
+uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
+{
+        uint64_t bytes = version_bytes(job);
+        const struct version *newest = job->versions;
+
+        if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(&catalogue->memory, job) >= bytes ||
+            job_bytes(catalogue, job) >= steady_bytes(job))
+                return 0;
+        while (newest && !lifecycle_reached(newest->life.state, NEBULA_STATE_COMMITTED))
+                newest = newest->next;
+        /* The first file that has no free image of its size yet. */
+        for (size_t i = 0; newest && i < newest->file_count; i++) {
+                uint64_t need, wanted = 0, have = 0;
+
+                if (!newest->files[i].image)
+                        continue;
+                need = newest->files[i].image->capacity;
+                for (size_t j = 0; j < newest->file_count; j++)
+                        wanted += newest->files[j].image && newest->files[j].image->capacity == need;
+                for (const struct image *image = catalogue->memory.images; image; image = image->next)
+                        have += !image->users && image->job == job && image->capacity == need;
+                if (have < wanted && job_bytes(catalogue, job) + need <= steady_bytes(job))
+                        return need;
+        }
+        return 0;
+}

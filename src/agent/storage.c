@@ -1,0 +1,176 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit.h"
+#include "agent/log.h"
+#include "agent/retain.h"
+#include "agent/storage.h"
+#include "base/error.h"
+#include "os/os.h"
+
+enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
+                                struct nebula_error *error)
+{
+        struct store *store;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        store = job->store;
+        catalogue_unlock(catalogue);
+        if (!store) {
+                if (!job->persist_path[0])
+                        return error_set(error, NEBULA_NOT_FOUND, 0, "no persistent storage path is set");
+                status = store_open(job->persist_path, &store, error);
+                if (status)
+                        return status;
+                catalogue_lock(catalogue);
+                if (job->store) {
+                        store_close(store);
+                        store = job->store;
+                }
+                job->store = store;
+                catalogue_unlock(catalogue);
+        }
+        *ret_store = store;
+        return NEBULA_OK;
+}
+
+/* Half of a finished write is rolled forward; half of an unfinished one goes, once it is too old to be anybody's work. */
+static void settle_all(struct catalogue *catalogue, struct job *job, struct store *store, const struct manifest_scan *scan)
+{
+        struct nebula_error error = { 0 };
+        size_t removed = 0;
+
+        for (size_t i = 0; i < scan->count; i++)
+                if (!strcmp(scan->manifests[i].job, job->name) && manifest_settle(store, &scan->manifests[i], &error))
+                        log_event(LOG_LEVEL_WARN, "%s in %s could not be settled: %s", scan->manifests[i].tag, job->persist_path, error.message);
+        if (manifest_sweep(store, (int64_t)catalogue->sweep_age_s * 1000000000, &removed, &error))
+                log_event(LOG_LEVEL_WARN, "%s could not be swept: %s", job->persist_path, error.message);
+        else if (removed)
+                log_event(LOG_LEVEL_INFO, "removed the rest of interrupted writes from %s: %zu objects", job->persist_path, removed);
+}
+
+enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error)
+{
+        struct manifest_scan scan = { 0 };
+        struct nebula_error failure = { 0 };
+        struct store *store;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (status)
+                return status;
+        status = manifest_scan(store, &scan, &failure);
+        if (status == NEBULA_NOT_FOUND) {
+                memset(&scan, 0, sizeof scan); /* the path need not exist yet */
+        } else if (status) {
+                if (error)
+                        *error = failure;
+                return status;
+        } else {
+                settle_all(catalogue, job, store, &scan);
+        }
+        if (scan.broken_count)
+                log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s, the first: %s", scan.broken_count, job->persist_path, scan.broken);
+        catalogue_lock(catalogue);
+        manifest_scan_done(&job->stored);
+        job->stored = scan;
+        job->scanned = true;
+        commit_carry_stored(catalogue, job);
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        return NEBULA_OK;
+}
+
+static bool being_read(const struct job *job, const struct manifest *manifest)
+{
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (version->stored && !strcmp(version->tag, manifest->tag) && version->generation == manifest->generation &&
+                    version->pins)
+                        return true;
+        return false;
+}
+
+/* Takes the manifests that may go out of the job's list, so that nobody is sent to them any more. */
+static struct manifest *take_dropped(struct job *job, size_t *ret_count)
+{
+        size_t count = job->stored.count, dropped = 0, kept = 0;
+        struct retain_entry *entries = calloc(count + 1, sizeof *entries);
+        struct manifest *taken = calloc(count + 1, sizeof *taken);
+        bool *drop = calloc(count + 1, sizeof *drop);
+
+        if (entries && taken && drop) {
+                for (size_t i = 0; i < count; i++) {
+                        const struct manifest *manifest = &job->stored.manifests[i];
+
+                        entries[i] = (struct retain_entry){
+                                .step = manifest->step, .sequence = manifest->sequence, .durable = true,
+                                .complete = !strcmp(manifest->job, job->name), .busy = being_read(job, manifest),
+                        };
+                }
+                retain_storage(entries, count, job->keep_last, job->keep_every, drop);
+                for (size_t i = 0; i < count; i++) {
+                        if (drop[i])
+                                taken[dropped++] = job->stored.manifests[i];
+                        else
+                                job->stored.manifests[kept++] = job->stored.manifests[i];
+                }
+                job->stored.count = kept;
+        }
+        free(entries);
+        free(drop);
+        *ret_count = dropped;
+        return taken;
+}
+
+static void mark_removed(struct job *job, const struct manifest *manifest)
+{
+        for (struct version *version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, manifest->tag) && version->generation == manifest->generation)
+                        version->stored = false;
+}
+
+/* Somebody else's version in our job's name: it may be superseded for us, but it is not ours to remove. */
+static bool is_foreign(struct store *store, const struct manifest *manifest)
+{
+        struct nebula_error error;
+        struct store_entry entry;
+        char directory[256], key[600];
+        bool result;
+
+        if (name_encode(manifest->tag, directory, &error))
+                return true;
+        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
+        if (store->ops->stat(store, key, &entry, &error))
+                return false;
+        result = entry.is_foreign;
+        store_entry_done(&entry);
+        return result;
+}
+
+void storage_retain(struct catalogue *catalogue, struct job *job)
+{
+        struct nebula_error error = { 0 };
+        struct manifest *dropped;
+        struct store *store;
+        size_t count;
+
+        if (storage_open(catalogue, job, &store, &error))
+                return;
+        catalogue_lock(catalogue);
+        dropped = take_dropped(job, &count);
+        for (size_t i = 0; i < count; i++)
+                mark_removed(job, &dropped[i]);
+        catalogue_unlock(catalogue);
+        for (size_t i = 0; i < count; i++) {
+                if (is_foreign(store, &dropped[i]))
+                        log_event(LOG_LEVEL_INFO, "%s stays in %s: it belongs to another user", dropped[i].tag, job->persist_path);
+                else if (manifest_remove(store, &dropped[i], &error))
+                        log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", dropped[i].tag, job->persist_path, error.message);
+                else
+                        log_event(LOG_LEVEL_INFO, "removed %s from %s: newer ones are kept", dropped[i].tag, job->persist_path);
+                manifest_done(&dropped[i]);
+        }
+        free(dropped);
+}

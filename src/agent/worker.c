@@ -1,0 +1,422 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/background.h"
+#include "agent/commit.h"
+#include "agent/history.h"
+#include "agent/log.h"
+#include "agent/note.h"
+#include "agent/publish.h"
+#include "agent/retain.h"
+#include "agent/storage.h"
+#include "agent/worker.h"
+#include "agent/world.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+#define SECOND_NS 1000000000
+#define OWNER_CHECK_NS (2 * (int64_t)SECOND_NS)  /* for trainers of an earlier agent that have not come back */
+#define SESSION_GRACE_NS (2 * (int64_t)SECOND_NS) /* a client whose connection broke reconnects at once */
+#define SPARE_IDLE_NS (30 * (int64_t)SECOND_NS)   /* a trainer that restarts finds its spare images warm */
+#define RETRY_FIRST_NS (SECOND_NS / 2)
+#define RETRY_MOST_NS (30 * (int64_t)SECOND_NS)
+
+static int64_t earlier(int64_t a, int64_t b)
+{
+        return a < b ? a : b;
+}
+
+static bool to_persist(const struct version *version)
+{
+        return version->in_memory && !version->stored && lifecycle_complete(version->life.state) &&
+               version->life.state != NEBULA_STATE_DURABLE && version->job->persist_path[0];
+}
+
+bool worker_pending(const struct catalogue *catalogue, const struct job *only)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                if (only && job != only)
+                        continue;
+                if (job->persisting || publish_pending((struct catalogue *)catalogue, (struct job *)job))
+                        return true;
+                for (const struct version *version = job->versions; version; version = version->next)
+                        if (to_persist(version) && version_unsaved(version))
+                                return true;
+        }
+        return false;
+}
+
+static void want(struct job *job)
+{
+        for (struct version *version = job->versions; version; version = version->next)
+                version->wanted = version->wanted || to_persist(version);
+}
+
+void worker_want_all(struct catalogue *catalogue, struct job *only)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (!only || job == only) {
+                        want(job);
+                        job->retry_at_ns = 0; /* somebody waits: do not sit out a long back-off */
+                }
+        catalogue_signal(catalogue);
+}
+
+bool worker_bury(struct catalogue *catalogue)
+{
+        struct image *image = memory_next_doomed(&catalogue->memory);
+        uint64_t capacity;
+
+        if (!image)
+                return false;
+        while (image) {
+                capacity = image->spilled ? 0 : image->capacity;
+                catalogue_unlock(catalogue);
+                memory_bury(&catalogue->memory, image);
+                catalogue_lock(catalogue);
+                memory_unreserve(&catalogue->memory, capacity);
+                image = memory_next_doomed(&catalogue->memory);
+        }
+        pthread_cond_broadcast(&catalogue->moved);
+        return true;
+}
+
+/* What lives on several nodes is persisted by all of them or by none, so one decides (world.c). */
+static bool is_ready(const struct version *version, int64_t now, int64_t *due)
+{
+        if (!to_persist(version) || (version->spread && !version->wanted))
+                return false;
+        if (!version->spread || version->poll_at_ns <= now)
+                return true;
+        *due = earlier(*due, version->poll_at_ns);
+        return false;
+}
+
+static struct version *due_version(struct job *job, int64_t now, int64_t *due)
+{
+        struct persist_entry *entries;
+        struct version **versions;
+        size_t count = 0, used = 0;
+        int64_t at, index;
+
+        for (struct version *version = job->versions; version; version = version->next)
+                count += is_ready(version, now, due);
+        if (!count)
+                return NULL;
+        if (job->retry_at_ns > now) {
+                *due = earlier(*due, job->retry_at_ns);
+                return NULL;
+        }
+        entries = calloc(count, sizeof *entries);
+        versions = calloc(count, sizeof *versions);
+        for (struct version *version = job->versions; entries && versions && version; version = version->next)
+                if (is_ready(version, now, due)) {
+                        entries[used] = (struct persist_entry){ version->sequence, true, version->wanted };
+                        versions[used++] = version;
+                }
+        index = persist_due(entries, used, (int64_t)(job->persist_interval_s * 1e9), job->last_start_ns, now, &at);
+        *due = earlier(*due, at);
+        struct version *version = index < 0 ? NULL : versions[index];
+
+        free(entries);
+        free(versions);
+        return version;
+}
+
+/* 0.5 s, doubling to 30 s, each by up to a quarter longer or shorter, so that many agents do not knock in step. */
+static int64_t back_off(uint32_t attempt)
+{
+        int64_t delay = RETRY_FIRST_NS;
+        uint32_t random = 0;
+
+        while (attempt-- > 1 && delay < RETRY_MOST_NS)
+                delay *= 2;
+        if (delay > RETRY_MOST_NS)
+                delay = RETRY_MOST_NS;
+        os->random(&random, sizeof random);
+        return delay * 3 / 4 + (int64_t)((double)delay / 2 * ((double)random / UINT32_MAX));
+}
+
+static void note_failure(struct catalogue *catalogue, struct job *job, struct version *version, const struct nebula_error *error,
+                         int64_t now)
+{
+        job->store_error = *error;
+        job->failure_count++;
+        if (!job->attempt++)
+                job->failing_since_ns = now;
+        if (error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT) {
+                if (version)
+                        version_fail(catalogue, version, error->status, "%s", error->message);
+                job->attempt = 0;
+                return;
+        }
+        job->retry_at_ns = now + back_off(job->attempt);
+        log_event(LOG_LEVEL_WARN, "%s%scannot be written, again in %.1f s: %s", version ? version->tag : job->persist_path, version ? " " : " ",
+                 (double)(job->retry_at_ns - now) / 1e9, error->message);
+        if (version && now - job->failing_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS)
+                version_fail(catalogue, version, error->status, "given up after %" PRIu64 " s of tries: %.400s",
+                             catalogue->give_up_s, error->message);
+        else if (version)
+                version->error = *error;
+        catalogue_signal(catalogue);
+}
+
+static void note_success(struct catalogue *catalogue, struct job *job, struct version *version, double seconds)
+{
+        version->persist_seconds = seconds;
+        version->persist_bytes = version_size(version);
+        version->stored = true;
+        memset(&version->error, 0, sizeof version->error);
+        memset(&job->store_error, 0, sizeof job->store_error);
+        job->attempt = 0;
+        job->retry_at_ns = 0;
+        version_move(catalogue, version, NEBULA_STATE_DURABLE);
+        log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is durable: %" PRIu64 " MiB in %.2f s", version->tag, version->generation,
+                 version->persist_bytes >> 20, seconds);
+}
+
+static bool is_spilled(const struct version *version)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].image && version->files[i].image->spilled)
+                        return true;
+        return false;
+}
+
+static void persist_one(struct catalogue *catalogue, struct version *version)
+{
+        struct job *job = version->job;
+        struct nebula_error error = { 0 };
+        int64_t start = os->now_ns();
+        enum nebula_status status = NEBULA_OK;
+        bool scanned = job->scanned;
+
+        job->last_start_ns = start;
+        job->persisting = true;
+        version->pins++;
+        catalogue_unlock(catalogue);
+        if (!scanned)
+                status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
+        if (!status)
+                status = storage_persist(catalogue, job, version, &error);
+        catalogue_lock(catalogue);
+        version->pins--;
+        job->persisting = false;
+        if (status == NEBULA_BUSY) /* records of other nodes are to come */
+                version->poll_at_ns = os->now_ns() + world_back_off(version->poll_count++);
+        else if (status)
+                note_failure(catalogue, job, version, &error, os->now_ns());
+        else
+                note_success(catalogue, job, version, (double)(os->now_ns() - start) / 1e9);
+        if (version->stored && !version->pins && is_spilled(version))
+                version_forget_memory(catalogue, version); /* it was never meant to be kept beside the storage */
+        catalogue_retain(catalogue, job, job->retention_count);
+        catalogue_signal(catalogue);
+        if (!status && job->keep_last) {
+                job->persisting = true;
+                catalogue_unlock(catalogue);
+                storage_retain(catalogue, job);
+                catalogue_lock(catalogue);
+                job->persisting = false;
+                catalogue_signal(catalogue);
+        }
+}
+
+static void scan_one(struct catalogue *catalogue, struct job *job)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        job->scan_due = false;
+        job->persisting = true;
+        catalogue_unlock(catalogue);
+        status = storage_scan(catalogue, job, &error);
+        catalogue_lock(catalogue);
+        job->persisting = false;
+        if (status)
+                log_event(LOG_LEVEL_WARN, "%s cannot be looked through yet: %s", job->persist_path, error.message);
+        catalogue_signal(catalogue);
+}
+
+/* One piece of storage work. False when none is due. */
+static bool work_once(struct catalogue *catalogue, int64_t now, int64_t *due)
+{
+        struct version *oldest = NULL;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->scan_due && job->retry_at_ns <= now) {
+                        scan_one(catalogue, job);
+                        return true;
+                }
+        /* What frameworks wait for costs a link, and removals make room. */
+        if (publish_work(catalogue, now, due))
+                return true;
+        /* Jobs take turns: the one that started longest ago comes first. */
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                struct version *version = due_version(job, now, due);
+
+                if (version && (!oldest || job->last_start_ns < oldest->job->last_start_ns))
+                        oldest = version;
+        }
+        if (!oldest)
+                return false;
+        persist_one(catalogue, oldest);
+        return true;
+}
+
+static int64_t end_sessions(struct catalogue *catalogue, int64_t now)
+{
+        int64_t due = INT64_MAX;
+
+        for (struct session **link = &catalogue->sessions; *link;) {
+                struct session *session = *link;
+
+                if (session->connection_count) {
+                        link = &session->next;
+                } else if (now < session->left_ns + SESSION_GRACE_NS && os->alive(session->pid)) {
+                        due = earlier(due, session->left_ns + SESSION_GRACE_NS);
+                        link = &session->next;
+                } else {
+                        *link = session->next;
+                        if (session->role == IPC_ROLE_TRAINER) {
+                                log_event(LOG_LEVEL_INFO, "rank %u (process %u) has left job \"%s\" in %s", session->rank, session->pid,
+                                         session->job->name, session->job->persist_path);
+                                commit_session_ended(catalogue, session);
+                        }
+                        free(session);
+                }
+        }
+        return due;
+}
+
+static int64_t release_idle(struct catalogue *catalogue, int64_t now)
+{
+        int64_t due = INT64_MAX;
+
+        while (!catalogue->connection_count && catalogue_drop_restored(catalogue))
+                pthread_cond_signal(&catalogue->keep);
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                if (catalogue_session_count(catalogue, job) || !memory_free_bytes(&catalogue->memory, job))
+                        continue;
+                if (now < job->idle_since_ns + SPARE_IDLE_NS) {
+                        due = earlier(due, job->idle_since_ns + SPARE_IDLE_NS);
+                        continue;
+                }
+                for (struct image *image = catalogue->memory.images, *next; image; image = next) {
+                        next = image->next;
+                        if (!image->users && image->job == job)
+                                memory_doom(&catalogue->memory, image);
+                }
+                pthread_cond_signal(&catalogue->keep);
+        }
+        return due;
+}
+
+/* When the agent may end by itself; INT64_MAX while it is needed. */
+static int64_t check_linger(struct catalogue *catalogue, int64_t now)
+{
+        int64_t until;
+
+        if (catalogue->connection_count || catalogue->peer_count || worker_pending(catalogue, NULL) || catalogue->in_process) {
+                catalogue->idle_since_ns = now;
+                return INT64_MAX;
+        }
+        until = catalogue->idle_since_ns + (int64_t)catalogue->linger_s * SECOND_NS;
+        if (now < until)
+                return until;
+        if (catalogue->end) {
+                log_event(LOG_LEVEL_INFO, "nothing to do for %" PRIu64 " s: ending", catalogue->linger_s);
+                catalogue->end(catalogue);
+        }
+        return INT64_MAX;
+}
+
+void *worker_main(void *argument)
+{
+        struct catalogue *catalogue = argument;
+
+        catalogue_lock(catalogue);
+        while (!catalogue->stopping) {
+                int64_t now = os->now_ns(), due = INT64_MAX;
+                uint64_t changes;
+
+                due = earlier(due, end_sessions(catalogue, now));
+                due = earlier(due, commit_quiet(catalogue, now));
+                if (note_check_owners(catalogue))
+                        due = earlier(due, now + OWNER_CHECK_NS);
+                due = earlier(due, release_idle(catalogue, now));
+                for (struct job *job = catalogue->draining ? catalogue->jobs : NULL; job; job = job->next)
+                        want(job);
+                if (world_work(catalogue, now, &due) || work_once(catalogue, now, &due))
+                        continue;
+                changes = catalogue->change_count;
+                catalogue_unlock(catalogue);
+                history_flush(catalogue);
+                catalogue_lock(catalogue);
+                due = earlier(due, check_linger(catalogue, now));
+                now = os->now_ns();
+                if (!catalogue->stopping && catalogue->change_count == changes && due > now)
+                        os_cond_wait(&catalogue->work, &catalogue->catalogue_lock,
+                                     due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+        }
+        catalogue_unlock(catalogue);
+        history_flush(catalogue);
+        return NULL;
+}
+
+static void prefault(void *image)
+{
+        memory_prefault(image);
+}
+
+/* Makes one spare image. False when none is needed, or there is no room. */
+static bool make_spare(struct catalogue *catalogue)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                uint64_t capacity = job->spare_due ? catalogue_spare_bytes(catalogue, job) : 0;
+                struct image *image;
+                enum nebula_status status;
+                void *data;
+                bool named;
+
+                if (!capacity || !memory_reserve(&catalogue->memory, capacity, &named)) {
+                        job->spare_due = false;
+                        continue;
+                }
+                catalogue_unlock(catalogue);
+                status = memory_create(&catalogue->memory, capacity, named, &image, NULL);
+                if (!status)
+                        memory_map(image, &data, NULL);
+                catalogue_lock(catalogue);
+                if (status) {
+                        memory_unreserve(&catalogue->memory, capacity);
+                        job->spare_due = false;
+                        continue;
+                }
+                image->job = job;
+                image->faulting = true;
+                memory_add(&catalogue->memory, image); /* a save that comes now has at least some pages ready */
+                catalogue_unlock(catalogue);
+                background_run(prefault, image);
+                catalogue_lock(catalogue);
+                image->faulting = false;
+                return true;
+        }
+        return false;
+}
+
+void *keeper_main(void *argument)
+{
+        struct catalogue *catalogue = argument;
+
+        catalogue_lock(catalogue);
+        while (!catalogue->stopping) {
+                if (worker_bury(catalogue) || make_spare(catalogue))
+                        continue;
+                os_cond_wait(&catalogue->keep, &catalogue->catalogue_lock, -1);
+        }
+        catalogue_unlock(catalogue);
+        return NULL;
+}

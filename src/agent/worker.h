@@ -1,0 +1,28 @@
+/*
+ * worker.h - the two threads that work behind the sessions' backs.
+ *
+ * worker_main persists: it picks what is due (retain.h), retries with back-off,
+ * removes old versions from storage, writes the history; it also keeps the clock
+ * for everything that happens by itself: parts that have gone quiet, sessions
+ * that do not come back, the linger. It sleeps until the earliest of these.
+ *
+ * keeper_main gives back the pages of images that were dropped and makes spare
+ * ones ready in the background, so that saves take no page faults.
+ *
+ * Both end when catalogue->stopping is set.
+ */
+#ifndef NB_AGENT_WORKER_H
+#define NB_AGENT_WORKER_H
+
+#include "agent/catalogue.h"
+
+void *worker_main(void *catalogue);
+void *keeper_main(void *catalogue);
+/* Something is to be persisted, or on its way (lock held). job NULL: any. */
+bool worker_pending(const struct catalogue *catalogue, const struct job *job);
+/* Marks every committed version that is in memory as wanted (lock held). */
+void worker_want_all(struct catalogue *catalogue, struct job *job);
+/* Gives back the pages of doomed images; drops the lock meanwhile (lock held). True when there were any. */
+bool worker_bury(struct catalogue *catalogue);
+
+#endif

@@ -1,0 +1,644 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit.h"
+#include "agent/log.h"
+#include "agent/note.h"
+#include "agent/storage.h"
+#include "agent/world.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "store/announce.h"
+#include "store/document.h"
+
+#define KEY_MAX 1200
+#define SECOND_NS 1000000000
+#define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
+#define POLL_MOST_NS ((int64_t)SECOND_NS)
+#define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* whether another node wants a version that this one need not persist */
+#define BEHIND_NS (5 * (int64_t)SECOND_NS)        /* a newer version is complete: listings may be stale for so long */
+#define LIST_AFTER_NS ((int64_t)SECOND_NS)        /* who does not commit looks only to say who is missing */
+#define CLOCK_SLACK_NS (10ull * SECOND_NS)        /* by which the clocks of nodes may differ */
+
+int64_t world_back_off(uint32_t count)
+{
+        int64_t delay = POLL_FIRST_NS;
+
+        while (count-- && delay < POLL_MOST_NS)
+                delay += delay / 2;
+        return delay < POLL_MOST_NS ? delay : POLL_MOST_NS;
+}
+
+/* Ranks of the job that have a session here. */
+static uint32_t ranks_here(const struct catalogue *catalogue, const struct version *version)
+{
+        uint32_t count = (uint32_t)version->part_count;
+
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                count += session->job == version->job && session->role == IPC_ROLE_TRAINER && session->connection_count &&
+                         session->rank < version->world && !version_part((struct version *)version, session->rank);
+        return count;
+}
+
+bool world_is_spread(const struct catalogue *catalogue, const struct version *version)
+{
+        return version->world > 1 && version->job->persist_path[0] && version->job->local_world < version->world &&
+               ranks_here(catalogue, version) < version->world;
+}
+
+uint64_t world_next_writing(const struct job *job, const char *tag, const char *run)
+{
+        uint64_t writing = 0;
+
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->writing > writing)
+                        writing = version->writing;
+        for (size_t i = 0; i < job->stored.count && !writing; i++)
+                writing = !strcmp(job->stored.manifests[i].tag, tag) && !strcmp(job->stored.manifests[i].run, run);
+        return writing + 1;
+}
+
+void world_captured(struct catalogue *catalogue, struct version *version)
+{
+        size_t size = 0;
+
+        for (size_t i = 0; i < version->part_count; i++)
+                size += 1 + version->parts[i].file_count;
+        if (version->spread && version->announced_size == size)
+                return;
+        version->announced_size = size;
+        version->to_announce = version->spread = true;
+        version->poll_count = 0;
+        version->poll_at_ns = 0;
+        version->waiting_since_ns = version->heard_ns = os->now_ns();
+        if (!version->announce_sequence)
+                version->announce_sequence = commit_next_sequence(catalogue);
+        if (version->life.state == NEBULA_STATE_CAPTURING)
+                version_move(catalogue, version, NEBULA_STATE_CAPTURED);
+        note_write(catalogue, version);
+        catalogue_signal(catalogue);
+}
+
+void world_missing(const struct version *version, char *text, size_t size)
+{
+        uint32_t missing = 0;
+        size_t used;
+
+        text[0] = 0;
+        if (!commit_open(version) || version->world < 2 || !version->part_count)
+                return;
+        used = (size_t)snprintf(text, size, "waits for rank");
+        for (uint32_t rank = 0; rank < version->world && used < size; rank++) {
+                const struct part *part = version_part((struct version *)version, rank);
+
+                if ((part && part->closed) || (version->covered && version->covered[rank]))
+                        continue;
+                if (++missing <= 8)
+                        used += (size_t)snprintf(text + used, size - used, "%s%" PRIu32, missing > 1 ? ", " : " ", rank);
+        }
+        if (!missing)
+                text[0] = 0;
+        else if (used < size)
+                snprintf(text + used, size - used, "%s of %" PRIu32, missing > 8 ? ", ..." : "", version->world);
+}
+
+/* Documents, read and written with the lock free. */
+
+static void fill_of(const struct version *version, struct announce_of *of)
+{
+        memset(of, 0, sizeof *of);
+        snprintf(of->tag, sizeof of->tag, "%s", version->tag);
+        snprintf(of->job, sizeof of->job, "%s", version->job->name);
+        snprintf(of->run, sizeof of->run, "%s", version->run);
+        of->writing = version->writing;
+        of->world = version->world;
+}
+
+static enum nebula_status key_of(const char *tag, const char *path, char key[KEY_MAX], struct nebula_error *error)
+{
+        char directory[256];
+        enum nebula_status status = name_encode(tag, directory, error);
+
+        if (!status)
+                snprintf(key, KEY_MAX, "%s/%s", directory, path);
+        return status;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+        const struct captured_rank *x = a, *y = b;
+
+        return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+/* Whether this rank's share may be spoken for: one that has just begun joins with a later announcement. */
+static bool has_captured(const struct version *version, const struct part *part)
+{
+        for (const struct grant *grant = version->grants; grant; grant = grant->next)
+                if (grant->rank == part->rank)
+                        return false;
+        return version->file_goal > 0 ? part->file_count > 0 : part->closed;
+}
+
+/* What this node says of its ranks; false when there is nothing to say. Lock held. */
+static bool describe(const struct version *version, struct captured *captured)
+{
+        memset(captured, 0, sizeof *captured);
+        fill_of(version, &captured->of);
+        captured->generation = version->generation;
+        captured->sequence = version->announce_sequence;
+        captured->ranks = calloc(version->part_count + 1, sizeof *captured->ranks);
+        if (!captured->ranks)
+                return false;
+        for (size_t i = 0; i < version->part_count; i++) {
+                if (!has_captured(version, &version->parts[i]))
+                        continue;
+                captured->ranks[captured->rank_count++] = (struct captured_rank){ version->parts[i].rank, version->parts[i].file_count };
+                captured->pid = captured->pid ? captured->pid : version->parts[i].pid;
+        }
+        qsort(captured->ranks, captured->rank_count, sizeof *captured->ranks, by_rank);
+        return captured->rank_count > 0;
+}
+
+static enum nebula_status write_captured(struct store *store, struct captured *captured, struct nebula_error *error)
+{
+        char path[64], key[KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status;
+
+        if (os->host_name(captured->host, sizeof captured->host) < 0)
+                captured->host[0] = 0;
+        status = captured_format(captured, &text, &size, error);
+        if (status)
+                return status;
+        captured_path(captured->ranks[0].rank, captured->of.writing, path);
+        status = key_of(captured->of.tag, path, key, error);
+        if (!status)
+                status = store->ops->write(store, key, text, size, error);
+        free(text);
+        return status;
+}
+
+static enum nebula_status read_committed(struct store *store, const char *tag, struct committed *ret_committed,
+                                         struct nebula_error *error)
+{
+        char key[KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
+
+        if (!status)
+                status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        if (status)
+                return status;
+        status = committed_parse(text, size, ret_committed, error);
+        free(text);
+        return status;
+}
+
+static enum nebula_status write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
+{
+        char key[KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status = key_of(committed->of.tag, MANIFEST_DIRECTORY "/committed.json", key, error);
+
+        if (!status)
+                status = committed_format(committed, &text, &size, error);
+        if (status)
+                return status;
+        status = store->ops->write(store, key, text, size, error);
+        free(text);
+        return status;
+}
+
+/* What the captured documents of one version say together. */
+struct coverage {
+        uint8_t *ranks; /* of the world: 1 when covered */
+        uint32_t count;
+        uint64_t files, generation, sequence, documents;
+};
+
+/* Another job on this path, or the same job twice at the same time, is refused with both names. */
+static enum nebula_status check_other(const struct captured *own, const struct captured *other, struct nebula_error *error)
+{
+        if (strcmp(own->of.job, other->of.job))
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "\"%.150s\" in this storage path is being written by job \"%.80s\" (host %.60s) and by job \"%.80s\" "
+                                 "(host %.60s): give each job its own path", own->of.tag, other->of.job, other->host, own->of.job,
+                                 own->host);
+        if (strcmp(own->of.run, other->of.run) && other->sequence > own->sequence + CLOCK_SLACK_NS)
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "\"%.120s\" is being written by two runs of job \"%.60s\" at once, \"%.60s\" (process %u on %.50s) and "
+                                 "\"%.60s\" (process %u on %.50s): end one, or give it a `job` name of its own", own->of.tag, own->of.job,
+                                 other->of.run, other->pid, other->host, own->of.run, own->pid, own->host);
+        return NEBULA_OK;
+}
+
+static void cover(struct coverage *coverage, const struct captured *captured)
+{
+        bool fresh = false;
+
+        for (size_t i = 0; i < captured->rank_count; i++) {
+                uint8_t *seen = &coverage->ranks[captured->ranks[i].rank];
+
+                if (*seen)
+                        continue;
+                *seen = 1;
+                fresh = true;
+                coverage->count++;
+                coverage->files += captured->ranks[i].files;
+        }
+        if (!fresh)
+                return;
+        coverage->documents++;
+        coverage->generation = captured->generation > coverage->generation ? captured->generation : coverage->generation;
+        coverage->sequence = captured->sequence > coverage->sequence ? captured->sequence : coverage->sequence;
+}
+
+static enum nebula_status look_around(struct store *store, const struct captured *own, struct coverage *coverage,
+                                      struct nebula_error *error)
+{
+        char prefix[KEY_MAX], key[KEY_MAX + 300], *text;
+        struct store_list list;
+        size_t size;
+        enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY, prefix, error);
+
+        cover(coverage, own);
+        if (!status)
+                status = store->ops->list(store, prefix, &list, error);
+        if (status)
+                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+        for (size_t i = 0; i < list.count && !status; i++) {
+                struct captured captured;
+
+                if (!captured_is_of(list.entries[i].name, own->of.writing))
+                        continue;
+                snprintf(key, sizeof key, "%s/%s", prefix, list.entries[i].name);
+                if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                        continue; /* it is being replaced, or was there in a stale listing only */
+                if (!captured_parse(text, size, &captured, NULL)) {
+                        status = check_other(own, &captured, error);
+                        if (!status && announce_same(&own->of, &captured.of))
+                                cover(coverage, &captured);
+                        captured_done(&captured);
+                }
+                free(text);
+        }
+        store_list_done(&list);
+        return status;
+}
+
+/* All agents come to the same numbers: the documents', unless storage holds the tag already. */
+static enum nebula_status commit_document(struct store *store, const struct captured *own, const struct coverage *coverage,
+                                          bool persist, struct committed *ret_committed, struct nebula_error *error)
+{
+        struct committed committed = { .of = own->of, .generation = coverage->generation, .sequence = coverage->sequence,
+                                       .persist = persist };
+        struct manifest before = { 0 };
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = manifest_load(store, own->of.tag, &before, &failure);
+
+        if (!status) {
+                if (committed.generation <= before.generation)
+                        committed.generation = before.generation + 1;
+                if (committed.sequence <= before.sequence)
+                        committed.sequence = before.sequence + 1;
+                manifest_done(&before);
+        } else if (status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT) {
+                if (error)
+                        *error = failure;
+                return status;
+        }
+        committed.ranks = calloc(coverage->count, sizeof *committed.ranks);
+        if (!committed.ranks)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %" PRIu32 " ranks", coverage->count);
+        for (uint32_t rank = 0; rank < own->of.world; rank++)
+                if (coverage->ranks[rank])
+                        committed.ranks[committed.rank_count++] = rank;
+        status = write_committed(store, &committed, error);
+        if (status)
+                committed_done(&committed);
+        else
+                *ret_committed = committed;
+        return status;
+}
+
+/* Lock held. */
+static void adopt(struct catalogue *catalogue, struct version *version, const struct committed *committed)
+{
+        struct job *job = version->job;
+
+        if (!commit_open(version))
+                return;
+        version_set_generation(version, committed->generation);
+        version->sequence = committed->sequence;
+        if (committed->sequence > catalogue->last_sequence)
+                catalogue->last_sequence = committed->sequence;
+        if (committed->persist) {
+                version->wanted = version->wanted_told = true;
+                job->spread_start_ns = os->now_ns();
+        } else if (!catalogue_session_count(catalogue, job)) {
+                version->wanted = true; /* nobody is left: the newest becomes durable */
+        }
+        memset(&version->error, 0, sizeof version->error);
+        version->poll_count = 0;
+        version->poll_at_ns = os->now_ns();
+        job->spare_due = true;
+        if (version->life.state == NEBULA_STATE_CAPTURING)
+                version_move(catalogue, version, NEBULA_STATE_CAPTURED);
+        version_move(catalogue, version, NEBULA_STATE_COMMITTED);
+        catalogue_retain(catalogue, job, job->retention_count);
+}
+
+static bool goal_met(const struct version *version, const struct coverage *coverage, int64_t now, uint64_t quiet_s)
+{
+        if (version->file_goal > 0)
+                return coverage->files >= (uint64_t)version->file_goal;
+        if (coverage->count >= version->world)
+                return true;
+        /* Ranks that never begin an open-ended version are not waited for for ever. */
+        return version->file_goal == NEBULA_FILES_OPEN && now - version->heard_ns >= (int64_t)quiet_s * SECOND_NS;
+}
+
+static void look_again(struct version *version, int64_t now)
+{
+        version->poll_at_ns = now + world_back_off(version->poll_count++);
+}
+
+static void note_trouble(struct catalogue *catalogue, struct version *version, const struct nebula_error *error)
+{
+        struct job *job = version->job;
+
+        if (error->status == NEBULA_INVALID) {
+                version_fail(catalogue, version, error->status, "%s", error->message);
+                return;
+        }
+        if (version->poll_count == 0 || job->store_error.status == NEBULA_OK)
+                log_event(LOG_LEVEL_WARN, "%s waits for storage: %s", version->tag, error->message);
+        job->store_error = *error;
+        job->failure_count++;
+        version->poll_count = version->poll_count < 14 ? 14 : version->poll_count;
+        look_again(version, os->now_ns());
+}
+
+static void announce(struct catalogue *catalogue, struct version *version)
+{
+        struct nebula_error error = { 0 };
+        struct captured captured;
+        struct store *store;
+        enum nebula_status status;
+
+        version->to_announce = false;
+        if (!describe(version, &captured)) {
+                captured_done(&captured);
+                return;
+        }
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, &error);
+        if (!status)
+                status = write_captured(store, &captured, &error);
+        catalogue_lock(catalogue);
+        version->pins--;
+        captured_done(&captured);
+        if (status) {
+                version->to_announce = true;
+                note_trouble(catalogue, version, &error);
+        } else {
+                memset(&version->job->store_error, 0, sizeof version->job->store_error);
+        }
+        catalogue_signal(catalogue);
+}
+
+/* The agent of rank 0 writes what only one needs to write. */
+static bool has_rank_zero(const struct catalogue *catalogue, const struct version *version)
+{
+        bool has = version_part((struct version *)version, 0) != NULL;
+
+        for (const struct session *session = catalogue->sessions; session && !has; session = session->next)
+                has = session->job == version->job && session->role == IPC_ROLE_TRAINER && session->rank == 0;
+        return has;
+}
+
+static bool interval_passed(const struct job *job, int64_t now)
+{
+        return job->persist_interval_s <= 0 || job->spread_start_ns == 0 ||
+               now - job->spread_start_ns >= (int64_t)(job->persist_interval_s * 1e9);
+}
+
+/* The newest version of the job that is complete and younger than this one, or NULL. */
+static const struct version *newer_complete(const struct version *version)
+{
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                if (other != version && lifecycle_complete(other->life.state) &&
+                    other->sequence > (version->sequence ? version->sequence : version->announce_sequence))
+                        return other;
+        return NULL;
+}
+
+/* Whether an open version will never be whole. Lock held. */
+static bool hopeless(struct catalogue *catalogue, struct version *version, int64_t now)
+{
+        const struct version *newer = newer_complete(version);
+        int64_t patience = (int64_t)catalogue->takeover_s * SECOND_NS;
+        char missing[160];
+
+        world_missing(version, missing, sizeof missing);
+        if (!newer)
+                version->behind_ns = 0;
+        else if (!version->behind_ns)
+                version->behind_ns = now;
+        if (newer && now - version->behind_ns >= BEHIND_NS) {
+                version_fail(catalogue, version, NEBULA_FAILED, "never became complete (%s), and \"%.150s\" has by now",
+                             missing, newer->tag);
+                return true;
+        }
+        if ((strcmp(version->run, version->job->run) || !catalogue_session_count(catalogue, version->job)) &&
+            now - version->waiting_since_ns > 2 * patience) {
+                version_fail(catalogue, version, NEBULA_FAILED, "its run ended before checkpoint \"%.150s\" was complete (%s)",
+                             version->tag, missing);
+                return true;
+        }
+        return false;
+}
+
+static void look_for_commit(struct catalogue *catalogue, struct version *version, int64_t now)
+{
+        struct nebula_error error = { 0 };
+        struct committed committed = { 0 };
+        struct coverage coverage = { .ranks = calloc(version->world, 1) };
+        struct captured own;
+        struct store *store;
+        bool found = false, superseded = false, decide, persist = interval_passed(version->job, now) || version->wanted;
+        int64_t waited = now - version->waiting_since_ns;
+        enum nebula_status status;
+
+        decide = version->leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
+        if (!describe(version, &own) || !coverage.ranks) {
+                captured_done(&own);
+                free(coverage.ranks);
+                look_again(version, now);
+                return;
+        }
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, &error);
+        if (!status && !read_committed(store, own.of.tag, &committed, NULL)) {
+                found = announce_same(&own.of, &committed.of);
+                superseded = !found && !strcmp(own.of.job, committed.of.job) && !strcmp(own.of.run, committed.of.run) &&
+                             committed.of.writing > own.of.writing;
+                if (!found)
+                        committed_done(&committed);
+        }
+        if (!status && !found && (decide || waited > LIST_AFTER_NS))
+                status = look_around(store, &own, &coverage, &error);
+        if (!status && !found && decide && goal_met(version, &coverage, now, catalogue->quiet_s)) {
+                status = commit_document(store, &own, &coverage, persist, &committed, &error);
+                found = !status;
+        }
+        catalogue_lock(catalogue);
+        version->pins--;
+        if (coverage.documents > version->heard) {
+                version->heard = coverage.documents;
+                version->heard_ns = now;
+        }
+        if (coverage.count) {
+                free(version->covered);
+                version->covered = coverage.ranks;
+                coverage.ranks = NULL;
+        }
+        free(coverage.ranks);
+        captured_done(&own);
+        if (status)
+                note_trouble(catalogue, version, &error);
+        else if (found)
+                adopt(catalogue, version, &committed);
+        else if (superseded)
+                version_fail(catalogue, version, NEBULA_FAILED, "checkpoint \"%.150s\" was written again before it was complete",
+                             version->tag);
+        else if (!hopeless(catalogue, version, now))
+                look_again(version, now);
+        committed_done(&committed);
+        catalogue_signal(catalogue);
+}
+
+/* Any node may want a version durable: then all must persist it. Told through committed.json, and looked for there. */
+static void exchange_wanted(struct catalogue *catalogue, struct version *version, int64_t now)
+{
+        struct nebula_error error = { 0 };
+        struct committed committed = { 0 };
+        struct announce_of of;
+        struct store *store;
+        bool wanted = version->wanted, told = false;
+        enum nebula_status status;
+
+        fill_of(version, &of);
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, &error);
+        if (!status)
+                status = read_committed(store, of.tag, &committed, &error);
+        if (!status && announce_same(&of, &committed.of)) {
+                told = committed.persist;
+                if (wanted && !told) {
+                        committed.persist = true;
+                        status = write_committed(store, &committed, &error);
+                        told = !status;
+                }
+        } else if (!status) {
+                told = wanted; /* a later writing has taken its place: nobody is to be told any more */
+        }
+        catalogue_lock(catalogue);
+        version->pins--;
+        committed_done(&committed);
+        version->wanted_told = told;
+        version->tell_failed = wanted && !told;
+        version->wanted = version->wanted || told;
+        version->poll_at_ns = now + (version->wanted && !told ? POLL_MOST_NS : version->wanted ? 0 : WANTED_POLL_NS);
+        catalogue_signal(catalogue);
+}
+
+/* Takes the documents of this node's share away, and what else lies there of a version that nobody will complete. */
+static void clean(struct catalogue *catalogue, struct version *version)
+{
+        struct captured own;
+        struct store *store;
+        char path[64], key[KEY_MAX];
+        bool in_use = false, described = describe(version, &own), failed = !version->stored;
+        size_t removed = 0;
+
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                in_use = in_use || (other != version && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
+        version->spread = false;
+        version->pins++;
+        catalogue_unlock(catalogue);
+        if (described && !storage_open(catalogue, version->job, &store, NULL)) {
+                captured_path(own.ranks[0].rank, own.of.writing, path);
+                if (!in_use && !key_of(own.of.tag, path, key, NULL))
+                        store->ops->remove(store, key, NULL);
+                if (!in_use && failed)
+                        manifest_sweep_tag(store, own.of.tag, BEHIND_NS, &removed, NULL);
+        }
+        captured_done(&own);
+        catalogue_lock(catalogue);
+        version->pins--;
+}
+
+/* Committed on this node, and a newer one has become durable: the other nodes will not write it any more. */
+static bool given_up(const struct version *version, int64_t now)
+{
+        const struct version *newer = newer_complete(version);
+
+        return version->recorded_here && newer && newer->life.state == NEBULA_STATE_DURABLE &&
+               now - version->waiting_since_ns > 2 * WANTED_POLL_NS;
+}
+
+static bool work_on(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
+{
+        bool open = commit_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
+
+        if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded) {
+                if (!version->stored && !newer_complete(version))
+                        return false;
+                clean(catalogue, version);
+                return true;
+        }
+        if (!waits || (!open && version->wanted && version->wanted_told && !given_up(version, now)))
+                return false;
+        if (!open && given_up(version, now)) {
+                log_event(LOG_LEVEL_WARN, "%s is not made durable any more: another node let it go, and a newer one is durable", version->tag);
+                version_forget_memory(catalogue, version);
+                return true;
+        }
+        if (version->poll_at_ns > now && !(!open && version->wanted && !version->tell_failed)) {
+                *due = version->poll_at_ns < *due ? version->poll_at_ns : *due;
+                return false;
+        }
+        if (version->to_announce)
+                announce(catalogue, version);
+        else if (open)
+                look_for_commit(catalogue, version, now);
+        else
+                exchange_wanted(catalogue, version, now);
+        return true;
+}
+
+bool world_work(struct catalogue *catalogue, int64_t now_ns, int64_t *due_ns)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                struct version *oldest = NULL;
+
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (version->spread && version->to_announce && version->poll_at_ns <= now_ns && commit_open(version))
+                                oldest = version; /* newest first: the last one found was begun first */
+                if (oldest) {
+                        announce(catalogue, oldest);
+                        return true;
+                }
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (version->spread && work_on(catalogue, version, now_ns, due_ns))
+                                return true;
+        }
+        return false;
+}

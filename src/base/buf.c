@@ -1,0 +1,77 @@
+#include "base/buf.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Room for `size` bytes more, and a NUL behind them. */
+static bool grow(struct buf *buf, size_t size)
+{
+        size_t needed, capacity = buf->capacity ? buf->capacity : 256;
+        char *data;
+
+        if (buf->failed || __builtin_add_overflow(buf->size, size, &needed) || needed > PTRDIFF_MAX / 2) {
+                buf->failed = true;
+                return false;
+        }
+        if (needed < buf->capacity)
+                return true;
+        while (capacity <= needed)
+                capacity *= 2;
+        data = realloc(buf->data, capacity);
+        if (!data) {
+                buf->failed = true;
+                return false;
+        }
+        buf->data = data;
+        buf->capacity = capacity;
+        return true;
+}
+
+void buf_add(struct buf *buf, const void *data, size_t size)
+{
+        if (!grow(buf, size))
+                return;
+        if (size) /* data may be NULL then */
+                memcpy(buf->data + buf->size, data, size);
+        buf->size += size;
+}
+
+void buf_add_text(struct buf *buf, const char *text)
+{
+        buf_add(buf, text, strlen(text));
+}
+
+void buf_add_byte(struct buf *buf, uint8_t byte)
+{
+        buf_add(buf, &byte, 1);
+}
+
+void buf_add_le(struct buf *buf, uint64_t value, size_t size)
+{
+        uint8_t bytes[8];
+
+        for (size_t k = 0; k < sizeof bytes; k++)
+                bytes[k] = (uint8_t)(value >> (8 * k));
+        buf_add(buf, bytes, size < sizeof bytes ? size : sizeof bytes);
+}
+
+char *buf_take(struct buf *buf, size_t *ret_size)
+{
+        char *data;
+
+        if (!grow(buf, 0)) {
+                buf_done(buf);
+                return NULL;
+        }
+        data = buf->data;
+        data[buf->size] = '\0';
+        *ret_size = buf->size;
+        *buf = (struct buf){ 0 };
+        return data;
+}
+
+void buf_done(struct buf *buf)
+{
+        free(buf->data);
+        *buf = (struct buf){ 0 };
+}

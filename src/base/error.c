@@ -1,0 +1,85 @@
+#include "base/error.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Ends `text` before `size` bytes, not in the middle of a UTF-8 character: messages become Python strings. */
+static void cut_at_character(char *text, size_t size)
+{
+        size_t length = strnlen(text, size - 1);
+
+        text[length] = '\0';
+        if (length < size - 1)
+                return;
+        while (length > 0 && ((unsigned char)text[length - 1] & 0xc0) == 0x80)
+                length--;
+        if (length > 0 && (unsigned char)text[length - 1] >= 0xc0)
+                text[length - 1] = '\0';
+}
+
+/* Cuts what has no room: a path of 4096 bytes is no reason to lose the message. */
+static void append(char *message, size_t size, const char *text)
+{
+        size_t used = strlen(message), length = strnlen(text, size - 1 - used);
+
+        memcpy(message + used, text, length);
+        message[used + length] = '\0';
+}
+
+enum nebula_status error_set(struct nebula_error *error, enum nebula_status status, int sys_errno,
+                             const char *format, ...)
+{
+        char message[sizeof error->message]; /* apart: an argument may be the old message */
+        va_list arguments;
+
+        if (!error)
+                return status;
+        va_start(arguments, format);
+        vsnprintf(message, sizeof message, format, arguments);
+        va_end(arguments);
+        if (sys_errno) {
+                char buffer[128];
+
+                append(message, sizeof message, ": ");
+                append(message, sizeof message, strerror_r(sys_errno, buffer, sizeof buffer));
+        }
+        cut_at_character(message, sizeof message);
+        error->status = status;
+        error->sys_errno = sys_errno;
+        error->http_status = 0;
+        memcpy(error->message, message, sizeof message);
+        return status;
+}
+
+enum nebula_status error_status_of_errno(int sys_errno)
+{
+        switch (sys_errno) {
+        case ENOSPC:
+        case EDQUOT:
+                return NEBULA_NO_SPACE;
+        case ENOENT:
+                return NEBULA_NOT_FOUND;
+        case ENOMEM:
+                return NEBULA_NO_MEMORY;
+        default:
+                return NEBULA_STORAGE;
+        }
+}
+
+void error_prefix(struct nebula_error *error, const char *format, ...)
+{
+        char message[sizeof error->message];
+        va_list arguments;
+
+        if (!error)
+                return;
+        va_start(arguments, format);
+        vsnprintf(message, sizeof message, format, arguments);
+        va_end(arguments);
+        append(message, sizeof message, ": ");
+        append(message, sizeof message, error->message);
+        cut_at_character(message, sizeof message);
+        memcpy(error->message, message, sizeof message);
+}

@@ -1,0 +1,13 @@
+/*
+ * text.h - what a string is made of.
+ */
+#ifndef NB_BASE_TEXT_H
+#define NB_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
+bool text_is_utf8(const char *text, size_t size);
+
+#endif

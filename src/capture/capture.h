@@ -1,0 +1,46 @@
+/*
+ * capture.h - fixing the values of memory ranges into an image.
+ *
+ * A plan is the list of parts: ranges, and where each goes. capture_copy is the way
+ * that is always possible: a streaming copy on a few threads that the caller
+ * waits for. The pool keeps the images that the agent lent to this process mapped, so that
+ * the next capture into one of them takes no page faults.
+ *
+ * Threads: one capture at a time per pool (the session's lock); capture_copy
+ * starts helper threads once and keeps them.
+ */
+#ifndef NB_CAPTURE_CAPTURE_H
+#define NB_CAPTURE_CAPTURE_H
+
+#include <stdbool.h>
+
+#include "nebula.h"
+
+struct capture_part {
+        const void *data;
+        uint64_t size;         /* bytes */
+        uint64_t image_offset;
+};
+
+/* Copies all parts into `image`; returns when every byte is there: the CPU time of all threads that took part, in ns.
+ * Captures that overlap in time wait for each other. */
+int64_t capture_copy(void *image, const struct capture_part *parts, size_t count);
+/* The same into an image whose pages this process has not touched: they are faulted in batches. */
+int64_t capture_copy_fresh(void *image, const struct capture_part *parts, size_t count);
+/* Ends the parked helper threads; the next copy starts them again. A fork loses them, and does the same. */
+void capture_copy_rest(void);
+
+/* Mapped images by the agent's id. */
+struct capture_pool;
+enum nebula_status capture_pool_new(struct capture_pool **ret_pool, struct nebula_error *error);
+/* Takes over `fd` in every case. Maps it, or finds the mapping from before: of the same file, since another agent may
+ * give an id again. */
+enum nebula_status capture_pool_map(struct capture_pool *pool, uint64_t image_id, int fd, uint64_t capacity_bytes,
+                                    void **ret_image, struct nebula_error *error);
+/* Whether nothing was captured into `image` since it was mapped; true only once. */
+bool capture_pool_take_fresh(struct capture_pool *pool, const void *image);
+/* Unmaps every image that is not in `live_ids`. */
+void capture_pool_keep(struct capture_pool *pool, const uint64_t *live_ids, size_t count);
+void capture_pool_free(struct capture_pool *pool);
+
+#endif

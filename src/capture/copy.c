@@ -1,0 +1,250 @@
+/* The copy that is always possible: a few threads, parked between captures, share the bytes in pieces. */
+#include <pthread.h>
+#include <stdint.h>
+
+#include "capture/capture.h"
+#include "os/os.h"
+#include "os/thread.h"
+#include "sum/sum.h"
+
+/* Memory bandwidth is used up by few threads; more only disturb the trainer. */
+#define THREAD_COUNT_MAX 4u
+/* Long enough that handing out pieces costs nothing, short enough that threads end together. */
+#define PIECE_BYTES (4u << 20)
+#define PIECE_PART_COUNT 512u
+/* Less is copied before another thread has woken up. */
+#define ALONE_BYTES (1u << 20)
+#define PAGE_BYTES 4096u
+
+/* One capture, cut into pieces as they are taken. */
+struct job {
+        char *image;
+        const struct capture_part *parts;
+        size_t count;
+        bool is_fresh;
+        size_t next_part;     /* where the next piece begins */
+        uint64_t next_offset; /* within that part */
+        int64_t cpu_ns;       /* of the helpers that have finished */
+};
+
+struct piece {
+        size_t first_part;
+        uint64_t first_offset;
+        size_t part_count;
+        uint64_t size;
+};
+
+static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER; /* held for the length of one capture */
+static pthread_mutex_t crew_lock = PTHREAD_MUTEX_INITIALIZER; /* guards crew and the cursor of its job */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static struct {
+        pthread_cond_t called, finished;
+        pthread_t helpers[THREAD_COUNT_MAX - 1];
+        uint32_t helper_count, busy_count;
+        uint64_t round; /* differs for each job */
+        struct job *job;
+        bool is_ending;
+} crew = { .called = PTHREAD_COND_INITIALIZER, .finished = PTHREAD_COND_INITIALIZER };
+
+/* The child has none of the threads and may have any state of the locks. */
+static void forget_in_child(void)
+{
+        pthread_mutex_init(&turn_lock, NULL);
+        pthread_mutex_init(&crew_lock, NULL);
+        pthread_cond_init(&crew.called, NULL);
+        pthread_cond_init(&crew.finished, NULL);
+        crew.helper_count = crew.busy_count = 0;
+        crew.job = NULL;
+        crew.is_ending = false;
+}
+
+static void watch_forks(void)
+{
+        pthread_atfork(NULL, NULL, forget_in_child);
+}
+
+/* Small parts are taken many at a time, large ones in slices. crew_lock is held. */
+static bool take_piece(struct job *job, struct piece *piece)
+{
+        *piece = (struct piece){ .first_part = job->next_part, .first_offset = job->next_offset };
+        while (job->next_part < job->count && piece->size < PIECE_BYTES && piece->part_count < PIECE_PART_COUNT) {
+                uint64_t left = job->parts[job->next_part].size - job->next_offset;
+                uint64_t room = PIECE_BYTES - piece->size;
+
+                piece->part_count++;
+                if (left > room) {
+                        piece->size += room;
+                        job->next_offset += room;
+                } else {
+                        piece->size += left;
+                        job->next_part++;
+                        job->next_offset = 0;
+                }
+        }
+        return piece->part_count > 0;
+}
+
+/* The bytes of part `index` of a piece that belong to it. */
+static uint64_t slice(const struct piece *piece, const struct capture_part *part, size_t index, uint64_t left)
+{
+        uint64_t size = part->size - (index == 0 ? piece->first_offset : 0);
+
+        return size < left ? size : left;
+}
+
+/*
+ * Faulting pages in one by one, from inside the copy, costs a third more. The parts of a piece lie side by side, so it
+ * is one range; where they do not, or the kernel refuses, the copy itself faults.
+ */
+static void populate(const struct job *job, const struct piece *piece)
+{
+        const struct capture_part *first = job->parts + piece->first_part;
+        const struct capture_part *last = first + piece->part_count - 1;
+        uintptr_t begin = (uintptr_t)job->image + first->image_offset + piece->first_offset;
+        uintptr_t end = piece->part_count == 1 ? begin + piece->size : (uintptr_t)job->image + last->image_offset +
+                        (last->size < PIECE_BYTES ? last->size : PIECE_BYTES);
+
+        if (end <= begin || end - begin > 2 * PIECE_BYTES)
+                return;
+        begin &= ~(uintptr_t)(PAGE_BYTES - 1);
+        end = (end + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1);
+        os->advise((void *)begin, end - begin, OS_ADVISE_POPULATE_WRITE);
+}
+
+static void copy_piece(const struct job *job, const struct piece *piece)
+{
+        const struct capture_part *part = job->parts + piece->first_part;
+        uint64_t left = piece->size;
+
+        if (job->is_fresh && piece->size > 0)
+                populate(job, piece);
+        for (size_t i = 0; i < piece->part_count; i++, part++) {
+                uint64_t offset = i == 0 ? piece->first_offset : 0;
+                uint64_t size = slice(piece, part, i, left);
+
+                if (size > 0)
+                        sum_copy_stream(job->image + part->image_offset + offset, (const char *)part->data + offset, size);
+                left -= size;
+        }
+}
+
+static void copy_pieces(struct job *job)
+{
+        struct piece piece;
+
+        pthread_mutex_lock(&crew_lock);
+        while (take_piece(job, &piece)) {
+                pthread_mutex_unlock(&crew_lock);
+                copy_piece(job, &piece);
+                pthread_mutex_lock(&crew_lock);
+        }
+        pthread_mutex_unlock(&crew_lock);
+}
+
+static void *helper_main(void *unused)
+{
+        uint64_t seen = 0;
+
+        (void)unused;
+        pthread_mutex_lock(&crew_lock);
+        while (!crew.is_ending) {
+                int64_t begun_ns;
+                struct job *job = crew.job;
+
+                if (!job || crew.round == seen) {
+                        pthread_cond_wait(&crew.called, &crew_lock);
+                        continue;
+                }
+                seen = crew.round;
+                crew.busy_count++;
+                pthread_mutex_unlock(&crew_lock);
+                begun_ns = os->thread_cpu_ns();
+                copy_pieces(job);
+                begun_ns = os->thread_cpu_ns() - begun_ns;
+                pthread_mutex_lock(&crew_lock);
+                job->cpu_ns += begun_ns;
+                if (--crew.busy_count == 0)
+                        pthread_cond_signal(&crew.finished);
+        }
+        pthread_mutex_unlock(&crew_lock);
+        return NULL;
+}
+
+/* turn_lock is held. A thread that cannot be started is done without: the caller copies what is left. */
+static void gather_crew(void)
+{
+        uint32_t want = os->cpu_count();
+
+        want = want < THREAD_COUNT_MAX ? want : THREAD_COUNT_MAX;
+        while (crew.helper_count + 1 < want) {
+                if (os_thread_start(&crew.helpers[crew.helper_count], helper_main, NULL, false) != 0)
+                        break;
+                crew.helper_count++;
+        }
+}
+
+static int64_t copy(struct job *job, uint64_t size)
+{
+        int64_t begun_ns = os->thread_cpu_ns();
+        int64_t cpu_ns;
+
+        if (size < ALONE_BYTES) {
+                struct piece piece;
+
+                while (take_piece(job, &piece))
+                        copy_piece(job, &piece);
+                return os->thread_cpu_ns() - begun_ns;
+        }
+        pthread_once(&fork_once, watch_forks);
+        pthread_mutex_lock(&turn_lock);
+        gather_crew();
+        pthread_mutex_lock(&crew_lock);
+        crew.job = job;
+        crew.round++;
+        pthread_cond_broadcast(&crew.called);
+        pthread_mutex_unlock(&crew_lock);
+
+        copy_pieces(job);
+
+        pthread_mutex_lock(&crew_lock);
+        crew.job = NULL; /* a helper that wakes up only now finds nothing to do */
+        while (crew.busy_count > 0)
+                pthread_cond_wait(&crew.finished, &crew_lock);
+        cpu_ns = job->cpu_ns;
+        pthread_mutex_unlock(&crew_lock);
+        pthread_mutex_unlock(&turn_lock);
+        return cpu_ns + os->thread_cpu_ns() - begun_ns;
+}
+
+static int64_t copy_parts(void *image, const struct capture_part *parts, size_t count, bool is_fresh)
+{
+        struct job job = { .image = image, .parts = parts, .count = count, .is_fresh = is_fresh };
+        uint64_t size = 0;
+
+        for (size_t i = 0; i < count; i++)
+                size += parts[i].size;
+        return copy(&job, size);
+}
+
+int64_t capture_copy(void *image, const struct capture_part *parts, size_t count)
+{
+        return copy_parts(image, parts, count, false);
+}
+
+int64_t capture_copy_fresh(void *image, const struct capture_part *parts, size_t count)
+{
+        return copy_parts(image, parts, count, true);
+}
+
+void capture_copy_rest(void)
+{
+        pthread_mutex_lock(&turn_lock);
+        pthread_mutex_lock(&crew_lock);
+        crew.is_ending = true;
+        pthread_cond_broadcast(&crew.called);
+        pthread_mutex_unlock(&crew_lock);
+        while (crew.helper_count > 0)
+                pthread_join(crew.helpers[--crew.helper_count], NULL);
+        crew.is_ending = false; /* nobody is left to read it */
+        pthread_mutex_unlock(&turn_lock);
+}

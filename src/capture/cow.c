@@ -1,0 +1,241 @@
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "capture/cow_private.h"
+
+/* start.registered becomes its union with the capture's spans; both are sorted. */
+static bool registered_merge(struct cow_engine *engine, const struct cow_capture *capture)
+{
+        struct cow_span *merged = engine->start.merged;
+        size_t count = 0, i = 0, k = 0;
+
+        while (i < engine->start.registered_count || k < capture->span_count) {
+                bool first = k == capture->span_count || (i < engine->start.registered_count &&
+                             engine->start.registered[i].start <= capture->spans[k].start);
+                struct cow_span span = first ? engine->start.registered[i++] : capture->spans[k++];
+
+                if (count && span.start <= merged[count - 1].end) {
+                        if (merged[count - 1].end < span.end)
+                                merged[count - 1].end = span.end;
+                        continue;
+                }
+                if (count == COW_SPAN_MAX)
+                        return false;
+                merged[count++] = span;
+        }
+        memcpy(engine->start.registered, merged, count * sizeof *merged);
+        engine->start.registered_count = count;
+        return true;
+}
+
+/* Where the kernel protects only pages that are there, they must be there: reading is enough. */
+static void span_populate(const struct cow_span *span)
+{
+        void *data = (void *)(uintptr_t)span->start;
+
+        if (os->advise(data, span->end - span->start, OS_ADVISE_POPULATE_READ) == 0)
+                return;
+        for (uint64_t page = span->start; page < span->end; page += COW_PAGE_BYTES)
+                *(const volatile char *)(uintptr_t)page;
+}
+
+static int spans_register(struct cow_engine *engine, const struct cow_capture *capture)
+{
+        if (!registered_merge(engine, capture))
+                return -ENOSPC;
+        for (size_t i = 0; i < capture->span_count; i++) {
+                int status = os->uffd_register(engine->fd, capture->spans[i].start, capture->spans[i].end);
+
+                if (status < 0)
+                        return status;
+                if (!engine->unpopulated)
+                        span_populate(&capture->spans[i]);
+        }
+        return 0;
+}
+
+static int spans_protect(struct cow_engine *engine, const struct cow_capture *capture)
+{
+        for (size_t i = 0; i < capture->span_count; i++) {
+                uint32_t tries = 0;
+                int status;
+
+                /* -EAGAIN: another thread unmaps something; the fault thread hears of it in a moment. */
+                while ((status = os->uffd_protect(engine->fd, capture->spans[i].start, capture->spans[i].end, true)) ==
+                       -EAGAIN)
+                        cow_pause(engine, NULL, &tries);
+                if (status < 0)
+                        return status;
+        }
+        return 0;
+}
+
+/* start_lock held. From here on every write to its memory by anybody asks what this capture wants. */
+static bool capture_publish(struct cow_engine *engine, struct cow_capture *capture)
+{
+        bool room;
+
+        cow_stack_touch();
+        pthread_mutex_lock(&engine->blocks_lock);
+        room = engine->blocks.live_count < COW_LIVE_MAX;
+        if (room) {
+                engine->blocks.live[engine->blocks.live_count++] = capture;
+                capture->blocks.active = 1; /* this call */
+        }
+        pthread_mutex_unlock(&engine->blocks_lock);
+        return room;
+}
+
+/* Registers, publishes, protects. On failure nothing of the capture is left in the engine. */
+static int capture_protect(struct cow_engine *engine, struct cow_capture *capture)
+{
+        bool published = false;
+        int status;
+
+        pthread_mutex_lock(&engine->start_lock);
+        status = spans_register(engine, capture);
+        if (status < 0)
+                goto unlock;
+        /* News of memory that was here before must not be taken for news of the memory that is here now. */
+        cow_events_settle(engine, NULL);
+        if (!capture_publish(engine, capture)) {
+                status = -EBUSY;
+                goto unlock;
+        }
+        published = true;
+        status = spans_protect(engine, capture);
+        cow_stack_touch();
+        pthread_mutex_lock(&engine->blocks_lock);
+        if (status < 0)
+                cow_capture_fail(capture, COW_FAILURE_CANCELLED, 0);
+        capture->blocks.ready = true;
+        capture->blocks.active--;
+        cow_capture_settle(engine, capture);
+        pthread_mutex_unlock(&engine->blocks_lock);
+unlock:
+        pthread_mutex_unlock(&engine->start_lock);
+        if (status == 0)
+                cow_workers_wake(engine);
+        else if (published) /* the fault thread may still write into the image */
+                cow_wait(capture, -1, NULL);
+        return status;
+}
+
+enum nebula_status cow_start(void *image, const struct capture_part *parts, size_t count,
+                             struct cow_capture **ret_capture, struct nebula_error *error)
+{
+        int64_t started_ns = os->now_ns();
+        struct cow_engine *engine = NULL;
+        struct cow_capture *capture;
+        struct capture_part *direct;
+        enum nebula_status status;
+        size_t direct_count;
+
+        if ((uintptr_t)image % COW_PAGE_BYTES)
+                return error_set(error, NEBULA_INVALID, 0, "the image at %p does not begin on a page boundary", image);
+        direct = malloc((count ? count : 1) * sizeof *direct);
+        if (!direct)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan a capture of %zu parts", count);
+        cow_engine_get(&engine, NULL);
+        status = cow_plan(image, parts, count, engine != NULL, &capture, direct, &direct_count, error);
+        if (status != NEBULA_OK)
+                goto free;
+        capture->pid = os->pid();
+        capture->started_ns = started_ns;
+        capture_copy(image, direct, direct_count);
+        for (size_t i = 0; i < direct_count; i++)
+                capture->direct_bytes += direct[i].size;
+        if (!capture->chunk_count || capture_protect(engine, capture) < 0) {
+                /* The caller still waits, so a copy now is as exact. */
+                if (capture->chunk_count)
+                        capture_copy(image, parts, count);
+                capture->direct_bytes += capture->chunk_count ? capture->blocks.stats.protected_bytes : 0;
+                capture->blocks.stats.protected_bytes = 0;
+                capture->blocks.stats.copy_ns = os->now_ns() - started_ns;
+                atomic_store(&capture->state, COW_STATE_DONE);
+        }
+        capture->blocked_ns = os->now_ns() - started_ns;
+        *ret_capture = capture;
+free:
+        free(direct);
+        return status;
+}
+
+static enum nebula_status failure_describe(const struct cow_capture *capture, struct nebula_error *error)
+{
+        static const char *const what[] = {
+                [COW_FAILURE_NONE] = "",
+                [COW_FAILURE_UNMAPPED] = "it was freed (unmapped) before its bytes were copied",
+                [COW_FAILURE_REMOVED] = "its pages were given back (MADV_DONTNEED or MADV_FREE) before they were copied",
+                [COW_FAILURE_MOVED] = "it was resized or moved (mremap) before its bytes were copied",
+                [COW_FAILURE_UNREADABLE] = "it could not be read any more (freed, or protected against reading)",
+        };
+
+        if (capture->blocks.failure == COW_FAILURE_CANCELLED)
+                return error_set(error, NEBULA_FAILED, 0, "the capture was given up");
+        return error_set(error, NEBULA_FAILED, 0,
+                         "memory at 0x%llx changed its place while it was being saved: %s; keep what is saved alive "
+                         "until the capture is complete", (unsigned long long)capture->blocks.failure_address,
+                         what[capture->blocks.failure]);
+}
+
+enum nebula_status cow_wait(struct cow_capture *capture, int64_t timeout_ms, struct nebula_error *error)
+{
+        int64_t deadline_ns = os->now_ns() + timeout_ms * 1000000;
+        uint32_t state;
+
+        if (capture->pid != os->pid() && atomic_load(&capture->state) != COW_STATE_DONE)
+                return error_set(error, NEBULA_FAILED, 0, "the capture belongs to process %u; a fork does not continue it",
+                                 capture->pid);
+        while ((state = atomic_load(&capture->state)) == COW_STATE_RUNNING) {
+                int64_t left_ms = -1;
+
+                if (timeout_ms >= 0) {
+                        left_ms = (deadline_ns - os->now_ns() + 999999) / 1000000;
+                        if (left_ms <= 0)
+                                return error_set(error, NEBULA_TIMEOUT, 0, "the capture still copies after %lld ms",
+                                                 (long long)timeout_ms);
+                }
+                os->futex_wait(&capture->state, COW_STATE_RUNNING, left_ms);
+        }
+        return state == COW_STATE_DONE ? NEBULA_OK : failure_describe(capture, error);
+}
+
+void cow_cancel(struct cow_capture *capture)
+{
+        struct cow_engine *engine;
+
+        if (capture->pid != os->pid() || atomic_load(&capture->state) != COW_STATE_RUNNING ||
+            cow_engine_get(&engine, NULL) != NEBULA_OK)
+                return;
+        pthread_mutex_lock(&engine->start_lock);
+        cow_stack_touch();
+        pthread_mutex_lock(&engine->blocks_lock);
+        if (atomic_load(&capture->state) == COW_STATE_RUNNING) {
+                cow_capture_fail(capture, COW_FAILURE_CANCELLED, 0);
+                cow_capture_settle(engine, capture);
+        }
+        pthread_mutex_unlock(&engine->blocks_lock);
+        pthread_mutex_unlock(&engine->start_lock);
+}
+
+void cow_stats(const struct cow_capture *capture, struct cow_stats *ret_stats)
+{
+        memset(ret_stats, 0, sizeof *ret_stats);
+        if (atomic_load(&capture->state) != COW_STATE_RUNNING) /* else the threads still count */
+                *ret_stats = capture->blocks.stats;
+        ret_stats->blocked_ns = capture->blocked_ns;
+        ret_stats->direct_bytes = capture->direct_bytes;
+}
+
+void cow_free(struct cow_capture *capture)
+{
+        if (!capture)
+                return;
+        cow_cancel(capture);
+        if (capture->pid == os->pid())
+                cow_wait(capture, -1, NULL);
+        os->unmap(capture, capture->mapped_bytes);
+}

@@ -1,0 +1,83 @@
+/*
+ * cow.h - copy-on-write capture: the values are fixed at once, the bytes follow.
+ *
+ *      if (cow_available(&error) == NEBULA_OK) {
+ *              cow_start(image, parts, count, &capture, &error);
+ *              ... the program changes its memory as it likes ...
+ *              cow_wait(capture, -1, &error);          // from any thread
+ *              cow_stats(capture, &stats);
+ *              cow_free(capture);
+ *      }
+ *
+ * cow_start write-protects the pages of the parts (userfaultfd) and returns.
+ * Background threads copy block after block of 2 MiB into the image and lift
+ * the protection; a write to a block that is not copied yet stops its thread
+ * until the fault thread has copied that block. docs/capture.md says why this
+ * is exact.
+ *
+ * What can be protected is decided inside: large parts in private anonymous
+ * memory. All others are copied before cow_start returns. What cannot be seen
+ * from here must be kept out by the caller: memory that a device writes to
+ * (pinned, registered), and I/O that already runs into a part.
+ *
+ * The parts must stay allocated until cow_wait says OK. Memory that is
+ * unmapped, moved (mremap) or emptied (MADV_DONTNEED) before it was copied
+ * makes the capture fail and nothing else: no torn image is called good, no
+ * thread crashes. fork is safe: the child's memory is its own and unprotected.
+ * In the child every capture has failed, and new ones can be started.
+ *
+ * Ownership: `image` stays mapped and is written to until cow_wait returned a
+ * result other than NEBULA_TIMEOUT, or cow_free returned. It begins on a page
+ * boundary and is not itself part of a capture. The capture is the caller's,
+ * freed with cow_free, which gives a running one up.
+ *
+ * Threads: any function from any thread; a capture is freed once. Several
+ * captures may run, over the same memory too: each sees the values of its own
+ * start. No lock that cow_start holds is one the fault thread takes, save one
+ * around a few instructions that touch no caller's memory.
+ */
+#ifndef NB_CAPTURE_COW_H
+#define NB_CAPTURE_COW_H
+
+#include "capture/capture.h"
+
+struct cow_capture;
+
+/* Smaller parts are copied before cow_start returns: it costs no more than protection and faults. */
+#define COW_PART_BYTES (256u << 10)
+
+struct cow_stats {
+        int64_t blocked_ns;       /* how long cow_start took */
+        int64_t copy_ns;          /* from its begin to the last byte; 0 while it runs */
+        int64_t cpu_ns;           /* of the background and fault threads */
+        int64_t fault_ns;         /* sum over blocks of the time that writers waited for one, without their wake-up */
+        uint64_t fault_count;     /* writes that waited */
+        uint64_t protected_bytes; /* copied in the background */
+        uint64_t direct_bytes;    /* copied in cow_start */
+};
+
+/* Asks the kernel once and starts the threads. NEBULA_UNAVAILABLE says what is missing. */
+enum nebula_status cow_available(struct nebula_error *error);
+/* Never fails for what protection lacks: then everything is copied at once and the capture is complete on return. */
+enum nebula_status cow_start(void *image, const struct capture_part *parts, size_t count,
+                             struct cow_capture **ret_capture, struct nebula_error *error);
+/* NEBULA_OK: every byte is in the image. NEBULA_TIMEOUT: not yet. NEBULA_FAILED: never, the image is worthless.
+ * timeout_ms < 0: no limit. */
+enum nebula_status cow_wait(struct cow_capture *capture, int64_t timeout_ms, struct nebula_error *error);
+/* Gives up; cow_wait then reports failure, or OK when it came too late. Does not wait. */
+void cow_cancel(struct cow_capture *capture);
+void cow_stats(const struct cow_capture *capture, struct cow_stats *ret_stats);
+void cow_free(struct cow_capture *capture);
+
+/* True when most of the bytes lie in huge pages: then protecting them is far cheaper than copying them now. */
+bool cow_pays(const struct capture_part *parts, size_t count);
+
+/*
+ * Asks for huge pages where `parts` lie, so that the next capture protects them a thousand times faster:
+ * MADV_HUGEPAGE for what is yet to be touched, now; for what an earlier call has named too, the pages
+ * that are there are joined in the background (MADV_COLLAPSE), slowly, and only while no capture runs.
+ * Call it after each cow_start, or never. Each call replaces the work that the call before left.
+ */
+void cow_advise_huge(const struct capture_part *parts, size_t count);
+
+#endif

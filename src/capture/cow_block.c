@@ -1,0 +1,281 @@
+#include <errno.h>
+#include <string.h>
+
+#include "capture/cow_private.h"
+
+struct claim {
+        struct cow_capture *capture;
+        struct cow_chunk *chunk;
+        uint64_t unreadable; /* the address where copying failed, or 0 */
+};
+
+void cow_pause(struct cow_engine *engine, const struct cow_fault *fault, uint32_t *tries)
+{
+        if (fault)
+                cow_events_drain(engine);
+        if ((*tries)++ < 64)
+                os->yield();
+        else
+                os->sleep_ms(1);
+}
+
+void cow_capture_fail(struct cow_capture *capture, enum cow_failure failure, uint64_t address)
+{
+        if (capture->blocks.failure != COW_FAILURE_NONE)
+                return;
+        capture->blocks.failure = failure;
+        capture->blocks.failure_address = address;
+}
+
+void cow_capture_settle(struct cow_engine *engine, struct cow_capture *capture)
+{
+        bool failed = capture->blocks.failure != COW_FAILURE_NONE;
+        size_t i = 0;
+
+        if (capture->blocks.active || (!failed && capture->blocks.left))
+                return;
+        while (i < engine->blocks.live_count && engine->blocks.live[i] != capture)
+                i++;
+        if (i == engine->blocks.live_count)
+                return;
+        engine->blocks.live_count--;
+        memmove(&engine->blocks.live[i], &engine->blocks.live[i + 1],
+                (engine->blocks.live_count - i) * sizeof engine->blocks.live[0]);
+        engine->blocks.idle_since_ns = os->now_ns();
+        capture->blocks.stats.copy_ns = engine->blocks.idle_since_ns - capture->started_ns;
+        atomic_store(&capture->state, failed ? COW_STATE_FAILED : COW_STATE_DONE);
+        os->futex_wake(&capture->state);
+        if (engine->blocks.live_count == 0)
+                cow_workers_wake(engine);
+}
+
+static struct cow_chunk *chunk_of(struct cow_capture *capture, uint64_t block)
+{
+        size_t index = cow_chunk_find(capture, block);
+
+        return index < capture->chunk_count && capture->chunks[index].block == block ? &capture->chunks[index] : NULL;
+}
+
+static bool asks(const struct cow_fault *fault)
+{
+        return fault && fault->page;
+}
+
+/* Notes a write that waits for a chunk: workers go on behind it, where the next write will be more often than not. */
+static void fault_note(struct cow_capture *capture, struct cow_chunk *chunk, const struct cow_fault *fault)
+{
+        capture->blocks.stats.fault_count++;
+        if (!chunk->fault_since_ns)
+                chunk->fault_since_ns = fault->since_ns;
+        capture->blocks.cursor = (size_t)(chunk - capture->chunks) + 1;
+}
+
+/* Takes the block for every capture that nobody copies it for yet. */
+static size_t claim_all(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault, struct claim *claims)
+{
+        size_t count = 0;
+
+        for (size_t i = 0; i < engine->blocks.live_count; i++) {
+                struct cow_capture *capture = engine->blocks.live[i];
+                struct cow_chunk *chunk = chunk_of(capture, block);
+
+                if (!chunk || capture->blocks.failure != COW_FAILURE_NONE || chunk->state == COW_CHUNK_DONE)
+                        continue;
+                if (asks(fault))
+                        fault_note(capture, chunk, fault);
+                if (chunk->state == COW_CHUNK_COPYING)
+                        continue;
+                chunk->state = COW_CHUNK_COPYING;
+                capture->blocks.active++;
+                claims[count++] = (struct claim){ capture, chunk, 0 };
+        }
+        return count;
+}
+
+/* Through the kernel: a source that has vanished is an error there, where a load would be the end of the program. */
+static uint64_t copy_piece(unsigned char *to, uint64_t from, uint64_t end)
+{
+        while (from < end) {
+                int64_t copied = os->copy_self(to, from, end - from);
+
+                if (copied == -EINTR)
+                        continue;
+                if (copied <= 0)
+                        return from;
+                to += copied;
+                from += (uint64_t)copied;
+        }
+        return 0;
+}
+
+static void copy_chunk(struct claim *claim)
+{
+        const struct cow_capture *capture = claim->capture;
+        uint64_t block = claim->chunk->block, block_end = block + COW_BLOCK_BYTES;
+
+        for (size_t i = cow_part_find(capture, block);
+             i < capture->part_count && capture->parts[i].start < block_end && !claim->unreadable; i++) {
+                const struct cow_part *part = &capture->parts[i];
+                uint64_t from = part->start > block ? part->start : block;
+                uint64_t end = part->end < block_end ? part->end : block_end;
+
+                if (from < end)
+                        claim->unreadable = copy_piece(capture->image + part->image_offset + (from - part->start),
+                                                       from, end);
+        }
+}
+
+/*
+ * The kernel counts a change (unmap, move, removal) as running from before it
+ * takes place until the thread that makes it has been told that its event was
+ * read; until then the protection ioctl answers -EAGAIN, whatever page it is
+ * about. A change whose event was read is marked when read_turn is even again.
+ */
+void cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault)
+{
+        uint64_t page = engine->probe_page;
+        uint32_t tries = 0, turn;
+
+        while (os->uffd_protect(engine->fd, page, page + COW_PAGE_BYTES, false) == -EAGAIN)
+                cow_pause(engine, fault, &tries);
+        turn = atomic_load(&engine->read_turn);
+        while (turn & 1 && atomic_load(&engine->read_turn) == turn)
+                cow_pause(engine, fault, &tries);
+}
+
+/* Lifts the protection of [start, end). Only -EAGAIN is worth another try; what is no longer registered is free anyway. */
+static int lift(struct cow_engine *engine, uint64_t start, uint64_t end)
+{
+        int status = os->uffd_protect(engine->fd, start, end, false);
+
+        if (status != -ENOENT || end - start <= COW_PAGE_BYTES)
+                return status;
+        for (uint64_t page = start; page < end; page += COW_PAGE_BYTES) {
+                status = os->uffd_protect(engine->fd, page, page + COW_PAGE_BYTES, false);
+                if (status == -EAGAIN)
+                        return status;
+        }
+        return 0;
+}
+
+/* The pages of one capture in a block. */
+static int lift_chunk(struct cow_engine *engine, const struct cow_capture *capture, const struct cow_chunk *chunk)
+{
+        uint64_t block_end = chunk->block + COW_BLOCK_BYTES;
+
+        for (size_t i = chunk->first_span; i < capture->span_count && capture->spans[i].start < block_end; i++) {
+                uint64_t start = capture->spans[i].start, end = capture->spans[i].end;
+
+                if (lift(engine, start > chunk->block ? start : chunk->block, end < block_end ? end : block_end) == -EAGAIN)
+                        return -EAGAIN;
+        }
+        return 0;
+}
+
+static bool chunk_covers(const struct cow_capture *capture, const struct cow_chunk *chunk, uint64_t page)
+{
+        for (size_t i = chunk->first_span; i < capture->span_count && capture->spans[i].start <= page; i++) {
+                if (page < capture->spans[i].end)
+                        return true;
+        }
+        return false;
+}
+
+/*
+ * Lifts what nobody needs any more, blocks_lock held. A block stays protected
+ * while any capture still wants it: its last copier lifts it for all. A page
+ * that waits but belongs to no live capture (left over from a failed one, or
+ * moved here) is always freed. Returns 1 when a capture has begun meanwhile
+ * that wants the block of a waiting page too and that nobody copies it for:
+ * the fault may not be forgotten before that is done.
+ */
+static int release(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
+{
+        bool wanted = false, waiting = false, covered = false;
+        int status = 0;
+
+        for (size_t i = 0; i < engine->blocks.live_count; i++) {
+                struct cow_capture *capture = engine->blocks.live[i];
+                struct cow_chunk *chunk = chunk_of(capture, block);
+
+                if (!chunk)
+                        continue;
+                if (capture->blocks.failure == COW_FAILURE_NONE) {
+                        wanted |= chunk->state != COW_CHUNK_DONE;
+                        waiting |= chunk->state == COW_CHUNK_WAITING;
+                }
+                covered |= asks(fault) && chunk_covers(capture, chunk, fault->page);
+        }
+        if (wanted && (covered || !asks(fault)))
+                return asks(fault) && waiting;
+        for (size_t i = 0; i < engine->blocks.live_count && !wanted && status != -EAGAIN; i++) {
+                struct cow_chunk *chunk = chunk_of(engine->blocks.live[i], block);
+
+                if (chunk)
+                        status = lift_chunk(engine, engine->blocks.live[i], chunk);
+        }
+        if (!asks(fault) || status == -EAGAIN)
+                return status;
+        if (!covered)
+                status = wanted ? lift(engine, fault->page, fault->page + COW_PAGE_BYTES) :
+                                  lift(engine, block, block + COW_BLOCK_BYTES);
+        if (status != -EAGAIN)
+                os->uffd_wake(engine->fd, fault->page, fault->page + COW_PAGE_BYTES);
+        return status;
+}
+
+static void chunk_finish(const struct claim *claim, int64_t cpu_ns)
+{
+        struct cow_capture *capture = claim->capture;
+
+        if (claim->unreadable)
+                cow_capture_fail(capture, COW_FAILURE_UNREADABLE, claim->unreadable);
+        claim->chunk->state = COW_CHUNK_DONE;
+        capture->blocks.left--;
+        capture->blocks.stats.cpu_ns += cpu_ns;
+        if (claim->chunk->fault_since_ns)
+                capture->blocks.stats.fault_ns += os->now_ns() - claim->chunk->fault_since_ns;
+}
+
+/* One round of cow_block_serve; false when there is to be another. */
+static bool block_serve(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
+{
+        struct claim claims[COW_LIVE_MAX];
+        int64_t cpu_ns = os->thread_cpu_ns();
+        uint32_t tries = 0;
+        size_t count;
+        int released;
+
+        pthread_mutex_lock(&engine->blocks_lock);
+        count = claim_all(engine, block, fault, claims);
+        pthread_mutex_unlock(&engine->blocks_lock);
+        if (!count && !asks(fault))
+                return true;
+        for (size_t i = 0; i < count; i++)
+                copy_chunk(&claims[i]);
+        if (count)
+                cow_events_settle(engine, fault);
+        cpu_ns = os->thread_cpu_ns() - cpu_ns;
+
+        pthread_mutex_lock(&engine->blocks_lock);
+        for (size_t i = 0; i < count; i++)
+                chunk_finish(&claims[i], cpu_ns / (int64_t)count);
+        while ((released = release(engine, block, fault)) == -EAGAIN) {
+                pthread_mutex_unlock(&engine->blocks_lock);
+                cow_pause(engine, fault, &tries);
+                pthread_mutex_lock(&engine->blocks_lock);
+        }
+        /* Only now: a capture that has ended is its owner's. */
+        for (size_t i = 0; i < count; i++) {
+                claims[i].capture->blocks.active--;
+                cow_capture_settle(engine, claims[i].capture);
+        }
+        pthread_mutex_unlock(&engine->blocks_lock);
+        return released <= 0;
+}
+
+void cow_block_serve(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
+{
+        while (!block_serve(engine, block, fault))
+                ;
+}

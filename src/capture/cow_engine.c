@@ -1,0 +1,209 @@
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "capture/cow_private.h"
+
+static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; the fault thread never takes it */
+static struct cow_engine *engine;
+static bool engine_refused, engine_fork_handled;
+static struct nebula_error engine_refusal;
+
+static void *map_pages(uint64_t size, int flags)
+{
+        void *data;
+        int status = os->map(-1, 0, size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS | flags, &data);
+
+        return status < 0 ? NULL : data;
+}
+
+void *cow_map(uint64_t size)
+{
+        return map_pages(size, OS_MAP_POPULATE);
+}
+
+void cow_workers_wake(struct cow_engine *for_engine)
+{
+        atomic_fetch_add(&for_engine->work_turn, 1);
+        os->futex_wake(&for_engine->work_turn);
+}
+
+__attribute__((noinline)) void cow_stack_touch(void)
+{
+        volatile char pages[4 * COW_PAGE_BYTES];
+
+        for (size_t i = 0; i < sizeof pages; i += COW_PAGE_BYTES / 2)
+                pages[i] = 0;
+        pages[sizeof pages - 1] = 0;
+}
+
+/* The child has none of the threads, and the descriptor acts on the parent's memory: forget all of it. */
+static void child_after_fork(void)
+{
+        if (engine)
+                os->close(engine->fd);
+        engine = NULL;
+        pthread_mutex_init(&engine_lock, NULL);
+}
+
+static void lock_before_fork(void)
+{
+        pthread_mutex_lock(&engine_lock);
+}
+
+static void unlock_after_fork(void)
+{
+        pthread_mutex_unlock(&engine_lock);
+}
+
+/* What the threads use of a stack, and the thread-local variables above it, is present: using it never faults. */
+static void *stack_new(void)
+{
+        volatile char *stack = map_pages(COW_STACK_BYTES, 0);
+
+        for (size_t used = COW_PAGE_BYTES; stack && used <= COW_STACK_USED_BYTES; used += COW_PAGE_BYTES)
+                stack[COW_STACK_BYTES - used] = 0;
+        return (void *)stack;
+}
+
+/* Every signal stays with the program's threads. */
+static int start_thread(void *(*main_function)(void *), struct cow_engine *argument, const char *name)
+{
+        void *stack = stack_new();
+        pthread_attr_t attributes;
+        sigset_t all, before;
+        pthread_t thread;
+        int status;
+
+        if (!stack)
+                return ENOMEM;
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        status = pthread_attr_setstack(&attributes, stack, COW_STACK_BYTES);
+        if (status == 0) {
+                sigfillset(&all);
+                pthread_sigmask(SIG_SETMASK, &all, &before);
+                status = pthread_create(&thread, &attributes, main_function, argument);
+                if (status == 0)
+                        pthread_setname_np(thread, name);
+                pthread_sigmask(SIG_SETMASK, &before, NULL);
+        }
+        pthread_attr_destroy(&attributes);
+        if (status)
+                os->unmap(stack, COW_STACK_BYTES);
+        return status;
+}
+
+/* Protects a page, reads it through the kernel, frees it: all that a capture will ask for. */
+static enum nebula_status probe(struct cow_engine *new_engine, struct nebula_error *error)
+{
+        uint64_t start = new_engine->probe_page, end = start + COW_PAGE_BYTES;
+        char byte = 1;
+        int64_t status;
+
+        status = os->uffd_register(new_engine->fd, start, end);
+        if (status == 0)
+                status = os->uffd_protect(new_engine->fd, start, end, true);
+        if (status < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, (int)-status,
+                                 "this kernel can't write-protect private memory (userfaultfd of Linux 5.7, 4 KiB pages)");
+        status = os->copy_self(&byte, start, 1);
+        if (status == 1)
+                status = os->uffd_protect(new_engine->fd, start, end, false);
+        if (status < 0 || byte != 0)
+                return error_set(error, NEBULA_UNAVAILABLE, (int)-status,
+                                 "process_vm_readv is not allowed here (a seccomp filter?)");
+        return NEBULA_OK;
+}
+
+static size_t worker_count(void)
+{
+        size_t count = os->cpu_count() / 2;
+
+        return count < 1 ? 1 : count > COW_WORKER_MAX ? COW_WORKER_MAX : count;
+}
+
+static enum nebula_status engine_open(struct cow_engine **ret_engine, struct nebula_error *error)
+{
+        struct cow_engine *new_engine = cow_map(sizeof *new_engine);
+        enum nebula_status status;
+        uint32_t abilities;
+        void *page = cow_map(COW_PAGE_BYTES);
+        int failed = 0;
+
+        if (!new_engine || !page) {
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for copy-on-write captures");
+                goto unmap;
+        }
+        new_engine->pid = os->pid();
+        new_engine->probe_page = (uintptr_t)page;
+        pthread_mutex_init(&new_engine->start_lock, NULL);
+        pthread_mutex_init(&new_engine->blocks_lock, NULL);
+        pthread_mutex_init(&new_engine->huge_lock, NULL);
+        new_engine->fd = os->uffd_open(&abilities);
+        if (new_engine->fd < 0) {
+                status = error_set(error, NEBULA_UNAVAILABLE, -new_engine->fd,
+                                   "no full userfaultfd: it needs CAP_SYS_PTRACE, access to /dev/userfaultfd, or "
+                                   "sysctl vm.unprivileged_userfaultfd=1");
+                goto unmap;
+        }
+        new_engine->unpopulated = abilities & OS_UFFD_UNPOPULATED;
+        status = probe(new_engine, error);
+        if (status != NEBULA_OK)
+                goto close;
+        /* A thread that has started can't be taken back, so the fault thread, without which nothing works, is first. */
+        failed = start_thread(cow_fault_main, new_engine, "nebula-fault");
+        if (failed) {
+                status = error_set(error, NEBULA_UNAVAILABLE, failed, "starting the fault thread");
+                goto close;
+        }
+        for (new_engine->worker_count = 0; new_engine->worker_count < worker_count(); new_engine->worker_count++) {
+                failed = start_thread(cow_worker_main, new_engine, "nebula-copy");
+                if (failed)
+                        break;
+        }
+        if (new_engine->worker_count == 0) /* the fault thread keeps the engine's memory */
+                return error_set(error, NEBULA_UNAVAILABLE, failed, "starting a copying thread");
+        *ret_engine = new_engine;
+        return NEBULA_OK;
+close:
+        os->close(new_engine->fd);
+unmap:
+        if (page)
+                os->unmap(page, COW_PAGE_BYTES);
+        if (new_engine)
+                os->unmap(new_engine, sizeof *new_engine);
+        return status;
+}
+
+enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        pthread_mutex_lock(&engine_lock);
+        if (engine && engine->pid != os->pid()) /* a fork that ran no handlers */
+                engine = NULL;
+        if (!engine && !engine_refused) {
+                if (!engine_fork_handled) {
+                        pthread_atfork(lock_before_fork, unlock_after_fork, child_after_fork);
+                        engine_fork_handled = true;
+                }
+                engine_refused = engine_open(&engine, &engine_refusal) != NEBULA_OK;
+        }
+        if (engine)
+                *ret_engine = engine;
+        else
+                status = engine_refusal.status;
+        if (!engine && error)
+                *error = engine_refusal;
+        pthread_mutex_unlock(&engine_lock);
+        return status;
+}
+
+enum nebula_status cow_available(struct nebula_error *error)
+{
+        struct cow_engine *unused;
+
+        return cow_engine_get(&unused, error);
+}

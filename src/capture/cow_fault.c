@@ -1,0 +1,118 @@
+/*
+ * cow_fault.c - the one thread that reads the userfaultfd.
+ *
+ * It takes blocks_lock and no other lock, allocates nothing, and writes only
+ * to its own stack, the engine, captures and images.
+ */
+#include <string.h>
+
+#include "capture/cow_private.h"
+
+#define EVENTS_AT_ONCE 16
+
+/* Whether a byte of a part that is not yet in the image lies in [start, end). */
+static bool capture_misses(const struct cow_capture *capture, uint64_t start, uint64_t end)
+{
+        for (size_t i = cow_chunk_find(capture, cow_block_of(start));
+             i < capture->chunk_count && capture->chunks[i].block < end; i++) {
+                uint64_t block = capture->chunks[i].block;
+                uint64_t from = start > block ? start : block;
+                uint64_t to = end < block + COW_BLOCK_BYTES ? end : block + COW_BLOCK_BYTES;
+
+                if (capture->chunks[i].state == COW_CHUNK_DONE)
+                        continue;
+                for (size_t k = cow_part_find(capture, from);
+                     k < capture->part_count && capture->parts[k].start < to; k++) {
+                        if (capture->parts[k].end > from)
+                                return true;
+                }
+        }
+        return false;
+}
+
+static void mark_change(struct cow_engine *engine, const struct os_uffd_event *event)
+{
+        enum cow_failure failure = event->kind == OS_UFFD_UNMAP ? COW_FAILURE_UNMAPPED :
+                                   event->kind == OS_UFFD_REMAP ? COW_FAILURE_MOVED : COW_FAILURE_REMOVED;
+
+        pthread_mutex_lock(&engine->blocks_lock);
+        for (size_t i = engine->blocks.live_count; i-- > 0;) {
+                struct cow_capture *capture = engine->blocks.live[i];
+
+                if (capture->blocks.failure != COW_FAILURE_NONE || !capture_misses(capture, event->start, event->end))
+                        continue;
+                cow_capture_fail(capture, failure, event->start);
+                cow_capture_settle(engine, capture);
+        }
+        /* Moved pages stay registered where they are now. Without room here a write to them costs a fault, no more. */
+        if (event->kind == OS_UFFD_REMAP && engine->blocks.moved_count < COW_MOVED_MAX)
+                engine->blocks.moved[engine->blocks.moved_count++] =
+                        (struct cow_span){ event->moved_to, event->moved_to + (event->end - event->start) };
+        pthread_mutex_unlock(&engine->blocks_lock);
+}
+
+static void queue_fault(struct cow_engine *engine, uint64_t page)
+{
+        for (size_t i = 0; i < engine->pending.count; i++) {
+                if (engine->pending.faults[i].page == page)
+                        return;
+        }
+        if (engine->pending.count < COW_PENDING_MAX)
+                engine->pending.faults[engine->pending.count++] = (struct cow_fault){ page, os->now_ns() };
+        else /* it runs into the protection again, and asks again */
+                os->uffd_wake(engine->fd, page, page + COW_PAGE_BYTES);
+}
+
+void cow_events_drain(struct cow_engine *engine)
+{
+        struct os_uffd_event events[EVENTS_AT_ONCE];
+        int count;
+
+        do {
+                atomic_fetch_add(&engine->read_turn, 1);
+                count = os->uffd_read(engine->fd, events, EVENTS_AT_ONCE);
+                for (int i = 0; i < count; i++) {
+                        if (events[i].kind == OS_UFFD_FAULT)
+                                queue_fault(engine, events[i].start);
+                        else if (events[i].kind != OS_UFFD_OTHER)
+                                mark_change(engine, &events[i]);
+                }
+                atomic_fetch_add(&engine->read_turn, 1);
+        } while (count == EVENTS_AT_ONCE);
+}
+
+static void serve_pending(struct cow_engine *engine)
+{
+        while (engine->pending.count) {
+                struct cow_fault fault = engine->pending.faults[0];
+
+                cow_block_serve(engine, cow_block_of(fault.page), &fault);
+                /* Serving may have queued others behind it. */
+                engine->pending.count--;
+                memmove(&engine->pending.faults[0], &engine->pending.faults[1], engine->pending.count * sizeof fault);
+                cow_events_drain(engine);
+        }
+}
+
+void *cow_fault_main(void *argument)
+{
+        static const struct cow_fault no_fault;
+        struct cow_engine *engine = argument;
+        uint32_t ahead = 0;
+        uint64_t block;
+
+        for (;;) {
+                os->poll(engine->fd, ahead ? 0 : -1);
+                cow_events_drain(engine);
+                if (engine->pending.count) {
+                        serve_pending(engine);
+                        ahead = COW_AHEAD;
+                } else if (ahead && cow_block_next(engine, &block)) {
+                        cow_block_serve(engine, block, &no_fault);
+                        ahead--;
+                } else {
+                        ahead = 0;
+                }
+        }
+        return NULL;
+}

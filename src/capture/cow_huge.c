@@ -1,0 +1,131 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "capture/cow_private.h"
+
+#define STEP_NS 1000000    /* joining runs that long at a time */
+#define STEP_SHARE 10      /* and at most a tenth of the time */
+
+static int compare_spans(const void *a, const void *b)
+{
+        const struct cow_span *left = a, *right = b;
+
+        return left->start < right->start ? -1 : left->start > right->start;
+}
+
+/* Sorts, joins what touches, keeps the whole blocks. Returns how many are left. */
+static size_t spans_join(struct cow_span *spans, size_t count)
+{
+        size_t joined = 0, kept = 0;
+
+        qsort(spans, count, sizeof *spans, compare_spans);
+        for (size_t i = 0; i < count; i++) {
+                if (joined && spans[i].start <= spans[joined - 1].end) {
+                        if (spans[joined - 1].end < spans[i].end)
+                                spans[joined - 1].end = spans[i].end;
+                } else {
+                        spans[joined++] = spans[i];
+                }
+        }
+        for (size_t i = 0; i < joined; i++) {
+                uint64_t start = cow_block_of(spans[i].start + COW_BLOCK_BYTES - 1), end = cow_block_of(spans[i].end);
+
+                if (start < end)
+                        spans[kept++] = (struct cow_span){ start, end };
+        }
+        return kept;
+}
+
+/* huge_lock held: the work is what is both known and in `spans`. */
+static void work_plan(struct cow_engine *engine, const struct cow_span *spans, size_t count)
+{
+        size_t work = 0;
+
+        for (size_t i = 0, k = 0; i < engine->huge.known_count && k < count && work < COW_SPAN_MAX;) {
+                const struct cow_span *known = &engine->huge.known[i], *span = &spans[k];
+                uint64_t start = known->start > span->start ? known->start : span->start;
+                uint64_t end = known->end < span->end ? known->end : span->end;
+
+                if (start < end)
+                        engine->huge.work[work++] = (struct cow_span){ start, end };
+                if (known->end < span->end)
+                        i++;
+                else
+                        k++;
+        }
+        engine->huge.work_count = work;
+        engine->huge.known_count = count < COW_SPAN_MAX ? count : COW_SPAN_MAX;
+        memcpy(engine->huge.known, spans, engine->huge.known_count * sizeof *spans);
+}
+
+void cow_advise_huge(const struct capture_part *parts, size_t count)
+{
+        struct cow_engine *engine;
+        struct cow_span *spans;
+        size_t span_count = 0;
+
+        if (cow_engine_get(&engine, NULL) != NEBULA_OK)
+                return;
+        spans = malloc((count ? count : 1) * sizeof *spans);
+        if (!spans) /* advice, not a duty */
+                return;
+        for (size_t i = 0; i < count; i++) {
+                uint64_t start = (uintptr_t)parts[i].data & ~(uint64_t)(COW_PAGE_BYTES - 1);
+                uint64_t end = ((uintptr_t)parts[i].data + parts[i].size + COW_PAGE_BYTES - 1) &
+                               ~(uint64_t)(COW_PAGE_BYTES - 1);
+
+                if (parts[i].size >= COW_PART_MIN)
+                        spans[span_count++] = (struct cow_span){ start, end };
+        }
+        span_count = spans_join(spans, span_count);
+        for (size_t i = 0; i < span_count; i++)
+                os->advise((void *)(uintptr_t)spans[i].start, spans[i].end - spans[i].start, OS_ADVISE_HUGE);
+        pthread_mutex_lock(&engine->huge_lock);
+        work_plan(engine, spans, span_count);
+        pthread_mutex_unlock(&engine->huge_lock);
+        free(spans);
+        cow_workers_wake(engine);
+}
+
+/* huge_lock held: false when nothing is left, or it is too early. */
+static bool take_block(struct cow_engine *engine, uint64_t *ret_block, int64_t *ret_wait_ms)
+{
+        struct cow_span *last;
+        int64_t early_ns = engine->huge.next_ns - os->now_ns();
+
+        *ret_wait_ms = -1;
+        if (!engine->huge.work_count)
+                return false;
+        if (early_ns > 0) {
+                *ret_wait_ms = early_ns / 1000000 + 1;
+                return false;
+        }
+        last = &engine->huge.work[engine->huge.work_count - 1];
+        last->end -= COW_BLOCK_BYTES;
+        *ret_block = last->end;
+        if (last->end <= last->start)
+                engine->huge.work_count--;
+        return true;
+}
+
+int64_t cow_huge_step(struct cow_engine *engine)
+{
+        int64_t started_ns = os->now_ns(), wait_ms;
+        uint32_t turn = atomic_load(&engine->work_turn);
+        uint64_t block;
+        bool taken;
+
+        do {
+                pthread_mutex_lock(&engine->huge_lock);
+                taken = take_block(engine, &block, &wait_ms);
+                pthread_mutex_unlock(&engine->huge_lock);
+                if (!taken)
+                        return wait_ms;
+                /* Memory that was freed meanwhile is somebody else's now, and no worse off in a huge page. */
+                os->advise((void *)(uintptr_t)block, COW_BLOCK_BYTES, OS_ADVISE_COLLAPSE);
+        } while (os->now_ns() - started_ns < STEP_NS && atomic_load(&engine->work_turn) == turn);
+        pthread_mutex_lock(&engine->huge_lock);
+        engine->huge.next_ns = os->now_ns() + (os->now_ns() - started_ns) * (STEP_SHARE - 1);
+        pthread_mutex_unlock(&engine->huge_lock);
+        return 0;
+}

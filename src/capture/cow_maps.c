@@ -1,0 +1,146 @@
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "capture/cow_private.h"
+
+#define MAPS_PATH "/proc/self/maps"
+#define MAPS_TEXT_MAX (256u << 20)
+
+static const char *parse_hex(const char *text, uint64_t *ret_value)
+{
+        uint64_t value = 0;
+
+        for (;; text++) {
+                if (*text >= '0' && *text <= '9')
+                        value = value << 4 | (uint64_t)(*text - '0');
+                else if (*text >= 'a' && *text <= 'f')
+                        value = value << 4 | (uint64_t)(*text - 'a' + 10);
+                else
+                        break;
+        }
+        *ret_value = value;
+        return text;
+}
+
+/* start-end rwxp offset major:minor inode path. Anything unexpected counts as not anonymous. */
+static void parse_line(const char *line, struct os_mapping *ret_mapping)
+{
+        uint64_t offset, major, minor, inode;
+        bool private;
+
+        memset(ret_mapping, 0, sizeof *ret_mapping);
+        line = parse_hex(line, &ret_mapping->start);
+        if (*line++ != '-')
+                return;
+        line = parse_hex(line, &ret_mapping->end);
+        if (strcspn(line, "\n") < sizeof " rwxp 0 0:0 0" - 1)
+                return;
+        private = line[4] == 'p';
+        line = parse_hex(line + 6, &offset);
+        line = parse_hex(line + 1, &major);
+        line = parse_hex(line + 1, &minor);
+        if (*line != ' ')
+                return;
+        parse_hex(line + 1, &inode); /* decimal, but zero is zero */
+        ret_mapping->private_anonymous = private && inode == 0 && major == 0 && minor == 0;
+}
+
+static enum nebula_status read_text(int fd, char **ret_text, struct nebula_error *error)
+{
+        size_t size = 0, capacity = 64u << 10;
+        char *text = malloc(capacity);
+        int64_t got;
+
+        while (text) {
+                if (capacity - size < 8192) {
+                        char *grown = capacity < MAPS_TEXT_MAX ? realloc(text, capacity * 2) : NULL;
+
+                        if (!grown)
+                                break;
+                        text = grown;
+                        capacity *= 2;
+                }
+                got = os->read(fd, text + size, capacity - size - 1);
+                if (got == -EINTR)
+                        continue;
+                if (got < 0) {
+                        free(text);
+                        return error_set(error, NEBULA_INTERNAL, (int)-got, "reading " MAPS_PATH);
+                }
+                size += (size_t)got;
+                if (got == 0) {
+                        text[size] = '\0';
+                        *ret_text = text;
+                        return NEBULA_OK;
+                }
+        }
+        free(text);
+        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to read " MAPS_PATH);
+}
+
+static enum nebula_status read_list(struct cow_maps *maps, struct nebula_error *error)
+{
+        enum nebula_status status;
+        size_t line_count = 0;
+        char *text = NULL;
+
+        status = read_text(maps->fd, &text, error);
+        if (status != NEBULA_OK)
+                return status;
+        for (const char *line = text; *line; line++)
+                line_count += *line == '\n';
+        maps->list = calloc(line_count + 1, sizeof *maps->list);
+        if (!maps->list) {
+                free(text);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the list of mappings");
+        }
+        for (const char *line = text; maps->count < line_count; line = strchr(line, '\n') + 1)
+                parse_line(line, &maps->list[maps->count++]);
+        free(text);
+        return NEBULA_OK;
+}
+
+enum nebula_status cow_maps_open(struct cow_maps *maps, struct nebula_error *error)
+{
+        struct os_mapping mapping;
+        enum nebula_status status = NEBULA_OK;
+
+        memset(maps, 0, sizeof *maps);
+        maps->fd = os->open(MAPS_PATH, OS_READ);
+        if (maps->fd < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, -maps->fd, "opening " MAPS_PATH);
+        /* Before Linux 6.11 there is only the text: about a microsecond per mapping. */
+        if (os->find_mapping(maps->fd, 0, &mapping) < 0)
+                status = read_list(maps, error);
+        if (status != NEBULA_OK)
+                os->close(maps->fd);
+        return status;
+}
+
+bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapping *ret_mapping)
+{
+        size_t low = 0, high = maps->count;
+
+        if (!maps->list)
+                return os->find_mapping(maps->fd, address, ret_mapping) == 0 && ret_mapping->start <= address;
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+
+                if (maps->list[middle].end <= address)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        if (low == maps->count || maps->list[low].start > address)
+                return false;
+        *ret_mapping = maps->list[low];
+        return true;
+}
+
+void cow_maps_close(struct cow_maps *maps)
+{
+        free(maps->list);
+        os->close(maps->fd);
+}

@@ -1,0 +1,257 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "capture/cow_private.h"
+
+static uint64_t page_floor(uint64_t address)
+{
+        return address & ~(uint64_t)(COW_PAGE_BYTES - 1);
+}
+
+static uint64_t page_ceil(uint64_t address)
+{
+        return page_floor(address + COW_PAGE_BYTES - 1);
+}
+
+static int compare_parts(const void *a, const void *b)
+{
+        const struct cow_part *left = a, *right = b;
+
+        return left->start < right->start ? -1 : left->start > right->start;
+}
+
+static void sort_parts(struct cow_part *parts, size_t count)
+{
+        for (size_t i = 1; i < count; i++) {
+                if (parts[i].start < parts[i - 1].start) {
+                        qsort(parts, count, sizeof *parts, compare_parts);
+                        return;
+                }
+        }
+}
+
+/* What is being built; `mapping` is the last one found. */
+struct plan {
+        struct cow_maps maps;
+        struct os_mapping mapping;
+        struct cow_part *parts;
+        struct cow_span *spans;
+        size_t part_count, span_count, span_capacity;
+        uint64_t span_mapping; /* start of the mapping that the last span lies in */
+};
+
+/* The pages [start, end) of the current mapping, minus what the last span already has. */
+static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
+{
+        struct cow_span *last = plan->span_count ? &plan->spans[plan->span_count - 1] : NULL;
+
+        if (last && start < last->end)
+                start = last->end;
+        if (start >= end)
+                return true;
+        if (last && start == last->end && plan->span_mapping == plan->mapping.start) {
+                last->end = end;
+                return true;
+        }
+        if (plan->span_count == plan->span_capacity) {
+                size_t capacity = plan->span_capacity ? plan->span_capacity * 2 : 64;
+                struct cow_span *grown = capacity > COW_SPAN_MAX ? NULL : realloc(plan->spans, capacity * sizeof *grown);
+
+                if (!grown)
+                        return false;
+                plan->spans = grown;
+                plan->span_capacity = capacity;
+        }
+        plan->spans[plan->span_count++] = (struct cow_span){ start, end };
+        plan->span_mapping = plan->mapping.start;
+        return true;
+}
+
+/* Spans over a part's pages, or none when some page of it can't be protected. */
+static bool part_cover(struct plan *plan, const struct cow_part *part)
+{
+        size_t span_count = plan->span_count;
+        uint64_t last_end = span_count ? plan->spans[span_count - 1].end : 0;
+        uint64_t last_mapping = plan->span_mapping;
+        uint64_t end = page_ceil(part->end);
+
+        for (uint64_t at = page_floor(part->start); at < end; at = plan->mapping.end) {
+                bool known = at >= plan->mapping.start && at < plan->mapping.end;
+
+                if (!known && !cow_maps_find(&plan->maps, at, &plan->mapping)) {
+                        plan->mapping.start = plan->mapping.end = 0;
+                        goto refuse;
+                }
+                if (!plan->mapping.private_anonymous ||
+                    !span_add(plan, at, end < plan->mapping.end ? end : plan->mapping.end))
+                        goto refuse;
+        }
+        return true;
+refuse:
+        plan->span_count = span_count;
+        plan->span_mapping = last_mapping;
+        if (span_count)
+                plan->spans[span_count - 1].end = last_end;
+        return false;
+}
+
+static struct capture_part part_direct(const struct cow_part *part)
+{
+        return (struct capture_part){ (const void *)(uintptr_t)part->start, part->end - part->start, part->image_offset };
+}
+
+/* Splits the parts: large ones that do not touch the image's pages are candidates. */
+static enum nebula_status candidates_find(struct plan *plan, const struct capture_part *parts, size_t count, void *image,
+                                          struct capture_part *direct, size_t *direct_count, struct nebula_error *error)
+{
+        uint64_t image_start = page_floor((uintptr_t)image), image_end = image_start;
+
+        plan->parts = malloc((count ? count : 1) * sizeof *plan->parts);
+        if (!plan->parts)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan a capture of %zu parts", count);
+        for (size_t i = 0; i < count; i++) {
+                uint64_t end = (uintptr_t)image + parts[i].image_offset + parts[i].size;
+
+                if (page_ceil(end) > image_end)
+                        image_end = page_ceil(end);
+        }
+        for (size_t i = 0; i < count; i++) {
+                uint64_t start = (uintptr_t)parts[i].data, end = start + parts[i].size;
+
+                if (parts[i].size < COW_PART_MIN || (start < image_end && page_ceil(end) > image_start))
+                        direct[(*direct_count)++] = parts[i];
+                else
+                        plan->parts[plan->part_count++] = (struct cow_part){ start, end, 0, parts[i].image_offset };
+        }
+        sort_parts(plan->parts, plan->part_count);
+        return NEBULA_OK;
+}
+
+static enum nebula_status spans_find(struct plan *plan, struct capture_part *direct, size_t *direct_count,
+                                     struct nebula_error *error)
+{
+        enum nebula_status status = cow_maps_open(&plan->maps, error);
+        size_t kept = 0;
+
+        if (status != NEBULA_OK)
+                return status;
+        for (size_t i = 0; i < plan->part_count; i++) {
+                if (part_cover(plan, &plan->parts[i]))
+                        plan->parts[kept++] = plan->parts[i];
+                else
+                        direct[(*direct_count)++] = part_direct(&plan->parts[i]);
+        }
+        plan->part_count = kept;
+        cow_maps_close(&plan->maps);
+        return NEBULA_OK;
+}
+
+/* With chunks == NULL only counts. */
+static size_t chunks_make(const struct plan *plan, struct cow_chunk *chunks)
+{
+        uint64_t last = UINT64_MAX;
+        size_t count = 0;
+
+        for (size_t i = 0; i < plan->span_count; i++) {
+                for (uint64_t block = cow_block_of(plan->spans[i].start); block < plan->spans[i].end;
+                     block += COW_BLOCK_BYTES) {
+                        if (block == last)
+                                continue;
+                        last = block;
+                        if (chunks)
+                                chunks[count] = (struct cow_chunk){ block, (uint32_t)i, COW_CHUNK_WAITING, 0 };
+                        count++;
+                }
+        }
+        return count;
+}
+
+/* One mapping of its own for the capture and its arrays; parts that merely share bytes with others get their reach. */
+static enum nebula_status capture_make(const struct plan *plan, void *image, struct cow_capture **ret_capture,
+                                       struct nebula_error *error)
+{
+        size_t chunk_count = chunks_make(plan, NULL);
+        uint64_t size = sizeof(struct cow_capture) + chunk_count * sizeof(struct cow_chunk) +
+                        plan->span_count * sizeof(struct cow_span) + plan->part_count * sizeof(struct cow_part);
+        struct cow_capture *capture = cow_map(size);
+        uint64_t reach = 0;
+
+        if (!capture)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a capture of %zu parts", plan->part_count);
+        capture->mapped_bytes = size;
+        capture->image = image;
+        capture->parts = (struct cow_part *)(capture + 1);
+        capture->part_count = plan->part_count;
+        capture->spans = (struct cow_span *)(capture->parts + plan->part_count);
+        capture->span_count = plan->span_count;
+        capture->chunks = (struct cow_chunk *)(capture->spans + plan->span_count);
+        capture->chunk_count = chunks_make(plan, capture->chunks);
+        capture->blocks.left = capture->chunk_count;
+        for (size_t i = 0; i < plan->part_count; i++) {
+                capture->parts[i] = plan->parts[i];
+                if (reach < plan->parts[i].end)
+                        reach = plan->parts[i].end;
+                capture->parts[i].reach = reach;
+                capture->blocks.stats.protected_bytes += plan->parts[i].end - plan->parts[i].start;
+        }
+        if (plan->span_count)
+                memcpy(capture->spans, plan->spans, plan->span_count * sizeof *plan->spans);
+        *ret_capture = capture;
+        return NEBULA_OK;
+}
+
+enum nebula_status cow_plan(void *image, const struct capture_part *parts, size_t count, bool protect,
+                            struct cow_capture **ret_capture, struct capture_part *direct, size_t *ret_direct_count,
+                            struct nebula_error *error)
+{
+        struct plan plan = { 0 };
+        enum nebula_status status = NEBULA_OK;
+        size_t direct_count = 0;
+
+        if (protect)
+                status = candidates_find(&plan, parts, count, image, direct, &direct_count, error);
+        /* Not to know the mappings is no failure: then nothing is protected. */
+        if (status == NEBULA_OK && (!protect || spans_find(&plan, direct, &direct_count, NULL) != NEBULA_OK)) {
+                memcpy(direct, parts, count * sizeof *parts);
+                direct_count = count;
+                plan.part_count = plan.span_count = 0;
+        }
+        if (status == NEBULA_OK)
+                status = capture_make(&plan, image, ret_capture, error);
+        if (status == NEBULA_OK)
+                *ret_direct_count = direct_count;
+        free(plan.parts);
+        free(plan.spans);
+        return status;
+}
+
+size_t cow_chunk_find(const struct cow_capture *capture, uint64_t block)
+{
+        size_t low = 0, high = capture->chunk_count;
+
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+
+                if (capture->chunks[middle].block < block)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+size_t cow_part_find(const struct cow_capture *capture, uint64_t address)
+{
+        size_t low = 0, high = capture->part_count;
+
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+
+                if (capture->parts[middle].reach <= address)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}

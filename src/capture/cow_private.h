@@ -1,0 +1,214 @@
+/*
+ * cow_private.h - what the files of the cow capture share.
+ *
+ *      cow.c          the calls of cow.h
+ *      cow_plan.c     which memory can be protected; spans and chunks
+ *      cow_maps.c     what the kernel says about an address
+ *      cow_engine.c   the userfaultfd, its threads, fork
+ *      cow_block.c    copying one block and lifting its protection
+ *      cow_fault.c    the fault thread
+ *      cow_worker.c   background copies; taking registrations back
+ *      cow_huge.c     huge pages
+ *
+ * A span is a run of whole pages that parts touch, inside one mapping. A block
+ * is 2 MiB of address space, aligned, the size of a huge page; it is what is
+ * copied and released at once, so that a huge page is never split. A chunk is
+ * what one capture wants of one block.
+ *
+ * Everything that the fault thread or a worker writes lies in pages of the
+ * engine's and the captures' own (cow_map), on stacks of their own, or in
+ * images. Those pages never contain a byte of a part, so neither thread ever
+ * waits for a fault that only it could serve. For the same reason they
+ * allocate nothing and call nothing that does.
+ *
+ * Locks, in this order:
+ *      start_lock   one cow_start at a time, and against taking registrations back. The fault thread never
+ *                   takes it: its holder may wait for a fault.
+ *      blocks_lock  the list of live captures, their chunks, and the protection of pages: whoever lifts
+ *                   protection holds it from the check that nobody wants the block until the pages are free.
+ *                   Its holder touches nothing that can be protected.
+ */
+#ifndef NB_CAPTURE_COW_PRIVATE_H
+#define NB_CAPTURE_COW_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "capture/cow.h"
+#include "os/os.h"
+
+#define COW_PAGE_BYTES 4096u
+#define COW_BLOCK_BYTES (2u << 20)
+#define COW_PART_MIN COW_PART_BYTES
+#define COW_LIVE_MAX 8u             /* captures at a time; more would only queue for the same memory bus */
+#define COW_SPAN_MAX 8192u          /* registered runs of pages; more take the copy way */
+#define COW_WORKER_MAX 4u
+#define COW_WORKER_NICE 5
+#define COW_PENDING_MAX 256u        /* faults under service; others are asked again */
+#define COW_AHEAD 16u                /* blocks that the fault thread copies after a fault: writers go on behind it */
+#define COW_MOVED_MAX 64u
+#define COW_RETIRE_AFTER_MS 1000    /* registrations are kept that long for the next save */
+#define COW_RETIRE_BYTES (16u << 20) /* taken back at once: the memory map is locked meanwhile */
+#define COW_STACK_BYTES (2u << 20)   /* thread-local variables lie there too, a sanitizer has a megabyte of them */
+#define COW_STACK_USED_BYTES (256u << 10)
+
+struct cow_span {
+        uint64_t start, end;
+};
+
+struct cow_part {
+        uint64_t start, end;
+        uint64_t reach; /* the largest end of this part and all before it */
+        uint64_t image_offset;
+};
+
+enum cow_chunk_state { COW_CHUNK_WAITING, COW_CHUNK_COPYING, COW_CHUNK_DONE };
+
+struct cow_chunk {
+        uint64_t block; /* address */
+        uint32_t first_span;
+        uint32_t state;
+        int64_t fault_since_ns; /* when a writer began to wait for it; 0: none does */
+};
+
+enum cow_state { COW_STATE_RUNNING, COW_STATE_DONE, COW_STATE_FAILED };
+enum cow_failure {
+        COW_FAILURE_NONE,
+        COW_FAILURE_UNMAPPED,
+        COW_FAILURE_REMOVED,
+        COW_FAILURE_MOVED,
+        COW_FAILURE_UNREADABLE,
+        COW_FAILURE_CANCELLED,
+};
+
+struct cow_capture {
+        uint64_t mapped_bytes; /* of this struct and its arrays, one mapping */
+        uint32_t pid;
+        _Atomic uint32_t state; /* enum cow_state; waited for with a futex */
+        unsigned char *image;
+        struct cow_part *parts; /* by start */
+        struct cow_span *spans; /* by start, disjoint */
+        struct cow_chunk *chunks; /* by block */
+        size_t part_count, span_count, chunk_count;
+        int64_t started_ns, blocked_ns;
+        uint64_t direct_bytes;
+        /* under blocks_lock */
+        struct {
+                bool ready; /* protected: workers may begin */
+                enum cow_failure failure;
+                uint64_t failure_address;
+                size_t left;    /* chunks not DONE */
+                size_t cursor;  /* where workers look next: behind the newest fault */
+                uint32_t active; /* threads that copy into the image now */
+                struct cow_stats stats;
+        } blocks;
+};
+
+/* A write that waits. The fault thread passes one wherever it can't wait for itself; page 0: it works ahead. */
+struct cow_fault {
+        uint64_t page;
+        int64_t since_ns;
+};
+
+struct cow_engine {
+        uint32_t pid;
+        int fd;
+        bool unpopulated; /* the kernel protects pages that were never touched */
+        uint64_t probe_page; /* registered, of the engine's own: see cow_events_settle */
+        size_t worker_count;
+        /* Odd while the fault thread has read events that it has not yet marked. */
+        _Atomic uint32_t read_turn;
+        _Atomic uint32_t work_turn; /* futex: changes when there is something to do for a worker */
+
+        pthread_mutex_t start_lock;
+        struct {
+                struct cow_span registered[COW_SPAN_MAX], merged[COW_SPAN_MAX];
+                size_t registered_count;
+        } start;
+
+        pthread_mutex_t blocks_lock;
+        struct {
+                struct cow_capture *live[COW_LIVE_MAX]; /* oldest first */
+                size_t live_count;
+                struct cow_span moved[COW_MOVED_MAX]; /* new places of what was moved: still registered */
+                size_t moved_count;
+                int64_t idle_since_ns;
+        } blocks;
+
+        pthread_mutex_t huge_lock;
+        struct {
+                struct cow_span known[COW_SPAN_MAX], work[COW_SPAN_MAX];
+                size_t known_count, work_count;
+                int64_t next_ns;
+        } huge;
+
+        struct { /* of the fault thread alone */
+                struct cow_fault faults[COW_PENDING_MAX];
+                size_t count;
+        } pending;
+};
+
+static inline uint64_t cow_block_of(uint64_t address)
+{
+        return address & ~(uint64_t)(COW_BLOCK_BYTES - 1);
+}
+
+/* cow_engine.c */
+enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_error *error);
+/* Whole pages that belong to nobody else, zeroed and present; NULL when there are none. Returned with os->unmap. */
+void *cow_map(uint64_t size);
+void cow_workers_wake(struct cow_engine *engine);
+/* Makes the next 16 KiB of the caller's stack writable without a fault, before it takes blocks_lock: a stack may
+ * hold an array that is being captured. start_lock held, so that no cow_start protects it again. */
+void cow_stack_touch(void);
+
+/* cow_maps.c */
+struct cow_maps {
+        int fd;
+        struct os_mapping *list; /* where the kernel answers no single questions */
+        size_t count;
+};
+enum nebula_status cow_maps_open(struct cow_maps *maps, struct nebula_error *error);
+/* The mapping that holds `address`; false when there is none. */
+bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapping *ret_mapping);
+void cow_maps_close(struct cow_maps *maps);
+
+/* cow_plan.c */
+/* Sorts parts: what can be protected (nothing, unless `protect`) into a new capture, the rest into `direct`, which
+ * has room for all of them. */
+enum nebula_status cow_plan(void *image, const struct capture_part *parts, size_t count, bool protect,
+                            struct cow_capture **ret_capture, struct capture_part *direct, size_t *ret_direct_count,
+                            struct nebula_error *error);
+/* The first chunk of `block` or behind it, the first part that reaches beyond `address`; the count when there is none. */
+size_t cow_chunk_find(const struct cow_capture *capture, uint64_t block);
+size_t cow_part_find(const struct cow_capture *capture, uint64_t address);
+
+/* cow_block.c */
+/* Copies a block for every capture that waits for it, and lifts its protection once none does. `fault` is NULL in
+ * workers. */
+void cow_block_serve(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault);
+/* Let others go on; in the fault thread (`fault` not NULL) by reading events. */
+void cow_pause(struct cow_engine *engine, const struct cow_fault *fault, uint32_t *tries);
+/* Returns when every change of the address space that took place before the call has been marked in the captures
+ * that it spoils. No lock but start_lock held. */
+void cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault);
+/* blocks_lock held: the capture will not be completed. The first reason stays. */
+void cow_capture_fail(struct cow_capture *capture, enum cow_failure failure, uint64_t address);
+/* blocks_lock held: ends it when nothing of it is left to do. Its owner may free it from then on. */
+void cow_capture_settle(struct cow_engine *engine, struct cow_capture *capture);
+
+/* cow_fault.c */
+void *cow_fault_main(void *engine);
+/* In the fault thread: reads and marks what has happened, queues faults. */
+void cow_events_drain(struct cow_engine *engine);
+
+/* cow_worker.c */
+/* The next block to copy: the oldest capture first, in each from behind the newest fault. */
+bool cow_block_next(struct cow_engine *engine, uint64_t *ret_block);
+void *cow_worker_main(void *engine);
+
+/* cow_huge.c: works for about a millisecond; how long to sleep before the next step, -1 when there is nothing to do. */
+int64_t cow_huge_step(struct cow_engine *engine);
+
+#endif

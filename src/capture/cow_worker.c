@@ -1,0 +1,118 @@
+#include "capture/cow_private.h"
+
+bool cow_block_next(struct cow_engine *engine, uint64_t *ret_block)
+{
+        bool found = false;
+
+        pthread_mutex_lock(&engine->blocks_lock);
+        for (size_t i = 0; i < engine->blocks.live_count && !found; i++) {
+                struct cow_capture *capture = engine->blocks.live[i];
+                bool open = capture->blocks.ready && capture->blocks.failure == COW_FAILURE_NONE && capture->blocks.left;
+
+                for (size_t k = 0; k < capture->chunk_count && open && !found; k++) {
+                        size_t index = (capture->blocks.cursor + k) % capture->chunk_count;
+
+                        if (capture->chunks[index].state != COW_CHUNK_WAITING)
+                                continue;
+                        capture->blocks.cursor = index + 1;
+                        *ret_block = capture->chunks[index].block;
+                        found = true;
+                }
+        }
+        pthread_mutex_unlock(&engine->blocks_lock);
+        return found;
+}
+
+/* Milliseconds since the last capture ended; -1 while one runs. */
+static int64_t idle_ms(struct cow_engine *engine)
+{
+        int64_t idle = -1;
+
+        pthread_mutex_lock(&engine->blocks_lock);
+        if (engine->blocks.live_count == 0)
+                idle = (os->now_ns() - engine->blocks.idle_since_ns) / 1000000;
+        pthread_mutex_unlock(&engine->blocks_lock);
+        return idle;
+}
+
+/* start_lock and blocks_lock held: what was moved joins what is registered, which stays sorted. */
+static void moved_take(struct cow_engine *engine)
+{
+        struct cow_span *spans = engine->start.registered;
+
+        while (engine->blocks.moved_count && engine->start.registered_count < COW_SPAN_MAX) {
+                struct cow_span span = engine->blocks.moved[--engine->blocks.moved_count];
+                size_t i = engine->start.registered_count++;
+
+                for (; i > 0 && spans[i - 1].start > span.start; i--)
+                        spans[i] = spans[i - 1];
+                spans[i] = span;
+        }
+}
+
+/* start_lock held: the next run of pages whose registration nobody needs, about COW_RETIRE_BYTES of it at most. */
+static bool registered_take(struct cow_engine *engine, struct cow_span *ret_span)
+{
+        struct cow_span *last;
+
+        pthread_mutex_lock(&engine->blocks_lock);
+        moved_take(engine);
+        pthread_mutex_unlock(&engine->blocks_lock);
+        if (!engine->start.registered_count)
+                return false;
+        last = &engine->start.registered[engine->start.registered_count - 1];
+        *ret_span = *last;
+        if (last->end - last->start > COW_RETIRE_BYTES + COW_BLOCK_BYTES)
+                last->end = ret_span->start = cow_block_of(last->end - COW_RETIRE_BYTES);
+        else
+                engine->start.registered_count--;
+        return true;
+}
+
+/*
+ * Takes registrations back when no capture has used them for a while. They
+ * cost a message to the fault thread whenever the program unmaps such memory,
+ * and nothing else, so there is no hurry. An error means that the program has
+ * unmapped it or mapped something else there: then there is nothing to undo.
+ */
+static int64_t retire_step(struct cow_engine *engine)
+{
+        int64_t idle = idle_ms(engine);
+        struct cow_span span;
+        bool more;
+
+        if (idle < 0)
+                return -1;
+        if (idle < COW_RETIRE_AFTER_MS)
+                return COW_RETIRE_AFTER_MS - idle;
+        pthread_mutex_lock(&engine->start_lock);
+        more = idle_ms(engine) >= 0 && registered_take(engine, &span);
+        if (more)
+                os->uffd_unregister(engine->fd, span.start, span.end);
+        pthread_mutex_unlock(&engine->start_lock);
+        return more ? 0 : -1;
+}
+
+void *cow_worker_main(void *argument)
+{
+        struct cow_engine *engine = argument;
+        uint64_t block;
+
+        os->thread_nice(COW_WORKER_NICE); /* training comes first */
+        for (;;) {
+                uint32_t turn = atomic_load(&engine->work_turn);
+                int64_t retire_ms, huge_ms;
+
+                if (cow_block_next(engine, &block)) {
+                        cow_block_serve(engine, block, NULL);
+                        continue;
+                }
+                retire_ms = retire_step(engine);
+                huge_ms = idle_ms(engine) < 0 ? -1 : cow_huge_step(engine);
+                if (retire_ms < 0 || (huge_ms >= 0 && huge_ms < retire_ms))
+                        retire_ms = huge_ms;
+                if (retire_ms != 0)
+                        os->futex_wait(&engine->work_turn, turn, retire_ms);
+        }
+        return NULL;
+}

@@ -1,0 +1,242 @@
+#include "cli/check.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/term.h"
+#include "cli/view.h"
+#include "cli/zipcheck.h"
+#include "store/verify.h"
+
+bool check_ok(const json_t *object)
+{
+        return json_is_true(json_object_get(object, "ok"));
+}
+
+static json_t *new_file(const char *name, const char *path, uint64_t size)
+{
+        return json_pack("{s:s, s:s, s:I, s:b, s:[]}", "name", name, "path", path, "size", (json_int_t)size, "ok", 1,
+                         "damage");
+}
+
+static void add_damage(json_t *file, uint64_t offset, uint64_t size, const char *message)
+{
+        json_object_set_new(file, "ok", json_false());
+        json_array_append_new(json_object_get(file, "damage"),
+                              json_pack("{s:I, s:I, s:s}", "offset", (json_int_t)offset, "size", (json_int_t)size,
+                                        "message", message));
+}
+
+/* One file on its way through verify_file. */
+struct file_check {
+        json_t *file;
+        struct zipcheck zip;
+        bool has_zip;
+};
+
+static void on_progress(void *argument, uint64_t bytes)
+{
+        (void)argument;
+        progress_add(bytes);
+}
+
+static void on_damage(void *argument, uint64_t offset, uint64_t size, const struct nebula_error *error)
+{
+        struct file_check *check = argument;
+
+        add_damage(check->file, offset, size, error->message);
+}
+
+static void on_chunk(void *argument, const void *data, uint64_t offset, uint64_t size)
+{
+        struct file_check *check = argument;
+
+        if (check->has_zip)
+                zipcheck_chunk(&check->zip, data, offset, size);
+}
+
+/* Says in which records a damage lies: of those that the range touches, the ones whose own checksum is wrong too. */
+static void name_records(const struct zipcheck *zip, json_t *damage)
+{
+        uint64_t offset = (uint64_t)json_integer_value(json_object_get(damage, "offset"));
+        uint64_t end = offset + (uint64_t)json_integer_value(json_object_get(damage, "size"));
+        json_t *records = json_array();
+
+        for (size_t i = 0; i < zip->entry_count && end > offset; i++) {
+                const struct zip_entry *entry = &zip->entries[i];
+
+                if (entry->payload_offset < end && entry->payload_offset + entry->size > offset && zipcheck_wrong(zip, i))
+                        json_array_append_new(records, json_string(entry->name));
+        }
+        if (json_array_size(records))
+                json_object_set(damage, "records", records);
+        json_decref(records);
+}
+
+/* The zip's own checksums: they tell where in the file damage lies, and find what was never sealed. */
+static void judge_zip(struct file_check *check)
+{
+        json_t *damages = json_object_get(check->file, "damage");
+        bool was_sound = check_ok(check->file);
+        char message[400];
+
+        for (size_t i = 0; i < json_array_size(damages); i++)
+                name_records(&check->zip, json_array_get(damages, i));
+        for (size_t i = 0; i < check->zip.entry_count && was_sound; i++) {
+                const struct zip_entry *entry = &check->zip.entries[i];
+
+                if (!zipcheck_wrong(&check->zip, i))
+                        continue;
+                snprintf(message, sizeof message, "the record %s does not match its CRC-32", entry->name);
+                add_damage(check->file, entry->payload_offset, entry->size, message);
+        }
+}
+
+static void begin_zip(struct file_check *check, const struct view *view, uint32_t chunk_bytes,
+                      struct nebula_error *ret_unsound)
+{
+        struct zip_entry *entries;
+        size_t count;
+
+        check->has_zip = !zip_read(view->data, view->size, &entries, &count, ret_unsound) &&
+                         !zipcheck_begin(&check->zip, entries, count, chunk_bytes, ret_unsound);
+}
+
+static void check_bytes(struct store *store, const char *key, const struct record_file *recorded, json_t *file)
+{
+        struct file_check check = { .file = file };
+        const struct verify_watch watch = {
+                .argument = &check, .progress = on_progress, .damage = on_damage, .chunk = on_chunk,
+        };
+        struct nebula_error unsound = { 0 };
+        struct view view = { 0 };
+
+        if (recorded->is_zip && !view_open(store, key, &view, &unsound))
+                begin_zip(&check, &view, recorded->chunk_bytes, &unsound);
+        view_close(&view);
+        verify_file(store, key, recorded, &watch, NULL);
+        if (check.has_zip)
+                judge_zip(&check);
+        else if (recorded->is_zip && check_ok(file))
+                add_damage(file, 0, recorded->size, unsound.message);
+        if (check.has_zip)
+                zipcheck_done(&check.zip);
+}
+
+static json_t *check_file(struct store *store, const struct manifest *manifest, const struct manifest_file *entry,
+                          struct record *record)
+{
+        json_t *file = new_file(entry->name, entry->path, entry->size);
+        struct record_file recorded = { 0 };
+        struct nebula_error error;
+        char key[1200];
+
+        if (!file)
+                return NULL;
+        if (record_take_file(record, entry, &recorded, &error) || manifest_file_key(store, manifest, entry, key, &error))
+                add_damage(file, 0, entry->size, error.message);
+        else
+                check_bytes(store, key, &recorded, file);
+        record_file_done(&recorded);
+        return file;
+}
+
+/* A record, and all files that it vouches for. */
+static void check_record(struct store *store, const struct manifest *manifest, size_t index, const char *only_name,
+                         json_t *version)
+{
+        const struct manifest_record *entry = &manifest->records[index];
+        json_t *document = new_file(entry->path, entry->path, entry->size);
+        struct record record = { 0 };
+        struct nebula_error error;
+        enum nebula_status lost = manifest_load_record(store, manifest, index, &record, &error);
+
+        if (lost) {
+                add_damage(document, 0, entry->size, error.message);
+                json_object_set_new(version, "ok", json_false());
+        }
+        json_array_append_new(json_object_get(version, "documents"), document);
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                const struct manifest_file *one = &manifest->files[i];
+                json_t *file;
+
+                if (one->rank != entry->rank || one->generation != entry->generation ||
+                    (only_name && strcmp(only_name, one->name)))
+                        continue;
+                if (lost) {
+                        file = new_file(one->name, one->path, one->size);
+                        add_damage(file, 0, one->size, "cannot be checked: the record with its checksums is not sound");
+                } else {
+                        file = check_file(store, manifest, one, &record);
+                }
+                if (!check_ok(file))
+                        json_object_set_new(version, "ok", json_false());
+                json_array_append_new(json_object_get(version, "files"), file);
+        }
+        record_done(&record);
+}
+
+static bool vouches_for(const struct manifest *manifest, const struct manifest_record *record, const char *name)
+{
+        for (size_t i = 0; i < manifest->file_count; i++)
+                if (manifest->files[i].rank == record->rank && manifest->files[i].generation == record->generation &&
+                    !strcmp(manifest->files[i].name, name))
+                        return true;
+        return false;
+}
+
+json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name)
+{
+        json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", manifest->tag, "generation",
+                                    (json_int_t)manifest->generation, "ok", 1, "size",
+                                    (json_int_t)manifest_size(manifest), "documents", "files");
+
+        for (size_t i = 0; version && i < manifest->record_count; i++)
+                if (!only_name || vouches_for(manifest, &manifest->records[i], only_name))
+                        check_record(store, manifest, i, only_name, version);
+        return version;
+}
+
+json_t *check_broken(struct store *store, const char *tag, const struct nebula_error *error)
+{
+        json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", tag, "generation", (json_int_t)0, "ok", 0,
+                                    "size", (json_int_t)0, "documents", "files");
+        json_t *document = new_file(MANIFEST_DIRECTORY "/manifest.json", MANIFEST_DIRECTORY "/manifest.json", 0);
+        char directory[256], key[1200];
+        struct store_entry entry;
+        uint64_t size = 0;
+
+        if (!name_encode(tag, directory, NULL)) {
+                snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
+                if (!store->ops->stat(store, key, &entry, NULL)) {
+                        size = entry.size;
+                        store_entry_done(&entry);
+                }
+        }
+        json_object_set_new(document, "size", json_integer((json_int_t)size));
+        add_damage(document, 0, size, error->message);
+        json_array_append_new(json_object_get(version, "documents"), document);
+        return version;
+}
+
+json_t *check_lone_file(const char *path)
+{
+        struct nebula_error error;
+        struct view view;
+        json_t *file;
+
+        if (view_open_path(path, &view, &error)) {
+                file = new_file(path, path, 0);
+                add_damage(file, 0, 0, error.message);
+                return file;
+        }
+        file = new_file(path, path, view.size);
+        if (zip_verify(view.data, view.size, &error))
+                add_damage(file, 0, view.size, error.message);
+        progress_add(view.size);
+        view_close(&view);
+        return file;
+}

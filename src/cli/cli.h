@@ -1,0 +1,70 @@
+/*
+ * cli.h - the `nebula` command: a table of sub-commands, one file each, and
+ * the few things that all of them share.
+ *
+ * Exit codes are part of the interface (docs/cli.md). A command returns one;
+ * when it is the result of an error it has been printed by cli_fail: one
+ * sentence on stderr, and with --json an object {"error": ...} on stdout.
+ *
+ * Threads: the main one, but for the callbacks of verify.h.
+ */
+#ifndef NB_CLI_CLI_H
+#define NB_CLI_CLI_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "cli/args.h"
+#include "nebula.h"
+
+enum cli_exit {
+        CLI_OK = 0,
+        CLI_WRONG = 1,       /* something was found wrong: damage, a failed check */
+        CLI_USAGE = 2,       /* the command line */
+        CLI_NOT_FOUND = 3,   /* no such tag, file or path */
+        CLI_UNREACHABLE = 4, /* storage or the agent cannot be reached, or fails */
+        CLI_REFUSED = 5,     /* asked for something that would lose data */
+};
+
+struct cli_command {
+        const char *name, *usage, *summary;
+        const char *help; /* what `nebula NAME --help` prints below the usage */
+        int (*run)(int argc, char **argv); /* argv[0] is the command's name */
+};
+extern const struct cli_command cli_commands[];
+extern const size_t cli_command_count;
+
+/* What every command takes. */
+struct cli_common {
+        const char *path; /* --path */
+        bool json;
+};
+#define CLI_COMMON(common) { "path", ARGS_TEXT, &(common).path }, { "json", ARGS_FLAG, &(common).json }
+#define CLI_COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* Parses the command line of a command; on failure prints why and returns false: exit with CLI_USAGE. */
+bool cli_parse(int argc, char **argv, const struct args_option *options, size_t option_count, struct args *args,
+               size_t least, size_t most);
+/* Prints the error and returns the exit code that its status amounts to. */
+int cli_fail(bool json, const struct nebula_error *error);
+int cli_usage_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+enum cli_exit cli_exit_of(enum nebula_status status);
+/* Prints to stdout, takes over the value. Returns CLI_UNREACHABLE when stdout fails, else `code`. */
+int cli_print_json(json_t *value, int code);
+/* y/N on the terminal; `asked` is the question. No terminal: false, and *ret_no_terminal. */
+bool cli_confirm(const char *asked, bool *ret_no_terminal);
+
+int command_agent(int argc, char **argv);
+int command_doctor(int argc, char **argv);
+int command_help(int argc, char **argv);
+int command_inspect(int argc, char **argv);
+int command_list(int argc, char **argv);
+int command_prune(int argc, char **argv);
+int command_restore(int argc, char **argv);
+int command_status(int argc, char **argv);
+int command_stop(int argc, char **argv);
+int command_verify(int argc, char **argv);
+int command_version(int argc, char **argv);
+
+#endif

@@ -1,0 +1,72 @@
+/* nebula doctor: every check in turn, and what to do. */
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/doctor.h"
+#include "cli/table.h"
+#include "cli/target.h"
+
+static const char *const verdict_words[] = { "ok", "note", "BAD" };
+static const enum style verdict_styles[] = { STYLE_GOOD, STYLE_WARN, STYLE_BAD };
+
+struct doctor {
+        bool json, is_bad;
+        json_t *list;
+};
+
+/* Printed as they come: a check on a hanging mount shows which one hangs. */
+static void run_checks(struct doctor *doctor, const struct doctor_check *checks, size_t count, const char *path)
+{
+        for (size_t i = 0; i < count; i++) {
+                struct doctor_finding finding = { 0 };
+
+                if (!doctor->json) {
+                        printf("%-22s ", checks[i].name);
+                        fflush(stdout);
+                }
+                checks[i].run(path, &finding);
+                doctor->is_bad = doctor->is_bad || finding.verdict == DOCTOR_BAD;
+                if (doctor->json) {
+                        json_array_append_new(doctor->list,
+                                              json_pack("{s:s, s:s, s:s, s:s}", "check", checks[i].name, "verdict",
+                                                        verdict_words[finding.verdict], "found", finding.found, "advice",
+                                                        finding.advice));
+                        continue;
+                }
+                term_print(verdict_styles[finding.verdict], "%-5s", verdict_words[finding.verdict]);
+                printf("%s\n", finding.found);
+                if (*finding.advice) {
+                        printf("%-28s", "");
+                        term_print(STYLE_DIM, "%s\n", finding.advice);
+                }
+        }
+}
+
+int command_doctor(int argc, char **argv)
+{
+        struct cli_common common = { 0 };
+        const struct args_option options[] = { CLI_COMMON(common) };
+        struct doctor doctor = { 0 };
+        char path[TARGET_PATH_MAX];
+        struct nebula_error error;
+        struct args args;
+
+        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
+                return CLI_USAGE;
+        if (target_path(common.path, path, &error))
+                return cli_fail(common.json, &error);
+        doctor.json = common.json;
+        doctor.list = json_array();
+        run_checks(&doctor, doctor_machine_checks, doctor_machine_count, path);
+        run_checks(&doctor, doctor_storage_checks, doctor_storage_count, path);
+        if (common.json)
+                return cli_print_json(json_pack("{s:b, s:s, s:o}", "ok", !doctor.is_bad, "path", path, "checks", doctor.list),
+                                      doctor.is_bad ? CLI_WRONG : CLI_OK);
+        json_decref(doctor.list);
+        if (doctor.is_bad)
+                term_print(STYLE_BAD, "\nsomething essential does not work\n");
+        else
+                term_print(STYLE_GOOD, "\nNebula works on this machine\n");
+        return doctor.is_bad ? CLI_WRONG : CLI_OK;
+}

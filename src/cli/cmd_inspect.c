@@ -1,0 +1,306 @@
+/* nebula inspect: one version's files, ranks, sizes and times; one file's records. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/human.h"
+#include "cli/link.h"
+#include "cli/table.h"
+#include "cli/target.h"
+#include "cli/view.h"
+#include "os/os.h"
+
+/* How many records a zip image has; -1: it is none, or cannot be read. */
+static int64_t count_records(struct store *store, const struct manifest *manifest, const struct manifest_file *file)
+{
+        struct zip_entry *entries;
+        struct view view;
+        char key[1200];
+        size_t count;
+        int64_t result = -1;
+
+        if (manifest_file_key(store, manifest, file, key, NULL) || view_open(store, key, &view, NULL))
+                return -1;
+        if (!zip_read(view.data, view.size, &entries, &count, NULL)) {
+                result = (int64_t)count;
+                free(entries);
+        }
+        view_close(&view);
+        return result;
+}
+
+static json_t *describe_file(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
+                             const struct record *record)
+{
+        json_t *result = json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", file->name, "path", file->path, "size",
+                                   (json_int_t)file->size, "rank", (json_int_t)file->rank, "generation",
+                                   (json_int_t)file->generation);
+
+        for (size_t i = 0; i < record->file_count; i++) {
+                const struct record_file *one = &record->files[i];
+
+                if (strcmp(one->name, file->name))
+                        continue;
+                json_object_set_new(result, "format", json_string(one->is_zip ? "zip" : "raw"));
+                json_object_set_new(result, "chunk_bytes", json_integer((json_int_t)one->chunk_bytes));
+                json_object_set_new(result, "chunks", json_integer((json_int_t)one->chunk_count));
+                if (one->is_zip)
+                        json_object_set_new(result, "records", json_integer(count_records(store, manifest, file)));
+        }
+        return result;
+}
+
+/* The whole answer as JSON; the human form is printed from it. */
+static json_t *describe(struct store *store, const struct manifest *manifest)
+{
+        json_t *files = json_array(), *ranks = json_array();
+
+        for (size_t r = 0; r < manifest->record_count; r++) {
+                const struct manifest_record *entry = &manifest->records[r];
+                struct record record = { 0 };
+                struct nebula_error error = { 0 };
+                json_t *rank = json_pack("{s:I, s:I}", "rank", (json_int_t)entry->rank, "generation",
+                                         (json_int_t)entry->generation);
+
+                if (manifest_load_record(store, manifest, r, &record, &error))
+                        json_object_set_new(rank, "error", json_string(error.message));
+                else
+                        json_object_update_new(rank, json_pack("{s:f, s:f, s:f}", "begun", record.begun, "captured",
+                                                               record.captured, "persisted", record.persisted));
+                json_array_append_new(ranks, rank);
+                for (size_t i = 0; i < manifest->file_count; i++)
+                        if (manifest->files[i].rank == entry->rank && manifest->files[i].generation == entry->generation)
+                                json_array_append_new(files, describe_file(store, manifest, &manifest->files[i], &record));
+                record_done(&record);
+        }
+        return json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:o}", "tag", manifest->tag, "job",
+                         manifest->job, "run", manifest->run, "generation", (json_int_t)manifest->generation, "step",
+                         (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "committed_at",
+                         (double)manifest->sequence / 1e9, "size", (json_int_t)manifest_size(manifest), "path",
+                         store->root, "files", files, "ranks", ranks);
+}
+
+static int64_t integer(const json_t *object, const char *key)
+{
+        return (int64_t)json_integer_value(json_object_get(object, key));
+}
+
+static void print_files(const json_t *version)
+{
+        static const struct table_column columns[] = {
+                { "FILE", TABLE_LEFT, true }, { "RANK", TABLE_RIGHT, false }, { "GEN", TABLE_RIGHT, false },
+                { "SIZE", TABLE_RIGHT, false }, { "FORMAT", TABLE_LEFT, false }, { "RECORDS", TABLE_RIGHT, false },
+                { "CHUNKS", TABLE_RIGHT, false },
+        };
+        const json_t *files = json_object_get(version, "files");
+        struct table *table = table_new(columns, CLI_COUNT(columns));
+        char size[HUMAN_MAX];
+
+        for (size_t i = 0; i < json_array_size(files); i++) {
+                const json_t *file = json_array_get(files, i);
+                const json_t *records = json_object_get(file, "records");
+
+                table_cell(table, STYLE_PLAIN, "%s", text_of(file, "name"));
+                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(file, "rank"));
+                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(file, "generation"));
+                table_cell(table, STYLE_PLAIN, "%s", human_size((uint64_t)integer(file, "size"), size));
+                table_cell(table, STYLE_PLAIN, "%s", text_of(file, "format"));
+                if (records && json_integer_value(records) >= 0)
+                        table_cell(table, STYLE_PLAIN, "%" JSON_INTEGER_FORMAT, json_integer_value(records));
+                else
+                        table_cell(table, records ? STYLE_BAD : STYLE_PLAIN, "%s", records ? "unsound" : "-");
+                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(file, "chunks"));
+        }
+        table_print(table, stdout, term_columns(), term_has_colour());
+        table_free(table);
+}
+
+static void print_ranks(const json_t *version)
+{
+        static const struct table_column columns[] = {
+                { "RANK", TABLE_RIGHT, false }, { "GEN", TABLE_RIGHT, false }, { "BEGUN", TABLE_LEFT, false },
+                { "CAPTURED", TABLE_RIGHT, false }, { "IN STORAGE", TABLE_RIGHT, false },
+        };
+        const json_t *ranks = json_object_get(version, "ranks");
+        struct table *table = table_new(columns, CLI_COUNT(columns));
+        char text[HUMAN_MAX];
+
+        for (size_t i = 0; i < json_array_size(ranks); i++) {
+                const json_t *rank = json_array_get(ranks, i);
+                double begun = number_of(rank, "begun");
+
+                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(rank, "rank"));
+                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(rank, "generation"));
+                if (json_object_get(rank, "error")) {
+                        table_cell(table, STYLE_BAD, "record not sound");
+                        table_cell(table, STYLE_PLAIN, "%s", "");
+                        table_cell(table, STYLE_PLAIN, "%s", "");
+                        continue;
+                }
+                table_cell(table, STYLE_PLAIN, "%s", human_time(begun, text));
+                table_cell(table, STYLE_PLAIN, "+%s", human_duration(number_of(rank, "captured") - begun, text));
+                table_cell(table, STYLE_PLAIN, "+%s", human_duration(number_of(rank, "persisted") - begun, text));
+        }
+        table_print(table, stdout, term_columns(), term_has_colour());
+        table_free(table);
+}
+
+static void print_version(const json_t *version)
+{
+        char size[HUMAN_MAX], time[HUMAN_MAX], age[HUMAN_MAX];
+        double committed = number_of(version, "committed_at");
+        int64_t step = integer(version, "step");
+
+        term_print(STYLE_BOLD, "%s", text_of(version, "tag"));
+        printf("  %s in %zu file%s\n", human_size((uint64_t)integer(version, "size"), size),
+               json_array_size(json_object_get(version, "files")),
+               json_array_size(json_object_get(version, "files")) == 1 ? "" : "s");
+        printf("  committed   %s (%s)\n", human_time(committed, time), human_age(committed, (double)os->wall_ns() / 1e9, age));
+        if (step >= 0)
+                printf("  step        %" PRId64 "\n", step);
+        printf("  generation  %" PRId64 "\n", integer(version, "generation"));
+        printf("  world       %" PRId64 "\n", integer(version, "world"));
+        if (*text_of(version, "job"))
+                printf("  job         %s\n", text_of(version, "job"));
+        if (*text_of(version, "run"))
+                printf("  run         %s\n", text_of(version, "run"));
+        printf("  storage     %s\n\n", text_of(version, "path"));
+        print_files(version);
+        printf("\n");
+        print_ranks(version);
+}
+
+static json_t *describe_records(const struct zip_entry *entries, size_t count)
+{
+        json_t *records = json_array();
+        char digits[16];
+
+        for (size_t i = 0; i < count; i++) {
+                snprintf(digits, sizeof digits, "%08" PRIx32, entries[i].crc32);
+                json_array_append_new(records, json_pack("{s:s, s:I, s:I, s:s}", "name", entries[i].name, "offset",
+                                                         (json_int_t)entries[i].payload_offset, "size",
+                                                         (json_int_t)entries[i].size, "crc32", digits));
+        }
+        return records;
+}
+
+static void print_records(const struct zip_entry *entries, size_t count)
+{
+        static const struct table_column columns[] = {
+                { "RECORD", TABLE_LEFT, true }, { "OFFSET", TABLE_RIGHT, false }, { "BYTES", TABLE_RIGHT, false },
+                { "SIZE", TABLE_RIGHT, false }, { "CRC-32", TABLE_LEFT, false },
+        };
+        struct table *table = table_new(columns, CLI_COUNT(columns));
+        char size[HUMAN_MAX];
+
+        for (size_t i = 0; i < count; i++) {
+                table_cell(table, STYLE_PLAIN, "%s", entries[i].name);
+                table_cell(table, STYLE_PLAIN, "%" PRIu64, entries[i].payload_offset);
+                table_cell(table, STYLE_PLAIN, "%" PRIu64, entries[i].size);
+                table_cell(table, STYLE_PLAIN, "%s", human_size(entries[i].size, size));
+                table_cell(table, STYLE_PLAIN, "%08" PRIx32, entries[i].crc32);
+        }
+        table_print(table, stdout, term_columns(), term_has_colour());
+        table_free(table);
+}
+
+static int inspect_file(bool json, struct store *store, const struct manifest *manifest, const char *name)
+{
+        const struct manifest_file *file = manifest_find_file(manifest, name);
+        struct zip_entry *entries = NULL;
+        struct nebula_error error;
+        struct view view;
+        char key[1200];
+        size_t count;
+        int code = CLI_OK;
+
+        if (!file) {
+                error_set(&error, NEBULA_NOT_FOUND, 0, "\"%s\" has no file \"%s\"", manifest->tag, name);
+                return cli_fail(json, &error);
+        }
+        if (manifest_file_key(store, manifest, file, key, &error) || view_open(store, key, &view, &error))
+                return cli_fail(json, &error);
+        if (zip_read(view.data, view.size, &entries, &count, &error)) {
+                error_prefix(&error, "%s/%s", store->root, key);
+                code = cli_fail(json, &error);
+        } else if (json) {
+                code = cli_print_json(json_pack("{s:s, s:s, s:I, s:o}", "tag", manifest->tag, "name", name, "size",
+                                                (json_int_t)view.size, "records", describe_records(entries, count)),
+                                      CLI_OK);
+        } else {
+                print_records(entries, count);
+        }
+        free(entries);
+        view_close(&view);
+        return code;
+}
+
+/* What the agent says about a version that only its memory holds, or that is younger there than in storage. */
+static enum nebula_status ask_memory(const struct cli_common *common, const char *tag, uint64_t than, json_t **ret_version)
+{
+        char path[TARGET_PATH_MAX];
+        struct link *link = NULL;
+        uint64_t version_id;
+        enum nebula_status status = target_path(common->path, path, NULL);
+
+        if (!status)
+                status = link_open(path, &link, NULL);
+        if (!status)
+                status = link_find_younger(link, path, tag, than, &version_id, ret_version, NULL);
+        link_close(link);
+        return status;
+}
+
+static void print_remembered(const json_t *version)
+{
+        char size[HUMAN_MAX];
+
+        term_print(STYLE_BOLD, "%s", text_of(version, "tag"));
+        printf("  %s, generation %" PRId64 ", %s, in the agent's memory\n\n",
+               human_size((uint64_t)integer(version, "size"), size), integer(version, "generation"),
+               text_of(version, "state"));
+        print_files(version);
+}
+
+static int answer(bool json, json_t *version, void (*print)(const json_t *version))
+{
+        if (json)
+                return cli_print_json(version, CLI_OK);
+        print(version);
+        json_decref(version);
+        return CLI_OK;
+}
+
+int command_inspect(int argc, char **argv)
+{
+        struct cli_common common = { 0 };
+        const struct args_option options[] = { CLI_COMMON(common) };
+        struct store *store = NULL;
+        struct manifest manifest = { 0 };
+        struct nebula_error error;
+        enum nebula_status stored;
+        struct args args;
+        json_t *version;
+        int code;
+
+        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 1, 2))
+                return CLI_USAGE;
+        stored = target_open(common.path, &store, &error);
+        if (!stored)
+                stored = target_load(store, args.positionals[0], &manifest, &error);
+        if (args.count == 1 && stored != NEBULA_CORRUPT &&
+            !ask_memory(&common, args.positionals[0], manifest.sequence, &version))
+                code = answer(common.json, version, print_remembered);
+        else if (stored)
+                code = cli_fail(common.json, &error);
+        else if (args.count == 2)
+                code = inspect_file(common.json, store, &manifest, args.positionals[1]);
+        else
+                code = answer(common.json, describe(store, &manifest), print_version);
+        manifest_done(&manifest);
+        if (store)
+                store_close(store);
+        return code;
+}

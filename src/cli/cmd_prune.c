@@ -1,0 +1,201 @@
+/* nebula prune: old versions out of storage, by the rules that the agent has too. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/retain.h"
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/human.h"
+#include "cli/table.h"
+#include "cli/target.h"
+#include "os/os.h"
+
+struct prune {
+        uint64_t keep_last, keep_every; /* 0: that rule was not given */
+        const char *tag, *job;          /* NULL: not given */
+        bool yes;
+};
+
+/* Sets drop[i] by the rules for the versions of one job, which do not count those of others. */
+static enum nebula_status plan_job(const struct prune *prune, const struct manifest_scan *scan, const char *job, bool *drop,
+                                   struct nebula_error *error)
+{
+        struct retain_entry *entries = calloc(scan->count + 1, sizeof *entries);
+        size_t *indices = calloc(scan->count + 1, sizeof *indices), count = 0;
+        bool *drops = calloc(scan->count + 1, sizeof *drops);
+        enum nebula_status status = NEBULA_OK;
+
+        if (!entries || !indices || !drops) {
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan for %zu checkpoints", scan->count);
+                goto out;
+        }
+        for (size_t i = 0; i < scan->count; i++) {
+                const struct manifest *one = &scan->manifests[i];
+
+                if (strcmp(one->job, job))
+                        continue;
+                indices[count] = i;
+                entries[count++] = (struct retain_entry){
+                        .step = one->step, .sequence = one->sequence, .complete = true, .durable = true,
+                };
+        }
+        /* --keep-every alone keeps its multiples and the newest. */
+        retain_storage(entries, count, (uint32_t)(prune->keep_last ? prune->keep_last : 1), prune->keep_every, drops);
+        for (size_t i = 0; i < count; i++)
+                drop[indices[i]] = drops[i];
+out:
+        free(entries);
+        free(indices);
+        free(drops);
+        return status;
+}
+
+static enum nebula_status plan_tag(const struct prune *prune, const struct manifest_scan *scan, bool *drop,
+                                   struct nebula_error *error)
+{
+        for (size_t i = 0; i < scan->count; i++) {
+                if (strcmp(scan->manifests[i].tag, prune->tag))
+                        continue;
+                if (manifest_scan_newest(scan, scan->manifests[i].job) == (int64_t)i)
+                        return error_set(error, NEBULA_BUSY, 0,
+                                         "\"%s\" is the newest complete checkpoint: it is what a restart would load, so it stays",
+                                         prune->tag);
+                drop[i] = true;
+                return NEBULA_OK;
+        }
+        return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint \"%s\"", prune->tag);
+}
+
+static enum nebula_status plan(const struct prune *prune, const struct manifest_scan *scan, bool *drop,
+                               struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        if (prune->tag)
+                return plan_tag(prune, scan, drop, error);
+        for (size_t i = 0; i < scan->count && !status; i++) {
+                const char *job = scan->manifests[i].job;
+                size_t first = 0;
+
+                while (strcmp(scan->manifests[first].job, job))
+                        first++;
+                if (first == i && (!prune->job || !strcmp(prune->job, job)))
+                        status = plan_job(prune, scan, job, drop, error);
+        }
+        return status;
+}
+
+static void print_plan(const struct manifest_scan *scan, const bool *drop, const char *verb)
+{
+        static const struct table_column columns[] = {
+                { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "SIZE", TABLE_RIGHT, false },
+                { "AGE", TABLE_RIGHT, false }, { "", TABLE_LEFT, false },
+        };
+        struct table *table = table_new(columns, CLI_COUNT(columns));
+        double now = (double)os->wall_ns() / 1e9;
+        char size[HUMAN_MAX], age[HUMAN_MAX];
+
+        for (size_t i = 0; i < scan->count; i++) {
+                const struct manifest *one = &scan->manifests[i];
+
+                table_cell(table, STYLE_PLAIN, "%s", one->tag);
+                if (one->step < 0)
+                        table_cell(table, STYLE_PLAIN, "-");
+                else
+                        table_cell(table, STYLE_PLAIN, "%" PRId64, one->step);
+                table_cell(table, STYLE_PLAIN, "%s", human_size(manifest_size(one), size));
+                table_cell(table, STYLE_PLAIN, "%s", human_age((double)one->sequence / 1e9, now, age));
+                table_cell(table, drop[i] ? STYLE_BAD : STYLE_GOOD, "%s", drop[i] ? verb : "stays");
+        }
+        table_print(table, stdout, term_columns(), term_has_colour());
+        table_free(table);
+}
+
+static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, bool is_done, uint64_t bytes)
+{
+        json_t *removed = json_array(), *kept = json_array();
+
+        for (size_t i = 0; i < scan->count; i++)
+                json_array_append_new(drop[i] ? removed : kept,
+                                      json_pack("{s:s, s:s, s:I, s:I}", "tag", scan->manifests[i].tag, "job",
+                                                scan->manifests[i].job, "step", (json_int_t)scan->manifests[i].step, "size",
+                                                (json_int_t)manifest_size(&scan->manifests[i])));
+        return json_pack("{s:b, s:I, s:o, s:o}", "dry_run", !is_done, "bytes", (json_int_t)bytes, "removed", removed, "kept",
+                         kept);
+}
+
+static int carry_out(const struct prune *prune, bool json, struct store *store, const struct manifest_scan *scan,
+                     const bool *drop)
+{
+        struct nebula_error error;
+        char size[HUMAN_MAX];
+        uint64_t bytes = 0;
+        size_t count = 0;
+
+        for (size_t i = 0; i < scan->count; i++) {
+                if (!drop[i])
+                        continue;
+                if (prune->yes && manifest_remove(store, &scan->manifests[i], &error))
+                        return cli_fail(json, &error);
+                bytes += manifest_size(&scan->manifests[i]);
+                count++;
+        }
+        if (json)
+                return cli_print_json(plan_json(scan, drop, prune->yes, bytes), CLI_OK);
+        if (scan->count)
+                print_plan(scan, drop, prune->yes ? "removed" : "would go");
+        if (!count)
+                printf("nothing to remove\n");
+        else if (prune->yes)
+                printf("removed %zu of %zu checkpoints, %s\n", count, scan->count, human_size(bytes, size));
+        else
+                printf("would remove %zu of %zu checkpoints, %s; nothing was touched, --yes does it\n", count, scan->count,
+                       human_size(bytes, size));
+        return CLI_OK;
+}
+
+int command_prune(int argc, char **argv)
+{
+        struct cli_common common = { 0 };
+        struct prune prune = { 0 };
+        const struct args_option options[] = {
+                CLI_COMMON(common), { "keep-last", ARGS_NUMBER, &prune.keep_last },
+                { "keep-every", ARGS_NUMBER, &prune.keep_every }, { "tag", ARGS_TEXT, &prune.tag },
+                { "job", ARGS_TEXT, &prune.job }, { "yes", ARGS_FLAG, &prune.yes },
+        };
+        struct manifest_scan scan = { 0 };
+        struct nebula_error error;
+        struct store *store = NULL;
+        bool *drop = NULL;
+        struct args args;
+        int code;
+
+        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
+                return CLI_USAGE;
+        if (!prune.tag == !(prune.keep_last || prune.keep_every))
+                return cli_usage_error("prune", "say what stays (--keep-last, --keep-every) or what goes (--tag)");
+        if (prune.keep_last > UINT32_MAX)
+                return cli_usage_error("prune", "--keep-last %" PRIu64 " is too large", prune.keep_last);
+        if (target_open(common.path, &store, &error) || manifest_scan(store, &scan, &error)) {
+                code = cli_fail(common.json, &error);
+                goto out;
+        }
+        drop = calloc(scan.count + 1, sizeof *drop);
+        if (!drop) {
+                error_set(&error, NEBULA_NO_MEMORY, 0, "no memory to plan for %zu checkpoints", scan.count);
+                code = cli_fail(common.json, &error);
+        } else if (plan(&prune, &scan, drop, &error)) {
+                code = cli_fail(common.json, &error);
+                if (error.status == NEBULA_BUSY)
+                        code = CLI_REFUSED;
+        } else {
+                code = carry_out(&prune, common.json, store, &scan, drop);
+        }
+out:
+        free(drop);
+        manifest_scan_done(&scan);
+        if (store)
+                store_close(store);
+        return code;
+}

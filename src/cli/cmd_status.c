@@ -1,0 +1,214 @@
+/* nebula status: the agent, its jobs and its queue; the newest versions anywhere. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/human.h"
+#include "cli/link.h"
+#include "cli/table.h"
+#include "cli/versions.h"
+#include "os/os.h"
+
+#define NEWEST_SHOWN 8
+#define REDRAW_MS 1000
+
+struct status {
+        json_t *report;           /* NULL: no agent */
+        struct versions versions; /* has_versions */
+        bool has_versions;
+        struct nebula_error storage_error; /* why not; NEBULA_INVALID: no storage was named */
+        char agent_problem[512];  /* an agent that is there and does not answer */
+};
+
+static void status_load(const char *given_path, struct status *status)
+{
+        struct nebula_error error;
+        struct link *link = NULL;
+
+        *status = (struct status){ 0 };
+        if (link_open("", &link, &error) || link_report(link, NEBULA_REPORT_STATUS, "", &status->report, &error))
+                if (link || !error.sys_errno)
+                        snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
+        link_close(link);
+        status->has_versions = !versions_load(given_path, &status->versions, &status->storage_error);
+}
+
+static void status_done(struct status *status)
+{
+        json_decref(status->report);
+        if (status->has_versions)
+                versions_done(&status->versions);
+}
+
+static void print_agent(const struct status *status)
+{
+        const json_t *agent = json_object_get(status->report, "agent");
+        char uptime[HUMAN_MAX], used[HUMAN_MAX], budget[HUMAN_MAX];
+
+        term_print(STYLE_BOLD, "agent    ");
+        if (*status->agent_problem) {
+                term_print(STYLE_BAD, "%s\n", status->agent_problem);
+                return;
+        }
+        if (!agent) {
+                term_print(STYLE_DIM, "not running; the first init() starts it\n");
+                return;
+        }
+        term_print(STYLE_GOOD, "running");
+        printf(", pid %.0f, up %s, memory %s of %s\n", number_of(agent, "pid"),
+               human_duration(number_of(agent, "uptime_s"), uptime),
+               human_size((uint64_t)number_of(agent, "memory_used"), used),
+               human_size((uint64_t)number_of(agent, "memory_budget"), budget));
+}
+
+/* Lists of the agent's report in one line per entry. */
+static void print_jobs(const json_t *jobs)
+{
+        for (size_t i = 0; i < json_array_size(jobs); i++) {
+                const json_t *job = json_array_get(jobs, i);
+                const char *name = text_of(job, "job"), *path = text_of(job, "persist_path");
+
+                /* A look like this one leaves an empty job behind. */
+                if (!*path && number_of(job, "sessions") <= 0 && number_of(job, "versions_in_memory") <= 0)
+                        continue;
+                term_print(STYLE_BOLD, "job      ");
+                printf("%s%s%s, %.0f in memory", name, *name ? ", " : "", *path ? path : "memory only",
+                       number_of(job, "versions_in_memory"));
+                if (*path)
+                        printf(", %.0f in storage", number_of(job, "versions_in_storage"));
+                printf("\n");
+                if (*text_of(job, "storage_error"))
+                        term_print(STYLE_BAD, "         %s (tried %.0f times)\n", text_of(job, "storage_error"),
+                                   number_of(job, "storage_failures"));
+        }
+}
+
+static void print_sessions(const json_t *sessions)
+{
+        for (size_t i = 0; i < json_array_size(sessions); i++) {
+                const json_t *session = json_array_get(sessions, i);
+
+                term_print(STYLE_BOLD, "trainer  ");
+                printf("rank %.0f of %.0f, pid %.0f\n", number_of(session, "rank"), number_of(session, "world"),
+                       number_of(session, "pid"));
+        }
+}
+
+static void print_queue(const json_t *queue)
+{
+        char size[HUMAN_MAX];
+
+        for (size_t i = 0; i < json_array_size(queue); i++) {
+                const json_t *one = json_array_get(queue, i);
+
+                term_print(STYLE_BOLD, "queue    ");
+                printf("%s, %s", text_of(one, "tag"), human_size((uint64_t)number_of(one, "size"), size));
+                printf(", %s", json_is_true(json_object_get(one, "writing")) ? "being written" : "waits");
+                if (*text_of(one, "error"))
+                        term_print(STYLE_BAD, ", %s", text_of(one, "error"));
+                printf("\n");
+        }
+}
+
+static void print_versions(const struct versions *versions)
+{
+        static const struct table_column columns[] = {
+                { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
+                { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
+                { "WHERE", TABLE_LEFT, false },
+        };
+        struct versions newest = *versions;
+        struct table *table = table_new(columns, CLI_COUNT(columns));
+
+        if (newest.count > NEWEST_SHOWN) {
+                newest.list += newest.count - NEWEST_SHOWN;
+                newest.count = NEWEST_SHOWN;
+        }
+        if (newest.count) {
+                versions_table_rows(&newest, table);
+                printf("\n");
+                table_print(table, stdout, term_columns(), term_has_colour());
+        }
+        if (versions->count > newest.count)
+                term_print(STYLE_DIM, "and %zu older\n", versions->count - newest.count);
+        table_free(table);
+}
+
+static void print_storage(const struct status *status)
+{
+        if (!status->has_versions) {
+                if (status->storage_error.status == NEBULA_INVALID)
+                        return;
+                term_print(STYLE_BOLD, "storage  ");
+                term_print(STYLE_BAD, "%s\n", status->storage_error.message);
+                return;
+        }
+        if (*status->versions.path) {
+                term_print(STYLE_BOLD, "storage  ");
+                printf("%s\n", status->versions.path);
+        }
+        if (status->versions.broken_count)
+                term_print(STYLE_BAD, "         %zu not sound: %s\n", status->versions.broken_count, status->versions.broken);
+        print_versions(&status->versions);
+}
+
+static int status_exit(const struct status *status)
+{
+        if (*status->agent_problem)
+                return CLI_UNREACHABLE;
+        if (!status->has_versions && status->storage_error.status != NEBULA_INVALID)
+                return cli_exit_of(status->storage_error.status);
+        return status->has_versions && status->versions.broken_count ? CLI_WRONG : CLI_OK;
+}
+
+static int print_json(const struct status *status)
+{
+        json_t *result = json_object();
+
+        json_object_set_new(result, "running", json_boolean(status->report != NULL));
+        if (status->report)
+                json_object_update(result, status->report);
+        if (status->has_versions)
+                json_object_set_new(result, "storage", versions_json(&status->versions));
+        else
+                json_object_set_new(result, "storage", json_pack("{s:s}", "error", status->storage_error.message));
+        if (*status->agent_problem)
+                json_object_set_new(result, "error", json_string(status->agent_problem));
+        return cli_print_json(result, status_exit(status));
+}
+
+int command_status(int argc, char **argv)
+{
+        struct cli_common common = { 0 };
+        bool watch = false;
+        const struct args_option options[] = { CLI_COMMON(common), { "watch", ARGS_FLAG, &watch } };
+        struct status status;
+        struct args args;
+        int code;
+
+        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
+                return CLI_USAGE;
+        if (watch && common.json)
+                return cli_usage_error("status", "--watch and --json exclude each other");
+        for (;;) {
+                status_load(common.path, &status);
+                if (common.json) {
+                        code = print_json(&status);
+                } else {
+                        code = status_exit(&status);
+                        if (watch && term_columns())
+                                printf("\033[H\033[J");
+                        print_agent(&status);
+                        print_jobs(json_object_get(status.report, "jobs"));
+                        print_sessions(json_object_get(status.report, "sessions"));
+                        print_queue(json_object_get(status.report, "queue"));
+                        print_storage(&status);
+                }
+                status_done(&status);
+                if (!watch || fflush(stdout))
+                        return code;
+                os->sleep_ms(REDRAW_MS); /* until Ctrl-C, which needs no cleaning up */
+        }
+}

@@ -1,0 +1,334 @@
+/* nebula verify: every byte of one version, of all, or of one file. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/check.h"
+#include "cli/cli.h"
+#include "cli/human.h"
+#include "cli/table.h"
+#include "os/os.h"
+
+/* What is to be checked, as the command line names it. */
+struct verify_target {
+        struct store *store; /* NULL: a lone file */
+        char tag[256];       /* "" = every version of the store */
+        char name[256];      /* "" = every file */
+        char path[TARGET_PATH_MAX];
+};
+
+static bool is_kind(const char *path, enum os_kind kind)
+{
+        struct os_stat stat;
+
+        return !os->stat(path, true, &stat) && stat.kind == kind;
+}
+
+/* Cuts the last component off and copies it out; false at the root. */
+static bool cut_last(char *path, char ret_last[256])
+{
+        char *slash = strrchr(path, '/');
+
+        if (!slash || slash == path || strlen(slash + 1) > 255)
+                return false;
+        strcpy(ret_last, slash + 1);
+        *slash = '\0';
+        return true;
+}
+
+static bool holds_manifest(const char *directory)
+{
+        char path[TARGET_PATH_MAX + 32];
+
+        snprintf(path, sizeof path, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
+        return is_kind(path, OS_KIND_FILE);
+}
+
+static enum nebula_status name_of_path(struct verify_target *target, const char *inside, struct nebula_error *error)
+{
+        struct manifest manifest;
+        enum nebula_status status = manifest_load(target->store, target->tag, &manifest, error);
+
+        if (status)
+                return status;
+        status = NEBULA_NOT_FOUND;
+        for (size_t i = 0; i < manifest.file_count && status; i++) {
+                if (strcmp(manifest.files[i].path, inside))
+                        continue;
+                strcpy(target->name, manifest.files[i].name);
+                status = NEBULA_OK;
+        }
+        manifest_done(&manifest);
+        return status ? error_set(error, status, 0, "\"%s\" has no file \"%s\"", target->tag, inside) : NEBULA_OK;
+}
+
+/* A version's directory, or a file in one, or a directory of versions, or a file on its own. */
+static enum nebula_status resolve_path(struct verify_target *target, struct nebula_error *error)
+{
+        char directory[TARGET_PATH_MAX], file[256] = "", encoded[256];
+        enum nebula_status status;
+
+        strcpy(directory, target->path);
+        if (is_kind(directory, OS_KIND_FILE) && !cut_last(directory, file))
+                return error_set(error, NEBULA_INVALID, 0, "cannot verify %s", target->path);
+        if (!strcmp(file, "manifest.json") || !strncmp(file, "rank-", 5)) {
+                if (strlen(directory) > 8 && !strcmp(directory + strlen(directory) - 8, "/" MANIFEST_DIRECTORY)) {
+                        cut_last(directory, encoded);
+                        file[0] = '\0'; /* a document vouches for its version: check all of that */
+                }
+        }
+        if (!holds_manifest(directory)) {
+                if (*file)
+                        return NEBULA_OK; /* on its own */
+                return store_open(directory, &target->store, error);
+        }
+        if (!cut_last(directory, encoded) || name_decode(encoded, target->tag, error))
+                return error_set(error, NEBULA_INVALID, 0, "%s is not the directory of a checkpoint", target->path);
+        status = store_open(directory, &target->store, error);
+        if (!status && *file && name_of_path(target, file, error))
+                status = error ? error->status : NEBULA_NOT_FOUND;
+        return status;
+}
+
+static enum nebula_status resolve(const char *given_path, const char *word, bool all, struct verify_target *target,
+                                  struct nebula_error *error)
+{
+        struct nebula_error absent;
+        struct manifest manifest;
+        enum nebula_status status = target_open(given_path, &target->store, &absent);
+
+        if (!status && all)
+                return NEBULA_OK;
+        if (!status) {
+                status = target_load(target->store, word, &manifest, &absent);
+                if (!status) {
+                        strcpy(target->tag, manifest.tag);
+                        manifest_done(&manifest);
+                        return NEBULA_OK;
+                }
+                if (status == NEBULA_CORRUPT && word && strcmp(word, "latest")) {
+                        snprintf(target->tag, sizeof target->tag, "%s", word);
+                        return NEBULA_OK; /* the check reports what is wrong with it */
+                }
+                store_close(target->store);
+                target->store = NULL;
+        }
+        if (word && !target_absolute(word, target->path, error) &&
+            (is_kind(target->path, OS_KIND_FILE) || is_kind(target->path, OS_KIND_DIRECTORY)))
+                return resolve_path(target, error);
+        if (word && given_path == NULL && status == NEBULA_INVALID)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" is neither a checkpoint nor a path", word);
+        *error = absent;
+        return status;
+}
+
+static void append_version(const struct verify_target *target, const char *tag, json_t *versions)
+{
+        struct manifest manifest;
+        struct nebula_error error;
+
+        if (manifest_load(target->store, tag, &manifest, &error)) {
+                json_array_append_new(versions, check_broken(target->store, tag, &error));
+                return;
+        }
+        progress_begin(tag, manifest_size(&manifest));
+        json_array_append_new(versions, check_version(target->store, &manifest, *target->name ? target->name : NULL));
+        progress_end();
+        manifest_done(&manifest);
+}
+
+static bool is_among(const struct manifest_scan *scan, const char *tag)
+{
+        for (size_t i = 0; i < scan->count; i++)
+                if (!strcmp(scan->manifests[i].tag, tag))
+                        return true;
+        return false;
+}
+
+/* Directories with a manifest that the scan found unsound. */
+static enum nebula_status append_broken(const struct verify_target *target, const struct manifest_scan *scan,
+                                        json_t *versions, struct nebula_error *error)
+{
+        struct store *store = target->store;
+        struct store_list list;
+        struct store_entry entry;
+        char tag[256], key[300];
+        enum nebula_status status = store->ops->list(store, "", &list, error);
+
+        if (status)
+                return status;
+        for (size_t i = 0; i < list.count; i++) {
+                snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", list.entries[i].name);
+                if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) || is_among(scan, tag) ||
+                    store->ops->stat(store, key, &entry, NULL))
+                        continue;
+                store_entry_done(&entry);
+                append_version(target, tag, versions);
+        }
+        store_list_done(&list);
+        return NEBULA_OK;
+}
+
+/* All sound versions, oldest first, and then those that are not. */
+static enum nebula_status append_all(const struct verify_target *target, json_t *versions, struct nebula_error *error)
+{
+        struct manifest_scan scan;
+        enum nebula_status status = manifest_scan(target->store, &scan, error);
+
+        if (status)
+                return status;
+        for (size_t i = 0; i < scan.count; i++)
+                append_version(target, scan.manifests[i].tag, versions);
+        if (scan.broken_count)
+                status = append_broken(target, &scan, versions, error);
+        manifest_scan_done(&scan);
+        if (!status && !json_array_size(versions))
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint in %s", target->store->root);
+        return status;
+}
+
+/* What people read: one line per file, and below it every damage. */
+static void print_file(const json_t *file, struct table *table)
+{
+        const json_t *damages = json_object_get(file, "damage");
+        char size[HUMAN_MAX];
+
+        table_cell(table, check_ok(file) ? STYLE_GOOD : STYLE_BAD, "  %s", check_ok(file) ? "ok" : "DAMAGED");
+        table_cell(table, STYLE_PLAIN, "%s", json_string_value(json_object_get(file, "name")));
+        table_cell(table, STYLE_PLAIN, "%s", human_size((uint64_t)json_integer_value(json_object_get(file, "size")), size));
+        table_cell(table, STYLE_PLAIN, "%s", json_array_size(damages) ? "see below" : "");
+}
+
+static void print_damage(const json_t *file)
+{
+        const json_t *damages = json_object_get(file, "damage");
+
+        for (size_t i = 0; i < json_array_size(damages); i++) {
+                const json_t *one = json_array_get(damages, i), *records = json_object_get(one, "records");
+
+                printf("  ");
+                term_print(STYLE_BAD, "%s", json_string_value(json_object_get(file, "name")));
+                printf(" at byte %" JSON_INTEGER_FORMAT ", %" JSON_INTEGER_FORMAT " bytes",
+                       json_integer_value(json_object_get(one, "offset")), json_integer_value(json_object_get(one, "size")));
+                for (size_t r = 0; r < json_array_size(records); r++)
+                        printf("%s%s", r ? ", " : ", in ", json_string_value(json_array_get(records, r)));
+                printf("\n    %s\n", json_string_value(json_object_get(one, "message")));
+        }
+}
+
+static void print_version(const json_t *version)
+{
+        static const struct table_column columns[] = {
+                { NULL, TABLE_LEFT, false }, { NULL, TABLE_LEFT, true }, { NULL, TABLE_RIGHT, false }, { NULL, TABLE_LEFT, false },
+        };
+        const json_t *lists[] = { json_object_get(version, "documents"), json_object_get(version, "files") };
+        struct table *table = table_new(columns, CLI_COUNT(columns));
+
+        term_print(STYLE_BOLD, "%s\n", json_string_value(json_object_get(version, "tag")));
+        for (size_t l = 0; l < CLI_COUNT(lists); l++)
+                for (size_t i = 0; i < json_array_size(lists[l]); i++)
+                        if (l == 1 || !check_ok(json_array_get(lists[l], i)))
+                                print_file(json_array_get(lists[l], i), table);
+        table_print(table, stdout, term_columns(), term_has_colour());
+        table_free(table);
+        for (size_t l = 0; l < CLI_COUNT(lists); l++)
+                for (size_t i = 0; i < json_array_size(lists[l]); i++)
+                        print_damage(json_array_get(lists[l], i));
+}
+
+struct verify_sum {
+        uint64_t bytes;
+        size_t files, bad;
+};
+
+static struct verify_sum sum_up(const json_t *versions)
+{
+        struct verify_sum sum = { 0 };
+
+        for (size_t v = 0; v < json_array_size(versions); v++) {
+                const json_t *version = json_array_get(versions, v);
+                const json_t *files = json_object_get(version, "files"), *documents = json_object_get(version, "documents");
+
+                for (size_t i = 0; i < json_array_size(files); i++) {
+                        sum.bytes += (uint64_t)json_integer_value(json_object_get(json_array_get(files, i), "size"));
+                        sum.bad += !check_ok(json_array_get(files, i));
+                        sum.files++;
+                }
+                for (size_t i = 0; i < json_array_size(documents); i++)
+                        sum.bad += !check_ok(json_array_get(documents, i));
+        }
+        return sum;
+}
+
+static int finish(bool json, json_t *versions, double seconds)
+{
+        struct verify_sum sum = sum_up(versions);
+        char size[HUMAN_MAX], speed[HUMAN_MAX], duration[HUMAN_MAX];
+        int code = sum.bad ? CLI_WRONG : CLI_OK;
+
+        if (json)
+                return cli_print_json(json_pack("{s:b, s:I, s:I, s:f, s:O}", "ok", !sum.bad, "bytes", (json_int_t)sum.bytes,
+                                                "files", (json_int_t)sum.files, "seconds", seconds, "versions", versions),
+                                      code);
+        for (size_t v = 0; v < json_array_size(versions); v++)
+                print_version(json_array_get(versions, v));
+        printf("%s in %zu file%s, %s, %s: ", human_size(sum.bytes, size), sum.files, sum.files == 1 ? "" : "s",
+               human_duration(seconds, duration), human_speed(sum.bytes, seconds, speed));
+        if (sum.bad)
+                term_print(STYLE_BAD, "%zu damaged\n", sum.bad);
+        else
+                term_print(STYLE_GOOD, "no damage\n");
+        return code;
+}
+
+static enum nebula_status check_target(const struct verify_target *target, json_t *versions, struct nebula_error *error)
+{
+        if (target->store && *target->tag) {
+                append_version(target, target->tag, versions);
+        } else if (target->store) {
+                return append_all(target, versions, error);
+        } else {
+                json_t *file = check_lone_file(target->path);
+                json_t *lone = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", "(no manifest covers this file: its own CRC-32s)",
+                                         "generation", (json_int_t)0, "ok", check_ok(file), "size",
+                                         json_integer_value(json_object_get(file, "size")), "documents", "files");
+
+                json_array_append_new(json_object_get(lone, "files"), file);
+                json_array_append_new(versions, lone);
+        }
+        return NEBULA_OK;
+}
+
+int command_verify(int argc, char **argv)
+{
+        struct cli_common common = { 0 };
+        bool all = false;
+        const struct args_option options[] = { CLI_COMMON(common), { "all", ARGS_FLAG, &all } };
+        struct verify_target target = { 0 };
+        struct nebula_error error = { 0 };
+        json_t *versions;
+        struct args args;
+        int64_t begun_ns;
+        int code;
+
+        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 1))
+                return CLI_USAGE;
+        if (all && args.count)
+                return cli_usage_error("verify", "--all and \"%s\" exclude each other", args.positionals[0]);
+        if (resolve(common.path, args.count ? args.positionals[0] : NULL, all, &target, &error)) {
+                code = cli_fail(common.json, &error);
+                goto out;
+        }
+        begun_ns = os->now_ns();
+        versions = json_array();
+        if (check_target(&target, versions, &error))
+                code = cli_fail(common.json, &error);
+        else
+                code = finish(common.json, versions, (double)(os->now_ns() - begun_ns) / 1e9);
+        json_decref(versions);
+out:
+        if (target.store)
+                store_close(target.store);
+        return code;
+}

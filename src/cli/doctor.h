@@ -1,0 +1,28 @@
+/*
+ * doctor.h - the checks of `nebula doctor`, one function each: it tries the
+ * thing and says what it found and, unless all is well, what to do.
+ */
+#ifndef NB_CLI_DOCTOR_H
+#define NB_CLI_DOCTOR_H
+
+#include <stddef.h>
+
+enum doctor_verdict {
+        DOCTOR_GOOD,
+        DOCTOR_SLOWER, /* works, in a second-best way */
+        DOCTOR_BAD,    /* something essential does not work */
+};
+struct doctor_finding {
+        enum doctor_verdict verdict;
+        char found[200];  /* what is */
+        char advice[300]; /* what to do; "" when nothing */
+};
+struct doctor_check {
+        const char *name;
+        /* path: absolute storage path, or "" when none is known. */
+        void (*run)(const char *path, struct doctor_finding *finding);
+};
+extern const struct doctor_check doctor_machine_checks[], doctor_storage_checks[];
+extern const size_t doctor_machine_count, doctor_storage_count;
+
+#endif

@@ -1,0 +1,208 @@
+#include "cli/link.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+
+struct link {
+        int fd;
+        struct ipc_frame frame;
+        uint32_t agent_pid;
+};
+
+/* One request and its answer, which lies in link->frame. Waits as long as it takes: stop persists first. */
+static enum nebula_status ask(struct link *link, enum ipc_type type, const void *request, size_t size,
+                              struct nebula_error *error)
+{
+        bool is_broken;
+
+        return ipc_call(link->fd, type, request, size, -1, &link->frame, &is_broken, error);
+}
+
+static enum nebula_status say_hello(struct link *link, const char *persist_path, struct nebula_error *error)
+{
+        struct ipc_hello *hello = calloc(1, sizeof *hello);
+        const struct ipc_welcome *welcome;
+        enum nebula_status status;
+
+        if (!hello)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to talk to the agent");
+        hello->version = IPC_VERSION;
+        hello->role = IPC_ROLE_TOOL;
+        hello->pid = os->pid();
+        hello->world = hello->local_world = hello->retention_count = 1;
+        os->random(&hello->session_nonce, sizeof hello->session_nonce);
+        snprintf(hello->persist_path, sizeof hello->persist_path, "%s", persist_path ? persist_path : "");
+        status = ask(link, IPC_HELLO, hello, sizeof *hello, error);
+        free(hello);
+        if (status)
+                return status;
+        welcome = link->frame.payload;
+        link->agent_pid = welcome->agent_pid;
+        return NEBULA_OK;
+}
+
+enum nebula_status link_open(const char *persist_path, struct link **ret_link, struct nebula_error *error)
+{
+        struct ipc_place place;
+        struct link *link;
+        enum nebula_status status = ipc_place_find(&place, error);
+        int fd;
+
+        if (status)
+                return status;
+        fd = os->connect(place.socket);
+        if (fd < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, -fd, "no agent is running (%s)", place.socket);
+        link = calloc(1, sizeof *link);
+        if (!link) {
+                os->close(fd);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to talk to the agent");
+        }
+        link->fd = fd;
+        status = say_hello(link, persist_path, error);
+        if (status) {
+                link_close(link);
+                return status;
+        }
+        *ret_link = link;
+        return NEBULA_OK;
+}
+
+void link_close(struct link *link)
+{
+        if (!link)
+                return;
+        ipc_frame_done(&link->frame);
+        os->close(link->fd);
+        free(link);
+}
+
+uint32_t link_agent_pid(const struct link *link)
+{
+        return link->agent_pid;
+}
+
+static enum nebula_status take_json(struct link *link, json_t **ret_value, struct nebula_error *error)
+{
+        size_t size = link->frame.header.size;
+        const char *text = link->frame.payload;
+        json_error_t problem;
+        json_t *value;
+
+        while (size && !text[size - 1])
+                size--; /* the NUL may travel along */
+        value = json_loadb(text, size, 0, &problem);
+        if (!value)
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent's report is no JSON: %s", problem.text);
+        *ret_value = value;
+        return NEBULA_OK;
+}
+
+enum nebula_status link_report(struct link *link, enum nebula_report report, const char *persist_path,
+                               json_t **ret_report, struct nebula_error *error)
+{
+        struct ipc_report request = { .report = report };
+        enum nebula_status status;
+
+        snprintf(request.persist_path, sizeof request.persist_path, "%s", persist_path ? persist_path : "");
+        status = ask(link, IPC_REPORT, &request, sizeof request, error);
+        return status ? status : take_json(link, ret_report, error);
+}
+
+enum nebula_status link_find(struct link *link, const char *persist_path, const char *tag,
+                             struct ipc_found *ret_found, struct nebula_error *error)
+{
+        struct ipc_find request = { 0 };
+        enum nebula_status status;
+
+        snprintf(request.persist_path, sizeof request.persist_path, "%s", persist_path ? persist_path : "");
+        snprintf(request.tag, sizeof request.tag, "%s", tag && strcmp(tag, "latest") ? tag : "");
+        status = ask(link, IPC_FIND, &request, sizeof request, error);
+        if (!status)
+                memcpy(ret_found, link->frame.payload, sizeof *ret_found);
+        return status;
+}
+
+enum nebula_status link_describe(struct link *link, uint64_t version_id, json_t **ret_description,
+                                 struct nebula_error *error)
+{
+        struct ipc_version request = { .version_id = version_id };
+        enum nebula_status status = ask(link, IPC_DESCRIBE, &request, sizeof request, error);
+
+        return status ? status : take_json(link, ret_description, error);
+}
+
+enum nebula_status link_find_younger(struct link *link, const char *persist_path, const char *tag, uint64_t than,
+                                     uint64_t *ret_version_id, json_t **ret_description, struct nebula_error *error)
+{
+        struct ipc_found found;
+        json_t *description;
+        enum nebula_status status = link_find(link, persist_path, tag, &found, error);
+
+        if (!status)
+                status = link_describe(link, found.version_id, &description, error);
+        if (status)
+                return status;
+        if (!lies_in(description, "memory") ||
+            (uint64_t)json_integer_value(json_object_get(description, "sequence")) <= than) {
+                json_decref(description);
+                return error_set(error, NEBULA_NOT_FOUND, 0, "the agent's memory has nothing younger");
+        }
+        *ret_version_id = found.version_id;
+        *ret_description = description;
+        return NEBULA_OK;
+}
+
+enum nebula_status link_file(struct link *link, uint64_t version_id, const char *name, struct ipc_opened *ret_opened,
+                             int *ret_fd, struct nebula_error *error)
+{
+        struct ipc_open request = { .version_id = version_id };
+        enum nebula_status status;
+
+        snprintf(request.name, sizeof request.name, "%s", name);
+        status = ask(link, IPC_OPEN, &request, sizeof request, error);
+        if (status)
+                return status;
+        if (!link->frame.header.has_fd || link->frame.fd < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent sent no file for \"%s\"", name);
+        memcpy(ret_opened, link->frame.payload, sizeof *ret_opened);
+        *ret_fd = link->frame.fd;
+        link->frame.fd = -1; /* taken */
+        return NEBULA_OK;
+}
+
+enum nebula_status link_stop(struct link *link, bool now, struct nebula_error *error)
+{
+        struct ipc_stop request = { .now = now };
+
+        return ask(link, IPC_STOP, &request, sizeof request, error);
+}
+
+const char *text_of(const json_t *object, const char *key)
+{
+        const char *text = json_string_value(json_object_get(object, key));
+
+        return text ? text : "";
+}
+
+double number_of(const json_t *object, const char *key)
+{
+        return json_number_value(json_object_get(object, key));
+}
+
+bool lies_in(const json_t *version, const char *source)
+{
+        const json_t *sources = json_object_get(version, "source");
+
+        for (size_t i = 0; i < json_array_size(sources); i++) {
+                const char *one = json_string_value(json_array_get(sources, i));
+
+                if (one && !strcmp(one, source))
+                        return true;
+        }
+        return json_is_string(sources) && !strcmp(json_string_value(sources), source);
+}

@@ -1,0 +1,45 @@
+/*
+ * link.h - asking the running agent. Nothing here starts one: without an
+ * agent, link_open says NEBULA_UNAVAILABLE and *ret_link stays NULL.
+ *
+ * Threads: one at a time per link.
+ */
+#ifndef NB_CLI_LINK_H
+#define NB_CLI_LINK_H
+
+#include <jansson.h>
+
+#include "ipc/ipc.h"
+
+struct link;
+
+/* persist_path NULL or "": what the agent knows of all jobs. */
+enum nebula_status link_open(const char *persist_path, struct link **ret_link, struct nebula_error *error);
+void link_close(struct link *link);
+uint32_t link_agent_pid(const struct link *link);
+
+enum nebula_status link_report(struct link *link, enum nebula_report report, const char *persist_path,
+                               json_t **ret_report, struct nebula_error *error);
+enum nebula_status link_find(struct link *link, const char *persist_path, const char *tag,
+                             struct ipc_found *ret_found, struct nebula_error *error);
+/*
+ * Looks for `tag` (NULL, "latest": the newest) in the agent's memory; only what is younger than `than`, the sequence of
+ * the version that storage has (0: none). NEBULA_NOT_FOUND when there is none. The caller decrefs *ret_description.
+ */
+enum nebula_status link_find_younger(struct link *link, const char *persist_path, const char *tag, uint64_t than,
+                                     uint64_t *ret_version_id, json_t **ret_description, struct nebula_error *error);
+enum nebula_status link_describe(struct link *link, uint64_t version_id, json_t **ret_description,
+                                 struct nebula_error *error);
+/* The bytes of a file, read-only; the fd is the caller's. */
+enum nebula_status link_file(struct link *link, uint64_t version_id, const char *name, struct ipc_opened *ret_opened,
+                             int *ret_fd, struct nebula_error *error);
+/* Returns when the agent has done what it was told; it ends then. */
+enum nebula_status link_stop(struct link *link, bool now, struct nebula_error *error);
+
+/* Fields of what the agent reports: 0, "" or NULL where it says nothing. */
+const char *text_of(const json_t *object, const char *key);
+double number_of(const json_t *object, const char *key);
+/* Whether a version of the report lies there. */
+bool lies_in(const json_t *version, const char *source); /* "memory", "storage" */
+
+#endif

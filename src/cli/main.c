@@ -1,0 +1,213 @@
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/term.h"
+#include "os/os.h"
+
+const struct cli_command cli_commands[] = {
+        { "status", "nebula status [--watch] [--path DIR] [--json]", "what the agent does right now, and the newest versions",
+          "Works without an agent; never starts one. --watch redraws every second\n"
+          "until Ctrl-C.\n\n"
+          "  nebula status --watch --path /scratch/run7\n",
+          command_status },
+        { "list", "nebula list [--path DIR] [--json]", "all complete checkpoints, in memory and in storage",
+          "Oldest first. STATE is the promise each one keeps: durable survives power\n"
+          "loss, committed survives the death of the trainer.\n\n"
+          "  nebula list --path /scratch/run7\n",
+          command_list },
+        { "inspect", "nebula inspect TAG [NAME] [--path DIR] [--json]", "the files, ranks, sizes and times of one checkpoint",
+          "TAG may be \"latest\". With NAME, the table of records inside that torch file.\n\n"
+          "  nebula inspect global_step500 model.pt\n",
+          command_inspect },
+        { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "check every byte against its checksum",
+          "Without TAG the newest checkpoint; PATH is a directory or a single file.\n"
+          "Every damage is named with file and offset. Exit code 1 if there is any.\n\n"
+          "  nebula verify global_step500\n"
+          "  nebula verify /scratch/run7/global_step500/model.pt\n",
+          command_verify },
+        { "restore", "nebula restore TAG --to DIR [NAME...] [--force] [--path DIR] [--json]", "verified copies of the files, from storage or memory",
+          "The copies are plain torch files. Nothing in DIR is overwritten without\n"
+          "--force. From memory it works while the agent still holds the version.\n\n"
+          "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n",
+          command_restore },
+        { "prune", "nebula prune (--keep-last N | --keep-every K | --tag TAG) [--yes] [--job NAME] [--path DIR] [--json]", "remove old checkpoints from storage",
+          "Shows what would go; --yes does it. What either rule keeps stays, the newest\n"
+          "complete checkpoint always stays, and so does every file that Nebula did not\n"
+          "write. --keep-every K keeps versions whose step is a multiple of K.\n\n"
+          "  nebula prune --keep-last 3 --keep-every 1000 --yes\n",
+          command_prune },
+        { "doctor", "nebula doctor [--path DIR] [--json]", "what this machine allows, and what to do about it",
+          "Tries each thing for real. Exit code 1 if something essential does not work.\n\n"
+          "  nebula doctor --path /scratch/run7\n",
+          command_doctor },
+        { "stop", "nebula stop [--now [--yes]] [--json]", "finish persisting and end the agent",
+          "--now drops what is only in memory; it asks first, --yes answers.\n\n"
+          "  nebula stop\n",
+          command_stop },
+        { "agent", "nebula agent --daemon | --foreground", "run the agent (the first init() does this by itself)",
+          "One agent per user and node. --foreground stays on the terminal and logs there.\n\n"
+          "  nebula agent --foreground\n",
+          command_agent },
+        { "version", "nebula version [--json]", "versions of Nebula and what it was built with",
+          "\n  nebula version\n", command_version },
+        { "help", "nebula help [COMMAND]", "this overview, or the help of one command",
+          "\n  nebula help verify\n", command_help },
+};
+const size_t cli_command_count = CLI_COUNT(cli_commands);
+
+static const struct cli_command *find_command(const char *name)
+{
+        for (size_t i = 0; i < cli_command_count; i++)
+                if (!strcmp(cli_commands[i].name, name))
+                        return &cli_commands[i];
+        return NULL;
+}
+
+static void print_overview(void)
+{
+        term_print(STYLE_BOLD, "nebula");
+        printf(" %s - checkpoints of large-model training: fast, exact, verified\n\n", NEBULA_VERSION);
+        for (size_t i = 0; i < cli_command_count; i++) {
+                printf("  ");
+                term_print(STYLE_BOLD, "%-9s", cli_commands[i].name);
+                printf("%s\n", cli_commands[i].summary);
+        }
+        printf("\n`nebula COMMAND --help` says more. Storage is --path DIR, else\n"
+               "$NEBULA_PERSISTENT_STORAGE_PATH, else the current directory.\n"
+               "Exit codes: 0 fine, 1 something is wrong, 2 usage, 3 not found,\n"
+               "4 storage or agent cannot be reached, 5 refused.\n");
+}
+
+static void print_help(const struct cli_command *command)
+{
+        printf("usage: %s\n\n%c%s.\n%s%s", command->usage, toupper((unsigned char)command->summary[0]),
+               command->summary + 1, *command->help == '\n' ? "" : "\n", command->help);
+}
+
+int command_help(int argc, char **argv)
+{
+        const struct cli_command *command;
+        struct args args;
+
+        if (!cli_parse(argc, argv, NULL, 0, &args, 0, 1))
+                return CLI_USAGE;
+        if (!args.count) {
+                print_overview();
+                return CLI_OK;
+        }
+        command = find_command(args.positionals[0]);
+        if (!command)
+                return cli_usage_error("help", "there is no command \"%s\"", args.positionals[0]);
+        print_help(command);
+        return CLI_OK;
+}
+
+int cli_usage_error(const char *command, const char *format, ...)
+{
+        va_list arguments;
+
+        fputs("nebula: ", stderr);
+        va_start(arguments, format);
+        vfprintf(stderr, format, arguments);
+        va_end(arguments);
+        fprintf(stderr, "; see `nebula %s --help`\n", command);
+        return CLI_USAGE;
+}
+
+bool cli_parse(int argc, char **argv, const struct args_option *options, size_t option_count, struct args *args,
+               size_t least, size_t most)
+{
+        if (!args_parse(argc, argv, options, option_count, args))
+                cli_usage_error(argv[0], "%s", args->problem);
+        else if (args->count < least)
+                cli_usage_error(argv[0], "an argument is missing");
+        else if (args->count > most)
+                cli_usage_error(argv[0], "\"%s\" is one argument too many", args->positionals[most]);
+        else
+                return true;
+        return false;
+}
+
+enum cli_exit cli_exit_of(enum nebula_status status)
+{
+        switch (status) {
+        case NEBULA_OK:
+                return CLI_OK;
+        case NEBULA_NOT_FOUND:
+                return CLI_NOT_FOUND;
+        case NEBULA_INVALID:
+                return CLI_USAGE;
+        case NEBULA_TIMEOUT:
+        case NEBULA_BUSY:
+        case NEBULA_STORAGE:
+        case NEBULA_NO_SPACE:
+        case NEBULA_UNAVAILABLE:
+                return CLI_UNREACHABLE;
+        default:
+                return CLI_WRONG;
+        }
+}
+
+int cli_fail(bool json, const struct nebula_error *error)
+{
+        int code = cli_exit_of(error->status);
+
+        fprintf(stderr, "nebula: %s\n", error->message);
+        if (json)
+                cli_print_json(json_pack("{s:{s:s, s:s}}", "error", "status", nebula_status_name(error->status),
+                                         "message", error->message), code);
+        return code;
+}
+
+int cli_print_json(json_t *value, int code)
+{
+        if (!value || json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(16)) || fputc('\n', stdout) == EOF ||
+            fflush(stdout)) {
+                fprintf(stderr, "nebula: cannot print the answer\n");
+                code = CLI_UNREACHABLE;
+        }
+        json_decref(value);
+        return code;
+}
+
+bool cli_confirm(const char *asked, bool *ret_no_terminal)
+{
+        char answer[16] = "";
+
+        *ret_no_terminal = !term_can_ask();
+        if (*ret_no_terminal)
+                return false;
+        fprintf(stderr, "%s [y/N] ", asked);
+        return fgets(answer, sizeof answer, stdin) && (answer[0] == 'y' || answer[0] == 'Y');
+}
+
+int main(int argc, char **argv)
+{
+        const struct cli_command *command;
+        int code;
+
+        if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+                print_overview();
+                return CLI_OK;
+        }
+        command = find_command(strcmp(argv[1], "--version") ? argv[1] : "version");
+        if (!command) {
+                fprintf(stderr, "nebula: there is no command \"%s\"; `nebula` alone lists them\n", argv[1]);
+                return CLI_USAGE;
+        }
+        if (args_want_help(argc - 1, argv + 1)) {
+                print_help(command);
+                return CLI_OK;
+        }
+        code = command->run(argc - 1, argv + 1);
+        /* A full disk behind `nebula list > file` must not pass for success. */
+        if (fflush(stdout) && code == CLI_OK) {
+                fprintf(stderr, "nebula: cannot write the output\n");
+                code = CLI_UNREACHABLE;
+        }
+        return code;
+}

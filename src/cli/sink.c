@@ -1,0 +1,64 @@
+#include "cli/sink.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+
+enum nebula_status sink_begin(struct sink *sink, const char *directory, const char *name, uint64_t size,
+                              struct nebula_error *error)
+{
+        int result;
+
+        sink->result = 0;
+        if (snprintf(sink->path, sizeof sink->path, "%s/%s", directory, name) >= (int)sizeof sink->path ||
+            snprintf(sink->temporary, sizeof sink->temporary, "%s/.nebula-restore-%" PRIu32, directory, os->pid()) >=
+                    (int)sizeof sink->temporary)
+                return error_set(error, NEBULA_INVALID, 0, "the path of \"%s\" is too long", name);
+        sink->fd = os->open(sink->temporary, OS_READ | OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW | OS_SHARED);
+        if (sink->fd < 0)
+                return error_set(error, NEBULA_STORAGE, -sink->fd, "cannot create %s", sink->temporary);
+        /* A full disk shows now and not after minutes; where nothing can be reserved, the writes will tell. */
+        result = size ? os->allocate(sink->fd, 0, size) : 0;
+        if (result == -ENOSPC || result == -EDQUOT) {
+                sink_abandon(sink);
+                return error_set(error, NEBULA_NO_SPACE, -result, "no room for %" PRIu64 " bytes in %s", size, directory);
+        }
+        return NEBULA_OK;
+}
+
+void sink_write(struct sink *sink, const void *data, uint64_t offset, uint64_t size)
+{
+        int none = 0, result = os_write_at(sink->fd, data, size, offset);
+
+        if (result)
+                atomic_compare_exchange_strong(&sink->result, &none, result);
+}
+
+enum nebula_status sink_finish(struct sink *sink, struct nebula_error *error)
+{
+        int result = sink->result, closed;
+
+        if (!result)
+                result = os_sync(sink->fd);
+        closed = os->close(sink->fd);
+        if (!result)
+                result = closed;
+        if (!result)
+                result = os->rename(sink->temporary, sink->path);
+        if (result) {
+                os->unlink(sink->temporary);
+                return error_set(error, result == -ENOSPC ? NEBULA_NO_SPACE : NEBULA_STORAGE, -result, "cannot write %s",
+                                 sink->path);
+        }
+        return NEBULA_OK;
+}
+
+void sink_abandon(struct sink *sink)
+{
+        os->close(sink->fd);
+        os->unlink(sink->temporary);
+}

@@ -1,0 +1,137 @@
+#include "cli/target.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+
+/* Takes "", "." and ".." out, by the letters alone, as Python's abspath does: the agent knows a path under that name. */
+static void normalise(char *path)
+{
+        char *from = path, *to = path;
+
+        while (*from) {
+                size_t length = strcspn(++from, "/"); /* behind a slash */
+
+                if (length == 2 && from[0] == '.' && from[1] == '.') {
+                        while (to > path && *--to != '/')
+                                ;
+                } else if (length && !(length == 1 && from[0] == '.')) {
+                        *to++ = '/';
+                        memmove(to, from, length);
+                        to += length;
+                }
+                from += length;
+        }
+        if (to == path)
+                *to++ = '/';
+        *to = '\0';
+}
+
+enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_MAX], struct nebula_error *error)
+{
+        char here[TARGET_PATH_MAX] = "";
+        bool is_url = strstr(path, "://") != NULL;
+        int length;
+
+        if (*path != '/' && !is_url) {
+                int result = os->readlink("/proc/self/cwd", here, sizeof here - 1);
+
+                if (result < 0)
+                        return error_set(error, NEBULA_STORAGE, -result, "cannot tell the current directory");
+                here[result] = '\0';
+        }
+        length = snprintf(ret_path, TARGET_PATH_MAX, "%s%s%s", here, *here ? "/" : "", path);
+        if (length < 0 || length >= TARGET_PATH_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "the path \"%.80s...\" is too long", path);
+        if (!is_url)
+                normalise(ret_path);
+        return NEBULA_OK;
+}
+
+static bool holds_checkpoints(const char *path)
+{
+        struct manifest_scan scan = { 0 };
+        struct store *store;
+        bool holds;
+
+        if (store_open(path, &store, NULL))
+                return false;
+        holds = !manifest_scan(store, &scan, NULL) && scan.count + scan.broken_count > 0;
+        manifest_scan_done(&scan);
+        store_close(store);
+        return holds;
+}
+
+enum nebula_status target_path(const char *given, char ret_path[TARGET_PATH_MAX], struct nebula_error *error)
+{
+        const char *set = getenv("NEBULA_PERSISTENT_STORAGE_PATH");
+        enum nebula_status status;
+
+        if (given)
+                return target_absolute(given, ret_path, error);
+        if (set && *set)
+                return target_absolute(set, ret_path, error);
+        status = target_absolute(".", ret_path, error);
+        if (!status && !holds_checkpoints(ret_path))
+                ret_path[0] = '\0';
+        return status;
+}
+
+enum nebula_status target_open(const char *given, struct store **ret_store, struct nebula_error *error)
+{
+        char path[TARGET_PATH_MAX];
+        enum nebula_status status = target_path(given, path, error);
+
+        if (status)
+                return status;
+        if (!*path)
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "no storage to look at: give --path DIR, set NEBULA_PERSISTENT_STORAGE_PATH, or go to a directory with checkpoints");
+        return store_open(path, ret_store, error);
+}
+
+enum nebula_status target_load(struct store *store, const char *tag, struct manifest *ret_manifest,
+                               struct nebula_error *error)
+{
+        struct manifest_scan scan;
+        struct nebula_error failure;
+        int64_t newest;
+        enum nebula_status status;
+
+        if (tag && strcmp(tag, "latest")) {
+                status = manifest_load(store, tag, ret_manifest, &failure);
+                if (status == NEBULA_NOT_FOUND)
+                        return error_set(error, status, 0, "no complete checkpoint \"%s\" in %s; see `nebula list --path %s`",
+                                         tag, store->root, store->root);
+                if (status && error)
+                        *error = failure;
+                return status;
+        }
+        status = manifest_scan(store, &scan, error);
+        if (status)
+                return status;
+        newest = manifest_scan_newest(&scan, NULL);
+        if (newest < 0) {
+                if (scan.broken_count)
+                        status = error_set(error, NEBULA_CORRUPT, 0, "%s", scan.broken);
+                else
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint in %s", store->root);
+        } else {
+                *ret_manifest = scan.manifests[newest];
+                scan.manifests[newest] = (struct manifest){ 0 }; /* moved out */
+        }
+        manifest_scan_done(&scan);
+        return status;
+}
+
+uint64_t manifest_size(const struct manifest *manifest)
+{
+        uint64_t size = 0;
+
+        for (size_t i = 0; i < manifest->file_count; i++)
+                size += manifest->files[i].size;
+        return size;
+}

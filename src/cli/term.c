@@ -1,0 +1,109 @@
+#include "cli/term.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/human.h"
+#include "os/os.h"
+
+#define REDRAW_NS 150000000
+
+uint32_t term_columns(void)
+{
+        uint64_t columns;
+
+        return os->probe(OS_PROBE_TERMINAL_OUT, &columns) ? 0 : (uint32_t)columns;
+}
+
+bool term_has_colour(void)
+{
+        const char *off = getenv("NO_COLOR"), *term = getenv("TERM");
+
+        return !(off && *off) && !(term && !strcmp(term, "dumb")) && term_columns();
+}
+
+bool term_can_ask(void)
+{
+        uint64_t columns;
+
+        return !os->probe(OS_PROBE_TERMINAL_IN, &columns) && !os->probe(OS_PROBE_TERMINAL_ERR, &columns);
+}
+
+const char *term_on(enum style style)
+{
+        static const char *const codes[] = { "", "\033[1m", "\033[2m", "\033[32m", "\033[33m", "\033[31m" };
+
+        return term_has_colour() ? codes[style] : "";
+}
+
+const char *term_off(enum style style)
+{
+        return style != STYLE_PLAIN && term_has_colour() ? "\033[0m" : "";
+}
+
+void term_print(enum style style, const char *format, ...)
+{
+        va_list arguments;
+
+        fputs(term_on(style), stdout);
+        va_start(arguments, format);
+        vprintf(format, arguments);
+        va_end(arguments);
+        fputs(term_off(style), stdout);
+}
+
+static struct {
+        pthread_mutex_t lock; /* guards all of it */
+        const char *what;
+        uint64_t total, done;
+        int64_t begun_ns, drawn_ns;
+        bool is_on;
+} progress = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+void progress_begin(const char *what, uint64_t total_bytes)
+{
+        uint64_t columns;
+
+        pthread_mutex_lock(&progress.lock);
+        progress.what = what;
+        progress.total = total_bytes;
+        progress.done = 0;
+        progress.begun_ns = progress.drawn_ns = os->now_ns();
+        progress.is_on = !os->probe(OS_PROBE_TERMINAL_ERR, &columns);
+        pthread_mutex_unlock(&progress.lock);
+}
+
+static void draw(int64_t now_ns)
+{
+        char done[HUMAN_MAX], total[HUMAN_MAX], speed[HUMAN_MAX];
+        double share = progress.total ? (double)progress.done / (double)progress.total : 1;
+
+        fprintf(stderr, "\r\033[K%s  %3.0f %%  %s of %s  %s", progress.what, share * 100,
+                human_size(progress.done, done), human_size(progress.total, total),
+                human_speed(progress.done, (double)(now_ns - progress.begun_ns) / 1e9, speed));
+        fflush(stderr);
+        progress.drawn_ns = now_ns;
+}
+
+void progress_add(uint64_t bytes)
+{
+        int64_t now_ns;
+
+        pthread_mutex_lock(&progress.lock);
+        progress.done += bytes;
+        now_ns = progress.is_on ? os->now_ns() : 0;
+        if (progress.is_on && now_ns - progress.drawn_ns >= REDRAW_NS)
+                draw(now_ns);
+        pthread_mutex_unlock(&progress.lock);
+}
+
+void progress_end(void)
+{
+        pthread_mutex_lock(&progress.lock);
+        if (progress.is_on && progress.drawn_ns != progress.begun_ns)
+                fputs("\r\033[K", stderr);
+        progress.is_on = false;
+        pthread_mutex_unlock(&progress.lock);
+}

@@ -1,0 +1,196 @@
+#include "cli/versions.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/human.h"
+#include "cli/link.h"
+#include "os/os.h"
+
+static struct version *find(struct versions *versions, const char *tag, const char *job, uint64_t generation)
+{
+        for (size_t i = 0; i < versions->count; i++) {
+                struct version *one = &versions->list[i];
+
+                if (one->generation == generation && !strcmp(one->tag, tag) && !strcmp(one->job, job))
+                        return one;
+        }
+        return NULL;
+}
+
+static void add_manifest(struct versions *versions, const struct manifest *manifest)
+{
+        struct version *version = &versions->list[versions->count++];
+
+        snprintf(version->tag, sizeof version->tag, "%s", manifest->tag);
+        snprintf(version->job, sizeof version->job, "%s", manifest->job);
+        snprintf(version->state, sizeof version->state, "%s", nebula_state_name(NEBULA_STATE_DURABLE));
+        version->step = manifest->step;
+        version->generation = manifest->generation;
+        version->size = manifest_size(manifest);
+        version->file_count = manifest->file_count;
+        version->committed = (double)manifest->sequence / 1e9;
+        version->in_storage = true;
+}
+
+static void add_report(struct versions *versions, const json_t *report)
+{
+        const char *tag = text_of(report, "tag"), *job = text_of(report, "job");
+        const json_t *step = json_object_get(report, "step");
+        uint64_t generation = (uint64_t)number_of(report, "generation");
+        struct version *version = find(versions, tag, job, generation);
+
+        if (!*tag)
+                return;
+        if (!version) {
+                version = &versions->list[versions->count++];
+                snprintf(version->tag, sizeof version->tag, "%s", tag);
+                snprintf(version->job, sizeof version->job, "%s", job);
+                version->step = json_is_integer(step) ? (int64_t)json_integer_value(step) : -1;
+                version->generation = generation;
+                version->size = (uint64_t)number_of(report, "size");
+                version->file_count = json_array_size(json_object_get(report, "files"));
+                version->committed = number_of(report, "committed_at");
+                version->in_storage = lies_in(report, "storage");
+                snprintf(version->state, sizeof version->state, "%s", text_of(report, "state"));
+        }
+        version->in_memory = lies_in(report, "memory");
+        snprintf(version->error, sizeof version->error, "%s", text_of(report, "error"));
+}
+
+static int compare(const void *a, const void *b)
+{
+        const struct version *x = a, *y = b;
+
+        /* What is not committed yet is the youngest. */
+        if (x->committed != y->committed)
+                return x->committed == 0 ? 1 : y->committed == 0 ? -1 : x->committed < y->committed ? -1 : 1;
+        return strcmp(x->tag, y->tag);
+}
+
+enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
+                                  struct nebula_error *error)
+{
+        const json_t *reported = json_object_get(report, "versions");
+
+        versions->list = calloc(scan->count + json_array_size(reported) + 1, sizeof *versions->list);
+        if (!versions->list)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list the checkpoints");
+        for (size_t i = 0; i < scan->count; i++)
+                add_manifest(versions, &scan->manifests[i]);
+        for (size_t i = 0; i < json_array_size(reported); i++)
+                add_report(versions, json_array_get(reported, i));
+        qsort(versions->list, versions->count, sizeof *versions->list, compare);
+        versions->broken_count = scan->broken_count;
+        memcpy(versions->broken, scan->broken, sizeof versions->broken);
+        return NEBULA_OK;
+}
+
+static enum nebula_status scan_path(const char *path, struct manifest_scan *ret_scan, struct nebula_error *error)
+{
+        struct store *store;
+        enum nebula_status status = store_open(path, &store, error);
+
+        if (status)
+                return status;
+        status = manifest_scan(store, ret_scan, error);
+        store_close(store);
+        return status;
+}
+
+enum nebula_status versions_load(const char *given_path, struct versions *ret_versions, struct nebula_error *error)
+{
+        struct versions versions = { 0 };
+        struct manifest_scan scan = { 0 };
+        struct link *link = NULL;
+        json_t *report = NULL;
+        enum nebula_status status = target_path(given_path, versions.path, error);
+
+        if (status)
+                return status;
+        if (!link_open(versions.path, &link, NULL)) {
+                versions.has_agent = !link_report(link, NEBULA_REPORT_VERSIONS, versions.path, &report, NULL);
+                link_close(link);
+        }
+        if (*versions.path) {
+                status = scan_path(versions.path, &scan, error);
+                /* Nothing has been persisted yet: the directory comes with the first file. */
+                if (status == NEBULA_NOT_FOUND && json_array_size(json_object_get(report, "versions")))
+                        status = NEBULA_OK;
+        } else if (!versions.has_agent) {
+                status = error_set(error, NEBULA_INVALID, 0,
+                                   "no agent is running and no storage was named: give --path DIR, set NEBULA_PERSISTENT_STORAGE_PATH, or go to a directory with checkpoints");
+        }
+        if (!status)
+                status = versions_merge(&scan, report, &versions, error);
+        manifest_scan_done(&scan);
+        json_decref(report);
+        if (!status)
+                *ret_versions = versions;
+        return status;
+}
+
+void versions_done(struct versions *versions)
+{
+        free(versions->list);
+        versions->list = NULL;
+        versions->count = 0;
+}
+
+json_t *versions_json(const struct versions *versions)
+{
+        json_t *list = json_array();
+
+        for (size_t i = 0; i < versions->count; i++) {
+                const struct version *one = &versions->list[i];
+                json_t *where = json_array();
+
+                if (one->in_memory)
+                        json_array_append_new(where, json_string("memory"));
+                if (one->in_storage)
+                        json_array_append_new(where, json_string("storage"));
+                json_array_append_new(list,
+                                      json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:f, s:o, s:s}", "tag", one->tag, "job",
+                                                one->job, "step", (json_int_t)one->step, "generation",
+                                                (json_int_t)one->generation, "state", one->state, "size",
+                                                (json_int_t)one->size, "files", (json_int_t)one->file_count,
+                                                "committed_at", one->committed, "where", where, "error", one->error));
+        }
+        return json_pack("{s:s, s:b, s:o, s:I, s:s}", "path", versions->path, "agent", versions->has_agent, "versions",
+                         list, "broken", (json_int_t)versions->broken_count, "first_broken", versions->broken);
+}
+
+static enum style style_of(const char *state)
+{
+        if (!strcmp(state, nebula_state_name(NEBULA_STATE_DURABLE)))
+                return STYLE_GOOD;
+        return strcmp(state, nebula_state_name(NEBULA_STATE_FAILED)) ? STYLE_WARN : STYLE_BAD;
+}
+
+void versions_table_rows(const struct versions *versions, struct table *table)
+{
+        double now = (double)os->wall_ns() / 1e9;
+        char size[HUMAN_MAX], age[HUMAN_MAX];
+
+        for (size_t i = 0; i < versions->count; i++) {
+                const struct version *one = &versions->list[i];
+
+                if (one->generation > 1)
+                        table_cell(table, STYLE_PLAIN, "%s (g%" PRIu64 ")", one->tag, one->generation);
+                else
+                        table_cell(table, STYLE_PLAIN, "%s", one->tag);
+                if (one->step < 0)
+                        table_cell(table, STYLE_PLAIN, "-");
+                else
+                        table_cell(table, STYLE_PLAIN, "%" PRId64, one->step);
+                table_cell(table, style_of(one->state), "%s", one->state);
+                table_cell(table, STYLE_PLAIN, "%s", human_size(one->size, size));
+                table_cell(table, STYLE_PLAIN, "%zu", one->file_count);
+                table_cell(table, STYLE_PLAIN, "%s", human_age(one->committed, now, age));
+                table_cell(table, STYLE_PLAIN, "%s%s%s", one->in_memory ? "memory" : "",
+                           one->in_memory && one->in_storage ? "+" : "", one->in_storage ? "storage" : "");
+        }
+}

@@ -1,0 +1,156 @@
+/* A request, and everything that makes it survive the death of an agent. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "client/client.h"
+#include "os/os.h"
+
+#define RETRY_PAUSE_MIN_MS 1000
+#define RETRY_PAUSE_MAX_MS 60000
+#define TIMEOUT_MAX_MS ((int64_t)1000 * 86400 * 365 * 100) /* more is for ever */
+
+static enum nebula_status give(struct nebula_error *error, const struct nebula_error *failure)
+{
+        if (error)
+                *error = *failure;
+        return failure->status;
+}
+
+enum nebula_status session_break(struct nebula_session *session, struct nebula_error *error, const char *format, ...)
+{
+        char text[sizeof error->message];
+        va_list arguments;
+
+        va_start(arguments, format);
+        vsnprintf(text, sizeof text, format, arguments);
+        va_end(arguments);
+        session->is_broken = true;
+        error_set(&session->failure, NEBULA_UNAVAILABLE, 0, "checkpointing is off, since %.400s", text);
+        client_wire_close(&session->wire);
+        return give(error, &session->failure);
+}
+
+static enum nebula_status open_wire(struct nebula_session *session, struct client_wire *wire, struct nebula_error *error)
+{
+        struct client_settings settings;
+        enum nebula_status status = NEBULA_OK;
+
+        pthread_mutex_lock(&session->settings_lock);
+        settings = session->settings;
+        pthread_mutex_unlock(&session->settings_lock);
+        if (settings.is_inline)
+                status = client_start_inline(&settings.place, error);
+        return status == NEBULA_OK ? client_wire_open(wire, &settings, error) : status;
+}
+
+/* When there is no agent to be had, every save would wait for one: so it is tried less and less often. */
+enum nebula_status session_connect(struct nebula_session *session, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        if (session->is_broken)
+                return give(error, &session->failure);
+        if (session->wire.fd >= 0)
+                return NEBULA_OK;
+        if (session->retry_pause_ms > 0 && os->now_ns() < session->retry_at_ns)
+                return give(error, &session->failure);
+        status = open_wire(session, &session->wire, &session->failure);
+        if (status == NEBULA_OK) {
+                session->retry_pause_ms = 0;
+                return status;
+        }
+        session->retry_pause_ms = session->retry_pause_ms ? 2 * session->retry_pause_ms : RETRY_PAUSE_MIN_MS;
+        if (session->retry_pause_ms > RETRY_PAUSE_MAX_MS)
+                session->retry_pause_ms = RETRY_PAUSE_MAX_MS;
+        session->retry_at_ns = os->now_ns() + session->retry_pause_ms * 1000000;
+        return give(error, &session->failure);
+}
+
+static enum nebula_status try_call(struct client_wire *wire, const struct client_call *call, bool *ret_broken,
+                                   struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        *ret_broken = false;
+        if (call->checkpoint)
+                status = checkpoint_renew(call->checkpoint, wire, ret_broken, error);
+        if (status != NEBULA_OK)
+                return status;
+        if (call->version_id)
+                *call->version_id = atomic_load(&call->checkpoint->version_id);
+        return client_wire_call(wire, call->type, call->request, call->size, call->timeout_ms, ret_broken, error);
+}
+
+/* An agent that is silent for too long is as good as none; asking another question of it would only double the wait. */
+static enum nebula_status silent(enum nebula_status status, bool is_broken, struct nebula_error *error)
+{
+        if (status == NEBULA_TIMEOUT && is_broken && error)
+                error->status = NEBULA_UNAVAILABLE;
+        return status == NEBULA_TIMEOUT && is_broken ? NEBULA_UNAVAILABLE : status;
+}
+
+enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
+                                struct nebula_error *error)
+{
+        enum nebula_status status;
+        bool is_broken = false;
+
+        for (int tries = 0; tries < 2; tries++) {
+                status = session_connect(session, error);
+                if (status != NEBULA_OK)
+                        return status;
+                status = try_call(&session->wire, call, &is_broken, error);
+                if (!is_broken || status == NEBULA_TIMEOUT)
+                        break;
+        }
+        return silent(status, is_broken, error);
+}
+
+enum nebula_status session_call_alone(struct nebula_session *session, struct client_wire *wire,
+                                      const struct client_call *call, struct nebula_error *error)
+{
+        enum nebula_status status;
+        bool is_broken = false;
+
+        for (int tries = 0; tries < 2; tries++) {
+                status = wire->fd >= 0 ? NEBULA_OK : open_wire(session, wire, error);
+                if (status != NEBULA_OK)
+                        return status;
+                status = try_call(wire, call, &is_broken, error);
+                if (!is_broken || status == NEBULA_TIMEOUT)
+                        break;
+        }
+        return silent(status, is_broken, error);
+}
+
+enum nebula_status session_tell(struct nebula_session *session, const struct client_call *call,
+                                struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        pthread_mutex_lock(&session->request_lock);
+        status = session_call(session, call, error);
+        pthread_mutex_unlock(&session->request_lock);
+        return status;
+}
+
+int64_t client_patience_ms(int64_t timeout_ms)
+{
+        return timeout_ms < 0 || timeout_ms > TIMEOUT_MAX_MS ? -1 : timeout_ms + CLIENT_GRACE_MS;
+}
+
+enum nebula_status client_take_text(const struct ipc_frame *frame, char **ret_text, struct nebula_error *error)
+{
+        size_t size = frame->header.size;
+        char *text = malloc(size + 1);
+
+        if (!text)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a text of %zu bytes", size);
+        memcpy(text, frame->payload, size);
+        text[size] = '\0';
+        *ret_text = text;
+        return NEBULA_OK;
+}

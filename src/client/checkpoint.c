@@ -1,0 +1,210 @@
+/* Handles: a tag, and the number by which the agent knows its version. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "client/client.h"
+#include "image/image.h"
+
+void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, uint64_t agent_nonce)
+{
+        atomic_store(&checkpoint->version_id, version_id);
+        atomic_store(&checkpoint->agent_nonce, agent_nonce);
+}
+
+static enum nebula_status begin_again(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
+                                      struct nebula_error *error)
+{
+        struct ipc_begin request = { .file_count = checkpoint->file_count };
+        enum nebula_status status;
+
+        memcpy(request.tag, checkpoint->tag, sizeof request.tag);
+        status = client_wire_call(wire, IPC_BEGIN, &request, sizeof request, CLIENT_ANSWER_MS, ret_broken, error);
+        if (status == NEBULA_OK)
+                checkpoint_know(checkpoint, ((const struct ipc_begun *)wire->frame.payload)->version_id,
+                                wire->agent_nonce);
+        return status;
+}
+
+static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
+                                     struct nebula_error *error)
+{
+        struct ipc_find request = { 0 };
+        enum nebula_status status;
+
+        memcpy(request.tag, checkpoint->tag, sizeof request.tag);
+        memcpy(request.persist_path, checkpoint->persist_path, sizeof request.persist_path);
+        status = client_wire_call(wire, IPC_FIND, &request, sizeof request, CLIENT_ANSWER_MS, ret_broken, error);
+        if (status == NEBULA_OK)
+                checkpoint_know(checkpoint, ((const struct ipc_found *)wire->frame.payload)->version_id,
+                                wire->agent_nonce);
+        return status;
+}
+
+enum nebula_status checkpoint_renew(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
+                                    struct nebula_error *error)
+{
+        *ret_broken = false;
+        if (atomic_load(&checkpoint->agent_nonce) == wire->agent_nonce)
+                return NEBULA_OK;
+        return atomic_load(&checkpoint->is_found) ? find_again(checkpoint, wire, ret_broken, error) :
+                                                    begin_again(checkpoint, wire, ret_broken, error);
+}
+
+enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *tag, int64_t file_count,
+                                           nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error)
+{
+        struct client_call call = { .type = IPC_BEGIN, .timeout_ms = CLIENT_ANSWER_MS };
+        struct nebula_checkpoint *checkpoint;
+        struct ipc_begin request = { .file_count = file_count };
+        enum nebula_status status;
+        char encoded[256];
+
+        if (!session || !tag || !ret_checkpoint)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_begin needs a session, a tag and a "
+                                 "place for the checkpoint");
+        if (file_count < NEBULA_FILES_ALL_RANKS || file_count == 0)
+                return error_set(ret_error, NEBULA_INVALID, 0, "%lld files cannot complete a checkpoint: give a positive "
+                                 "number, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS", (long long)file_count);
+        status = name_encode(tag, encoded, ret_error);
+        if (status == NEBULA_OK)
+                status = client_text(request.tag, sizeof request.tag, tag, "the tag", ret_error);
+        if (status != NEBULA_OK)
+                return status;
+        checkpoint = calloc(1, sizeof *checkpoint);
+        if (!checkpoint)
+                return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a checkpoint's handle");
+        checkpoint->session = session;
+        checkpoint->file_count = file_count;
+        checkpoint->user_count = 1;
+        memcpy(checkpoint->tag, request.tag, sizeof checkpoint->tag);
+
+        call.request = &request;
+        call.size = sizeof request;
+        pthread_mutex_lock(&session->request_lock);
+        status = session_call(session, &call, ret_error);
+        if (status == NEBULA_OK)
+                checkpoint_know(checkpoint, ((const struct ipc_begun *)session->wire.frame.payload)->version_id,
+                                session->wire.agent_nonce);
+        pthread_mutex_unlock(&session->request_lock);
+        if (status != NEBULA_OK) {
+                free(checkpoint);
+                return status;
+        }
+        *ret_checkpoint = checkpoint;
+        return NEBULA_OK;
+}
+
+enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error)
+{
+        struct ipc_version request = { 0 };
+        struct client_call call = {
+                .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+
+        if (!checkpoint)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_commit needs a checkpoint");
+        atomic_store(&checkpoint->is_committed, true);
+        return session_tell(checkpoint->session, &call, ret_error);
+}
+
+enum nebula_status nebula_checkpoint_fail(nebula_checkpoint *checkpoint, const char *reason,
+                                          struct nebula_error *ret_error)
+{
+        struct ipc_fail request = { 0 };
+        struct client_call call = {
+                .type = IPC_FAIL, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+        size_t length = reason ? strlen(reason) : 0;
+
+        if (!checkpoint)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_fail needs a checkpoint");
+        if (length >= sizeof request.reason)
+                length = sizeof request.reason - 1; /* a reason is for reading: better short than refused */
+        if (length > 0)
+                memcpy(request.reason, reason, length);
+        atomic_store(&checkpoint->is_given_up, true);
+        return session_tell(checkpoint->session, &call, ret_error);
+}
+
+enum nebula_status nebula_checkpoint_wait(nebula_checkpoint *checkpoint, enum nebula_state state, int64_t timeout_ms,
+                                          struct nebula_error *ret_error)
+{
+        struct client_wire wire = { .fd = -1 };
+        struct ipc_wait request = { .timeout_ms = timeout_ms, .state = (uint32_t)state };
+        struct client_call call = {
+                .type = IPC_WAIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = checkpoint, .timeout_ms = client_patience_ms(timeout_ms),
+        };
+        enum nebula_status status;
+
+        if (!checkpoint || (unsigned)state > NEBULA_STATE_FAILED)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_wait needs a checkpoint and a known state");
+        status = session_call_alone(checkpoint->session, &wire, &call, ret_error);
+        client_wire_close(&wire);
+        return status;
+}
+
+enum nebula_status nebula_checkpoint_state(nebula_checkpoint *checkpoint, enum nebula_state *ret_state,
+                                           struct nebula_error *ret_error)
+{
+        struct ipc_version request = { 0 };
+        struct client_call call = {
+                .type = IPC_STATE, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+        struct nebula_session *session;
+        enum nebula_status status;
+        uint32_t state = 0;
+
+        if (!checkpoint || !ret_state)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_state needs a checkpoint and a place "
+                                 "for the state");
+        session = checkpoint->session;
+        pthread_mutex_lock(&session->request_lock);
+        status = session_call(session, &call, ret_error);
+        if (status == NEBULA_OK)
+                state = ((const struct ipc_state *)session->wire.frame.payload)->state;
+        if (status == NEBULA_OK && state > NEBULA_STATE_FAILED)
+                status = session_break(session, ret_error, "the agent reported the unknown state %u", state);
+        pthread_mutex_unlock(&session->request_lock);
+        if (status == NEBULA_OK)
+                *ret_state = (enum nebula_state)state;
+        return status;
+}
+
+enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkpoint, char **ret_text,
+                                            struct nebula_error *ret_error)
+{
+        struct client_wire wire = { .fd = -1 };
+        struct ipc_version request = { 0 };
+        struct client_call call = {
+                .type = IPC_DESCRIBE, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+        enum nebula_status status;
+
+        if (!checkpoint || !ret_text)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_report needs a checkpoint and a place "
+                                 "for the text");
+        status = copies_settle(checkpoint->session, 0, -1, ret_error); /* so that every file is listed */
+        if (status == NEBULA_OK)
+                status = session_call_alone(checkpoint->session, &wire, &call, ret_error);
+        if (status == NEBULA_OK)
+                status = client_take_text(&wire.frame, ret_text, ret_error);
+        client_wire_close(&wire);
+        return status;
+}
+
+const char *nebula_checkpoint_tag(const nebula_checkpoint *checkpoint)
+{
+        return checkpoint ? checkpoint->tag : "";
+}
+
+void nebula_checkpoint_free(nebula_checkpoint *checkpoint)
+{
+        if (checkpoint && atomic_fetch_sub(&checkpoint->user_count, 1) == 1)
+                free(checkpoint);
+}

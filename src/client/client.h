@@ -1,0 +1,199 @@
+/*
+ * client.h - inside the trainer's half: sessions, their connections, and the
+ * handles of checkpoints.
+ *
+ *      options.c     what the caller asked for, checked, as the agent wants it
+ *      start.c       finding the agent's program and starting it
+ *      wire.c        one connection: found or started, greeted, asked
+ *      session.c     the session, what is asked of it as a whole, forks
+ *      call.c        a request with everything that makes it survive an agent
+ *      checkpoint.c  handles: begin, commit, wait, find
+ *      save.c        layout, image, capture
+ *      copies.c      captures that go on after save returned
+ *      map.c         reading back
+ *
+ * Every request goes through session_call: on the session's own connection
+ * under request_lock, or, when it may wait for long, on a connection that
+ * belongs to that call alone. If the agent is gone, session_call finds or
+ * starts another, finds the checkpoint there again by its tag and asks once
+ * more; two agents that die during one request are a failure.
+ *
+ * Threads: a handle may be used from any thread. request_lock is held while
+ * the agent works on a request and while values are copied; settings_lock only
+ * for a few instructions, and so is copies_lock, which may be taken while any other is held.
+ * The order is request_lock, then settings_lock.
+ */
+#ifndef NB_CLIENT_CLIENT_H
+#define NB_CLIENT_CLIENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "capture/cow.h"
+#include "ipc/ipc.h"
+
+/* An agent that is alive answers at once, unless it was asked to wait. */
+#define CLIENT_ANSWER_MS 60000
+/* A full memory tier is waited for: the agent decides for how long, this is only the limit of patience with it. */
+#define CLIENT_IMAGE_MS 900000
+/* How long an agent may take beyond the time that it was told to wait. */
+#define CLIENT_GRACE_MS 10000
+/* Files of one process that are being copied in the background: more would only queue for the same memory bus. */
+#define CLIENT_COPY_MAX 32u
+/* NEBULA_CAPTURE=auto: less is copied sooner than a background copy is begun and ended. */
+#define CLIENT_COW_BYTES (4u << 20)
+
+/* $NEBULA_CAPTURE. */
+enum client_capture {
+        CLIENT_CAPTURE_AUTO = 0, /* cow for large ranges in huge pages where the machine allows it, copy for the rest */
+        CLIENT_CAPTURE_COPY,
+        CLIENT_CAPTURE_COW, /* the same, and an error where it does not */
+};
+
+/* How to reach the agent, and what to tell it. */
+struct client_settings {
+        struct ipc_hello hello;
+        struct ipc_place place;
+        char agent_path[IPC_PATH_MAX]; /* "": find it */
+        bool is_inline;                /* the agent is a thread of this process */
+        enum client_capture capture;
+};
+
+struct client_wire {
+        int fd; /* -1: not connected */
+        uint64_t agent_nonce;
+        uint32_t agent_pid;
+        struct ipc_frame frame; /* the last answer */
+};
+
+/* A file whose bytes are still on their way into its image. */
+struct client_copy {
+        struct client_copy *next;
+        struct nebula_checkpoint *checkpoint; /* held */
+        struct cow_capture *capture;          /* NULL: the copy is whole, and the agent not told */
+        const void *image;                    /* stays mapped while the copy is listed */
+        uint64_t image_id, size, agent_nonce; /* of the agent that lent the image */
+        enum ipc_format format;
+        char name[IPC_NAME_MAX];
+        struct ipc_captured captured; /* what is known of it so far */
+        struct capture_part *large;   /* what huge pages are asked for, once the bytes are copied; or NULL */
+        size_t large_count;
+        void (*release)(void *argument, const struct nebula_error *failure);
+        void *argument;
+};
+
+struct client_copies {
+        pthread_mutex_t copies_lock; /* guards all that follows */
+        pthread_cond_t moved;
+        struct client_copy *first; /* the oldest; the thread works on it */
+        size_t count;
+        pthread_t thread;
+        bool has_thread, is_ending;
+};
+
+struct nebula_session {
+        struct nebula_session *next; /* of all sessions in this process */
+
+        pthread_mutex_t settings_lock; /* guards settings */
+        struct client_settings settings;
+
+        pthread_mutex_t request_lock; /* guards all that follows, and puts requests in order */
+        struct client_wire wire;
+        struct capture_pool *pool;        /* NULL until the first save */
+        bool is_broken;                   /* an invariant failed: `failure` answers everything from now on */
+        struct nebula_error failure;      /* of the last attempt to connect */
+        int64_t retry_at_ns, retry_pause_ms; /* before then, `failure` is the answer: no save waits for a hopeless start */
+        bool was_locked;                  /* between the halves of a fork */
+
+        struct client_copies copies;
+};
+
+struct nebula_checkpoint {
+        struct nebula_session *session;
+        /* version_id as the agent with this nonce knows it; written id first, read nonce first */
+        _Atomic uint64_t version_id, agent_nonce;
+        int64_t file_count;
+        atomic_bool is_found;            /* by a search: not begun by this session */
+        atomic_bool is_committed, is_given_up; /* since the last save */
+        _Atomic uint32_t user_count;     /* the caller, and each copy that is under way */
+        char persist_path[IPC_PATH_MAX]; /* where it was found; "": the session's */
+        char tag[IPC_NAME_MAX];
+};
+
+/* options.c */
+enum nebula_status client_settings_read(const struct nebula_options *options, struct client_settings *settings,
+                                        struct nebula_error *error);
+/* Copies `value` (NULL: "") into an array of `size`, or says that `what` is too long. */
+enum nebula_status client_text(char *to, size_t size, const char *value, const char *what, struct nebula_error *error);
+/* A storage path as the agent takes it: absolute, or a URL. NULL: "". */
+enum nebula_status client_persist_path(char to[IPC_PATH_MAX], const char *value, struct nebula_error *error);
+
+/* start.c */
+/* Runs `nebula agent --daemon`, which returns once somebody listens. *ret_hopeless: trying again is of no use. */
+enum nebula_status client_start_agent(const struct client_settings *settings, bool *ret_hopeless,
+                                      struct nebula_error *error);
+/* Starts the agent on threads of this process, unless that has been done, and says where it listens. */
+enum nebula_status client_start_inline(struct ipc_place *place, struct nebula_error *error);
+void client_inline_forked(void); /* called in the child */
+
+/* wire.c */
+enum nebula_status client_wire_open(struct client_wire *wire, const struct client_settings *settings,
+                                    struct nebula_error *error);
+/* The answer is in wire->frame. Closes the wire, and sets *ret_broken, when it can be of no more use. */
+enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type, const void *request, size_t size,
+                                    int64_t timeout_ms, bool *ret_broken, struct nebula_error *error);
+void client_wire_close(struct client_wire *wire);
+
+/* call.c */
+struct client_call {
+        enum ipc_type type;
+        void *request;
+        size_t size;
+        uint64_t *version_id;                /* inside the request: filled in for `checkpoint` before it is sent */
+        struct nebula_checkpoint *checkpoint; /* NULL: the request names none */
+        int64_t timeout_ms;                  /* < 0: none */
+};
+/* Connects the session's wire, unless it is; request_lock is held. */
+enum nebula_status session_connect(struct nebula_session *session, struct nebula_error *error);
+/* How long to wait for an answer to a request that may itself wait for timeout_ms. */
+int64_t client_patience_ms(int64_t timeout_ms);
+/* On the session's wire; request_lock is held, and the answer is in session->wire.frame. */
+enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
+                                struct nebula_error *error);
+/* On `wire`, which the caller has set to { .fd = -1 } and closes. No lock is held. */
+enum nebula_status session_call_alone(struct nebula_session *session, struct client_wire *wire,
+                                      const struct client_call *call, struct nebula_error *error);
+/* Locks, asks, unlocks: for requests whose answer has no payload. */
+enum nebula_status session_tell(struct nebula_session *session, const struct client_call *call,
+                                struct nebula_error *error);
+/* The answer's text as the caller's own copy. */
+enum nebula_status client_take_text(const struct ipc_frame *frame, char **ret_text, struct nebula_error *error);
+/* Switches the session off: what was found to be wrong makes everything after it doubtful. request_lock is held. */
+enum nebula_status session_break(struct nebula_session *session, struct nebula_error *error, const char *format, ...)
+        __attribute__((format(printf, 3, 4)));
+
+/* checkpoint.c */
+/* Makes version_id valid at the agent behind `wire`. */
+enum nebula_status checkpoint_renew(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
+                                    struct nebula_error *error);
+void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, uint64_t agent_nonce);
+
+/* copies.c */
+void copies_init(struct nebula_session *session);
+void copies_fork(struct nebula_session *session); /* in the child: the parent's copies are none of its business */
+/* Starts the thread, and waits for room in the list. Not OK: nothing can be copied in the background. */
+enum nebula_status copies_ready(struct nebula_session *session);
+/* Takes over `copy`, which malloc made; holds its checkpoint. */
+void copies_add(struct nebula_session *session, struct client_copy *copy);
+/* Whether that file is on its way: its successor must not overtake it. */
+bool copies_has(struct nebula_session *session, const char *tag, const char *name);
+/* The images that must stay mapped. */
+size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX]);
+/* Returns when the copies that are under way have ended, well or not; with an image_id: those into that image. */
+enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,
+                                 struct nebula_error *error);
+/* Waits for all of them and ends the thread. */
+void copies_done(struct nebula_session *session);
+
+#endif

@@ -1,0 +1,267 @@
+/*
+ * Captures that go on after their save returned. A thread of the session waits for each, the oldest first, and tells
+ * the agent: on a connection of its own, since a save may hold the session's for as long as memory is full, and it is
+ * the end of a copy that lets memory be freed.
+ *
+ * What lies in an image is the file itself. So when the agent died meanwhile and its successor knows nothing of
+ * the image, the file is copied from there: the program's memory has moved on.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "client/client.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+/* Files of one process that are on their way; a save that would be one more waits for the oldest. */
+#define COPY_COUNT_MAX CLIENT_COPY_MAX
+
+void copies_init(struct nebula_session *session)
+{
+        pthread_mutex_init(&session->copies.copies_lock, NULL);
+        os_cond_init(&session->copies.moved);
+        session->copies.first = NULL;
+        session->copies.count = 0;
+        session->copies.has_thread = session->copies.is_ending = false;
+}
+
+void copies_fork(struct nebula_session *session)
+{
+        copies_init(session);
+}
+
+static enum nebula_status tell(struct nebula_session *session, struct client_wire *wire, enum ipc_type type,
+                               void *request, size_t size, struct nebula_error *error)
+{
+        struct client_call call = { .type = type, .request = request, .size = size, .timeout_ms = CLIENT_ANSWER_MS };
+
+        return session_call_alone(session, wire, &call, error);
+}
+
+static void tell_abandoned(struct nebula_session *session, struct client_wire *wire, const struct client_copy *copy,
+                           const char *reason)
+{
+        struct ipc_abandon request = { .image_id = copy->captured.image_id };
+
+        memcpy(request.reason, reason, strnlen(reason, sizeof request.reason - 1));
+        tell(session, wire, IPC_ABANDON, &request, sizeof request, NULL); /* without an agent there is no version to fail */
+}
+
+/* `granted` and its fd are in wire->frame. */
+static enum nebula_status fill_again(struct client_wire *wire, const struct client_copy *copy, struct nebula_error *error)
+{
+        const struct ipc_granted *granted = wire->frame.payload;
+        struct capture_part whole = { copy->image, copy->size, 0 };
+        uint64_t capacity = granted->capacity_bytes;
+        struct os_stat stat;
+        void *image;
+        int result;
+
+        /* A mapping beyond the end of its file would end the trainer with SIGBUS. */
+        result = os->fstat(wire->frame.fd, &stat);
+        if (result < 0 || stat.size < capacity || capacity < copy->size)
+                return error_set(error, NEBULA_FAILED, result < 0 ? -result : 0,
+                                 "the agent lent an image that does not hold %llu bytes", (unsigned long long)copy->size);
+        result = os->map(wire->frame.fd, 0, capacity, OS_MAP_READ | OS_MAP_WRITE, &image);
+        if (result < 0)
+                return error_set(error, NEBULA_FAILED, -result, "an image of %llu bytes cannot be mapped",
+                                 (unsigned long long)capacity);
+        capture_copy_fresh(image, &whole, 1);
+        os->unmap(image, capacity);
+        return NEBULA_OK;
+}
+
+/* Another agent answers, which does not know the image. */
+static enum nebula_status save_again(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
+                                     struct nebula_error *error)
+{
+        struct ipc_image request = { .size = copy->size, .format = copy->format };
+        struct client_call call = {
+                .type = IPC_IMAGE, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = copy->checkpoint, .timeout_ms = CLIENT_IMAGE_MS,
+        };
+        struct ipc_version commit = { 0 };
+        struct client_call commit_call = {
+                .type = IPC_COMMIT, .request = &commit, .size = sizeof commit, .version_id = &commit.version_id,
+                .checkpoint = copy->checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+        enum nebula_status status;
+
+        memcpy(request.name, copy->name, sizeof request.name);
+        status = session_call_alone(session, wire, &call, error);
+        if (status != NEBULA_OK)
+                return status;
+        copy->captured.image_id = ((const struct ipc_granted *)wire->frame.payload)->image_id;
+        checkpoint_know(copy->checkpoint, ((const struct ipc_granted *)wire->frame.payload)->version_id, wire->agent_nonce);
+        status = fill_again(wire, copy, error);
+        if (status == NEBULA_OK)
+                status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
+        else
+                tell_abandoned(session, wire, copy, error->message);
+        /* That the rank's part is closed went down with the first agent. */
+        if (status == NEBULA_OK && atomic_load(&copy->checkpoint->is_committed))
+                status = session_call_alone(session, wire, &commit_call, error);
+        return status;
+}
+
+static enum nebula_status finish(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
+                                 struct nebula_error *error)
+{
+        struct cow_stats stats;
+        enum nebula_status status = NEBULA_OK;
+
+        if (copy->capture) {
+                status = cow_wait(copy->capture, -1, error);
+                cow_stats(copy->capture, &stats);
+                copy->captured.copy_ns += stats.copy_ns;
+                copy->captured.cpu_ns += stats.cpu_ns;
+                copy->captured.fault_count = stats.fault_count;
+                cow_free(copy->capture);
+                copy->capture = NULL;
+        }
+        if (status != NEBULA_OK) {
+                tell_abandoned(session, wire, copy, error->message);
+                return status;
+        }
+        status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
+        if (status == NEBULA_NOT_FOUND && wire->agent_nonce != copy->agent_nonce &&
+            !atomic_load(&copy->checkpoint->is_given_up))
+                status = save_again(session, wire, copy, error);
+        return status;
+}
+
+static void *copies_main(void *argument)
+{
+        struct nebula_session *session = argument;
+        struct client_copies *copies = &session->copies;
+        struct client_wire wire = { .fd = -1 };
+        struct nebula_error error;
+        struct client_copy *copy;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        for (;;) {
+                enum nebula_status status;
+
+                while (!copies->first && !copies->is_ending)
+                        os_cond_wait(&copies->moved, &copies->copies_lock, -1);
+                copy = copies->first;
+                if (!copy)
+                        break;
+                pthread_mutex_unlock(&copies->copies_lock);
+
+                memset(&error, 0, sizeof error);
+                status = finish(session, &wire, copy, &error);
+                if (copy->large) /* not in save(), which it would hold up */
+                        cow_advise_huge(copy->large, copy->large_count);
+                if (copy->release)
+                        copy->release(copy->argument, status == NEBULA_OK ? NULL : &error);
+
+                pthread_mutex_lock(&copies->copies_lock);
+                copies->first = copy->next;
+                copies->count--;
+                pthread_cond_broadcast(&copies->moved);
+                nebula_checkpoint_free(copy->checkpoint);
+                free(copy->large);
+                free(copy);
+        }
+        pthread_mutex_unlock(&copies->copies_lock);
+        client_wire_close(&wire);
+        return NULL;
+}
+
+enum nebula_status copies_ready(struct nebula_session *session)
+{
+        struct client_copies *copies = &session->copies;
+        bool has_thread;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        if (!copies->has_thread)
+                copies->has_thread = os_thread_start(&copies->thread, copies_main, session, false) == 0;
+        while (copies->has_thread && copies->count >= COPY_COUNT_MAX)
+                os_cond_wait(&copies->moved, &copies->copies_lock, -1);
+        has_thread = copies->has_thread;
+        pthread_mutex_unlock(&copies->copies_lock);
+        return has_thread ? NEBULA_OK : NEBULA_UNAVAILABLE;
+}
+
+void copies_add(struct nebula_session *session, struct client_copy *copy)
+{
+        struct client_copies *copies = &session->copies;
+        struct client_copy **link = &copies->first;
+
+        atomic_fetch_add(&copy->checkpoint->user_count, 1);
+        pthread_mutex_lock(&copies->copies_lock);
+        while (*link)
+                link = &(*link)->next;
+        *link = copy;
+        copies->count++;
+        pthread_cond_broadcast(&copies->moved);
+        pthread_mutex_unlock(&copies->copies_lock);
+}
+
+bool copies_has(struct nebula_session *session, const char *tag, const char *name)
+{
+        struct client_copies *copies = &session->copies;
+        bool found = false;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        for (const struct client_copy *copy = copies->first; copy && !found; copy = copy->next)
+                found = strcmp(copy->checkpoint->tag, tag) == 0 && strcmp(copy->name, name) == 0;
+        pthread_mutex_unlock(&copies->copies_lock);
+        return found;
+}
+
+size_t copies_images(struct nebula_session *session, uint64_t ret_ids[COPY_COUNT_MAX])
+{
+        struct client_copies *copies = &session->copies;
+        size_t count = 0;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        for (const struct client_copy *copy = copies->first; copy && count < COPY_COUNT_MAX; copy = copy->next)
+                ret_ids[count++] = copy->image_id;
+        pthread_mutex_unlock(&copies->copies_lock);
+        return count;
+}
+
+enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,
+                                 struct nebula_error *error)
+{
+        struct client_copies *copies = &session->copies;
+        int64_t end_ns = timeout_ms < 0 ? 0 : os->now_ns() + timeout_ms * 1000000;
+        enum nebula_status status = NEBULA_OK;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        for (;;) {
+                int64_t left_ms = timeout_ms < 0 ? -1 : (end_ns - os->now_ns() + 999999) / 1000000;
+                const struct client_copy *copy = copies->first;
+
+                while (copy && image_id && copy->image_id != image_id)
+                        copy = copy->next;
+                if (!copy)
+                        break;
+                if (timeout_ms >= 0 && left_ms <= 0) {
+                        status = error_set(error, NEBULA_TIMEOUT, 0, "\"%.100s\" of checkpoint \"%.100s\" is still being copied",
+                                           copy->name, copy->checkpoint->tag);
+                        break;
+                }
+                os_cond_wait(&copies->moved, &copies->copies_lock, left_ms);
+        }
+        pthread_mutex_unlock(&copies->copies_lock);
+        return status;
+}
+
+void copies_done(struct nebula_session *session)
+{
+        struct client_copies *copies = &session->copies;
+        bool has_thread;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        copies->is_ending = true;
+        has_thread = copies->has_thread;
+        pthread_cond_broadcast(&copies->moved);
+        pthread_mutex_unlock(&copies->copies_lock);
+        if (has_thread)
+                pthread_join(copies->thread, NULL);
+        pthread_mutex_destroy(&copies->copies_lock);
+}

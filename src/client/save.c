@@ -1,0 +1,406 @@
+/*
+ * Saving a file: everything that can be known beforehand is laid out first; then the agent lends an image, and the
+ * values are captured into it. A plan is a list of parts, so that how they are captured is one function's choice.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "client/client.h"
+#include "image/image.h"
+#include "os/os.h"
+
+/* One file to be saved. */
+struct plan {
+        struct nebula_checkpoint *checkpoint;
+        char name[IPC_NAME_MAX];
+        enum ipc_format format;
+        uint64_t size;
+        struct zip_layout layout; /* zip only */
+        const void *pickle;
+        struct capture_part *parts;
+        size_t part_count;
+        size_t cow_count;               /* the first so many may be copied after save returned */
+        const struct nebula_keep *keep; /* NULL: the caller's memory is its own again when save returns */
+        int64_t begun_ns;               /* when save was called */
+};
+
+/* An image that the agent lent, mapped. */
+struct lent {
+        uint64_t image_id;
+        void *data;
+};
+
+static void plan_done(struct plan *plan)
+{
+        if (plan->format == IPC_FORMAT_ZIP)
+                zip_layout_done(&plan->layout);
+        free(plan->parts);
+}
+
+static enum nebula_status plan_init(struct plan *plan, struct nebula_checkpoint *checkpoint, const char *name,
+                                    enum ipc_format format, size_t count, struct nebula_error *error)
+{
+        enum nebula_status status;
+        char encoded[256];
+
+        *plan = (struct plan){ .checkpoint = checkpoint, .format = format, .begun_ns = os->now_ns() };
+        if (!checkpoint || !name)
+                return error_set(error, NEBULA_INVALID, 0, "a save needs a checkpoint and a file's name");
+        status = name_encode(name, encoded, error);
+        if (status == NEBULA_OK)
+                status = client_text(plan->name, sizeof plan->name, name, "the file's name", error);
+        if (status != NEBULA_OK)
+                return status;
+        plan->parts = calloc(count ? count : 1, sizeof *plan->parts);
+        if (!plan->parts)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of %zu ranges", count);
+        return NEBULA_OK;
+}
+
+static enum nebula_status check_ranges(const struct nebula_range *ranges, size_t count, struct nebula_error *error)
+{
+        if (count > 0 && !ranges)
+                return error_set(error, NEBULA_INVALID, 0, "%zu ranges were promised, none given", count);
+        for (size_t i = 0; i < count; i++) {
+                if (ranges[i].size > 0 && !ranges[i].data)
+                        return error_set(error, NEBULA_INVALID, 0, "range %zu has %llu bytes, but no address", i,
+                                         (unsigned long long)ranges[i].size);
+        }
+        return NEBULA_OK;
+}
+
+static enum nebula_status plan_keep(struct plan *plan, const struct nebula_keep *keep, struct nebula_error *error)
+{
+        if (keep && !keep->release)
+                return error_set(error, NEBULA_INVALID, 0, "memory that is kept needs a function that releases it");
+        plan->keep = keep;
+        return NEBULA_OK;
+}
+
+static void add_parts_that(struct plan *plan, const struct nebula_range *ranges, const uint64_t *offsets, size_t count,
+                           bool is_unprotectable)
+{
+        const unsigned char *flags = plan->keep ? plan->keep->is_unprotectable : NULL;
+
+        for (size_t i = 0; i < count; i++)
+                if (ranges[i].size > 0 && (flags && flags[i]) == is_unprotectable)
+                        plan->parts[plan->part_count++] = (struct capture_part){ ranges[i].data, ranges[i].size, offsets[i] };
+}
+
+static void add_parts(struct plan *plan, const struct nebula_range *ranges, const uint64_t *offsets, size_t count)
+{
+        add_parts_that(plan, ranges, offsets, count, false);
+        plan->cow_count = plan->part_count;
+        add_parts_that(plan, ranges, offsets, count, true);
+}
+
+static enum nebula_status request_image(struct plan *plan, struct lent *lent, struct nebula_error *error)
+{
+        struct nebula_session *session = plan->checkpoint->session;
+        struct ipc_image request = { .size = plan->size, .format = plan->format };
+        struct client_call call = {
+                .type = IPC_IMAGE, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = plan->checkpoint, .timeout_ms = CLIENT_IMAGE_MS,
+        };
+        uint64_t live_ids[IPC_LIVE_MAX + CLIENT_COPY_MAX];
+        const struct ipc_granted *granted;
+        enum nebula_status status;
+        int fd;
+
+        memcpy(request.name, plan->name, sizeof request.name);
+        status = session_call(session, &call, error);
+        if (status != NEBULA_OK)
+                return status;
+        granted = session->wire.frame.payload;
+        if (granted->capacity_bytes < plan->size || granted->live_count > IPC_LIVE_MAX)
+                return session_break(session, error, "the agent lent an image of %llu bytes for a file of %llu",
+                                     (unsigned long long)granted->capacity_bytes, (unsigned long long)plan->size);
+        lent->image_id = granted->image_id;
+        checkpoint_know(plan->checkpoint, granted->version_id, session->wire.agent_nonce);
+        if (!session->pool)
+                status = capture_pool_new(&session->pool, error);
+        if (status != NEBULA_OK)
+                return status;
+        memcpy(live_ids, granted->live_ids, granted->live_count * sizeof *live_ids);
+        capture_pool_keep(session->pool, live_ids,
+                          granted->live_count + copies_images(session, live_ids + granted->live_count));
+        /* The same number from another agent: the mapping that a copy still writes to goes only after it. */
+        copies_settle(session, granted->image_id, -1, NULL);
+        fd = session->wire.frame.fd;
+        session->wire.frame.fd = -1;
+        return capture_pool_map(session->pool, granted->image_id, fd, granted->capacity_bytes, &lent->data, error);
+}
+
+/* The way that is always possible. Returns the CPU time that it took, in ns. */
+static int64_t capture_now(const struct plan *plan, struct capture_pool *pool, void *image)
+{
+        if (plan->format == IPC_FORMAT_ZIP)
+                zip_layout_write(&plan->layout, plan->pickle, image);
+        return capture_pool_take_fresh(pool, image) ? capture_copy_fresh(image, plan->parts, plan->part_count) :
+                                                      capture_copy(image, plan->parts, plan->part_count);
+}
+
+static enum nebula_status tell_captured(struct nebula_session *session, struct ipc_captured *request,
+                                        struct nebula_error *error)
+{
+        struct client_call call = {
+                .type = IPC_CAPTURED, .request = request, .size = sizeof *request, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+
+        return session_call(session, &call, error);
+}
+
+/* The agent must not wait for an image that will never be filled. */
+static void abandon(struct nebula_session *session, uint64_t image_id, const char *reason)
+{
+        struct ipc_abandon request = { .image_id = image_id };
+        struct client_call call = {
+                .type = IPC_ABANDON, .request = &request, .size = sizeof request, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+
+        memcpy(request.reason, reason, strnlen(reason, sizeof request.reason - 1));
+        session_call(session, &call, NULL); /* the failure that led here is the one to report */
+}
+
+/* How this save's values are to be fixed: cow only where it can be and, unless it is asked for, where it pays. */
+static bool wants_cow(const struct plan *plan, bool *ret_ask_huge)
+{
+        struct nebula_session *session = plan->checkpoint->session;
+        enum client_capture choice;
+        uint64_t size = 0;
+
+        *ret_ask_huge = false;
+        if (!plan->keep)
+                return false;
+        pthread_mutex_lock(&session->settings_lock);
+        choice = session->settings.capture;
+        pthread_mutex_unlock(&session->settings_lock);
+        for (size_t i = 0; i < plan->cow_count; i++)
+                size += plan->parts[i].size >= COW_PART_BYTES ? plan->parts[i].size : 0;
+        if (choice == CLIENT_CAPTURE_COPY || size < (choice == CLIENT_CAPTURE_COW ? COW_PART_BYTES : CLIENT_COW_BYTES) ||
+            cow_available(NULL) != NEBULA_OK || copies_ready(session) != NEBULA_OK)
+                return false;
+        *ret_ask_huge = choice == CLIENT_CAPTURE_AUTO && !cow_pays(plan->parts, plan->cow_count);
+        return !*ret_ask_huge;
+}
+
+/* Fixes the values; NULL when every byte is in the image already. Returns the CPU time taken so far, in ns. */
+static int64_t capture_cow(const struct plan *plan, struct capture_pool *pool, void *image, struct cow_capture **ret_capture)
+{
+        int64_t begun_ns = os->thread_cpu_ns();
+
+        *ret_capture = NULL;
+        if (cow_start(image, plan->parts, plan->cow_count, ret_capture, NULL) != NEBULA_OK)
+                return capture_now(plan, pool, image);
+        capture_pool_take_fresh(pool, image);
+        if (plan->format == IPC_FORMAT_ZIP)
+                zip_layout_write(&plan->layout, plan->pickle, image);
+        capture_copy(image, plan->parts + plan->cow_count, plan->part_count - plan->cow_count);
+        return os->thread_cpu_ns() - begun_ns;
+}
+
+/* Takes `capture` over. The agent hears of the file when it is whole, and the caller's memory is released then. */
+static enum nebula_status copy_later(const struct plan *plan, const struct lent *lent, struct cow_capture *capture,
+                                     const struct ipc_captured *captured, struct nebula_error *error)
+{
+        struct nebula_session *session = plan->checkpoint->session;
+        struct client_copy *copy = calloc(1, sizeof *copy);
+
+        if (!copy) {
+                cow_free(capture);
+                abandon(session, lent->image_id, "no memory to follow a copy");
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to follow the copy of \"%.80s\"", plan->name);
+        }
+        *copy = (struct client_copy){
+                .checkpoint = plan->checkpoint, .capture = capture, .image = lent->data, .image_id = lent->image_id,
+                .size = plan->size, .agent_nonce = session->wire.agent_nonce, .format = plan->format, .captured = *captured,
+        };
+        if (plan->keep) {
+                copy->release = plan->keep->release;
+                copy->argument = plan->keep->argument;
+        }
+        memcpy(copy->name, plan->name, sizeof copy->name);
+        copy->large = capture ? malloc(plan->cow_count * sizeof *copy->large) : NULL;
+        for (size_t i = 0; copy->large && i < plan->cow_count; i++)
+                if (plan->parts[i].size >= COW_PART_BYTES)
+                        copy->large[copy->large_count++] = plan->parts[i];
+        copies_add(session, copy);
+        return NEBULA_OK;
+}
+
+/* request_lock is held. NEBULA_NOT_FOUND: the agent lost the image, and the values are still here. */
+static enum nebula_status save_once(struct plan *plan, struct nebula_error *error)
+{
+        struct nebula_session *session = plan->checkpoint->session;
+        struct ipc_captured captured = { 0 };
+        struct nebula_error why;
+        struct lent lent = { 0 };
+        struct cow_capture *capture = NULL;
+        int64_t started_ns = 0;
+        enum nebula_status status;
+        bool ask_huge;
+
+        status = request_image(plan, &lent, &why);
+        if (status != NEBULA_OK) {
+                if (lent.image_id && !session->is_broken)
+                        abandon(session, lent.image_id, why.message);
+                if (error)
+                        *error = why;
+                return status;
+        }
+        captured.image_id = lent.image_id;
+        if (wants_cow(plan, &ask_huge)) {
+                started_ns = os->now_ns();
+                captured.cpu_ns = capture_cow(plan, session->pool, lent.data, &capture);
+        } else {
+                captured.cpu_ns = capture_now(plan, session->pool, lent.data);
+        }
+        captured.blocked_ns = os->now_ns() - plan->begun_ns;
+        captured.copy_ns = capture ? started_ns - plan->begun_ns : captured.blocked_ns;
+        if (capture || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
+                return copy_later(plan, &lent, capture, &captured, error);
+        status = tell_captured(session, &captured, error);
+        if (ask_huge) /* so that later saves are cheaper */
+                cow_advise_huge(plan->parts, plan->cow_count);
+        if (status == NEBULA_OK && plan->keep)
+                plan->keep->release(plan->keep->argument, NULL);
+        return status;
+}
+
+static enum nebula_status save(struct plan *plan, struct nebula_error *error)
+{
+        struct nebula_session *session = plan->checkpoint->session;
+        enum nebula_status status;
+
+        pthread_mutex_lock(&session->request_lock);
+        atomic_store(&plan->checkpoint->is_committed, false);
+        atomic_store(&plan->checkpoint->is_given_up, false);
+        /* Adding to a checkpoint that was found is writing its tag again. */
+        if (atomic_exchange(&plan->checkpoint->is_found, false))
+                checkpoint_know(plan->checkpoint, 0, 0);
+        status = save_once(plan, error);
+        if (status == NEBULA_NOT_FOUND) {
+                checkpoint_know(plan->checkpoint, 0, 0); /* the version is in doubt too: begin it again by its tag */
+                status = save_once(plan, error);
+        }
+        pthread_mutex_unlock(&session->request_lock);
+        return status;
+}
+
+static enum nebula_status plan_pickle(struct plan *plan, const void *pickle, size_t pickle_size,
+                                      const struct nebula_range *storages, size_t count, struct nebula_error *error)
+{
+        uint64_t *sizes = malloc((count ? count : 1) * sizeof *sizes);
+        enum nebula_status status;
+
+        if (!sizes)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of %zu sizes", count);
+        for (size_t i = 0; i < count; i++)
+                sizes[i] = storages[i].size;
+        status = zip_layout_init(&plan->layout, pickle_size, sizes, count, error);
+        free(sizes);
+        if (status != NEBULA_OK)
+                return status;
+        plan->pickle = pickle;
+        plan->size = plan->layout.size;
+        add_parts(plan, storages, plan->layout.storage_offsets, count);
+        return NEBULA_OK;
+}
+
+enum nebula_status nebula_checkpoint_save_pickle(nebula_checkpoint *checkpoint, const char *name, const void *pickle,
+                                                 size_t pickle_size, const struct nebula_range *storages, size_t count,
+                                                 struct nebula_error *ret_error)
+{
+        return nebula_checkpoint_save_pickle_kept(checkpoint, name, pickle, pickle_size, storages, count, NULL, ret_error);
+}
+
+enum nebula_status nebula_checkpoint_save_pickle_kept(nebula_checkpoint *checkpoint, const char *name, const void *pickle,
+                                                      size_t pickle_size, const struct nebula_range *storages, size_t count,
+                                                      const struct nebula_keep *keep, struct nebula_error *ret_error)
+{
+        struct plan plan;
+        enum nebula_status status;
+
+        status = plan_init(&plan, checkpoint, name, IPC_FORMAT_ZIP, count, ret_error);
+        if (status == NEBULA_OK)
+                status = plan_keep(&plan, keep, ret_error);
+        if (status == NEBULA_OK && (!pickle || pickle_size == 0))
+                status = error_set(ret_error, NEBULA_INVALID, 0, "the pickle of \"%.80s\" is empty", name);
+        if (status == NEBULA_OK)
+                status = check_ranges(storages, count, ret_error);
+        if (status == NEBULA_OK)
+                status = plan_pickle(&plan, pickle, pickle_size, storages, count, ret_error);
+        if (status == NEBULA_OK)
+                status = save(&plan, ret_error);
+        plan_done(&plan);
+        return status;
+}
+
+enum nebula_status nebula_checkpoint_save_bytes(nebula_checkpoint *checkpoint, const char *name,
+                                                const struct nebula_range *ranges, size_t count,
+                                                struct nebula_error *ret_error)
+{
+        return nebula_checkpoint_save_bytes_kept(checkpoint, name, ranges, count, NULL, ret_error);
+}
+
+enum nebula_status nebula_checkpoint_save_bytes_kept(nebula_checkpoint *checkpoint, const char *name,
+                                                     const struct nebula_range *ranges, size_t count,
+                                                     const struct nebula_keep *keep, struct nebula_error *ret_error)
+{
+        uint64_t *offsets = malloc((count ? count : 1) * sizeof *offsets);
+        struct plan plan;
+        enum nebula_status status;
+
+        if (!offsets)
+                return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a list of %zu ranges", count);
+        status = plan_init(&plan, checkpoint, name, IPC_FORMAT_RAW, count, ret_error);
+        if (status == NEBULA_OK)
+                status = plan_keep(&plan, keep, ret_error);
+        if (status == NEBULA_OK)
+                status = check_ranges(ranges, count, ret_error);
+        for (size_t i = 0; status == NEBULA_OK && i < count; i++) {
+                if (ranges[i].size > INT64_MAX - plan.size) {
+                        status = error_set(ret_error, NEBULA_INVALID, 0, "the ranges of \"%.80s\" are together larger "
+                                           "than any file", name);
+                        break;
+                }
+                offsets[i] = plan.size;
+                plan.size += ranges[i].size;
+        }
+        if (status == NEBULA_OK) {
+                add_parts(&plan, ranges, offsets, count);
+                status = save(&plan, ret_error);
+        }
+        plan_done(&plan);
+        free(offsets);
+        return status;
+}
+
+enum nebula_status nebula_checkpoint_save_tensors(nebula_checkpoint *checkpoint, const char *name,
+                                                  const struct nebula_tensor *tensors, size_t count,
+                                                  struct nebula_error *ret_error)
+{
+        struct nebula_range *ranges = NULL;
+        char *pickle = NULL;
+        size_t pickle_size;
+        enum nebula_status status;
+
+        if (count > 0 && !tensors)
+                return error_set(ret_error, NEBULA_INVALID, 0, "%zu tensors were promised, none given", count);
+        status = pickle_flat_dict(tensors, count, &pickle, &pickle_size, ret_error);
+        if (status != NEBULA_OK)
+                return status;
+        ranges = malloc((count ? count : 1) * sizeof *ranges);
+        if (!ranges) {
+                status = error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a list of %zu ranges", count);
+                goto free_pickle;
+        }
+        for (size_t i = 0; i < count; i++)
+                ranges[i] = (struct nebula_range){ tensors[i].data, pickle_tensor_size(&tensors[i]) };
+        status = nebula_checkpoint_save_pickle(checkpoint, name, pickle, pickle_size, ranges, count, ret_error);
+        free(ranges);
+free_pickle:
+        free(pickle);
+        return status;
+}

@@ -1,0 +1,249 @@
+/* The session: its life, its settings, what is asked of it as a whole, and forks. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "client/client.h"
+#include "os/os.h"
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards sessions and their `next` */
+static struct nebula_session *sessions;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+/*
+ * A forked child (a data loader's worker, mostly) must not speak on its parent's connection nor write into its images,
+ * and may never find a lock free that another thread held. request_lock is only tried: it may be held for long, even
+ * by the thread that forks. What it guards is then not touched but forgotten.
+ */
+static void before_fork(void)
+{
+        pthread_mutex_lock(&list_lock);
+        for (struct nebula_session *session = sessions; session; session = session->next) {
+                session->was_locked = pthread_mutex_trylock(&session->request_lock) == 0;
+                pthread_mutex_lock(&session->settings_lock);
+        }
+}
+
+static void after_fork_in_parent(void)
+{
+        for (struct nebula_session *session = sessions; session; session = session->next) {
+                pthread_mutex_unlock(&session->settings_lock);
+                if (session->was_locked)
+                        pthread_mutex_unlock(&session->request_lock);
+        }
+        pthread_mutex_unlock(&list_lock);
+}
+
+static void after_fork_in_child(void)
+{
+        for (struct nebula_session *session = sessions; session; session = session->next) {
+                pthread_mutex_init(&session->settings_lock, NULL);
+                pthread_mutex_init(&session->request_lock, NULL);
+                if (session->was_locked) {
+                        client_wire_close(&session->wire);
+                        capture_pool_free(session->pool);
+                } else if (session->wire.fd >= 0) {
+                        os->close(session->wire.fd);
+                }
+                session->wire = (struct client_wire){ .fd = -1 };
+                session->pool = NULL;
+                copies_fork(session);
+                session->retry_pause_ms = 0;
+        }
+        pthread_mutex_init(&list_lock, NULL);
+        client_inline_forked();
+}
+
+static void watch_forks(void)
+{
+        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static void list_add(struct nebula_session *session)
+{
+        pthread_once(&fork_once, watch_forks);
+        pthread_mutex_lock(&list_lock);
+        session->next = sessions;
+        sessions = session;
+        pthread_mutex_unlock(&list_lock);
+}
+
+/* Whether it was the last one. */
+static bool list_remove(struct nebula_session *session)
+{
+        bool is_last;
+
+        pthread_mutex_lock(&list_lock);
+        for (struct nebula_session **at = &sessions; *at; at = &(*at)->next) {
+                if (*at == session) {
+                        *at = session->next;
+                        break;
+                }
+        }
+        is_last = !sessions;
+        pthread_mutex_unlock(&list_lock);
+        return is_last;
+}
+
+static void session_free(struct nebula_session *session)
+{
+        copies_done(session);
+        client_wire_close(&session->wire);
+        capture_pool_free(session->pool);
+        pthread_mutex_destroy(&session->request_lock);
+        pthread_mutex_destroy(&session->settings_lock);
+        free(session);
+}
+
+enum nebula_status nebula_session_open(const struct nebula_options *options, nebula_session **ret_session,
+                                       struct nebula_error *ret_error)
+{
+        struct nebula_session *session;
+        enum nebula_status status;
+        int result;
+
+        if (!options || !ret_session)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_open needs options and a place for the session");
+        session = calloc(1, sizeof *session);
+        if (!session)
+                return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a session");
+        session->wire.fd = -1;
+        pthread_mutex_init(&session->settings_lock, NULL);
+        pthread_mutex_init(&session->request_lock, NULL);
+        copies_init(session);
+        status = client_settings_read(options, &session->settings, ret_error);
+        if (status != NEBULA_OK)
+                goto free_session;
+        result = os->random(&session->settings.hello.session_nonce, sizeof session->settings.hello.session_nonce);
+        if (result < 0) {
+                status = error_set(ret_error, NEBULA_UNAVAILABLE, -result, "no random number can be had");
+                goto free_session;
+        }
+        list_add(session);
+        pthread_mutex_lock(&session->request_lock);
+        status = session_connect(session, ret_error);
+        pthread_mutex_unlock(&session->request_lock);
+        if (status != NEBULA_OK)
+                goto leave_list;
+        *ret_session = session;
+        return NEBULA_OK;
+
+leave_list:
+        list_remove(session);
+free_session:
+        session_free(session);
+        return status;
+}
+
+enum nebula_status nebula_session_configure(nebula_session *session, const struct nebula_options *options,
+                                            struct nebula_error *ret_error)
+{
+        struct client_settings *settings;
+        enum nebula_status status;
+        bool is_same;
+
+        if (!session || !options)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_configure needs a session and options");
+        settings = malloc(sizeof *settings);
+        if (!settings)
+                return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for the settings");
+        status = client_settings_read(options, settings, ret_error);
+        if (status != NEBULA_OK)
+                goto free_settings;
+
+        pthread_mutex_lock(&session->request_lock);
+        pthread_mutex_lock(&session->settings_lock);
+        settings->hello.session_nonce = session->settings.hello.session_nonce;
+        settings->hello.pid = session->settings.hello.pid;
+        is_same = memcmp(&settings->hello, &session->settings.hello, sizeof settings->hello) == 0;
+        memcpy(session->settings.agent_path, settings->agent_path, sizeof settings->agent_path);
+        session->settings.capture = settings->capture;
+        pthread_mutex_unlock(&session->settings_lock);
+        if (!is_same) {
+                struct client_call call = {
+                        .type = IPC_CONFIGURE, .request = &settings->hello, .size = sizeof settings->hello,
+                        .timeout_ms = CLIENT_ANSWER_MS,
+                };
+
+                status = session_call(session, &call, ret_error);
+        }
+        if (!is_same && status == NEBULA_OK) {
+                pthread_mutex_lock(&session->settings_lock);
+                session->settings.hello = settings->hello;
+                pthread_mutex_unlock(&session->settings_lock);
+        }
+        pthread_mutex_unlock(&session->request_lock);
+free_settings:
+        free(settings);
+        return status;
+}
+
+void nebula_session_close(nebula_session *session)
+{
+        bool is_last;
+
+        if (!session)
+                return;
+        is_last = list_remove(session);
+        pthread_mutex_lock(&session->request_lock); /* a running save ends first */
+        pthread_mutex_unlock(&session->request_lock);
+        session_free(session);
+        if (is_last)
+                capture_copy_rest();
+}
+
+enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms, struct nebula_error *ret_error)
+{
+        if (!session)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_settle needs a session");
+        return copies_settle(session, 0, timeout_ms, ret_error);
+}
+
+enum nebula_status nebula_session_flush(nebula_session *session, const char *tag, int64_t timeout_ms,
+                                        struct nebula_error *ret_error)
+{
+        struct client_wire wire = { .fd = -1 };
+        struct ipc_flush request = { .timeout_ms = timeout_ms };
+        struct client_call call = {
+                .type = IPC_FLUSH, .request = &request, .size = sizeof request,
+                .timeout_ms = client_patience_ms(timeout_ms),
+        };
+        enum nebula_status status;
+
+        if (!session)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_flush needs a session");
+        status = client_text(request.tag, sizeof request.tag, tag, "the tag", ret_error);
+        if (status == NEBULA_OK)
+                status = copies_settle(session, 0, timeout_ms, ret_error);
+        if (status == NEBULA_OK)
+                status = session_call_alone(session, &wire, &call, ret_error);
+        client_wire_close(&wire);
+        return status;
+}
+
+enum nebula_status nebula_session_report(nebula_session *session, enum nebula_report report, const char *persist_path,
+                                         char **ret_text, struct nebula_error *ret_error)
+{
+        struct client_wire wire = { .fd = -1 };
+        struct ipc_report request = { .report = report };
+        struct client_call call = {
+                .type = IPC_REPORT, .request = &request, .size = sizeof request, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+        enum nebula_status status;
+
+        if (!session || !ret_text || (unsigned)report > NEBULA_REPORT_HISTORY)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_report needs a session, a known report and "
+                                 "a place for the text");
+        status = client_persist_path(request.persist_path, persist_path, ret_error);
+        if (status == NEBULA_OK)
+                status = session_call_alone(session, &wire, &call, ret_error);
+        if (status == NEBULA_OK)
+                status = client_take_text(&wire.frame, ret_text, ret_error);
+        client_wire_close(&wire);
+        return status;
+}
+
+void nebula_text_free(char *text)
+{
+        free(text);
+}

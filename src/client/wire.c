@@ -1,0 +1,136 @@
+/* One connection to the agent: found, or started and found; greeted; asked. */
+#include <errno.h>
+
+#include "base/error.h"
+#include "client/client.h"
+#include "os/os.h"
+
+/* The whole of finding, starting and greeting an agent; a start takes some milliseconds when all is well. */
+#define OPEN_LIMIT_MS 10000
+#define START_PAUSE_MS 300 /* between two attempts to start one: another may just be ending */
+#define START_COUNT_MAX 3
+#define PAUSE_MIN_MS 2
+#define PAUSE_MAX_MS 200
+
+void client_wire_close(struct client_wire *wire)
+{
+        if (wire->fd >= 0)
+                os->close(wire->fd);
+        ipc_frame_done(&wire->frame);
+        wire->fd = -1;
+        wire->agent_nonce = 0;
+}
+
+enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type, const void *request, size_t size,
+                                    int64_t timeout_ms, bool *ret_broken, struct nebula_error *error)
+{
+        enum nebula_status status = ipc_call(wire->fd, type, request, size, timeout_ms, &wire->frame, ret_broken, error);
+
+        if (*ret_broken) {
+                error_prefix(error, "the agent (process %u)", wire->agent_pid);
+                client_wire_close(wire);
+        }
+        return status;
+}
+
+/* The directory is private, so another user's socket can only be there by mistake; data must not go to it even then. */
+static enum nebula_status check_peer(int fd, const struct ipc_place *place, uint32_t *ret_pid, struct nebula_error *error)
+{
+        uint32_t uid;
+        int result = os->peer(fd, &uid, ret_pid);
+
+        if (result < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, -result, "who listens on %s cannot be found out",
+                                 place->socket);
+        if (uid != os->uid())
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "user %u listens on %s, not user %u: set "
+                                 "NEBULA_RUNTIME_DIR to a directory of your own", uid, place->socket, os->uid());
+        return NEBULA_OK;
+}
+
+static enum nebula_status greet(struct client_wire *wire, const struct client_settings *settings, int64_t timeout_ms,
+                                bool *ret_broken, struct nebula_error *error)
+{
+        const struct ipc_welcome *welcome;
+        enum nebula_status status;
+
+        *ret_broken = false;
+        status = check_peer(wire->fd, &settings->place, &wire->agent_pid, error);
+        if (status == NEBULA_OK)
+                status = client_wire_call(wire, IPC_HELLO, &settings->hello, sizeof settings->hello, timeout_ms,
+                                          ret_broken, error);
+        if (status != NEBULA_OK)
+                return status;
+        welcome = wire->frame.payload;
+        if (welcome->version != IPC_VERSION)
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent (process %u) speaks version %u of the protocol, "
+                                 "this library version %u: end it with `nebula stop`", welcome->agent_pid,
+                                 welcome->version, IPC_VERSION);
+        wire->agent_nonce = welcome->agent_nonce;
+        wire->agent_pid = welcome->agent_pid;
+        return NEBULA_OK;
+}
+
+enum outcome {
+        OUTCOME_FINAL,  /* greeted, or told no */
+        OUTCOME_ABSENT, /* nobody listens */
+        OUTCOME_AGAIN,  /* somebody does, but was busy or just ending */
+};
+
+static enum nebula_status attempt(struct client_wire *wire, const struct client_settings *settings, int64_t left_ms,
+                                  enum outcome *ret_outcome, struct nebula_error *error)
+{
+        const char *path = settings->place.socket;
+        enum nebula_status status;
+        bool is_broken;
+        int fd = os->connect(path);
+
+        if (fd < 0) {
+                *ret_outcome = fd == -ENOENT || fd == -ECONNREFUSED ? OUTCOME_ABSENT :
+                               fd == -EAGAIN || fd == -EINTR ? OUTCOME_AGAIN : OUTCOME_FINAL;
+                return error_set(error, NEBULA_UNAVAILABLE, -fd, "no agent can be reached on %s (its log is %s)", path,
+                                 settings->place.log);
+        }
+        *wire = (struct client_wire){ .fd = fd };
+        status = greet(wire, settings, left_ms, &is_broken, error);
+        *ret_outcome = is_broken && status != NEBULA_TIMEOUT ? OUTCOME_AGAIN : OUTCOME_FINAL;
+        if (status != NEBULA_OK)
+                client_wire_close(wire);
+        return status == NEBULA_TIMEOUT ? error_set(error, NEBULA_UNAVAILABLE, 0, "the agent on %s accepts connections, "
+                                                    "but does not speak: see %s", path, settings->place.log) : status;
+}
+
+enum nebula_status client_wire_open(struct client_wire *wire, const struct client_settings *settings,
+                                    struct nebula_error *error)
+{
+        int64_t end_ns = os->now_ns() + (int64_t)OPEN_LIMIT_MS * 1000000;
+        struct nebula_error start_failure = { .status = NEBULA_OK };
+        int64_t start_at_ns = 0, pause_ms = PAUSE_MIN_MS;
+        int start_count = 0;
+        enum nebula_status status;
+        enum outcome outcome;
+        bool is_hopeless;
+
+        for (;;) {
+                status = attempt(wire, settings, (end_ns - os->now_ns()) / 1000000, &outcome, error);
+                if (outcome == OUTCOME_FINAL)
+                        return status;
+                if (outcome == OUTCOME_ABSENT && !settings->is_inline && os->now_ns() >= start_at_ns) {
+                        start_at_ns = os->now_ns() + (int64_t)START_PAUSE_MS * 1000000;
+                        start_failure.status = client_start_agent(settings, &is_hopeless, &start_failure);
+                        if (start_failure.status != NEBULA_OK && (is_hopeless || ++start_count == START_COUNT_MAX))
+                                break;
+                        if (start_failure.status == NEBULA_OK)
+                                continue; /* it listens already */
+                }
+                if (os->now_ns() >= end_ns)
+                        break;
+                os->sleep_ms(pause_ms);
+                pause_ms = 2 * pause_ms < PAUSE_MAX_MS ? 2 * pause_ms : PAUSE_MAX_MS;
+        }
+        if (start_failure.status == NEBULA_OK)
+                return status;
+        if (error)
+                *error = start_failure;
+        return start_failure.status;
+}

@@ -1,0 +1,142 @@
+/*
+ * Sealing reads the file once, from front to back. The CRC-64 of a chunk covers
+ * headers whose CRC-32 is only known behind their payload. So each payload is summed first, large
+ * ones with both sums at once in pieces cut at the chunk borders; then its header is written, and
+ * the chunk goes on over the header and the payload: a large piece is joined by its sum,
+ * a small one is summed again while it is in the cache.
+ */
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "image/image.h"
+#include "image/zip_format.h"
+#include "sum/sum.h"
+
+/* What surely stays in a core's cache until its second sum. Joining costs some microseconds, so it must pay. */
+#define PIECE_MIN (256u << 10)
+
+/* A part of one payload within one chunk, already summed. */
+struct piece {
+        uint64_t offset, size, crc64;
+};
+
+struct sealing {
+        uint8_t *bytes;
+        uint64_t size;
+        uint32_t chunk_bytes;
+        /* How far the chunks are: all before `offset`, of the current one with `crc64`. */
+        uint64_t offset, crc64;
+        uint64_t *chunks;
+        size_t chunk_count;
+        struct piece *pieces; /* of the current record; room for one per chunk */
+};
+
+static uint64_t next_border(const struct sealing *sealing, uint64_t offset)
+{
+        return (offset / sealing->chunk_bytes + 1) * sealing->chunk_bytes;
+}
+
+/* Moves on to `offset`, which is at most the next border. */
+static void advance(struct sealing *sealing, uint64_t offset, uint64_t crc64)
+{
+        sealing->offset = offset;
+        sealing->crc64 = crc64;
+        if (offset % sealing->chunk_bytes == 0 || offset == sealing->size) {
+                sealing->chunks[sealing->chunk_count++] = crc64;
+                sealing->crc64 = 0;
+        }
+}
+
+static void add_bytes_until(struct sealing *sealing, uint64_t end)
+{
+        while (sealing->offset < end) {
+                uint64_t start = sealing->offset, border = next_border(sealing, start), stop = border < end ? border : end;
+
+                advance(sealing, stop, sum_crc64(sealing->crc64, sealing->bytes + start, (size_t)(stop - start)));
+        }
+}
+
+static void add_piece(struct sealing *sealing, const struct piece *piece)
+{
+        add_bytes_until(sealing, piece->offset);
+        advance(sealing, piece->offset + piece->size, sum_crc64_combine(sealing->crc64, piece->crc64, piece->size));
+}
+
+/* Sums one payload, writes its CRC-32 into both headers, and takes the chunks to its end. */
+static void seal_record(struct sealing *sealing, const struct zip_entry *entry)
+{
+        uint64_t offset = entry->payload_offset, end = offset + entry->size;
+        size_t piece_count = 0;
+        uint32_t crc32 = 0;
+
+        while (offset < end) {
+                uint64_t border = next_border(sealing, offset);
+                struct piece piece = { .offset = offset, .size = (border < end ? border : end) - offset };
+
+                if (piece.size < PIECE_MIN) {
+                        crc32 = sum_crc32(crc32, sealing->bytes + offset, (size_t)piece.size);
+                } else {
+                        sum_both(sealing->bytes + offset, (size_t)piece.size, &crc32, &piece.crc64);
+                        sealing->pieces[piece_count++] = piece;
+                }
+                offset += piece.size;
+        }
+        zip_put32(sealing->bytes + entry->header_crc_offset, crc32);
+        zip_put32(sealing->bytes + entry->directory_crc_offset, crc32);
+        for (size_t k = 0; k < piece_count; k++)
+                add_piece(sealing, &sealing->pieces[k]);
+        add_bytes_until(sealing, end);
+}
+
+/* Refuses what cannot be sealed before anything is written. */
+static enum nebula_status check_entries(const struct zip_entry *entries, size_t count, struct nebula_error *error)
+{
+        for (size_t k = 0; k < count; k++) {
+                if (entries[k].has_descriptor)
+                        return error_set(error, NEBULA_INVALID, 0, "record \"%s\" has a data descriptor: this is no image to seal",
+                                         entries[k].name);
+        }
+        return NEBULA_OK;
+}
+
+static enum nebula_status seal_records(struct sealing *sealing, struct nebula_error *error)
+{
+        struct zip_entry *entries;
+        size_t count;
+        enum nebula_status status = zip_read(sealing->bytes, sealing->size, &entries, &count, error);
+
+        if (status != NEBULA_OK)
+                return status;
+        status = check_entries(entries, count, error);
+        for (size_t k = 0; k < count && status == NEBULA_OK; k++)
+                seal_record(sealing, &entries[k]);
+        free(entries);
+        return status;
+}
+
+enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, uint64_t **ret_chunks,
+                              size_t *ret_count, struct nebula_error *error)
+{
+        struct sealing sealing = { .bytes = data, .size = size, .chunk_bytes = chunk_bytes };
+        enum nebula_status status = NEBULA_OK;
+        size_t chunk_count;
+
+        if (chunk_bytes == 0)
+                return error_set(error, NEBULA_INVALID, 0, "a chunk of 0 bytes");
+        chunk_count = (size_t)(size / chunk_bytes + (size % chunk_bytes != 0));
+        sealing.chunks = calloc(chunk_count + 1, sizeof *sealing.chunks); /* one more: an empty file has none */
+        sealing.pieces = calloc(chunk_count + 1, sizeof *sealing.pieces);
+        if (!sealing.chunks || !sealing.pieces)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the checksums of %zu chunks", chunk_count);
+        else if (is_zip)
+                status = seal_records(&sealing, error);
+        free(sealing.pieces);
+        if (status != NEBULA_OK) {
+                free(sealing.chunks);
+                return status;
+        }
+        add_bytes_until(&sealing, size); /* a zip's directory; all of a raw file */
+        *ret_chunks = sealing.chunks;
+        *ret_count = sealing.chunk_count;
+        return NEBULA_OK;
+}

@@ -1,0 +1,180 @@
+/* What a well-formed request or answer is, as one table; and the call that joins the two. */
+#include "ipc/ipc.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+
+#define TEXT_COUNT_MAX 4
+
+struct text {
+        size_t offset, size;
+};
+#define TEXT(type, member) { offsetof(struct type, member), sizeof ((struct type *)0)->member }
+
+/* One row per type: the request's size, its strings, the answer's size. */
+static const struct {
+        size_t request_size, answer_size;
+        struct text texts[TEXT_COUNT_MAX]; /* ends at the first of size 0 */
+} rules[] = {
+        [IPC_HELLO] = { sizeof(struct ipc_hello), sizeof(struct ipc_welcome),
+                        { TEXT(ipc_hello, persist_path), TEXT(ipc_hello, output_dir), TEXT(ipc_hello, job),
+                          TEXT(ipc_hello, run) } },
+        [IPC_CONFIGURE] = { sizeof(struct ipc_hello), 0,
+                            { TEXT(ipc_hello, persist_path), TEXT(ipc_hello, output_dir), TEXT(ipc_hello, job),
+                              TEXT(ipc_hello, run) } },
+        [IPC_BEGIN] = { sizeof(struct ipc_begin), sizeof(struct ipc_begun), { TEXT(ipc_begin, tag) } },
+        [IPC_IMAGE] = { sizeof(struct ipc_image), sizeof(struct ipc_granted), { TEXT(ipc_image, name) } },
+        [IPC_CAPTURED] = { sizeof(struct ipc_captured), 0, { { 0, 0 } } },
+        [IPC_ABANDON] = { sizeof(struct ipc_abandon), 0, { TEXT(ipc_abandon, reason) } },
+        [IPC_COMMIT] = { sizeof(struct ipc_version), 0, { { 0, 0 } } },
+        [IPC_FAIL] = { sizeof(struct ipc_fail), 0, { TEXT(ipc_fail, reason) } },
+        [IPC_WAIT] = { sizeof(struct ipc_wait), 0, { { 0, 0 } } },
+        [IPC_STATE] = { sizeof(struct ipc_version), sizeof(struct ipc_state), { { 0, 0 } } },
+        [IPC_FIND] = { sizeof(struct ipc_find), sizeof(struct ipc_found),
+                       { TEXT(ipc_find, persist_path), TEXT(ipc_find, tag) } },
+        [IPC_OPEN] = { sizeof(struct ipc_open), sizeof(struct ipc_opened), { TEXT(ipc_open, name) } },
+        [IPC_FLUSH] = { sizeof(struct ipc_flush), 0, { TEXT(ipc_flush, tag) } },
+        [IPC_REPORT] = { sizeof(struct ipc_report), SIZE_MAX, { TEXT(ipc_report, persist_path) } },
+        [IPC_DESCRIBE] = { sizeof(struct ipc_version), SIZE_MAX, { { 0, 0 } } },
+        [IPC_STOP] = { sizeof(struct ipc_stop), 0, { { 0, 0 } } },
+        [IPC_PUBLISH] = { sizeof(struct ipc_publish), 0,
+                          { TEXT(ipc_publish, name), TEXT(ipc_publish, path), TEXT(ipc_publish, staging) } },
+        [IPC_UNPUBLISH] = { sizeof(struct ipc_path), 0, { TEXT(ipc_path, path) } },
+        [IPC_FIND_PATH] = { sizeof(struct ipc_path), sizeof(struct ipc_found_path), { TEXT(ipc_path, path) } },
+};
+
+static bool known(unsigned type)
+{
+        return type >= IPC_HELLO && type < sizeof rules / sizeof rules[0];
+}
+
+size_t ipc_request_size(enum ipc_type type)
+{
+        return known(type) ? rules[type].request_size : 0;
+}
+
+size_t ipc_answer_size(enum ipc_type type)
+{
+        return known(type) ? rules[type].answer_size : 0;
+}
+
+enum nebula_status ipc_request_check(const struct ipc_frame *frame, struct nebula_error *error)
+{
+        unsigned type = frame->header.type;
+        const char *payload = frame->payload;
+
+        if (!known(type))
+                return error_set(error, NEBULA_INVALID, 0, "a request has the unknown type %u", type);
+        if (frame->header.size != rules[type].request_size)
+                return error_set(error, NEBULA_INVALID, 0, "a request of type %u has %u bytes instead of %zu", type,
+                                 frame->header.size, rules[type].request_size);
+        if (frame->header.has_fd)
+                return error_set(error, NEBULA_INVALID, 0, "a request of type %u came with a descriptor", type);
+        for (size_t i = 0; i < TEXT_COUNT_MAX && rules[type].texts[i].size > 0; i++) {
+                const struct text *text = &rules[type].texts[i];
+
+                if (!memchr(payload + text->offset, '\0', text->size))
+                        return error_set(error, NEBULA_INVALID, 0,
+                                         "the text at byte %zu of a request of type %u has no end", text->offset, type);
+        }
+        return NEBULA_OK;
+}
+
+static bool is_failure(int32_t status)
+{
+        switch (status) {
+        case NEBULA_TIMEOUT: case NEBULA_BUSY: case NEBULA_NOT_FOUND: case NEBULA_STORAGE: case NEBULA_NO_SPACE:
+        case NEBULA_CORRUPT: case NEBULA_FAILED: case NEBULA_NO_MEMORY: case NEBULA_UNAVAILABLE:
+        case NEBULA_INTERNAL: case NEBULA_INVALID:
+                return true;
+        default:
+                return false;
+        }
+}
+
+/* The text of a refusal, as far as it goes; the agent has named errno in it already. */
+static enum nebula_status refusal(const struct ipc_frame *frame, struct nebula_error *error)
+{
+        enum nebula_status status = (enum nebula_status)frame->header.status;
+        size_t size = frame->header.size;
+
+        if (!error)
+                return status;
+        if (size >= sizeof error->message)
+                size = sizeof error->message - 1;
+        error->status = status;
+        error->sys_errno = frame->header.sys_errno;
+        error->http_status = frame->header.http_status;
+        memcpy(error->message, frame->payload, size);
+        error->message[size] = '\0';
+        return status;
+}
+
+enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type type, bool *ret_broken,
+                                    struct nebula_error *error)
+{
+        size_t size = ipc_answer_size(type);
+        bool want_fd = type == IPC_IMAGE || type == IPC_OPEN;
+
+        *ret_broken = true;
+        if (frame->header.type != type)
+                return error_set(error, NEBULA_INTERNAL, 0, "the agent answered a request of type %u with type %u",
+                                 (unsigned)type, frame->header.type);
+        if (is_failure(frame->header.status)) {
+                *ret_broken = false;
+                return refusal(frame, error);
+        }
+        if (frame->header.status != NEBULA_OK)
+                return error_set(error, NEBULA_INTERNAL, 0, "the agent answered with the unknown status %d",
+                                 frame->header.status);
+        if (size != SIZE_MAX && frame->header.size != size)
+                return error_set(error, NEBULA_INTERNAL, 0, "the answer to type %u has %u bytes instead of %zu",
+                                 (unsigned)type, frame->header.size, size);
+        if (frame->header.has_fd != want_fd)
+                return error_set(error, NEBULA_INTERNAL, 0, "the answer to type %u came %s a descriptor",
+                                 (unsigned)type, want_fd ? "without" : "with");
+        if (type == IPC_FIND) {
+                const struct ipc_found *found = frame->payload;
+
+                if (!memchr(found->tag, '\0', sizeof found->tag))
+                        return error_set(error, NEBULA_INTERNAL, 0, "the agent found a tag that has no end");
+        }
+        if (type == IPC_FIND_PATH) {
+                const struct ipc_found_path *found = frame->payload;
+
+                if (!memchr(found->found.tag, '\0', sizeof found->found.tag) || !memchr(found->name, '\0', sizeof found->name))
+                        return error_set(error, NEBULA_INTERNAL, 0, "the agent found a name that has no end");
+        }
+        *ret_broken = false;
+        return NEBULA_OK;
+}
+
+enum nebula_status ipc_call(int fd, enum ipc_type type, const void *payload, size_t size, int64_t timeout_ms,
+                            struct ipc_frame *frame, bool *ret_broken, struct nebula_error *error)
+{
+        int64_t deadline_ns = timeout_ms < 0 ? -1 : os->now_ns() + timeout_ms * 1000000;
+        enum nebula_status status;
+
+        *ret_broken = true;
+        status = ipc_send(fd, type, NEBULA_OK, payload, size, -1, error);
+        if (status != NEBULA_OK)
+                return status;
+        while (deadline_ns >= 0) {
+                int64_t left_ms = (deadline_ns - os->now_ns()) / 1000000;
+                int ready = os->poll(fd, left_ms > 0 ? left_ms : 0);
+
+                if (ready > 0 || (ready < 0 && left_ms > 0 && ready != -EINTR))
+                        break; /* receiving says what is wrong */
+                if (left_ms <= 0)
+                        return error_set(error, NEBULA_TIMEOUT, 0, "gave no answer within %lld ms",
+                                         (long long)timeout_ms);
+        }
+        status = ipc_receive(fd, frame, error);
+        if (status != NEBULA_OK)
+                return status;
+        return ipc_answer_check(frame, type, ret_broken, error);
+}

@@ -1,0 +1,200 @@
+/* Frames: one header, its payload, at most one descriptor. */
+#include "ipc/ipc.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+
+/* Up to here header and payload leave in one call; larger payloads are not worth the copy. */
+#define SEND_TOGETHER_BYTES 16384u
+#define CAPACITY_MIN 4096u
+
+static enum nebula_status gone(struct nebula_error *error, int result, const char *doing)
+{
+        if (result == -ENODATA || result == -EPIPE || result == -ECONNRESET)
+                return error_set(error, NEBULA_UNAVAILABLE, result == -ENODATA ? 0 : -result,
+                                 "the other end closed the connection while %s", doing);
+        return error_set(error, NEBULA_UNAVAILABLE, -result, "the connection failed while %s", doing);
+}
+
+/* The descriptor travels with the first bytes that go out, so it must not be sent again with the rest. */
+static int send_all(int fd, const void *data, size_t size, int passed_fd)
+{
+        const char *at = data;
+
+        while (size > 0) {
+                int64_t sent = os->send(fd, at, size, passed_fd);
+
+                if (sent == -EINTR)
+                        continue;
+                if (sent < 0)
+                        return (int)sent;
+                if (sent == 0)
+                        return -EPIPE;
+                passed_fd = -1;
+                at += sent;
+                size -= (size_t)sent;
+        }
+        return 0;
+}
+
+static enum nebula_status send_frame(int fd, const struct ipc_header *header, const void *payload, int passed_fd,
+                                     struct nebula_error *error)
+{
+        char together[SEND_TOGETHER_BYTES];
+        size_t size = header->size;
+        int result;
+
+        if (sizeof *header + size <= sizeof together) {
+                memcpy(together, header, sizeof *header);
+                if (size > 0)
+                        memcpy(together + sizeof *header, payload, size);
+                result = send_all(fd, together, sizeof *header + size, passed_fd);
+        } else {
+                result = send_all(fd, header, sizeof *header, passed_fd);
+                if (result == 0)
+                        result = send_all(fd, payload, size, -1);
+        }
+        return result == 0 ? NEBULA_OK : gone(error, result, "a frame was sent");
+}
+
+enum nebula_status ipc_send(int fd, enum ipc_type type, enum nebula_status status, const void *payload, size_t size,
+                            int passed_fd, struct nebula_error *error)
+{
+        struct ipc_header header = {
+                .magic = IPC_MAGIC, .type = (uint16_t)type, .has_fd = passed_fd >= 0, .size = (uint32_t)size,
+                .status = (int32_t)status,
+        };
+
+        if (size > IPC_PAYLOAD_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "a frame of %zu bytes is larger than the limit of %u", size,
+                                 IPC_PAYLOAD_MAX);
+        return send_frame(fd, &header, payload, passed_fd, error);
+}
+
+enum nebula_status ipc_send_error(int fd, enum ipc_type type, const struct nebula_error *failure,
+                                  struct nebula_error *error)
+{
+        struct ipc_header header = {
+                .magic = IPC_MAGIC, .type = (uint16_t)type,
+                .size = (uint32_t)strnlen(failure->message, sizeof failure->message),
+                .status = (int32_t)failure->status, .sys_errno = failure->sys_errno, .http_status = failure->http_status,
+        };
+
+        return send_frame(fd, &header, failure->message, -1, error);
+}
+
+static void close_untaken(struct ipc_frame *frame)
+{
+        if (frame->header.has_fd && frame->fd >= 0)
+                os->close(frame->fd);
+        frame->header.has_fd = 0;
+        frame->fd = -1;
+}
+
+static int receive_all(int fd, void *data, size_t size, int *passed_fd)
+{
+        char *at = data;
+
+        while (size > 0) {
+                int came = -1;
+                int64_t got = os->receive(fd, at, size, &came);
+
+                if (came >= 0 && *passed_fd >= 0) { /* one too many */
+                        os->close(came);
+                        return -EBADMSG;
+                }
+                if (came >= 0)
+                        *passed_fd = came;
+                if (got == -EINTR)
+                        continue;
+                if (got < 0)
+                        return (int)got;
+                if (got == 0)
+                        return -ENODATA;
+                at += got;
+                size -= (size_t)got;
+        }
+        return 0;
+}
+
+static enum nebula_status check_header(const struct ipc_header *header, struct nebula_error *error)
+{
+        if (header->magic != IPC_MAGIC)
+                return error_set(error, NEBULA_INVALID, 0, "a frame begins with 0x%08x instead of 0x%08x: "
+                                 "the other end does not speak Nebula's protocol", header->magic, IPC_MAGIC);
+        if (header->type < IPC_HELLO || header->type > IPC_TYPE_LAST)
+                return error_set(error, NEBULA_INVALID, 0, "a frame has the unknown type %u", header->type);
+        if (header->has_fd > 1)
+                return error_set(error, NEBULA_INVALID, 0, "a frame claims %u descriptors", header->has_fd);
+        if (header->size > IPC_PAYLOAD_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "a frame claims %u bytes, more than the limit of %u",
+                                 header->size, IPC_PAYLOAD_MAX);
+        return NEBULA_OK;
+}
+
+static enum nebula_status reserve(struct ipc_frame *frame, size_t size, struct nebula_error *error)
+{
+        size_t capacity = size + 1 > CAPACITY_MIN ? size + 1 : CAPACITY_MIN;
+        void *payload;
+
+        if (capacity <= frame->capacity)
+                return NEBULA_OK;
+        payload = realloc(frame->payload, capacity);
+        if (!payload)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a frame of %zu bytes", size);
+        frame->payload = payload;
+        frame->capacity = capacity;
+        return NEBULA_OK;
+}
+
+enum nebula_status ipc_receive(int fd, struct ipc_frame *frame, struct nebula_error *error)
+{
+        struct ipc_header header;
+        enum nebula_status status;
+        int passed_fd = -1;
+        int result;
+
+        close_untaken(frame);
+        result = receive_all(fd, &header, sizeof header, &passed_fd);
+        if (result < 0)
+                goto failed;
+        status = check_header(&header, error);
+        if (status == NEBULA_OK)
+                status = reserve(frame, header.size, error);
+        if (status != NEBULA_OK)
+                goto drop_fd;
+        result = receive_all(fd, frame->payload, header.size, &passed_fd);
+        if (result < 0)
+                goto failed;
+        if (header.has_fd != (passed_fd >= 0)) {
+                status = error_set(error, NEBULA_INVALID, 0, header.has_fd ?
+                                   "a frame came without the descriptor it promised" :
+                                   "a frame came with a descriptor it did not announce");
+                goto drop_fd;
+        }
+        ((char *)frame->payload)[header.size] = '\0';
+        frame->header = header;
+        frame->fd = passed_fd;
+        return NEBULA_OK;
+
+failed:
+        if (result == -EBADMSG)
+                status = error_set(error, NEBULA_INVALID, 0, "a frame came with more than one descriptor");
+        else
+                status = gone(error, result, "a frame was received");
+drop_fd:
+        if (passed_fd >= 0)
+                os->close(passed_fd);
+        return status;
+}
+
+void ipc_frame_done(struct ipc_frame *frame)
+{
+        close_untaken(frame);
+        free(frame->payload);
+        *frame = (struct ipc_frame){ .fd = -1 };
+}

@@ -1,0 +1,230 @@
+/*
+ * ipc.h - what a trainer and the agent of its node say to each other.
+ *
+ * A Unix stream socket carries frames: a header, then `size` bytes of payload,
+ * then at most one file descriptor by SCM_RIGHTS. The client asks, the agent
+ * answers; one request is one struct below, an answer is the struct named
+ * beside it, or, when `status` is not NEBULA_OK, the text of the error.
+ * Both ends are of one machine and one build family, so structs travel as they
+ * lie in memory; HELLO settles the version. Strings end in NUL inside their
+ * array (the receiver checks). A frame that breaks a rule ends the connection.
+ *
+ * A request that waits (WAIT, FLUSH, OPEN from storage) occupies its connection: clients
+ * open one of their own for it.
+ *
+ * Threads: one thread per end of a connection at a time.
+ */
+#ifndef NB_IPC_IPC_H
+#define NB_IPC_IPC_H
+
+#include <stdbool.h>
+
+#include "nebula.h"
+
+#define IPC_VERSION 1u
+#define IPC_MAGIC 0x3142454eu /* "NEB1" */
+#define IPC_PAYLOAD_MAX (16u << 20)
+#define IPC_PATH_MAX 4096
+#define IPC_NAME_MAX 256
+#define IPC_TEXT_MAX 512
+#define IPC_LIVE_MAX 512
+
+enum ipc_type {
+        IPC_HELLO = 1,  /* ipc_hello     -> ipc_welcome */
+        IPC_CONFIGURE,  /* ipc_hello     -> nothing */
+        IPC_BEGIN,      /* ipc_begin     -> ipc_begun */
+        IPC_IMAGE,      /* ipc_image     -> ipc_granted + fd */
+        IPC_CAPTURED,   /* ipc_captured  -> nothing */
+        IPC_ABANDON,    /* ipc_abandon   -> nothing: this image will not be completed; its version fails */
+        IPC_COMMIT,     /* ipc_version   -> nothing: this rank's part is closed */
+        IPC_FAIL,       /* ipc_fail      -> nothing */
+        IPC_WAIT,       /* ipc_wait      -> nothing */
+        IPC_STATE,      /* ipc_version   -> ipc_state */
+        IPC_FIND,       /* ipc_find      -> ipc_found */
+        IPC_OPEN,       /* ipc_open      -> ipc_opened + fd (read-only) */
+        IPC_FLUSH,      /* ipc_flush     -> nothing */
+        IPC_REPORT,     /* ipc_report    -> JSON text */
+        IPC_DESCRIBE,   /* ipc_version   -> JSON text */
+        IPC_STOP,       /* ipc_stop      -> nothing, then the agent ends */
+        IPC_PUBLISH,    /* ipc_publish   -> nothing: it happens once the version is durable */
+        IPC_UNPUBLISH,  /* ipc_path      -> nothing: it happens once every earlier publish of the job has */
+        IPC_FIND_PATH,  /* ipc_path      -> ipc_found_path */
+        IPC_TYPE_LAST = IPC_FIND_PATH,
+};
+
+struct ipc_header {
+        uint32_t magic;
+        uint16_t type;
+        uint16_t has_fd;
+        uint32_t size;      /* of the payload, bytes */
+        int32_t status;     /* answers: enum nebula_status */
+        int32_t sys_errno;
+        int32_t http_status;
+};
+
+enum ipc_role { IPC_ROLE_TRAINER = 0, IPC_ROLE_TOOL = 1 }; /* tools do not count as a job's ranks */
+
+struct ipc_hello {
+        uint32_t version, role, pid, rank, world, local_rank, local_world;
+        uint32_t retention_count, on_full, keep_last, replica_count, unused;
+        uint64_t memory_bytes, keep_every;
+        uint64_t session_nonce; /* the same when a client comes back after the agent died */
+        double persist_interval_s;
+        char persist_path[IPC_PATH_MAX]; /* "" = memory only */
+        char output_dir[IPC_PATH_MAX];   /* "" = no history file */
+        char job[IPC_NAME_MAX];
+        char run[IPC_NAME_MAX];
+};
+struct ipc_welcome {
+        uint64_t agent_nonce; /* differs for each agent process */
+        uint32_t agent_pid, version;
+};
+struct ipc_begin {
+        int64_t file_count;
+        char tag[IPC_NAME_MAX];
+};
+struct ipc_begun {
+        uint64_t version_id;
+};
+enum ipc_format { IPC_FORMAT_ZIP = 0, IPC_FORMAT_RAW = 1 };
+struct ipc_image {
+        uint64_t version_id;
+        uint64_t size; /* bytes of the finished file */
+        uint32_t format, unused;
+        char name[IPC_NAME_MAX];
+};
+struct ipc_granted {
+        uint64_t image_id;
+        uint64_t version_id;     /* differs from the request's when a new generation began */
+        uint64_t capacity_bytes; /* of the fd, >= size, a multiple of 2 MiB */
+        uint32_t live_count, unused;
+        uint64_t live_ids[IPC_LIVE_MAX]; /* images of this session that still exist: unmap all others */
+};
+struct ipc_captured {
+        uint64_t image_id;
+        int64_t blocked_ns; /* how long save() held the trainer */
+        int64_t copy_ns;    /* from save() to the last byte */
+        int64_t cpu_ns;     /* of the copying threads */
+        uint64_t fault_count; /* copy-on-write faults taken */
+};
+struct ipc_abandon {
+        uint64_t image_id;
+        char reason[IPC_TEXT_MAX];
+};
+struct ipc_version {
+        uint64_t version_id;
+};
+struct ipc_fail {
+        uint64_t version_id;
+        char reason[IPC_TEXT_MAX];
+};
+struct ipc_wait {
+        uint64_t version_id;
+        int64_t timeout_ms; /* < 0: none */
+        uint32_t state, unused;
+};
+struct ipc_state {
+        uint32_t state, unused;
+};
+struct ipc_find {
+        char persist_path[IPC_PATH_MAX]; /* "" = the session's */
+        char tag[IPC_NAME_MAX];          /* "" = the newest */
+};
+struct ipc_found {
+        uint64_t version_id;
+        uint64_t generation;
+        int64_t step; /* -1: the tag names none */
+        uint32_t state, unused;
+        char tag[IPC_NAME_MAX];
+};
+struct ipc_open {
+        uint64_t version_id;
+        char name[IPC_NAME_MAX];
+};
+enum ipc_source { IPC_SOURCE_MEMORY = 0, IPC_SOURCE_PEER = 1, IPC_SOURCE_STORAGE = 2 };
+struct ipc_opened {
+        uint64_t size; /* of the file; the fd may be larger */
+        uint32_t format, source;
+};
+struct ipc_flush {
+        int64_t timeout_ms;
+        char tag[IPC_NAME_MAX]; /* "" = everything */
+};
+struct ipc_report {
+        uint32_t report, unused; /* enum nebula_report */
+        char persist_path[IPC_PATH_MAX]; /* "" = the session's; for tools "" = all jobs */
+};
+struct ipc_stop {
+        uint32_t now, unused; /* now: drop the memory tier */
+};
+
+struct ipc_publish {
+        uint64_t version_id;
+        char name[IPC_NAME_MAX];    /* "" = the whole version, as a directory */
+        char path[IPC_PATH_MAX];    /* absolute */
+        char staging[IPC_PATH_MAX]; /* of a directory: what lies there goes along; "" for a file */
+};
+struct ipc_path {
+        char path[IPC_PATH_MAX]; /* absolute */
+};
+struct ipc_found_path {
+        struct ipc_found found;
+        char name[IPC_NAME_MAX]; /* "" = the path is that of the whole version */
+};
+
+/* Sends one frame. passed_fd < 0: none. It stays the caller's. */
+enum nebula_status ipc_send(int fd, enum ipc_type type, enum nebula_status status, const void *payload, size_t size,
+                            int passed_fd, struct nebula_error *error);
+/* An answer that carries an error. */
+enum nebula_status ipc_send_error(int fd, enum ipc_type type, const struct nebula_error *failure,
+                                  struct nebula_error *error);
+/*
+ * Receives one frame into a buffer that grows and is used again; start with a zeroed struct. NEBULA_UNAVAILABLE when the
+ * other end is gone, NEBULA_INVALID for a frame that breaks a rule; either way the connection is of no more use. The
+ * payload is aligned for any struct, and a NUL that `size` does not count follows it. Who takes the fd sets it to -1;
+ * the next receive closes one that nobody took.
+ */
+struct ipc_frame {
+        struct ipc_header header;
+        void *payload;
+        size_t capacity;
+        int fd; /* meaningful when header.has_fd; -1: none, or taken */
+};
+enum nebula_status ipc_receive(int fd, struct ipc_frame *frame, struct nebula_error *error);
+void ipc_frame_done(struct ipc_frame *frame); /* frees the buffer, closes an fd that nobody took */
+/* The size of a request's struct; 0 for an unknown type. */
+size_t ipc_request_size(enum ipc_type type);
+/* Size and string termination of a request, as its receiver must check them. */
+enum nebula_status ipc_request_check(const struct ipc_frame *frame, struct nebula_error *error);
+/* The size of the answer to a request; 0 when it has no payload, SIZE_MAX when it is text of any size. */
+size_t ipc_answer_size(enum ipc_type type);
+/* An answer to `type` as its receiver must check it: an error it carries is returned as this call's own. *ret_broken
+ * tells whether the frame breaks a rule, so that the connection must end, or is a plain refusal. */
+enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type type, bool *ret_broken,
+                                    struct nebula_error *error);
+/*
+ * One request and its answer. timeout_ms < 0: waits for ever, else NEBULA_TIMEOUT when no answer begins in time, and the
+ * connection is broken then, since the answer may still come.
+ * On failure *ret_broken tells whether the connection must be closed (true) or the agent merely said no (false).
+ */
+enum nebula_status ipc_call(int fd, enum ipc_type type, const void *payload, size_t size, int64_t timeout_ms,
+                            struct ipc_frame *frame, bool *ret_broken, struct nebula_error *error);
+
+/*
+ * Where the agent of this user and node is found:
+ *   $NEBULA_RUNTIME_DIR, else $XDG_RUNTIME_DIR/nebula, else /tmp/nebula-<uid>; then "-<id>" for $NEBULA_NODE_ID.
+ * The directory is 0700 and must belong to this user. It holds agent.sock, agent.lock and agent.log.
+ * The memory tier is $NEBULA_MEMORY_DIR, else /dev/shm/nebula-<uid>[-<id>].
+ */
+struct ipc_place {
+        char directory[IPC_PATH_MAX - 64];
+        char socket[108];
+        char lock[IPC_PATH_MAX];
+        char log[IPC_PATH_MAX];
+        char memory[IPC_PATH_MAX];
+};
+enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_error *error);
+/* Creates the directory if need be and checks owner and mode. */
+enum nebula_status ipc_place_make(const struct ipc_place *place, struct nebula_error *error);
+
+#endif

@@ -1,0 +1,115 @@
+/* Where the agent of this user and node is found. */
+#include "ipc/ipc.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+
+static const char *variable(const char *name)
+{
+        const char *value = getenv(name);
+
+        return value && value[0] != '\0' ? value : NULL;
+}
+
+/* The agent lives in "/", so a relative path would mean two places. */
+static enum nebula_status absolute(const char *name, const char *value, struct nebula_error *error)
+{
+        if (value && value[0] != '/')
+                return error_set(error, NEBULA_INVALID, 0, "%s is \"%s\": it must be an absolute path", name, value);
+        return NEBULA_OK;
+}
+
+static enum nebula_status node_suffix(char *suffix, size_t size, struct nebula_error *error)
+{
+        const char *id = variable("NEBULA_NODE_ID");
+
+        suffix[0] = '\0';
+        if (!id)
+                return NEBULA_OK;
+        if (strchr(id, '/') || strlen(id) + 2 > size)
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "NEBULA_NODE_ID is \"%.80s\": it must be shorter than %zu bytes and hold no '/'", id,
+                                 size - 1);
+        snprintf(suffix, size, "-%s", id);
+        return NEBULA_OK;
+}
+
+static bool join(char *text, size_t size, const char *a, const char *b, const char *c)
+{
+        int length = snprintf(text, size, "%s%s%s", a, b, c);
+
+        return length >= 0 && (size_t)length < size;
+}
+
+enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_error *error)
+{
+        const char *runtime = variable("NEBULA_RUNTIME_DIR");
+        const char *xdg = variable("XDG_RUNTIME_DIR");
+        const char *memory = variable("NEBULA_MEMORY_DIR");
+        struct ipc_place place = { 0 };
+        char suffix[64], user[32];
+        enum nebula_status status;
+        bool fits;
+
+        status = absolute("NEBULA_RUNTIME_DIR", runtime, error);
+        if (status == NEBULA_OK)
+                status = absolute("XDG_RUNTIME_DIR", runtime ? NULL : xdg, error);
+        if (status == NEBULA_OK)
+                status = absolute("NEBULA_MEMORY_DIR", memory, error);
+        if (status == NEBULA_OK)
+                status = node_suffix(suffix, sizeof suffix, error);
+        if (status != NEBULA_OK)
+                return status;
+
+        snprintf(user, sizeof user, "%u", os->uid());
+        if (runtime)
+                fits = join(place.directory, sizeof place.directory, runtime, suffix, "");
+        else if (xdg)
+                fits = join(place.directory, sizeof place.directory, xdg, "/nebula", suffix);
+        else
+                fits = join(place.directory, sizeof place.directory, "/tmp/nebula-", user, suffix);
+        if (memory)
+                fits = fits && join(place.memory, sizeof place.memory, memory, "", "");
+        else
+                fits = fits && join(place.memory, sizeof place.memory, "/dev/shm/nebula-", user, suffix);
+        fits = fits && join(place.lock, sizeof place.lock, place.directory, "/agent.lock", "") &&
+               join(place.log, sizeof place.log, place.directory, "/agent.log", "");
+        if (!fits || !join(place.socket, sizeof place.socket, place.directory, "/agent.sock", ""))
+                return error_set(error, NEBULA_INVALID, 0, "the runtime directory \"%.200s\" is too long for a socket "
+                                 "(at most %zu bytes): set NEBULA_RUNTIME_DIR to a shorter path", place.directory,
+                                 sizeof place.socket - sizeof "/agent.sock");
+        *ret_place = place;
+        return NEBULA_OK;
+}
+
+/* Links are not followed: in /tmp, the directory could be another user's trap. */
+enum nebula_status ipc_place_make(const struct ipc_place *place, struct nebula_error *error)
+{
+        struct os_stat stat;
+        int result;
+
+        result = os->stat(place->directory, false, &stat);
+        if (result == -ENOENT) {
+                result = os_make_dirs(place->directory, 0700);
+                if (result == 0)
+                        result = os->stat(place->directory, false, &stat);
+        }
+        if (result < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, -result, "the runtime directory %s cannot be made",
+                                 place->directory);
+        if (stat.kind != OS_KIND_DIRECTORY)
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "%s is not a directory: remove it, or set "
+                                 "NEBULA_RUNTIME_DIR", place->directory);
+        if (stat.uid != os->uid())
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "%s belongs to user %u, not to user %u: set "
+                                 "NEBULA_RUNTIME_DIR to a directory of your own", place->directory, stat.uid, os->uid());
+        if (stat.mode & 077)
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "%s is open to other users (mode %03o): run chmod 700 on it",
+                                 place->directory, stat.mode & 0777u);
+        return NEBULA_OK;
+}

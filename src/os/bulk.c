@@ -1,0 +1,167 @@
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "os/bulk_private.h"
+#include "os/os.h"
+
+#define STACK_BYTES (256u << 10) /* a check has a frame of a few KiB */
+
+static pthread_once_t probe_once = PTHREAD_ONCE_INIT;
+static enum bulk_engine engine_chosen;
+
+static void choose_engine(void)
+{
+        const char *wanted = getenv("NEBULA_IO");
+
+        engine_chosen = wanted && !strcmp(wanted, "threads") ? BULK_ENGINE_THREADS
+                      : bulk_uring_works() ? BULK_ENGINE_URING : BULK_ENGINE_THREADS;
+}
+
+enum bulk_engine bulk_engine_used(void)
+{
+        pthread_once(&probe_once, choose_engine);
+        /* The ring goes past the table; a test that replaces the table wants to see every call. */
+        return os == &os_linux ? engine_chosen : BULK_ENGINE_THREADS;
+}
+
+int bulk_engine_force(enum bulk_engine engine)
+{
+        pthread_once(&probe_once, choose_engine);
+        if (engine == BULK_ENGINE_URING && !bulk_uring_works())
+                return -ENOSYS;
+        engine_chosen = engine;
+        return 0;
+}
+
+bool bulk_take(struct bulk_job *job, uint64_t *ret_offset, uint64_t *ret_size)
+{
+        uint64_t index, offset;
+
+        if (atomic_load(&job->is_stopped))
+                return false;
+        index = atomic_fetch_add(&job->next_chunk, 1);
+        if (index >= job->chunk_count)
+                return false;
+        offset = index * job->chunk_bytes;
+        *ret_offset = offset;
+        *ret_size = job->size - offset < job->chunk_bytes ? job->size - offset : job->chunk_bytes;
+        return true;
+}
+
+void bulk_fail(struct bulk_job *job, uint64_t offset, int result, const struct nebula_error *error)
+{
+        atomic_store(&job->is_stopped, true);
+        pthread_mutex_lock(&job->result_lock);
+        if (!job->result || offset < job->failed_offset) {
+                job->result = result;
+                job->failed_offset = offset;
+                if (job->error && error)
+                        *job->error = *error;
+        }
+        pthread_mutex_unlock(&job->result_lock);
+}
+
+/* The bytes behind the last whole page of a direct file. */
+static int move_tail(struct bulk_job *job)
+{
+        size_t size = (size_t)(job->size - job->direct_size);
+        char *bounce = aligned_alloc(BULK_PAGE_BYTES, BULK_PAGE_BYTES);
+        size_t done = 0;
+        int result = 0;
+
+        if (!bounce)
+                return -ENOMEM;
+        if (job->is_write) {
+                memcpy(bounce, job->data + job->direct_size, size);
+                memset(bounce + size, 0, BULK_PAGE_BYTES - size);
+                result = os_write_at(job->fd, bounce, BULK_PAGE_BYTES, job->direct_size);
+                goto free_bounce;
+        }
+        /* One read that ends where the file does; it is only repeated as a whole, since it must stay aligned. */
+        while (done < size && !result) {
+                int64_t count = os->pread(job->fd, bounce, BULK_PAGE_BYTES, job->direct_size);
+
+                if (count == -EINTR)
+                        continue;
+                result = count < 0 ? (int)count : (size_t)count <= done ? -ENODATA : 0;
+                done = count < 0 ? done : (size_t)count;
+        }
+        if (!result)
+                memcpy(job->data + job->direct_size, bounce, size);
+free_bounce:
+        free(bounce);
+        return result;
+}
+
+void bulk_finish_chunk(struct bulk_job *job, uint64_t offset, uint64_t size)
+{
+        struct nebula_error error = { 0 };
+        int result = 0;
+
+        if (atomic_load(&job->is_stopped))
+                return;
+        if (offset + size > job->direct_size)
+                result = move_tail(job);
+        if (!result && job->check)
+                result = (int)job->check(job->argument, job->data + offset, offset, size, &error);
+        if (result)
+                bulk_fail(job, offset, result, &error);
+}
+
+int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument)
+{
+        pthread_attr_t attributes;
+        sigset_t all, before;
+        int result;
+
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, STACK_BYTES);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        result = pthread_create(ret_thread, &attributes, run, argument);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+        return -result;
+}
+
+static int run_job(struct bulk_job *job)
+{
+        job->direct_size = job->is_direct ? job->size & ~(uint64_t)(BULK_PAGE_BYTES - 1) : job->size;
+        job->chunk_count = (job->size + job->chunk_bytes - 1) / job->chunk_bytes;
+        if (job->is_direct && (((uintptr_t)job->data | job->chunk_bytes) & (BULK_PAGE_BYTES - 1)))
+                return -EINVAL;
+        pthread_mutex_init(&job->result_lock, NULL);
+        if (bulk_engine_used() == BULK_ENGINE_THREADS || !bulk_run_uring(job))
+                bulk_run_threads(job);
+        pthread_mutex_destroy(&job->result_lock);
+        return job->result;
+}
+
+int bulk_write(int fd, bool is_direct, const void *data, uint64_t size)
+{
+        struct bulk_job job = {
+                .fd = fd, .is_write = true, .is_direct = is_direct, .data = (char *)(uintptr_t)data, .size = size,
+                .chunk_bytes = BULK_REQUEST_BYTES,
+        };
+        int result = run_job(&job);
+
+        if (result)
+                return result;
+        do
+                result = os->truncate(fd, size);
+        while (result == -EINTR);
+        return result;
+}
+
+int bulk_read(int fd, bool is_direct, void *data, uint64_t size, uint32_t chunk_bytes,
+              bulk_check *check, void *argument, struct nebula_error *error)
+{
+        struct bulk_job job = {
+                .fd = fd, .is_direct = is_direct, .data = data, .size = size, .chunk_bytes = chunk_bytes,
+                .check = check, .argument = argument, .error = error,
+        };
+
+        return chunk_bytes ? run_job(&job) : -EINVAL;
+}

@@ -1,0 +1,56 @@
+/*
+ * bulk.h - moving much data between memory and one open file, at the speed of
+ * the device and with no copy in between.
+ *
+ * A bounded number of requests is kept in flight. Where io_uring can be set
+ * up, one thread keeps the ring full and others check; elsewhere, or where the
+ * table of system calls is not the real one, a few threads read and write.
+ * NEBULA_IO=uring|threads forces one of them.
+ *
+ * A file opened with OS_DIRECT asks for page-aligned `data` and, for reads, a
+ * chunk size of whole pages; the last bytes that do not fill a page go through
+ * a bounce buffer, so the file has its exact size and no byte behind
+ * data + size is touched. -EINVAL from a direct file means that its file system
+ * can't do it: open it again without.
+ *
+ * Threads: no shared state but the one-time probe. Nothing that a call
+ * starts outlives it.
+ */
+#ifndef NB_OS_BULK_H
+#define NB_OS_BULK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "nebula.h"
+
+#define BULK_PAGE_BYTES 4096u
+#define BULK_REQUEST_BYTES (4u << 20) /* large enough for full speed, small enough to spread over threads */
+#define BULK_DEPTH 8u                 /* requests in flight: 32 MiB under way */
+#define BULK_THREADS 4u               /* of the thread engine, the caller included */
+
+enum bulk_engine { BULK_ENGINE_THREADS, BULK_ENGINE_URING };
+
+/* Same shape as store_check: checks one chunk, on any thread. Not NEBULA_OK stops the read. */
+typedef enum nebula_status bulk_check(void *argument, const void *data, uint64_t offset, uint64_t size,
+                                      struct nebula_error *error);
+
+/* What is in use. */
+enum bulk_engine bulk_engine_used(void);
+/* For tests and benchmarks, before threads start; -ENOSYS when this machine lacks it. */
+int bulk_engine_force(enum bulk_engine engine);
+
+/* Writes `size` bytes at the beginning of the file and sets its size. Not synced. 0 or a negative errno. */
+int bulk_write(int fd, bool is_direct, const void *data, uint64_t size);
+
+/*
+ * Reads the first `size` bytes. Each chunk of `chunk_bytes` (the last one
+ * shorter) that has arrived is handed to `check`, which may be NULL, while
+ * others are on their way. 0; a negative errno, -ENODATA when the file is
+ * shorter; or the positive status of `check`, which has filled `error`.
+ */
+int bulk_read(int fd, bool is_direct, void *data, uint64_t size, uint32_t chunk_bytes,
+              bulk_check *check, void *argument, struct nebula_error *error);
+
+#endif

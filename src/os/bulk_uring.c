@@ -1,0 +1,251 @@
+/*
+ * One ring. The calling thread keeps it full and reaps; arrived chunks go
+ * through a short queue to threads that check them, and to the caller itself
+ * when no thread can be had.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "os/bulk_private.h"
+#include "os/os.h"
+
+#ifdef NB_HAVE_URING
+#include <liburing.h>
+
+#define CHECKERS_MAX 4u
+#define REQUEST_MAX (1u << 30) /* a request's length is 32 bits */
+
+struct request {
+        uint64_t offset, size; /* the chunk */
+        uint64_t done;         /* of its direct part */
+        bool is_used;
+};
+
+struct uring_run {
+        struct bulk_job *job;
+        struct io_uring ring;
+        struct request requests[BULK_DEPTH];
+
+        pthread_mutex_t queue_lock; /* guards the rest */
+        pthread_cond_t queue_changed;
+        struct { uint64_t offset, size; } queue[BULK_DEPTH];
+        size_t queue_first, queue_count;
+        bool is_ended;
+        size_t checker_count;
+};
+
+bool bulk_uring_works(void)
+{
+        struct io_uring ring;
+        struct io_uring_probe *probe;
+        bool works;
+
+        if (io_uring_queue_init(BULK_DEPTH, &ring, 0))
+                return false;
+        probe = io_uring_get_probe_ring(&ring);
+        works = probe && io_uring_opcode_supported(probe, IORING_OP_READ) &&
+                io_uring_opcode_supported(probe, IORING_OP_WRITE);
+        io_uring_free_probe(probe);
+        io_uring_queue_exit(&ring);
+        return works;
+}
+
+static uint64_t direct_end(const struct bulk_job *job, const struct request *request)
+{
+        uint64_t end = request->offset + request->size;
+
+        return end < job->direct_size ? end : job->direct_size;
+}
+
+static void submit(struct uring_run *run, struct request *request)
+{
+        struct bulk_job *job = run->job;
+        struct io_uring_sqe *sqe = io_uring_get_sqe(&run->ring); /* there is one: as many as requests */
+        uint64_t at = request->offset + request->done;
+        unsigned size = (unsigned)(direct_end(job, request) - at);
+
+        if (job->is_write)
+                io_uring_prep_write(sqe, job->fd, job->data + at, size, at);
+        else
+                io_uring_prep_read(sqe, job->fd, job->data + at, size, at);
+        /* The memory that is read into may be new: its pages are then made by several kernel threads, not by us alone. */
+        if (!job->is_write)
+                io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
+        io_uring_sqe_set_data(sqe, request);
+}
+
+static void *check_queue(void *argument)
+{
+        struct uring_run *run = argument;
+
+        pthread_mutex_lock(&run->queue_lock);
+        for (;;) {
+                uint64_t offset, size;
+
+                while (!run->queue_count && !run->is_ended)
+                        pthread_cond_wait(&run->queue_changed, &run->queue_lock);
+                if (!run->queue_count)
+                        break;
+                offset = run->queue[run->queue_first].offset;
+                size = run->queue[run->queue_first].size;
+                run->queue_first = (run->queue_first + 1) % BULK_DEPTH;
+                run->queue_count--;
+                pthread_mutex_unlock(&run->queue_lock);
+                bulk_finish_chunk(run->job, offset, size);
+                pthread_mutex_lock(&run->queue_lock);
+        }
+        pthread_mutex_unlock(&run->queue_lock);
+        return NULL;
+}
+
+/* When the checkers don't keep up, the caller checks too: the queue stays short. */
+static void hand_over(struct uring_run *run, uint64_t offset, uint64_t size)
+{
+        bool is_queued = false;
+
+        pthread_mutex_lock(&run->queue_lock);
+        if (run->checker_count && run->queue_count < BULK_DEPTH) {
+                size_t last = (run->queue_first + run->queue_count) % BULK_DEPTH;
+
+                run->queue[last].offset = offset;
+                run->queue[last].size = size;
+                run->queue_count++;
+                is_queued = true;
+                pthread_cond_signal(&run->queue_changed);
+        }
+        pthread_mutex_unlock(&run->queue_lock);
+        if (!is_queued)
+                bulk_finish_chunk(run->job, offset, size);
+}
+
+/* What came of a request. True: it is in flight again. */
+static bool complete(struct uring_run *run, struct request *request, int result)
+{
+        struct bulk_job *job = run->job;
+
+        if (result == -EINTR || result == -EAGAIN)
+                result = 0;
+        else if (!result)
+                result = job->is_write ? -EIO : -ENODATA;
+        if (result < 0) {
+                bulk_fail(job, request->offset, result, NULL);
+                return false;
+        }
+        request->done += (uint64_t)result;
+        if (request->offset + request->done >= direct_end(job, request)) {
+                hand_over(run, request->offset, request->size);
+                return false;
+        }
+        if (atomic_load(&job->is_stopped))
+                return false;
+        submit(run, request);
+        return true;
+}
+
+/* Fills free slots. Chunks that have no direct part are finished at once. */
+static size_t fill(struct uring_run *run)
+{
+        size_t started = 0;
+
+        for (size_t i = 0; i < BULK_DEPTH; i++) {
+                struct request *request = &run->requests[i];
+
+                if (request->is_used)
+                        continue;
+                do {
+                        if (!bulk_take(run->job, &request->offset, &request->size))
+                                return started;
+                        if (request->offset >= run->job->direct_size)
+                                hand_over(run, request->offset, request->size);
+                } while (request->offset >= run->job->direct_size);
+                request->done = 0;
+                request->is_used = true;
+                submit(run, request);
+                started++;
+        }
+        return started;
+}
+
+static size_t reap(struct uring_run *run)
+{
+        struct io_uring_cqe *cqe;
+        size_t ended = 0;
+
+        while (!io_uring_peek_cqe(&run->ring, &cqe)) {
+                struct request *request = io_uring_cqe_get_data(cqe);
+                int count = cqe->res;
+
+                io_uring_cqe_seen(&run->ring, cqe);
+                if (!complete(run, request, count)) {
+                        request->is_used = false;
+                        ended++;
+                }
+        }
+        return ended;
+}
+
+/* Until everything is back: the kernel uses the caller's memory as long as it isn't. */
+static void pump(struct uring_run *run)
+{
+        size_t in_flight = fill(run);
+        bool is_broken = false;
+
+        while (in_flight) {
+                struct io_uring_cqe *cqe;
+                int result = is_broken ? io_uring_wait_cqe(&run->ring, &cqe) : io_uring_submit_and_wait(&run->ring, 1);
+
+                if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
+                        bulk_fail(run->job, 0, result, NULL);
+                        if (!is_broken)
+                                in_flight -= io_uring_sq_ready(&run->ring); /* the kernel never saw these */
+                        is_broken = true;
+                }
+                in_flight -= reap(run);
+                if (!is_broken)
+                        in_flight += fill(run);
+        }
+}
+
+bool bulk_run_uring(struct bulk_job *job)
+{
+        struct uring_run run = { .job = job };
+        pthread_t threads[CHECKERS_MAX];
+        size_t wanted = os->cpu_count() < CHECKERS_MAX ? os->cpu_count() : CHECKERS_MAX;
+        size_t count = 0;
+
+        if (job->chunk_bytes > REQUEST_MAX || io_uring_queue_init(BULK_DEPTH, &run.ring, 0))
+                return false;
+        pthread_mutex_init(&run.queue_lock, NULL);
+        pthread_cond_init(&run.queue_changed, NULL);
+        while (job->check && count < wanted && count + 1 < job->chunk_count &&
+               !bulk_start(&threads[count], check_queue, &run))
+                count++;
+        run.checker_count = count;
+        pump(&run);
+        pthread_mutex_lock(&run.queue_lock);
+        run.is_ended = true;
+        pthread_cond_broadcast(&run.queue_changed);
+        pthread_mutex_unlock(&run.queue_lock);
+        check_queue(&run); /* helps with what is left */
+        while (count)
+                pthread_join(threads[--count], NULL);
+        pthread_cond_destroy(&run.queue_changed);
+        pthread_mutex_destroy(&run.queue_lock);
+        io_uring_queue_exit(&run.ring);
+        return true;
+}
+
+#else
+
+bool bulk_uring_works(void)
+{
+        return false;
+}
+
+bool bulk_run_uring(struct bulk_job *job)
+{
+        (void)job;
+        return false;
+}
+
+#endif

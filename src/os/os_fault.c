@@ -1,0 +1,166 @@
+#include "os/os_fault.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "os/os.h"
+
+/* What a call may run into. */
+enum { PLAIN = 0, BLOCKS = 1, TAKES_SPACE = 2, TRANSFERS = 4 };
+
+static const struct os_table *below;
+static struct os_table table;
+static struct os_fault fault;
+static atomic_uint_fast64_t count;
+static const char *_Atomic where;
+
+static bool is_named(const char *name)
+{
+        size_t length = strlen(name);
+
+        for (const char *at = fault.calls; at; at = strchr(at, ' '), at = at ? at + 1 : NULL)
+                if (!strncmp(at, name, length) && (!at[length] || at[length] == ' '))
+                        return true;
+        return !fault.calls;
+}
+
+static bool can_happen(int kind, size_t size)
+{
+        switch (fault.error) {
+        case OS_FAULT_SHORT:
+                return kind & TRANSFERS && size > 1;
+        case EINTR:
+                return kind & BLOCKS;
+        case ENOSPC:
+        case EDQUOT:
+                return kind & TAKES_SPACE;
+        default:
+                return true;
+        }
+}
+
+static bool is_hit(const char *name, int kind, size_t size)
+{
+        const char *none = NULL;
+        uint64_t number;
+
+        if (!can_happen(kind, size) || !is_named(name))
+                return false;
+        number = atomic_fetch_add(&count, 1) + 1;
+        if (!fault.at || number < fault.at || (number > fault.at && !fault.goes_on))
+                return false;
+        atomic_compare_exchange_strong(&where, &none, name);
+        return true;
+}
+
+/* A short transfer of a direct file still ends at a page. */
+static size_t half(size_t size)
+{
+        return size >= 8192 ? size / 2 & ~(size_t)4095 : (size + 1) / 2;
+}
+
+/* A call without a count of bytes. */
+#define WRAP(name, kind, parameters, arguments) \
+        static int fault_##name parameters \
+        { \
+                return is_hit(#name, kind, 0) ? -fault.error : below->name arguments; \
+        }
+
+/* One that transfers `size` bytes. */
+#define WRAP_TRANSFER(name, kind, parameters, arguments) \
+        static int64_t fault_##name parameters \
+        { \
+                if (is_hit(#name, kind | TRANSFERS | BLOCKS, size)) { \
+                        if (fault.error != OS_FAULT_SHORT) \
+                                return -fault.error; \
+                        size = half(size); \
+                } \
+                return below->name arguments; \
+        }
+
+WRAP(open, BLOCKS | TAKES_SPACE, (const char *path, int flags), (path, flags))
+WRAP_TRANSFER(pread, 0, (int fd, void *data, size_t size, uint64_t offset), (fd, data, size, offset))
+WRAP_TRANSFER(pwrite, TAKES_SPACE, (int fd, const void *data, size_t size, uint64_t offset), (fd, data, size, offset))
+WRAP_TRANSFER(read, 0, (int fd, void *data, size_t size), (fd, data, size))
+WRAP_TRANSFER(write, TAKES_SPACE, (int fd, const void *data, size_t size), (fd, data, size))
+WRAP(fsync, BLOCKS | TAKES_SPACE, (int fd), (fd))
+WRAP(truncate, BLOCKS | TAKES_SPACE, (int fd, uint64_t size), (fd, size))
+WRAP(allocate, BLOCKS | TAKES_SPACE, (int fd, uint64_t offset, uint64_t size), (fd, offset, size))
+WRAP(punch, BLOCKS, (int fd, uint64_t offset, uint64_t size), (fd, offset, size))
+WRAP(lock, BLOCKS, (int fd, bool wait), (fd, wait))
+WRAP(stat, PLAIN, (const char *path, bool follow, struct os_stat *ret_stat), (path, follow, ret_stat))
+WRAP(fstat, PLAIN, (int fd, struct os_stat *ret_stat), (fd, ret_stat))
+WRAP(space, PLAIN, (const char *path, struct os_space *ret_space), (path, ret_space))
+WRAP(rename, TAKES_SPACE, (const char *from, const char *to), (from, to))
+WRAP(link, TAKES_SPACE, (const char *from, const char *to), (from, to))
+WRAP(unlink, PLAIN, (const char *path), (path))
+WRAP(mkdir, TAKES_SPACE, (const char *path, uint32_t mode), (path, mode))
+WRAP(rmdir, PLAIN, (const char *path), (path))
+WRAP(readlink, PLAIN, (const char *path, char *text, size_t size), (path, text, size))
+WRAP(opendir, PLAIN, (const char *path, struct os_dir **ret_dir), (path, ret_dir))
+WRAP(readdir, PLAIN, (struct os_dir *dir, char *name, size_t size), (dir, name, size))
+WRAP(memfd, PLAIN, (const char *name), (name))
+WRAP(map, PLAIN, (int fd, uint64_t offset, uint64_t size, int flags, void **ret_data), (fd, offset, size, flags, ret_data))
+WRAP(advise, PLAIN, (void *data, uint64_t size, enum os_advice advice), (data, size, advice))
+WRAP(listen, PLAIN, (const char *path), (path))
+WRAP(connect, BLOCKS, (const char *path), (path))
+WRAP(accept, BLOCKS, (int fd), (fd))
+WRAP(socketpair, PLAIN, (int ret_fds[2]), (ret_fds))
+WRAP_TRANSFER(send, 0, (int fd, const void *data, size_t size, int passed_fd), (fd, data, size, passed_fd))
+WRAP_TRANSFER(receive, 0, (int fd, void *data, size_t size, int *ret_passed_fd), (fd, data, size, ret_passed_fd))
+WRAP(peer, PLAIN, (int fd, uint32_t *ret_uid, uint32_t *ret_pid), (fd, ret_uid, ret_pid))
+WRAP(poll, BLOCKS, (int fd, int64_t timeout_ms), (fd, timeout_ms))
+WRAP(spawn, PLAIN, (const char *path, char *const argv[], int *ret_exit), (path, argv, ret_exit))
+WRAP(random, PLAIN, (void *data, size_t size), (data, size))
+WRAP(uffd_open, PLAIN, (uint32_t *ret_abilities), (ret_abilities))
+WRAP(uffd_register, PLAIN, (int fd, uint64_t start, uint64_t end), (fd, start, end))
+WRAP(uffd_protect, PLAIN, (int fd, uint64_t start, uint64_t end, bool on), (fd, start, end, on))
+
+static int fault_close(int fd)
+{
+        int result = below->close(fd);
+
+        return is_hit("close", PLAIN, 0) ? -fault.error : result;
+}
+
+/* What is not named here can't fail, or is cleaning up and has nobody to tell. */
+static void fill_table(void)
+{
+        table = *below;
+#define SET(name) table.name = fault_##name
+        SET(open); SET(close); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
+        SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(link);
+        SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
+        SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
+        SET(poll); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register); SET(uffd_protect);
+#undef SET
+}
+
+void os_fault_begin(const struct os_fault *wanted)
+{
+        fault = *wanted;
+        atomic_store(&count, 0);
+        atomic_store(&where, (const char *)NULL);
+        below = os;
+        fill_table();
+        os = &table;
+}
+
+bool os_fault_end(void)
+{
+        os = below;
+        return *os_fault_where();
+}
+
+uint64_t os_fault_count(void)
+{
+        return atomic_load(&count);
+}
+
+const char *os_fault_where(void)
+{
+        const char *name = atomic_load(&where);
+
+        return name ? name : "";
+}

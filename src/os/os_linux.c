@@ -1,0 +1,425 @@
+/* The real table. Each function is one system call and the translation of its flags. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "os/os.h"
+#include "os/os_linux.h"
+#include "os/os_uffd.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define NS_PER_S 1000000000
+#define TRANSFER_MAX 0x7ffff000u /* what one Linux transfer moves at most */
+
+struct os_dir {
+        DIR *stream;
+};
+
+const struct os_table *os = &os_linux;
+
+static int result_of(int result)
+{
+        return result < 0 ? -errno : result;
+}
+
+static int64_t size_result_of(ssize_t result)
+{
+        return result < 0 ? -errno : result;
+}
+
+static size_t transfer_size(size_t size)
+{
+        return size < TRANSFER_MAX ? size : TRANSFER_MAX;
+}
+
+/* -- files -- */
+
+static int linux_open(const char *path, int flags)
+{
+        static const struct {
+                int ours, theirs;
+        } table[] = {
+                { OS_CREATE, O_CREAT }, { OS_EXCLUSIVE, O_EXCL }, { OS_TRUNCATE, O_TRUNC }, { OS_APPEND, O_APPEND },
+                { OS_DIRECT, O_DIRECT }, { OS_DIRECTORY, O_DIRECTORY }, { OS_NOFOLLOW, O_NOFOLLOW },
+        };
+        int theirs = O_CLOEXEC;
+
+        if (flags & OS_WRITE)
+                theirs |= flags & OS_READ ? O_RDWR : O_WRONLY;
+        for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+                if (flags & table[i].ours)
+                        theirs |= table[i].theirs;
+        return result_of(open(path, theirs, flags & OS_SHARED ? 0666 : 0600));
+}
+
+static int linux_close(int fd)
+{
+        /* The descriptor is gone also after EINTR; what it says then is of no use. */
+        return close(fd) && errno != EINTR ? -errno : 0;
+}
+
+static int64_t linux_pread(int fd, void *data, size_t size, uint64_t offset)
+{
+        return size_result_of(pread(fd, data, transfer_size(size), (off_t)offset));
+}
+
+static int64_t linux_pwrite(int fd, const void *data, size_t size, uint64_t offset)
+{
+        return size_result_of(pwrite(fd, data, transfer_size(size), (off_t)offset));
+}
+
+static int64_t linux_read(int fd, void *data, size_t size)
+{
+        return size_result_of(read(fd, data, transfer_size(size)));
+}
+
+static int64_t linux_write(int fd, const void *data, size_t size)
+{
+        return size_result_of(write(fd, data, transfer_size(size)));
+}
+
+static int linux_fsync(int fd)
+{
+        return result_of(fsync(fd));
+}
+
+static int linux_truncate(int fd, uint64_t size)
+{
+        return result_of(ftruncate(fd, (off_t)size));
+}
+
+static int linux_allocate(int fd, uint64_t offset, uint64_t size)
+{
+        return result_of(fallocate(fd, 0, (off_t)offset, (off_t)size));
+}
+
+static int linux_punch(int fd, uint64_t offset, uint64_t size)
+{
+        return result_of(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size));
+}
+
+static int linux_lock(int fd, bool wait)
+{
+        return result_of(flock(fd, wait ? LOCK_EX : LOCK_EX | LOCK_NB));
+}
+
+static void convert_stat(const struct stat *from, struct os_stat *to)
+{
+        *to = (struct os_stat){
+                .size = (uint64_t)from->st_size,
+                .device = from->st_dev,
+                .inode = from->st_ino,
+                .mtime_ns = (int64_t)from->st_mtim.tv_sec * NS_PER_S + from->st_mtim.tv_nsec,
+                .uid = from->st_uid,
+                .mode = from->st_mode & 07777,
+                .link_count = (uint32_t)from->st_nlink,
+                .kind = S_ISREG(from->st_mode) ? OS_KIND_FILE
+                      : S_ISDIR(from->st_mode) ? OS_KIND_DIRECTORY
+                      : S_ISLNK(from->st_mode) ? OS_KIND_LINK : OS_KIND_OTHER,
+        };
+}
+
+static int linux_stat(const char *path, bool follow, struct os_stat *ret_stat)
+{
+        struct stat found;
+
+        if (fstatat(AT_FDCWD, path, &found, follow ? 0 : AT_SYMLINK_NOFOLLOW))
+                return -errno;
+        convert_stat(&found, ret_stat);
+        return 0;
+}
+
+static int linux_fstat(int fd, struct os_stat *ret_stat)
+{
+        struct stat found;
+
+        if (fstat(fd, &found))
+                return -errno;
+        convert_stat(&found, ret_stat);
+        return 0;
+}
+
+static int linux_space(const char *path, struct os_space *ret_space)
+{
+        struct statfs found;
+        uint64_t unit;
+
+        if (statfs(path, &found))
+                return -errno;
+        unit = (uint64_t)(found.f_frsize ? found.f_frsize : found.f_bsize);
+        *ret_space = (struct os_space){
+                .total_bytes = found.f_blocks * unit,
+                .free_bytes = found.f_bavail * unit,
+                .block_bytes = (uint64_t)found.f_bsize,
+                .fs_type = (uint64_t)found.f_type,
+        };
+        return 0;
+}
+
+static int linux_rename(const char *from, const char *to)
+{
+        return result_of(rename(from, to));
+}
+
+static int linux_link(const char *from, const char *to)
+{
+        return result_of(link(from, to));
+}
+
+static int linux_unlink(const char *path)
+{
+        return result_of(unlink(path));
+}
+
+static int linux_mkdir(const char *path, uint32_t mode)
+{
+        return result_of(mkdir(path, (mode_t)mode));
+}
+
+static int linux_rmdir(const char *path)
+{
+        return result_of(rmdir(path));
+}
+
+static int linux_readlink(const char *path, char *text, size_t size)
+{
+        ssize_t length = readlink(path, text, size);
+
+        if (length < 0)
+                return -errno;
+        if ((size_t)length >= size)
+                return -ENAMETOOLONG;
+        text[length] = 0;
+        return (int)length;
+}
+
+static int linux_opendir(const char *path, struct os_dir **ret_dir)
+{
+        struct os_dir *dir = malloc(sizeof *dir);
+
+        if (!dir)
+                return -ENOMEM;
+        dir->stream = opendir(path);
+        if (!dir->stream) {
+                int result = -errno;
+
+                free(dir);
+                return result;
+        }
+        *ret_dir = dir;
+        return 0;
+}
+
+static int linux_readdir(struct os_dir *dir, char *name, size_t size)
+{
+        for (;;) {
+                struct dirent *entry;
+                size_t length;
+
+                errno = 0;
+                entry = readdir(dir->stream);
+                if (!entry)
+                        return -errno; /* 0 at the end */
+                if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
+                        continue;
+                length = strlen(entry->d_name);
+                if (length >= size)
+                        return -ENAMETOOLONG;
+                memcpy(name, entry->d_name, length + 1);
+                return 1;
+        }
+}
+
+static void linux_closedir(struct os_dir *dir)
+{
+        closedir(dir->stream);
+        free(dir);
+}
+
+/* -- memory -- */
+
+static int linux_memfd(const char *name)
+{
+        return result_of(memfd_create(name, MFD_CLOEXEC));
+}
+
+static int linux_map(int fd, uint64_t offset, uint64_t size, int flags, void **ret_data)
+{
+        int protection = 0, kind = flags & OS_MAP_PRIVATE ? MAP_PRIVATE : MAP_SHARED;
+        void *data;
+
+        if (flags & OS_MAP_READ)
+                protection |= PROT_READ;
+        if (flags & OS_MAP_WRITE)
+                protection |= PROT_WRITE;
+        if (flags & OS_MAP_POPULATE)
+                kind |= MAP_POPULATE;
+        if (flags & OS_MAP_ANONYMOUS)
+                kind |= MAP_ANONYMOUS;
+        data = mmap(NULL, size, protection, kind, flags & OS_MAP_ANONYMOUS ? -1 : fd, (off_t)offset);
+        if (data == MAP_FAILED)
+                return -errno;
+        *ret_data = data;
+        return 0;
+}
+
+static int linux_unmap(void *data, uint64_t size)
+{
+        return result_of(munmap(data, size));
+}
+
+static int linux_advise(void *data, uint64_t size, enum os_advice advice)
+{
+        static const int table[] = {
+                [OS_ADVISE_HUGE] = MADV_HUGEPAGE,
+                [OS_ADVISE_POPULATE_WRITE] = MADV_POPULATE_WRITE,
+                [OS_ADVISE_POPULATE_READ] = MADV_POPULATE_READ,
+                [OS_ADVISE_COLLAPSE] = MADV_COLLAPSE,
+                [OS_ADVISE_DONTNEED] = MADV_DONTNEED,
+        };
+
+        return result_of(madvise(data, size, table[advice]));
+}
+
+/* -- processes and time -- */
+
+static int linux_poll(int fd, int64_t timeout_ms)
+{
+        struct pollfd wait = { .fd = fd, .events = POLLIN };
+        int timeout = timeout_ms < 0 ? -1 : timeout_ms > 0x7fffffff ? 0x7fffffff : (int)timeout_ms;
+
+        return result_of(poll(&wait, 1, timeout));
+}
+
+static int64_t clock_ns(clockid_t clock)
+{
+        struct timespec now;
+
+        clock_gettime(clock, &now);
+        return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+static int64_t linux_now_ns(void)
+{
+        return clock_ns(CLOCK_BOOTTIME);
+}
+
+static int64_t linux_wall_ns(void)
+{
+        return clock_ns(CLOCK_REALTIME);
+}
+
+static int64_t linux_thread_cpu_ns(void)
+{
+        return clock_ns(CLOCK_THREAD_CPUTIME_ID);
+}
+
+static void linux_sleep_ms(int64_t ms)
+{
+        struct timespec left = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+
+        while (ms > 0 && clock_nanosleep(CLOCK_MONOTONIC, 0, &left, &left) == EINTR)
+                ;
+}
+
+static int linux_random(void *data, size_t size)
+{
+        char *at = data;
+
+        while (size) {
+                ssize_t count = getrandom(at, size, 0);
+
+                if (count < 0 && errno == EINTR)
+                        continue;
+                if (count < 0)
+                        return -errno;
+                at += count;
+                size -= (size_t)count;
+        }
+        return 0;
+}
+
+static uint32_t linux_pid(void)
+{
+        return (uint32_t)getpid();
+}
+
+static uint32_t linux_uid(void)
+{
+        return geteuid();
+}
+
+/* kill(pid, 0) also finds the dead whose parent has not asked for them; they will do nothing more. */
+static bool linux_alive(uint32_t pid)
+{
+        char path[64], text[512];
+        const char *end;
+        ssize_t size;
+        int fd;
+
+        if (!pid || pid > INT32_MAX)
+                return false;
+        if (kill((pid_t)pid, 0) && errno != EPERM)
+                return false;
+        snprintf(path, sizeof path, "/proc/%u/stat", pid);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+                return true;
+        size = read(fd, text, sizeof text - 1);
+        close(fd);
+        if (size <= 0)
+                return size == 0 || errno != ESRCH;
+        text[size] = 0;
+        end = strrchr(text, ')'); /* the program's name may hold anything */
+        return !end || strlen(end) < 3 || (end[2] != 'Z' && end[2] != 'X');
+}
+
+static uint32_t linux_cpu_count(void)
+{
+        cpu_set_t set;
+
+        if (!sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > 0)
+                return (uint32_t)CPU_COUNT(&set);
+        return sysconf(_SC_NPROCESSORS_ONLN) > 0 ? (uint32_t)sysconf(_SC_NPROCESSORS_ONLN) : 1;
+}
+
+const struct os_table os_linux = {
+        .open = linux_open, .close = linux_close,
+        .pread = linux_pread, .pwrite = linux_pwrite, .read = linux_read, .write = linux_write,
+        .fsync = linux_fsync, .truncate = linux_truncate, .allocate = linux_allocate, .punch = linux_punch,
+        .lock = linux_lock, .stat = linux_stat, .fstat = linux_fstat, .space = linux_space,
+        .rename = linux_rename, .link = linux_link, .unlink = linux_unlink,
+        .mkdir = linux_mkdir, .rmdir = linux_rmdir, .readlink = linux_readlink,
+        .opendir = linux_opendir, .readdir = linux_readdir, .closedir = linux_closedir,
+        .memfd = linux_memfd, .map = linux_map, .unmap = linux_unmap, .advise = linux_advise,
+        .listen = os_linux_listen, .connect = os_linux_connect, .accept = os_linux_accept,
+        .socketpair = os_linux_socketpair, .send = os_linux_send, .receive = os_linux_receive,
+        .peer = os_linux_peer, .shutdown = os_linux_shutdown, .poll = linux_poll,
+        .spawn = os_linux_spawn, .now_ns = linux_now_ns, .wall_ns = linux_wall_ns,
+        .thread_cpu_ns = linux_thread_cpu_ns, .sleep_ms = linux_sleep_ms, .random = linux_random,
+        .pid = linux_pid, .uid = linux_uid, .alive = linux_alive, .cpu_count = linux_cpu_count,
+        .memory_free = os_linux_memory_free, .probe = os_probe_linux,
+        LINUX_UFFD_MEMBERS,
+        .tcp_listen = os_linux_tcp_listen, .tcp_connect = os_linux_tcp_connect, .tcp_accept = os_linux_tcp_accept,
+        .host_name = os_linux_host_name, .host_address = os_linux_host_address,
+};

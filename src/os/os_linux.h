@@ -1,0 +1,34 @@
+/*
+ * os_linux.h - the parts of the real table that have a file of their own.
+ * Only os_linux.c includes it besides them; everybody else calls `os`.
+ */
+#ifndef NB_OS_OS_LINUX_H
+#define NB_OS_OS_LINUX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* os_socket.c */
+int os_linux_listen(const char *path);
+int os_linux_connect(const char *path);
+int os_linux_accept(int fd);
+int os_linux_socketpair(int ret_fds[2]);
+int64_t os_linux_send(int fd, const void *data, size_t size, int passed_fd);
+int64_t os_linux_receive(int fd, void *data, size_t size, int *ret_passed_fd);
+int os_linux_peer(int fd, uint32_t *ret_uid, uint32_t *ret_pid);
+int os_linux_shutdown(int fd);
+
+/* os_tcp.c */
+int os_linux_tcp_listen(const char *address, uint16_t port, uint16_t *ret_port);
+int os_linux_tcp_connect(const char *address, uint16_t port, int64_t timeout_ms);
+int os_linux_tcp_accept(int fd, char *ret_address, size_t size);
+int os_linux_host_name(char *text, size_t size);
+int os_linux_host_address(char *text, size_t size);
+
+/* os_memory.c */
+uint64_t os_linux_memory_free(void);
+
+/* os_spawn.c */
+int os_linux_spawn(const char *path, char *const argv[], int *ret_exit);
+
+#endif

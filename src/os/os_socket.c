@@ -1,0 +1,159 @@
+/* Unix stream sockets, and descriptors that travel through them. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "os/os_linux.h"
+
+#define BACKLOG 128 /* ranks of one node that knock at the same moment */
+
+static int make_address(const char *path, struct sockaddr_un *ret_address)
+{
+        size_t length = strlen(path);
+
+        if (length >= sizeof ret_address->sun_path)
+                return -ENAMETOOLONG;
+        memset(ret_address, 0, sizeof *ret_address);
+        ret_address->sun_family = AF_UNIX;
+        memcpy(ret_address->sun_path, path, length + 1);
+        return 0;
+}
+
+int os_linux_listen(const char *path)
+{
+        struct sockaddr_un address;
+        int result = make_address(path, &address);
+        int fd;
+
+        if (result)
+                return result;
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0)
+                return -errno;
+        /* Before bind, so that there is no moment at which others may connect. */
+        if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, BACKLOG)) {
+                result = -errno;
+                close(fd);
+                return result;
+        }
+        return fd;
+}
+
+int os_linux_connect(const char *path)
+{
+        struct sockaddr_un address;
+        int result = make_address(path, &address);
+        int fd;
+
+        if (result)
+                return result;
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0)
+                return -errno;
+        if (connect(fd, (struct sockaddr *)&address, sizeof address)) {
+                result = -errno;
+                close(fd);
+                return result;
+        }
+        return fd;
+}
+
+int os_linux_accept(int fd)
+{
+        int accepted = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
+
+        return accepted < 0 ? -errno : accepted;
+}
+
+int os_linux_socketpair(int ret_fds[2])
+{
+        return socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ret_fds) ? -errno : 0;
+}
+
+int64_t os_linux_send(int fd, const void *data, size_t size, int passed_fd)
+{
+        union {
+                struct cmsghdr align;
+                char bytes[CMSG_SPACE(sizeof(int))];
+        } control;
+        struct iovec part = { (void *)(uintptr_t)data, size };
+        struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+        ssize_t result;
+
+        if (passed_fd >= 0) {
+                struct cmsghdr *header;
+
+                memset(&control, 0, sizeof control);
+                message.msg_control = control.bytes;
+                message.msg_controllen = sizeof control.bytes;
+                header = CMSG_FIRSTHDR(&message);
+                header->cmsg_level = SOL_SOCKET;
+                header->cmsg_type = SCM_RIGHTS;
+                header->cmsg_len = CMSG_LEN(sizeof(int));
+                memcpy(CMSG_DATA(header), &passed_fd, sizeof passed_fd);
+        }
+        result = sendmsg(fd, &message, MSG_NOSIGNAL);
+        return result < 0 ? -errno : result;
+}
+
+/* Keeps the first descriptor and closes what else a peer pushed along. */
+static int take_fds(struct msghdr *message)
+{
+        int kept = -1;
+
+        for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
+                size_t count;
+
+                if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+                        continue;
+                count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+                for (size_t i = 0; i < count; i++) {
+                        int passed;
+
+                        memcpy(&passed, CMSG_DATA(header) + i * sizeof passed, sizeof passed);
+                        if (kept < 0)
+                                kept = passed;
+                        else
+                                close(passed);
+                }
+        }
+        return kept;
+}
+
+int64_t os_linux_receive(int fd, void *data, size_t size, int *ret_passed_fd)
+{
+        union {
+                struct cmsghdr align;
+                char bytes[CMSG_SPACE(sizeof(int))];
+        } control;
+        struct iovec part = { data, size };
+        struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1,
+                                  .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
+        ssize_t result = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+
+        if (result < 0)
+                return -errno;
+        *ret_passed_fd = take_fds(&message);
+        return result;
+}
+
+int os_linux_peer(int fd, uint32_t *ret_uid, uint32_t *ret_pid)
+{
+        struct ucred peer;
+        socklen_t size = sizeof peer;
+
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
+                return -errno;
+        *ret_uid = peer.uid;
+        *ret_pid = (uint32_t)peer.pid;
+        return 0;
+}
+
+int os_linux_shutdown(int fd)
+{
+        return shutdown(fd, SHUT_RDWR) ? -errno : 0;
+}

@@ -1,0 +1,244 @@
+/*
+ * os_uffd.c - userfaultfd write protection, copies that survive a vanished
+ * source, mappings, futexes.
+ *
+ * The ABI is the one of Linux 5.7 and later; what an older <linux/userfaultfd.h>
+ * lacks is defined here. Nothing in this file allocates or takes a lock: the
+ * fault thread calls it while other threads hold any lock there is.
+ */
+#include "os/os_uffd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <linux/userfaultfd.h>
+#include <limits.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+#ifndef UFFD_FEATURE_WP_UNPOPULATED
+#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
+#endif
+#ifndef UFFDIO_WRITEPROTECT
+#error "the headers are older than Linux 5.7: userfaultfd write protection is not described in them"
+#endif
+
+/* No EVENT_FORK: a child then gets ordinary pages, unprotected and its own. */
+#define NEEDED_FEATURES (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | \
+                         UFFD_FEATURE_EVENT_UNMAP)
+
+struct map_query { /* struct procmap_query of <linux/fs.h> */
+        uint64_t size, query_flags, query_address;
+        uint64_t start, end, flags, page_size, offset, inode;
+        uint32_t device_major, device_minor, name_size, build_id_size;
+        uint64_t name_address, build_id_address;
+};
+#define MAP_QUERY _IOWR('f', 17, struct map_query)
+#define MAP_QUERY_SHARED 0x08
+#define MAP_QUERY_OR_NEXT 0x10
+
+static int result(int64_t returned)
+{
+        return returned < 0 ? -errno : (int)returned;
+}
+
+/* The kind without UFFD_USER_MODE_ONLY: read() into a protected buffer must wait, not fail with EFAULT. */
+static int open_full(void)
+{
+        int fd = result(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+        int device;
+
+        if (fd != -EPERM)
+                return fd;
+        device = result(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
+        if (device < 0)
+                return fd;
+        fd = result(ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK));
+        close(device);
+        return fd;
+}
+
+int linux_uffd_open(uint32_t *ret_abilities)
+{
+        /* Asking for what the kernel lacks fails, so ask for the most first. */
+        static const uint64_t attempts[] = { NEEDED_FEATURES | UFFD_FEATURE_WP_UNPOPULATED, NEEDED_FEATURES };
+        int status = -ENOSYS;
+
+        for (size_t i = 0; i < sizeof attempts / sizeof attempts[0]; i++) {
+                struct uffdio_api api = { .api = UFFD_API, .features = attempts[i] };
+                int fd = open_full();
+
+                if (fd < 0)
+                        return fd;
+                status = result(ioctl(fd, UFFDIO_API, &api));
+                if (status >= 0 && (api.features & attempts[i]) == attempts[i]) {
+                        *ret_abilities = i == 0 ? OS_UFFD_UNPOPULATED : 0;
+                        return fd;
+                }
+                close(fd);
+        }
+        return status < 0 ? status : -EOPNOTSUPP;
+}
+
+int linux_uffd_register(int fd, uint64_t start, uint64_t end)
+{
+        struct uffdio_register request = { .range = { start, end - start }, .mode = UFFDIO_REGISTER_MODE_WP };
+        int status = result(ioctl(fd, UFFDIO_REGISTER, &request));
+
+        if (status < 0)
+                return status;
+        return request.ioctls & (1ull << _UFFDIO_WRITEPROTECT) ? 0 : -EOPNOTSUPP;
+}
+
+int linux_uffd_unregister(int fd, uint64_t start, uint64_t end)
+{
+        struct uffdio_range range = { start, end - start };
+
+        return result(ioctl(fd, UFFDIO_UNREGISTER, &range));
+}
+
+int linux_uffd_protect(int fd, uint64_t start, uint64_t end, bool on)
+{
+        struct uffdio_writeprotect request = {
+                .range = { start, end - start },
+                .mode = on ? UFFDIO_WRITEPROTECT_MODE_WP : 0,
+        };
+
+        return result(ioctl(fd, UFFDIO_WRITEPROTECT, &request));
+}
+
+int linux_uffd_wake(int fd, uint64_t start, uint64_t end)
+{
+        struct uffdio_range range = { start, end - start };
+
+        return result(ioctl(fd, UFFDIO_WAKE, &range));
+}
+
+static void translate(const struct uffd_msg *message, struct os_uffd_event *ret_event)
+{
+        uint64_t page = ~(uint64_t)4095;
+
+        memset(ret_event, 0, sizeof *ret_event);
+        ret_event->kind = OS_UFFD_OTHER;
+        switch (message->event) {
+        case UFFD_EVENT_PAGEFAULT:
+                ret_event->kind = OS_UFFD_FAULT;
+                ret_event->start = message->arg.pagefault.address & page;
+                ret_event->end = ret_event->start + 4096;
+                break;
+        case UFFD_EVENT_REMOVE:
+        case UFFD_EVENT_UNMAP:
+                ret_event->kind = message->event == UFFD_EVENT_UNMAP ? OS_UFFD_UNMAP : OS_UFFD_REMOVE;
+                ret_event->start = message->arg.remove.start;
+                ret_event->end = message->arg.remove.end;
+                break;
+        case UFFD_EVENT_REMAP:
+                ret_event->kind = OS_UFFD_REMAP;
+                ret_event->start = message->arg.remap.from;
+                ret_event->end = message->arg.remap.from + message->arg.remap.len;
+                ret_event->moved_to = message->arg.remap.to;
+                break;
+        default:
+                break;
+        }
+}
+
+int linux_uffd_read(int fd, struct os_uffd_event *events, size_t count)
+{
+        struct uffd_msg messages[16];
+        ssize_t size;
+
+        if (count > sizeof messages / sizeof messages[0])
+                count = sizeof messages / sizeof messages[0];
+        size = read(fd, messages, count * sizeof messages[0]);
+        if (size < 0)
+                return errno == EAGAIN || errno == EINTR ? 0 : -errno;
+        count = (size_t)size / sizeof messages[0];
+        for (size_t i = 0; i < count; i++)
+                translate(&messages[i], &events[i]);
+        return (int)count;
+}
+
+int64_t linux_copy_self(void *to, uint64_t from, size_t size)
+{
+        struct iovec local = { to, size };
+        struct iovec remote = { (void *)(uintptr_t)from, size };
+        ssize_t copied = syscall(SYS_process_vm_readv, getpid(), &local, 1ul, &remote, 1ul, 0ul);
+
+        return copied < 0 ? -errno : copied;
+}
+
+int linux_find_mapping(int maps_fd, uint64_t address, struct os_mapping *ret_mapping)
+{
+        struct map_query query = { .size = sizeof query, .query_flags = MAP_QUERY_OR_NEXT, .query_address = address };
+        int status = result(ioctl(maps_fd, MAP_QUERY, &query));
+
+        if (status < 0)
+                return status;
+        ret_mapping->start = query.start;
+        ret_mapping->end = query.end;
+        ret_mapping->private_anonymous = !(query.flags & MAP_QUERY_SHARED) && query.inode == 0 &&
+                                         query.device_major == 0 && query.device_minor == 0;
+        return 0;
+}
+
+/* PAGEMAP_SCAN of linux/fs.h, which older headers lack. */
+struct page_scan {
+        uint64_t size, flags, start, end, walk_end, vector, vector_count, page_max;
+        uint64_t category_inverted, category_all, category_any, category_return;
+};
+struct page_region {
+        uint64_t start, end, categories;
+};
+#define PAGE_SCAN _IOWR('f', 16, struct page_scan)
+#define PAGE_HUGE (UINT64_C(1) << 6)
+
+int linux_huge_page(int pagemap_fd, uint64_t address)
+{
+        struct page_region region;
+        struct page_scan scan = {
+                .size = sizeof scan, .start = address, .end = address + (UINT64_C(2) << 20), .vector = (uintptr_t)&region,
+                .vector_count = 1, .category_all = PAGE_HUGE, .category_return = PAGE_HUGE,
+        };
+
+        int count = result(ioctl(pagemap_fd, PAGE_SCAN, &scan));
+
+        return count < 0 ? count : count > 0;
+}
+
+int linux_futex_wait(const void *word, uint32_t value, int64_t timeout_ms)
+{
+        struct timespec limit = { timeout_ms / 1000, timeout_ms % 1000 * 1000000 };
+
+        return result(syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, timeout_ms < 0 ? NULL : &limit, NULL, 0));
+}
+
+int linux_futex_wake(const void *word)
+{
+        return result(syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0));
+}
+
+int linux_thread_nice(int nice)
+{
+        int before;
+
+        errno = 0;
+        before = getpriority(PRIO_PROCESS, 0); /* on Linux the calling thread alone; -1 is a priority too */
+        if (errno)
+                return -errno;
+        return result(setpriority(PRIO_PROCESS, 0, before + nice));
+}
+
+void linux_yield(void)
+{
+        sched_yield();
+}

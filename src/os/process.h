@@ -1,0 +1,28 @@
+/*
+ * process.h - becoming a daemon and being told to end.
+ *
+ *      os_daemonise(&ready_fd, &text)     the daemon goes on with 0; the process that
+ *                                         was started gets 1 once the daemon has spoken
+ *      os_daemon_ready(ready_fd, NULL)    the daemon speaks: NULL is success
+ *
+ *      os_signals_block();                before any thread starts
+ *      os_signals_wait();                 the main thread rests here
+ *      os_signal_self();                  any thread ends that rest
+ */
+#ifndef NB_OS_PROCESS_H
+#define NB_OS_PROCESS_H
+
+#include <stddef.h>
+
+#define OS_DAEMON_TEXT_MAX 600
+
+/* 0 in the daemon (session of its own, cwd "/", stdio on /dev/null, nothing else open); 1 in the starter, with what
+ * the daemon said: "" is success. Negative errno: no daemon was started. */
+int os_daemonise(int *ret_ready_fd, char ret_text[OS_DAEMON_TEXT_MAX]);
+void os_daemon_ready(int ready_fd, const char *failure);
+
+void os_signals_block(void);
+int os_signals_wait(void); /* the signal's number: SIGTERM, SIGINT or SIGHUP */
+void os_signal_self(void);
+
+#endif

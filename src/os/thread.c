@@ -1,0 +1,83 @@
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "os/thread.h"
+
+#define STACK_BYTES (1u << 20) /* a request's frame is a few KiB; hundreds of ranks may be connected */
+#define LOW_PRIORITY 10        /* nice: gives way to training, yet moves on a busy node */
+
+struct start {
+        void *(*run)(void *);
+        void *argument;
+        bool low_priority;
+};
+
+static void *thread_main(void *argument)
+{
+        struct start start = *(struct start *)argument;
+
+        free(argument);
+        if (start.low_priority)
+                setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LOW_PRIORITY);
+        return start.run(start.argument);
+}
+
+int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument, bool low_priority)
+{
+        struct start *start = malloc(sizeof *start);
+        pthread_attr_t attributes;
+        pthread_t thread;
+        sigset_t all, before;
+        int result;
+
+        if (!start)
+                return -ENOMEM;
+        *start = (struct start){ run, argument, low_priority };
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, STACK_BYTES);
+        if (!ret_thread)
+                pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        result = pthread_create(&thread, &attributes, thread_main, start);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+        if (result) {
+                free(start);
+                return -result;
+        }
+        if (ret_thread)
+                *ret_thread = thread;
+        return 0;
+}
+
+void os_cond_init(pthread_cond_t *cond)
+{
+        pthread_condattr_t attributes;
+
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(cond, &attributes);
+        pthread_condattr_destroy(&attributes);
+}
+
+bool os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t timeout_ms)
+{
+        struct timespec until;
+
+        if (timeout_ms < 0)
+                return pthread_cond_wait(cond, mutex) == 0;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += timeout_ms / 1000;
+        until.tv_nsec += timeout_ms % 1000 * 1000000;
+        if (until.tv_nsec >= 1000000000) {
+                until.tv_sec++;
+                until.tv_nsec -= 1000000000;
+        }
+        return pthread_cond_timedwait(cond, mutex, &until) != ETIMEDOUT;
+}

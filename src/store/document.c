@@ -1,0 +1,231 @@
+#include "store/document.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "sum/sum.h"
+
+#define SEAL_KEY ",\"crc64\":"
+#define SEAL_SIZE (sizeof SEAL_KEY - 1 + 18 + 2) /* key, quoted digits, brace and newline */
+
+json_t *document_new(const char *kind)
+{
+        return json_pack("{s:s, s:s}", "nebula", kind, "version", DOCUMENT_VERSION);
+}
+
+void document_crc64_text(uint64_t crc64, char ret_text[17])
+{
+        snprintf(ret_text, 17, "%016" PRIx64, crc64);
+}
+
+static int crc64_from_text(const char *text, uint64_t *ret_crc64)
+{
+        uint64_t value = 0;
+
+        for (size_t i = 0; i < 16; i++) {
+                char c = text[i];
+
+                if (c >= '0' && c <= '9')
+                        value = value << 4 | (uint64_t)(c - '0');
+                else if (c >= 'a' && c <= 'f')
+                        value = value << 4 | (uint64_t)(c - 'a' + 10);
+                else
+                        return -1;
+        }
+        *ret_crc64 = value;
+        return 0;
+}
+
+enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error)
+{
+        /* 16 digits: microseconds of a time since 1970 come back as they were, without a tail of nines. */
+        const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(16);
+        size_t size = json_dumpb(body, NULL, 0, flags);
+        char digits[17];
+        char *text;
+
+        if (size == 0)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "cannot format a JSON document");
+        text = malloc(size + SEAL_SIZE + 1);
+        if (!text)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a JSON document of %zu bytes", size);
+        if (json_dumpb(body, text, size, flags) != size) {
+                free(text);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "cannot format a JSON document");
+        }
+        size--; /* the closing brace gives way to the seal */
+        document_crc64_text(sum_crc64(0, text, size), digits);
+        size += (size_t)snprintf(text + size, SEAL_SIZE + 1, SEAL_KEY "\"%s\"}\n", digits);
+        *ret_text = text;
+        *ret_size = size;
+        return NEBULA_OK;
+}
+
+static enum nebula_status seal_check(const char *text, size_t size, const char *kind, struct nebula_error *error)
+{
+        const char *seal;
+        uint64_t expected, found;
+
+        if (size > DOCUMENT_TEXT_MAX)
+                return error_set(error, NEBULA_CORRUPT, 0, "the %s has %zu bytes, more than the %u allowed", kind, size,
+                                 DOCUMENT_TEXT_MAX);
+        if (size <= SEAL_SIZE)
+                return error_set(error, NEBULA_CORRUPT, 0, "the %s is cut off after %zu bytes", kind, size);
+        seal = text + size - SEAL_SIZE;
+        if (memcmp(seal, SEAL_KEY "\"", sizeof SEAL_KEY) || memcmp(text + size - 3, "\"}\n", 3) ||
+            crc64_from_text(seal + sizeof SEAL_KEY, &expected))
+                return error_set(error, NEBULA_CORRUPT, 0,
+                                 "the %s does not end with its checksum: it is cut off or was edited", kind);
+        found = sum_crc64(0, text, size - SEAL_SIZE);
+        if (found != expected)
+                return error_set(error, NEBULA_CORRUPT, 0,
+                                 "the %s is damaged: its checksum is %016" PRIx64 ", it should be %016" PRIx64, kind,
+                                 found, expected);
+        return NEBULA_OK;
+}
+
+static enum nebula_status version_check(const json_t *body, const char *kind, struct nebula_error *error)
+{
+        const char *found_kind = json_string_value(json_object_get(body, "nebula"));
+        const char *version = json_string_value(json_object_get(body, "version"));
+        char *end;
+        unsigned long major;
+
+        if (!found_kind || strcmp(found_kind, kind))
+                return error_set(error, NEBULA_CORRUPT, 0, "this is no %s: \"nebula\" is \"%.40s\"", kind,
+                                 found_kind ? found_kind : "");
+        if (!version || version[0] < '0' || version[0] > '9')
+                return error_set(error, NEBULA_CORRUPT, 0, "the %s has no version", kind);
+        major = strtoul(version, &end, 10);
+        if (*end != '.' || major != 1)
+                return error_set(error, NEBULA_CORRUPT, 0,
+                                 "the %s has version %.40s, this Nebula reads version 1: use a newer Nebula", kind,
+                                 version);
+        return NEBULA_OK;
+}
+
+enum nebula_status document_parse(const char *text, size_t size, const char *kind, json_t **ret_body,
+                                  struct nebula_error *error)
+{
+        json_error_t problem;
+        json_t *body;
+        enum nebula_status status = seal_check(text, size, kind, error);
+
+        if (status)
+                return status;
+        body = json_loadb(text, size, JSON_REJECT_DUPLICATES, &problem);
+        if (!body)
+                return error_set(error, NEBULA_CORRUPT, 0, "the %s is no JSON: %s at byte %d", kind, problem.text,
+                                 problem.position);
+        status = json_is_object(body) ? version_check(body, kind, error) :
+                                        error_set(error, NEBULA_CORRUPT, 0, "the %s is no JSON object", kind);
+        if (status) {
+                json_decref(body);
+                return status;
+        }
+        *ret_body = body;
+        return NEBULA_OK;
+}
+
+void document_wrong(struct document_reader *reader, const char *key, const char *what)
+{
+        if (!reader->status)
+                reader->status = error_set(reader->error, NEBULA_CORRUPT, 0, "the %s is not sound: \"%s\" %s",
+                                           reader->kind, key, what);
+}
+
+uint64_t document_u64(struct document_reader *reader, const json_t *object, const char *key, uint64_t max)
+{
+        const json_t *value = json_object_get(object, key);
+
+        if (reader->status)
+                return 0;
+        if (!json_is_integer(value) || json_integer_value(value) < 0 || (uint64_t)json_integer_value(value) > max) {
+                document_wrong(reader, key, "is missing or out of range");
+                return 0;
+        }
+        return (uint64_t)json_integer_value(value);
+}
+
+int64_t document_step(struct document_reader *reader, const json_t *object, const char *key)
+{
+        const json_t *value = json_object_get(object, key);
+
+        if (reader->status)
+                return 0;
+        if (!json_is_integer(value) || json_integer_value(value) < -1) {
+                document_wrong(reader, key, "is missing or out of range");
+                return 0;
+        }
+        return (int64_t)json_integer_value(value);
+}
+
+double document_real(struct document_reader *reader, const json_t *object, const char *key)
+{
+        const json_t *value = json_object_get(object, key);
+
+        if (reader->status)
+                return 0;
+        if (!json_is_number(value) || !isfinite(json_number_value(value))) {
+                document_wrong(reader, key, "is missing or no number");
+                return 0;
+        }
+        return json_number_value(value);
+}
+
+void document_text(struct document_reader *reader, const json_t *object, const char *key, int may_be_empty,
+                   char *ret_text, size_t size)
+{
+        const json_t *value = json_object_get(object, key);
+        size_t length = json_string_length(value);
+
+        if (reader->status)
+                return;
+        if (!json_is_string(value) || length >= size || (!length && !may_be_empty)) {
+                document_wrong(reader, key, "is missing, empty or too long");
+                return;
+        }
+        memcpy(ret_text, json_string_value(value), length + 1);
+}
+
+uint64_t document_crc64(struct document_reader *reader, const json_t *value, const char *key)
+{
+        uint64_t crc64 = 0;
+
+        if (reader->status)
+                return 0;
+        if (!json_is_string(value) || json_string_length(value) != 16 ||
+            crc64_from_text(json_string_value(value), &crc64))
+                document_wrong(reader, key, "is missing or not 16 hex digits");
+        return crc64;
+}
+
+json_t *document_array(struct document_reader *reader, const json_t *object, const char *key)
+{
+        json_t *value = json_object_get(object, key);
+
+        if (reader->status)
+                return NULL;
+        if (!json_is_array(value)) {
+                document_wrong(reader, key, "is missing or no list");
+                return NULL;
+        }
+        return value;
+}
+
+json_t *document_object(struct document_reader *reader, const json_t *object, const char *key)
+{
+        json_t *value = json_object_get(object, key);
+
+        if (reader->status)
+                return NULL;
+        if (!json_is_object(value)) {
+                document_wrong(reader, key, "is missing or no object");
+                return NULL;
+        }
+        return value;
+}

@@ -1,0 +1,47 @@
+/*
+ * manifest_private.h - what the files of the manifest module share.
+ * Nobody else includes it.
+ */
+#ifndef NB_STORE_MANIFEST_PRIVATE_H
+#define NB_STORE_MANIFEST_PRIVATE_H
+
+#include "store/manifest.h"
+
+#define MANIFEST_CHUNK_MAX (64u << 20) /* a reader holds one chunk per thread */
+#define MANIFEST_KEY_MAX 1200
+
+/* A relative path of encoded names: no empty component, none that begins with a dot. */
+bool manifest_path_sound(const char *path);
+
+/* What an entry of a .nebula directory is, by its name. */
+enum manifest_entry_kind {
+        ENTRY_FOREIGN,
+        ENTRY_MANIFEST,
+        ENTRY_RECORD,     /* rank-N.json, rank-N.gM.json */
+        ENTRY_TEMPORARY,  /* tmp-... */
+        ENTRY_COMMITTING, /* captured-N.json, captured-N.wM.json, committed.json: what agents told each other on the way */
+        ENTRY_GENERATION, /* gN: a directory of files that wait */
+};
+enum manifest_entry_kind manifest_entry_kind(const char *name, uint64_t *ret_generation);
+
+/* Joins an encoded tag directory and a path into a key; NEBULA_INVALID when it is too long. */
+enum nebula_status manifest_key(char ret_key[MANIFEST_KEY_MAX], const char *directory, const char *path,
+                                struct nebula_error *error);
+/* Where a file of that generation waits before it is settled. */
+enum nebula_status manifest_waiting_key(char ret_key[MANIFEST_KEY_MAX], const char *directory, uint64_t generation,
+                                        const char *path, struct nebula_error *error);
+
+/*
+ * Removes from <directory>/.nebula the entries of the kinds whose bits are set
+ * and whose generation is in the range (only records and directories have one), but not
+ * what `keep` names.
+ */
+enum nebula_status manifest_clear_private(struct store *store, const struct manifest *keep, const char *directory,
+                                          uint64_t generation_min, uint64_t generation_max,
+                                          unsigned kinds, struct nebula_error *error);
+/* The tag that lives in this directory of a storage path; false for what no tag encodes to. */
+bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256]);
+/* Removes .nebula and the directory itself if they are empty. */
+void manifest_remove_directories(struct store *store, const char *directory);
+
+#endif

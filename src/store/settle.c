@@ -1,0 +1,194 @@
+/* What becomes of a version's files after its manifest: they move into place, and one day they go. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "store/manifest.h"
+#include "store/manifest_private.h"
+
+/* Absent is fine: another agent, or a crash before us, has been here. */
+static enum nebula_status move_waiting(struct store *store, const struct manifest *manifest, const char *directory,
+                                       struct nebula_error *error)
+{
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                const struct manifest_file *file = &manifest->files[i];
+                char from[MANIFEST_KEY_MAX], to[MANIFEST_KEY_MAX];
+                struct nebula_error absent;
+                struct store_entry entry;
+                enum nebula_status status = manifest_waiting_key(from, directory, file->generation, file->path, error);
+
+                if (!status)
+                        status = manifest_key(to, directory, file->path, error);
+                if (status)
+                        return status;
+                status = store->ops->stat(store, from, &entry, &absent);
+                if (status == NEBULA_NOT_FOUND)
+                        continue;
+                if (!status) {
+                        store_entry_done(&entry);
+                        status = store->ops->move(store, from, to, &absent);
+                }
+                if (status && status != NEBULA_NOT_FOUND) {
+                        if (error)
+                                *error = absent;
+                        return status;
+                }
+        }
+        return NEBULA_OK;
+}
+
+static bool names_record(const struct manifest *manifest, const char *path)
+{
+        for (size_t i = 0; i < manifest->record_count; i++)
+                if (!strcmp(manifest->records[i].path, path))
+                        return true;
+        return false;
+}
+
+static bool names_waiting(const struct manifest *manifest, uint64_t generation, const char *path)
+{
+        for (size_t i = 0; i < manifest->file_count; i++)
+                if (manifest->files[i].generation == generation && !strcmp(manifest->files[i].path, path))
+                        return true;
+        return false;
+}
+
+/* Empties and removes <directory>/.nebula/g<N>, but for files that `keep` (may be NULL) still names there. */
+static enum nebula_status clear_generation(struct store *store, const struct manifest *keep, const char *directory,
+                                           const char *name, uint64_t generation, struct nebula_error *error)
+{
+        struct store_list list;
+        struct nebula_error full;
+        char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
+        bool is_kept = false;
+        enum nebula_status status = manifest_key(key, directory, MANIFEST_DIRECTORY, error);
+
+        if (!status)
+                status = manifest_key(prefix, key, name, error);
+        if (status)
+                return status;
+        status = store->ops->list(store, prefix, &list, error);
+        if (status)
+                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+        for (size_t i = 0; i < list.count && !status; i++) {
+                if (list.entries[i].is_directory || (keep && names_waiting(keep, generation, list.entries[i].name))) {
+                        is_kept = true;
+                        continue;
+                }
+                status = manifest_key(key, prefix, list.entries[i].name, error);
+                if (!status)
+                        status = store->ops->remove(store, key, error);
+        }
+        store_list_done(&list);
+        if (!status && !is_kept && store->ops->remove_directory)
+                store->ops->remove_directory(store, prefix, &full); /* somebody adds to it: then it stays */
+        return status;
+}
+
+enum nebula_status manifest_clear_private(struct store *store, const struct manifest *keep, const char *directory,
+                                          uint64_t generation_min, uint64_t generation_max, unsigned kinds,
+                                          struct nebula_error *error)
+{
+        struct store_list list;
+        char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
+        enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
+
+        if (status)
+                return status;
+        status = store->ops->list(store, prefix, &list, error);
+        if (status)
+                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+        for (size_t i = 0; i < list.count && !status; i++) {
+                const struct store_entry *entry = &list.entries[i];
+                uint64_t generation = 0;
+                enum manifest_entry_kind kind = manifest_entry_kind(entry->name, &generation);
+                char path[512];
+
+                if (!(kinds & 1u << kind) || entry->is_directory != (kind == ENTRY_GENERATION))
+                        continue;
+                if (kind == ENTRY_TEMPORARY && entry->is_foreign)
+                        continue; /* another user's write in progress */
+                if ((kind == ENTRY_RECORD || kind == ENTRY_GENERATION) &&
+                    (generation < generation_min || generation > generation_max))
+                        continue;
+                snprintf(path, sizeof path, MANIFEST_DIRECTORY "/%s", entry->name);
+                if (kind == ENTRY_GENERATION)
+                        status = clear_generation(store, keep, directory, entry->name, generation, error);
+                else if (kind != ENTRY_RECORD || !keep || !names_record(keep, path)) {
+                        status = manifest_key(key, prefix, entry->name, error);
+                        if (!status)
+                                status = store->ops->remove(store, key, error);
+                }
+        }
+        store_list_done(&list);
+        return status;
+}
+
+enum nebula_status manifest_settle(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        char directory[256];
+        enum nebula_status status = name_encode(manifest->tag, directory, error);
+
+        /* Where objects cannot be moved they stay where they wait: readers look there first. */
+        if (!status && store->ops->move)
+                status = move_waiting(store, manifest, directory, error);
+        /* Younger generations are somebody's work in progress. */
+        if (!status)
+                status = manifest_clear_private(store, manifest, directory, 0, manifest->generation,
+                                                1u << ENTRY_RECORD | 1u << ENTRY_GENERATION, error);
+        return status;
+}
+
+static enum nebula_status remove_files(struct store *store, const struct manifest *manifest, const char *directory,
+                                       struct nebula_error *error)
+{
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                const struct manifest_file *file = &manifest->files[i];
+                char key[MANIFEST_KEY_MAX];
+                enum nebula_status status = manifest_key(key, directory, file->path, error);
+
+                if (!status)
+                        status = store->ops->remove(store, key, error);
+                if (!status)
+                        status = manifest_waiting_key(key, directory, file->generation, file->path, error);
+                if (!status)
+                        status = store->ops->remove(store, key, error);
+                if (status)
+                        return status;
+        }
+        return NEBULA_OK;
+}
+
+void manifest_remove_directories(struct store *store, const char *directory)
+{
+        char key[MANIFEST_KEY_MAX];
+        struct nebula_error full; /* something foreign is inside: then the directory stays */
+
+        if (!store->ops->remove_directory || manifest_key(key, directory, MANIFEST_DIRECTORY, &full) ||
+            store->ops->remove_directory(store, key, &full))
+                return;
+        store->ops->remove_directory(store, directory, &full);
+}
+
+enum nebula_status manifest_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        char directory[256], key[MANIFEST_KEY_MAX];
+        enum nebula_status status = name_encode(manifest->tag, directory, error);
+
+        if (!status)
+                status = manifest_key(key, directory, MANIFEST_DIRECTORY "/manifest.json", error);
+        if (!status)
+                status = store->ops->remove(store, key, error);
+        /* The records go last: they are what tells a sweep after a crash which files were ours. */
+        if (!status)
+                status = remove_files(store, manifest, directory, error);
+        if (!status)
+                status = manifest_clear_private(store, NULL, directory, 0, UINT64_MAX,
+                                                1u << ENTRY_RECORD | 1u << ENTRY_GENERATION | 1u << ENTRY_TEMPORARY |
+                                                        1u << ENTRY_COMMITTING,
+                                                error);
+        if (!status)
+                manifest_remove_directories(store, directory);
+        return status;
+}

@@ -1,0 +1,309 @@
+/*
+ * Storage in a directory: local disks and what is mounted, NFS included.
+ * Nothing here depends on O_DIRECT, fallocate or a fresh cached listing.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+#include "store/store_private.h"
+
+enum nebula_status file_path(const struct store *store, const char *key, char ret_path[STORE_PATH_MAX],
+                             struct nebula_error *error)
+{
+        if (*key && !store_key_sound(key))
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is no key of a stored object", key);
+        if (snprintf(ret_path, STORE_PATH_MAX, "%s%s%s", store->root, *key ? "/" : "", key) >= STORE_PATH_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "the path of \"%.200s\" in %.200s is too long", key, store->root);
+        return NEBULA_OK;
+}
+
+enum nebula_status file_error(const struct store *store, const char *what, const char *path, int result,
+                              struct nebula_error *error)
+{
+        if (result == -ENODEV)
+                return error_set(error, NEBULA_STORAGE, ENODEV, "can't %s %s: %s is gone, and with it its file system",
+                                 what, path, store->root);
+        return error_set(error, error_status_of_errno(-result), -result, "can't %s %s", what, path);
+}
+
+void file_parent(const char *key, char ret_directory[STORE_KEY_MAX])
+{
+        const char *slash = strrchr(key, '/');
+        size_t length = slash ? (size_t)(slash - key) : 0;
+
+        memcpy(ret_directory, key, length);
+        ret_directory[length] = 0;
+}
+
+enum nebula_status file_ensure(struct store *store, const char *directory, const char *what, const char *path,
+                               struct nebula_error *error)
+{
+        struct file_store *file = (struct file_store *)store;
+        int result = file_dirs_ensure(file->dirs, store->root, directory);
+
+        return result ? file_error(store, what, path, result, error) : NEBULA_OK;
+}
+
+int file_sync_directory(const struct store *store, const char *directory)
+{
+        char path[STORE_PATH_MAX];
+
+        snprintf(path, sizeof path, "%s%s%s", store->root, *directory ? "/" : "", directory);
+        return os_sync_dir(path);
+}
+
+static enum nebula_status file_open(const char *url, struct store **ret_store, struct nebula_error *error)
+{
+        const char *path = strncmp(url, "file://", 7) ? url : url + 7;
+        size_t length = strlen(path);
+        struct file_store *file;
+        uint32_t first = 0;
+
+        if (path[0] != '/')
+                return error_set(error, NEBULA_INVALID, 0, "the storage path \"%.400s\" is not absolute", url);
+        while (length > 1 && path[length - 1] == '/')
+                length--;
+        if (length >= STORE_PATH_MAX - STORE_KEY_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "the storage path \"%.200s...\" is too long", url);
+        file = calloc(1, sizeof *file);
+        if (!file)
+                goto no_memory;
+        file->store.ops = &store_file;
+        file->store.root = strndup(path, length);
+        file->dirs = file_dirs_new();
+        if (!file->store.root || !file->dirs)
+                goto no_memory;
+        /* Another node may have our pid and share this directory. */
+        os->random(&first, sizeof first);
+        atomic_init(&file->temp_count, first);
+        atomic_init(&file->given_uid, 0);
+        *ret_store = &file->store;
+        return NEBULA_OK;
+no_memory:
+        if (file) {
+                file_dirs_free(file->dirs);
+                free(file->store.root);
+                free(file);
+        }
+        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open %.400s", url);
+}
+
+static void file_close(struct store *store)
+{
+        struct file_store *file = (struct file_store *)store;
+
+        file_dirs_free(file->dirs);
+        free(store->root);
+        free(file);
+}
+
+/* rename does nothing when both names are one file, as after a crash or a hard link: then the old one goes apart. */
+static int drop_old_name(const char *from, const char *to)
+{
+        struct os_stat old, new;
+        int result = os->stat(from, false, &old);
+
+        if (!result)
+                result = os->stat(to, false, &new);
+        if (!result && old.device == new.device && old.inode == new.inode)
+                result = os->unlink(from);
+        return result == -ENOENT ? 0 : result;
+}
+
+static enum nebula_status file_move(struct store *store, const char *from, const char *to, struct nebula_error *error)
+{
+        struct file_store *file = (struct file_store *)store;
+        char from_path[STORE_PATH_MAX], to_path[STORE_PATH_MAX];
+        char from_parent[STORE_KEY_MAX], to_parent[STORE_KEY_MAX];
+        struct os_stat found;
+        enum nebula_status status = file_path(store, from, from_path, error);
+        int result;
+
+        if (!status)
+                status = file_path(store, to, to_path, error);
+        if (status)
+                return status;
+        if (!strcmp(from, to))
+                return NEBULA_OK;
+        /* First, so that no directory is made for what isn't there. */
+        result = os->stat(from_path, false, &found);
+        if (result)
+                return file_error(store, "move", from_path, result, error);
+        file_parent(from, from_parent);
+        file_parent(to, to_parent);
+        status = file_ensure(store, to_parent, "move to", to_path, error);
+        if (status)
+                goto forget;
+        result = os->rename(from_path, to_path);
+        if (!result)
+                result = drop_old_name(from_path, to_path);
+        /* The new place first: between the two both names may survive, never none. */
+        if (!result)
+                result = file_sync_directory(store, to_parent);
+        if (!result && strcmp(from_parent, to_parent))
+                result = file_sync_directory(store, from_parent);
+        if (!result)
+                return NEBULA_OK;
+        status = error_set(error, error_status_of_errno(-result), -result, "can't move %s to %s", from_path, to_path);
+forget:
+        file_dirs_forget(file->dirs);
+        return status;
+}
+
+/* A server may give our files to another user (root_squash): then what it gave the last one to is ours as well. */
+static bool is_foreign(const struct store *store, const struct os_stat *found)
+{
+        const struct file_store *file = (const struct file_store *)store;
+        uint64_t given = atomic_load(&file->given_uid);
+
+        return found->uid != os->uid() && found->uid + UINT64_C(1) != given;
+}
+
+static enum nebula_status file_stat(struct store *store, const char *key, struct store_entry *ret_entry,
+                                    struct nebula_error *error)
+{
+        char path[STORE_PATH_MAX];
+        struct os_stat found;
+        const char *slash = strrchr(key, '/');
+        enum nebula_status status = file_path(store, key, path, error);
+        char *name;
+        int result;
+
+        if (status)
+                return status;
+        result = os->stat(path, true, &found);
+        if (result)
+                return file_error(store, "find", path, result == -ENOTDIR ? -ENOENT : result, error);
+        name = strdup(slash ? slash + 1 : key);
+        if (!name)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look at %s", path);
+        *ret_entry = (struct store_entry){ name, found.size, found.mtime_ns, found.kind == OS_KIND_DIRECTORY,
+                                           is_foreign(store, &found) };
+        return NEBULA_OK;
+}
+
+/* One entry of a listing; what has gone since, or leads nowhere, is left out. */
+static int list_one(const struct store *store, const char *path, const char *name, struct store_list *list)
+{
+        char full[STORE_PATH_MAX];
+        struct store_entry entry = { .name = (char *)(uintptr_t)name };
+        struct os_stat found;
+        int result;
+
+        if (snprintf(full, sizeof full, "%s/%s", path, name) >= (int)sizeof full)
+                return -ENAMETOOLONG;
+        result = os->stat(full, true, &found);
+        if (result == -ENOENT || result == -ELOOP || result == -EACCES)
+                return 0;
+        if (result)
+                return result;
+        entry.size = found.size;
+        entry.mtime_ns = found.mtime_ns;
+        entry.is_directory = found.kind == OS_KIND_DIRECTORY;
+        entry.is_foreign = is_foreign(store, &found);
+        return store_list_add(list, &entry) ? -ENOMEM : 0;
+}
+
+static enum nebula_status file_list(struct store *store, const char *prefix, struct store_list *ret_list,
+                                    struct nebula_error *error)
+{
+        char path[STORE_PATH_MAX], name[256];
+        struct store_list list = { 0 };
+        struct os_dir *dir;
+        enum nebula_status status = file_path(store, prefix, path, error);
+        int result;
+
+        if (status)
+                return status;
+        result = os->opendir(path, &dir);
+        if (result)
+                return file_error(store, "list", path, result == -ENOTDIR ? -ENOENT : result, error);
+        while ((result = os->readdir(dir, name, sizeof name)) > 0) {
+                result = list_one(store, path, name, &list);
+                if (result)
+                        break;
+        }
+        os->closedir(dir);
+        if (result) {
+                store_list_done(&list);
+                return file_error(store, "list", path, result, error);
+        }
+        *ret_list = list;
+        return NEBULA_OK;
+}
+
+/* Also when it was gone already: whoever removed it may have died before the sync. */
+static enum nebula_status end_removal(struct store *store, const char *key, const char *path, int result,
+                                      struct nebula_error *error)
+{
+        char parent[STORE_KEY_MAX];
+
+        if (!result || result == -ENOENT || result == -ENOTDIR) {
+                file_parent(key, parent);
+                result = file_sync_directory(store, parent);
+                if (result == -ENOENT || result == -ENOTDIR)
+                        result = 0;
+        }
+        return result ? file_error(store, "remove", path, result, error) : NEBULA_OK;
+}
+
+static enum nebula_status file_remove(struct store *store, const char *key, struct nebula_error *error)
+{
+        char path[STORE_PATH_MAX];
+        enum nebula_status status = *key ? file_path(store, key, path, error) : NEBULA_INVALID;
+
+        if (status)
+                return *key ? status : error_set(error, status, 0, "the root of %s is no object", store->root);
+        return end_removal(store, key, path, os->unlink(path), error);
+}
+
+static enum nebula_status file_remove_directory(struct store *store, const char *prefix, struct nebula_error *error)
+{
+        struct file_store *file = (struct file_store *)store;
+        char path[STORE_PATH_MAX];
+        enum nebula_status status = *prefix ? file_path(store, prefix, path, error) : NEBULA_INVALID;
+
+        if (status)
+                return *prefix ? status : error_set(error, status, 0, "the root %s is not removed", store->root);
+        file_dirs_forget(file->dirs);
+        return end_removal(store, prefix, path, os->rmdir(path), error);
+}
+
+/* Of the nearest directory that is there: the first write makes the rest. */
+static enum nebula_status file_free_bytes(struct store *store, uint64_t *ret_bytes, struct nebula_error *error)
+{
+        char path[STORE_PATH_MAX];
+        struct os_space space;
+        int result;
+
+        snprintf(path, sizeof path, "%s", store->root);
+        while ((result = os->space(path, &space)) == -ENOENT && path[1]) {
+                char *slash = strrchr(path, '/');
+
+                slash[slash == path] = 0;
+        }
+        if (result)
+                return file_error(store, "ask for the free space of", store->root, result, error);
+        *ret_bytes = space.free_bytes;
+        return NEBULA_OK;
+}
+
+const struct store_ops store_file = {
+        .scheme = "file",
+        .open = file_open,
+        .close = file_close,
+        .write = file_write,
+        .move = file_move,
+        .read = file_read,
+        .read_bulk = file_read_bulk,
+        .stat = file_stat,
+        .list = file_list,
+        .remove = file_remove,
+        .remove_directory = file_remove_directory,
+        .free_bytes = file_free_bytes,
+};

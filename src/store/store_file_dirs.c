@@ -1,0 +1,160 @@
+/*
+ * A file is not durable before each directory on its way is. A directory that
+ * is already there proves nothing: whoever made it may have died before the
+ * sync. So a store syncs the way to each directory once, and remembers it.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "os/os.h"
+#include "store/store_private.h"
+
+#define DIRECTORY_MODE 0777 /* as the umask allows: others read checkpoints */
+
+struct file_dirs {
+        pthread_mutex_t lock;       /* guards everything below */
+        char *known[FILE_DIRS_KEPT]; /* absolute paths; the oldest is replaced */
+        size_t next;
+        bool has_device;
+        uint64_t device;            /* of the root, when it was there last */
+};
+
+struct file_dirs *file_dirs_new(void)
+{
+        struct file_dirs *dirs = calloc(1, sizeof *dirs);
+
+        if (dirs)
+                pthread_mutex_init(&dirs->lock, NULL);
+        return dirs;
+}
+
+void file_dirs_free(struct file_dirs *dirs)
+{
+        if (!dirs)
+                return;
+        file_dirs_forget(dirs);
+        pthread_mutex_destroy(&dirs->lock);
+        free(dirs);
+}
+
+void file_dirs_forget(struct file_dirs *dirs)
+{
+        pthread_mutex_lock(&dirs->lock);
+        for (size_t i = 0; i < FILE_DIRS_KEPT; i++) {
+                free(dirs->known[i]);
+                dirs->known[i] = NULL;
+        }
+        pthread_mutex_unlock(&dirs->lock);
+}
+
+static bool is_known(const struct file_dirs *dirs, const char *path)
+{
+        for (size_t i = 0; i < FILE_DIRS_KEPT; i++)
+                if (dirs->known[i] && !strcmp(dirs->known[i], path))
+                        return true;
+        return false;
+}
+
+/* Without memory it is synced again the next time. */
+static void remember(struct file_dirs *dirs, const char *path)
+{
+        free(dirs->known[dirs->next]);
+        dirs->known[dirs->next] = strdup(path);
+        dirs->next = (dirs->next + 1) % FILE_DIRS_KEPT;
+}
+
+/* The device of the nearest directory that is there, at or above `path`. */
+static int nearest_device(const char *path, uint64_t *ret_device, bool *ret_is_itself)
+{
+        char above[STORE_PATH_MAX];
+        struct os_stat found;
+        int result;
+
+        snprintf(above, sizeof above, "%s", path);
+        *ret_is_itself = true;
+        while ((result = os->stat(above, true, &found)) == -ENOENT && above[1]) {
+                char *slash = strrchr(above, '/');
+
+                *ret_is_itself = false;
+                slash[slash == above] = 0;
+        }
+        if (!result)
+                *ret_device = found.device;
+        return result;
+}
+
+/*
+ * A root whose mount has gone must not be made anew on the file system below.
+ * One that was removed is.
+ */
+static int make_root(struct file_dirs *dirs, const char *root)
+{
+        uint64_t device = 0;
+        bool is_there;
+        int result = nearest_device(root, &device, &is_there);
+
+        if (!result && !is_there && dirs->has_device && device != dirs->device)
+                result = -ENODEV;
+        if (!result)
+                result = os_make_dirs(root, DIRECTORY_MODE);
+        if (result)
+                return result;
+        dirs->has_device = true;
+        dirs->device = device;
+        return 0;
+}
+
+/* Syncs the entry of `path` in the directory above it. Those above the root may be closed to us, and aren't ours. */
+static int sync_above(const char *path, bool is_root)
+{
+        char above[STORE_PATH_MAX];
+        char *slash;
+        int result;
+
+        snprintf(above, sizeof above, "%s", path);
+        slash = strrchr(above, '/');
+        slash[slash == above] = 0;
+        result = os_sync_dir(above);
+        return is_root && (result == -EACCES || result == -EPERM || result == -EROFS) ? 0 : result;
+}
+
+static int ensure_one(struct file_dirs *dirs, const char *path, bool is_root)
+{
+        int result;
+
+        if (is_known(dirs, path))
+                return 0;
+        result = is_root ? make_root(dirs, path) : os_make_dirs(path, DIRECTORY_MODE);
+        if (!result)
+                result = sync_above(path, is_root);
+        if (!result)
+                remember(dirs, path);
+        return result;
+}
+
+int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *directory)
+{
+        char path[STORE_PATH_MAX];
+        size_t root_length = strlen(root), length;
+        int result;
+
+        length = (size_t)snprintf(path, sizeof path, "%s%s%s", root, *directory ? "/" : "", directory);
+        if (length >= sizeof path)
+                return -ENAMETOOLONG;
+        pthread_mutex_lock(&dirs->lock);
+        result = is_known(dirs, path) ? 0 : ensure_one(dirs, root, true);
+        for (size_t i = root_length + 1; i <= length && !result; i++) {
+                char kept = path[i];
+
+                if (kept != '/' && kept)
+                        continue;
+                path[i] = 0;
+                result = ensure_one(dirs, path, false);
+                path[i] = kept;
+        }
+        pthread_mutex_unlock(&dirs->lock);
+        return result;
+}

@@ -1,0 +1,66 @@
+/*
+ * Arithmetic modulo the two polynomials, and from it the CRC of two pieces.
+ *
+ * crc(AB) = crc(A) * x^(8 * size of B) + crc(B): B's bytes push the register of A
+ * that far. The complements at both ends cancel out, so this holds for finished values.
+ */
+#include "sum/sum_private.h"
+
+/* x^(2^k): by squaring, any power takes at most 64 multiplications. */
+static uint32_t squares32[64];
+static uint64_t squares64[64];
+
+/* Bit W-1 of a register is x^0, and multiplying by x shifts right. */
+uint32_t sum_multiply32(uint32_t a, uint32_t b)
+{
+        uint32_t product = 0;
+
+        for (; a; a <<= 1) {
+                product ^= (a >> 31) ? b : 0;
+                b = (b >> 1) ^ ((b & 1) ? SUM_POLY32 : 0);
+        }
+        return product;
+}
+
+uint64_t sum_multiply64(uint64_t a, uint64_t b)
+{
+        uint64_t product = 0;
+
+        for (; a; a <<= 1) {
+                product ^= (a >> 63) ? b : 0;
+                b = (b >> 1) ^ ((b & 1) ? SUM_POLY64 : 0);
+        }
+        return product;
+}
+
+void sum_combine_prepare(void)
+{
+        squares32[0] = UINT32_C(1) << 30;
+        squares64[0] = UINT64_C(1) << 62;
+        for (int k = 1; k < 64; k++) {
+                squares32[k] = sum_multiply32(squares32[k - 1], squares32[k - 1]);
+                squares64[k] = sum_multiply64(squares64[k - 1], squares64[k - 1]);
+        }
+}
+
+uint32_t sum_power32(uint64_t n)
+{
+        uint32_t power = UINT32_C(1) << 31;
+
+        for (int k = 0; n; k++, n >>= 1) {
+                if (n & 1)
+                        power = sum_multiply32(power, squares32[k]);
+        }
+        return power;
+}
+
+uint64_t sum_power64(uint64_t n)
+{
+        uint64_t power = UINT64_C(1) << 63;
+
+        for (int k = 0; n; k++, n >>= 1) {
+                if (n & 1)
+                        power = sum_multiply64(power, squares64[k]);
+        }
+        return power;
+}

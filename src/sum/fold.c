@@ -1,0 +1,32 @@
+/*
+ * The constants of the carry-less multiplication paths, computed at start.
+ *
+ * A 16-byte lane holds L * x^64 + H, where L are its first 8 bytes (reflected: the
+ * first byte has the highest powers). To add it to the lane D bits further on, it is replaced by the
+ * congruent L * (x^(D+64) mod P) + H * (x^D mod P), which again fits 128 bits.
+ *
+ * Multiplying two reflected 64-bit registers a and b carry-less puts the coefficient of
+ * x^(126-k) at bit k, while bit k of a lane stands for x^(127-k): the result reads as
+ * x * a * b. So the constants carry one power less: x^(D+63) and x^(D-1).
+ *
+ * A residue of the 32-bit polynomial is a 64-bit register with its powers x^31 ... x^0 in the upper half.
+ */
+#include "sum/sum_private.h"
+
+struct sum_fold sum_folds32[SUM_DISTANCE_COUNT], sum_folds64[SUM_DISTANCE_COUNT];
+
+void sum_folds_prepare(void)
+{
+        static const uint32_t distance_bytes[SUM_DISTANCE_COUNT] = {
+                [SUM_FOLD_16] = 16, [SUM_FOLD_64] = 64, [SUM_FOLD_128] = 128, [SUM_FOLD_256] = 256,
+        };
+
+        for (int k = 0; k < SUM_DISTANCE_COUNT; k++) {
+                uint64_t bits = 8 * (uint64_t)distance_bytes[k];
+
+                sum_folds32[k].low = (uint64_t)sum_power32(bits + 63) << 32;
+                sum_folds32[k].high = (uint64_t)sum_power32(bits - 1) << 32;
+                sum_folds64[k].low = sum_power64(bits + 63);
+                sum_folds64[k].high = sum_power64(bits - 1);
+        }
+}

@@ -1,0 +1,125 @@
+#include "sum/sum.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "sum/sum_private.h"
+
+static pthread_once_t prepared = PTHREAD_ONCE_INIT;
+static _Atomic(const struct sum_ops *) chosen;
+
+/* What runs `isa`; NULL when this machine or build lacks it. */
+static const struct sum_ops *ops_of(enum sum_isa isa)
+{
+        switch (isa) {
+        case SUM_ISA_PORTABLE:
+                return &sum_portable;
+#ifdef SUM_X86
+        case SUM_ISA_PCLMUL:
+                return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1") ? &sum_pclmul : NULL;
+        case SUM_ISA_VPCLMUL: /* the kernel's part, saving the registers, is looked at by avx512f */
+                return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                       __builtin_cpu_supports("vpclmulqdq") && ops_of(SUM_ISA_PCLMUL) ? &sum_vpclmul : NULL;
+#else
+        case SUM_ISA_PCLMUL:
+        case SUM_ISA_VPCLMUL:
+                break;
+#endif
+        }
+        return NULL;
+}
+
+static void prepare(void)
+{
+        const struct sum_ops *best = NULL;
+
+#ifdef SUM_X86
+        __builtin_cpu_init();
+#endif
+        sum_portable_prepare();
+        sum_combine_prepare();
+        sum_folds_prepare();
+        for (int isa = SUM_ISA_VPCLMUL; !best; isa--)
+                best = ops_of((enum sum_isa)isa);
+        atomic_store(&chosen, best);
+}
+
+static const struct sum_ops *ops(void)
+{
+        const struct sum_ops *used = atomic_load_explicit(&chosen, memory_order_acquire);
+
+        if (used)
+                return used;
+        pthread_once(&prepared, prepare);
+        return atomic_load(&chosen);
+}
+
+uint32_t sum_crc32(uint32_t crc, const void *data, size_t size)
+{
+        return ~ops()->crc32(~crc, data, size);
+}
+
+uint64_t sum_crc64(uint64_t crc, const void *data, size_t size)
+{
+        return ~ops()->crc64(~crc, data, size);
+}
+
+void sum_both(const void *data, size_t size, uint32_t *crc32, uint64_t *crc64)
+{
+        uint32_t raw32 = ~*crc32;
+        uint64_t raw64 = ~*crc64;
+
+        ops()->both(data, size, &raw32, &raw64);
+        *crc32 = ~raw32;
+        *crc64 = ~raw64;
+}
+
+uint32_t sum_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
+{
+        uint32_t power;
+
+        ops(); /* prepares the powers */
+        power = sum_power32(size_b);
+        for (int k = 0; k < 3; k++) /* bytes to bits: (x^n)^8; 8 * n might not fit */
+                power = sum_multiply32(power, power);
+        return sum_multiply32(crc_a, power) ^ crc_b;
+}
+
+uint64_t sum_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t size_b)
+{
+        uint64_t power;
+
+        ops();
+        power = sum_power64(size_b);
+        for (int k = 0; k < 3; k++)
+                power = sum_multiply64(power, power);
+        return sum_multiply64(crc_a, power) ^ crc_b;
+}
+
+void sum_copy_stream(void *to, const void *from, size_t size)
+{
+        ops()->copy_stream(to, from, size);
+}
+
+enum sum_isa sum_isa_used(void)
+{
+        const struct sum_ops *used = ops();
+        int isa = SUM_ISA_VPCLMUL;
+
+        while (isa > SUM_ISA_PORTABLE && ops_of((enum sum_isa)isa) != used)
+                isa--;
+        return (enum sum_isa)isa;
+}
+
+int sum_isa_force(enum sum_isa isa)
+{
+        const struct sum_ops *forced;
+
+        ops(); /* after this the first use cannot undo the choice */
+        forced = ops_of(isa);
+        if (!forced)
+                return -1;
+        atomic_store(&chosen, forced);
+        return 0;
+}

@@ -1,0 +1,58 @@
+/*
+ * sum_private.h - between the files of src/sum only.
+ *
+ * Inside this folder a CRC is "raw": the register itself, without the
+ * complement that its finished form has at both ends. sum.c adds that.
+ *
+ * Both polynomials are reflected: bit 0 of a register is the coefficient of the
+ * highest power. A W-bit register r stands for sum of bit(i) * x^(W-1-i).
+ */
+#ifndef NB_SUM_SUM_PRIVATE_H
+#define NB_SUM_SUM_PRIVATE_H
+
+#include "sum/sum.h"
+
+#define SUM_POLY32 UINT32_C(0xedb88320)
+#define SUM_POLY64 UINT64_C(0x9a6c9329ac4bc9b5)
+
+/* One way to do it. Any alignment, any size. */
+struct sum_ops {
+        uint32_t (*crc32)(uint32_t raw, const uint8_t *data, size_t size);
+        uint64_t (*crc64)(uint64_t raw, const uint8_t *data, size_t size);
+        void (*both)(const uint8_t *data, size_t size, uint32_t *raw32, uint64_t *raw64);
+        void (*copy_stream)(void *to, const void *from, size_t size);
+};
+
+extern const struct sum_ops sum_portable; /* crc_portable.c */
+
+/* The constants that move a 128-bit lane forward over some bytes (fold.c). */
+struct sum_fold {
+        uint64_t low;  /* for the first 8 bytes of the lane */
+        uint64_t high; /* for the other 8 */
+};
+/* Distances that the carry-less files use, by index. */
+enum sum_distance { SUM_FOLD_16, SUM_FOLD_64, SUM_FOLD_128, SUM_FOLD_256, SUM_DISTANCE_COUNT };
+extern struct sum_fold sum_folds32[SUM_DISTANCE_COUNT], sum_folds64[SUM_DISTANCE_COUNT];
+
+/* Computed once, by sum.c, before anything else is called. */
+void sum_portable_prepare(void);
+void sum_folds_prepare(void);
+void sum_combine_prepare(void);
+
+/* x^n modulo the polynomial, as a 64-bit (64-bit, 32-bit) register. */
+uint64_t sum_power64(uint64_t n);
+uint32_t sum_power32(uint64_t n);
+uint64_t sum_multiply64(uint64_t a, uint64_t b);
+uint32_t sum_multiply32(uint32_t a, uint32_t b);
+
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 9)
+#define SUM_X86 1
+extern const struct sum_ops sum_pclmul;  /* crc_pclmul.c */
+extern const struct sum_ops sum_vpclmul; /* crc_vpclmul.c */
+/* copy_x86.c; sum_copy_avx* only where the processor has it. */
+void sum_copy_sse2(void *to, const void *from, size_t size);
+void sum_copy_avx2(void *to, const void *from, size_t size);
+void sum_copy_avx512(void *to, const void *from, size_t size);
+#endif
+
+#endif

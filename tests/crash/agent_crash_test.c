@@ -1,0 +1,96 @@
+/*
+ * The power goes at every moment of persisting two versions and rewriting one of them: what had been called durable
+ * loads, the rewritten tag is the old or the new one and never a mixture, and so it stays after the next start's settling.
+ */
+#include "agent/agent_catalogue.h"
+#include "os/os_crash.h"
+#include "tap.h"
+
+static char root[64], other[96], storage[96];
+
+/* 0: absent; 1: the first writing; 2: the second; -1: anything else. */
+static int writing_of(struct store *store, const char *tag, unsigned a1, unsigned a2, unsigned b)
+{
+        struct nebula_error error;
+        struct manifest manifest = { 0 };
+        enum nebula_status status = manifest_load(store, tag, &manifest, &error);
+        int result = -1;
+
+        if (status == NEBULA_NOT_FOUND)
+                return 0;
+        if (!status && stored_holds(store, &manifest, "b", b)) {
+                if (manifest.generation == 1 && stored_holds(store, &manifest, "a", a1))
+                        result = 1;
+                else if (a2 && manifest.generation == 2 && stored_holds(store, &manifest, "a", a2))
+                        result = 2;
+        }
+        manifest_done(&manifest);
+        return result;
+}
+
+static bool holds(uint64_t at, uint64_t seed, const uint64_t *durable)
+{
+        struct nebula_error error;
+        struct store *store;
+        bool good = true;
+
+        /* As found, then after the next agent's start. */
+        for (int round = 0; round < 2; round++) {
+                int t, u;
+
+                if (store_open(other, &store, &error))
+                        return false;
+                t = writing_of(store, "t", 1, 5, 2);
+                u = writing_of(store, "u", 3, 0, 4);
+                store_close(store);
+                if (t < 0 || u < 0 || (at >= durable[0] && t < 1) || (at >= durable[1] && u < 1) || (at >= durable[2] && t != 2)) {
+                        printf("# position %d, seed %d, round %d: t is %d, u is %d\n", (int)at, (int)seed, round, t, u);
+                        good = false;
+                }
+                if (!round) {
+                        struct bench bench;
+
+                        bench_init(&bench, NULL, other);
+                        bench.catalogue.sweep_age_s = 0;
+                        good = good && !storage_scan(&bench.catalogue, bench.job, &bench.error);
+                        bench_done(&bench, true);
+                }
+        }
+        return good;
+}
+
+static void what_was_durable_loads_after_every_power_loss(void)
+{
+        uint64_t durable[3], last;
+        struct version *version;
+        struct bench bench;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-crash-XXXXXX");
+        REQUIRE(mkdtemp(root));
+        snprintf(storage, sizeof storage, "%s/storage", root);
+        snprintf(other, sizeof other, "%s-after", root);
+        REQUIRE(!os->mkdir(storage, 0755));
+        bench_init(&bench, NULL, storage);
+        REQUIRE(!os_crash_begin(storage));
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version));
+        durable[0] = os_crash_position();
+        version = bench_version(&bench, "u", 3, 4);
+        REQUIRE(version && !bench_persist(&bench, version));
+        durable[1] = os_crash_position();
+        version = bench_version(&bench, "t", 5, 0);
+        REQUIRE(version && !bench_persist(&bench, version));
+        durable[2] = last = os_crash_position();
+        os_crash_end();
+        bench_done(&bench, true);
+        for (uint64_t at = 0; at <= last && !tap_failed_checks; at++)
+                for (uint64_t seed = 0; seed < 12; seed++) {
+                        REQUIRE(!os_crash_materialise(at, seed, other));
+                        CHECK(holds(at, seed, durable));
+                }
+        os_crash_free();
+        os_remove_tree(root);
+        os_remove_tree(other);
+}
+
+TAP_MAIN(TEST(what_was_durable_loads_after_every_power_loss))

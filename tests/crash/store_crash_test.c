@@ -1,0 +1,198 @@
+/*
+ * Power is lost at every moment of a run, with many outcomes each. What a
+ * store said to be durable is there; everything else is whole or absent.
+ */
+#include "os/os.h"
+#include "os/os_crash.h"
+#include "store/store.h"
+#include "tap.h"
+#include "test_dir.h"
+
+#define SEEDS 8
+#define BIG_BYTES ((1u << 20) + 333)
+#define PROMISES_MAX 64
+
+static char base[256], root[300], after[300];
+static struct store *store;
+static struct nebula_error error;
+
+/* From `from` on the object `key` has been promised to be of kind `kind`; '-': absent. */
+struct promise {
+        uint64_t begun, from;
+        const char *key;
+        char kind;
+};
+static struct promise promises[PROMISES_MAX];
+static size_t promise_count;
+static uint64_t last;
+
+static void begin(void)
+{
+        test_dir_make_quick(base);
+        snprintf(root, sizeof root, "%s/root", base);
+        snprintf(after, sizeof after, "%s/after", base);
+        promise_count = 0;
+        if (os->mkdir(root, 0700) || os_crash_begin(root))
+                abort();
+        if (store_open(root, &store, &error))
+                abort();
+}
+
+static void promise(uint64_t begun, const char *key, char kind)
+{
+        promises[promise_count++] = (struct promise){ begun, os_crash_position(), key, kind };
+}
+
+static void put(const char *key, char kind, uint64_t size)
+{
+        uint64_t begun = os_crash_position();
+        char *data = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+
+        memset(data, kind, size);
+        CHECK(store->ops->write(store, key, data, size, &error) == NEBULA_OK);
+        promise(begun, key, kind);
+        free(data);
+}
+
+static void move(const char *from, const char *to, char kind)
+{
+        uint64_t begun = os_crash_position();
+
+        CHECK(store->ops->move(store, from, to, &error) == NEBULA_OK);
+        promise(begun, to, kind);
+        promise(begun, from, '-');
+}
+
+static void take_away(const char *key)
+{
+        uint64_t begun = os_crash_position();
+
+        CHECK(store->ops->remove(store, key, &error) == NEBULA_OK);
+        promise(begun, key, '-');
+}
+
+/* What lies at `key` in the surviving state: a kind when every byte is of it, '-' absent, '!' torn. */
+static char look(const char *key)
+{
+        char path[600], kind;
+        char *data;
+        size_t size;
+
+        snprintf(path, sizeof path, "%s/%s", after, key);
+        if (os_read_file(path, 8u << 20, &data, &size))
+                return '-';
+        kind = (size == 100 || size == BIG_BYTES) && data[0] ? data[0] : '!';
+        for (size_t i = 0; i < size; i++)
+                if (data[i] != kind)
+                        kind = '!';
+        free(data);
+        return kind;
+}
+
+/* What was promised last before `at` must hold, but for what was begun since. */
+static bool is_allowed(const char *key, char kind, uint64_t at)
+{
+        bool is_fine = kind == '-';
+
+        for (size_t i = 0; i < promise_count; i++) {
+                if (strcmp(promises[i].key, key) || promises[i].begun > at)
+                        continue;
+                is_fine = kind == promises[i].kind || (promises[i].from > at && is_fine);
+        }
+        return is_fine;
+}
+
+static void check_state(uint64_t at, uint64_t seed)
+{
+        for (size_t i = 0; i < promise_count; i++) {
+                const char *key = promises[i].key;
+                char kind = look(key);
+                bool is_as_promised = is_allowed(key, kind, at);
+
+                if (!is_as_promised)
+                        printf("# power lost at %llu of %llu, seed %llu: %s is '%c'\n", (unsigned long long)at,
+                               (unsigned long long)last, (unsigned long long)seed, key, kind);
+                CHECK(is_as_promised);
+        }
+}
+
+static void check_all(void)
+{
+        last = os_crash_position();
+        os_crash_end();
+        for (uint64_t at = 0; at <= last; at++)
+                for (uint64_t seed = 0; seed < SEEDS; seed++) {
+                        REQUIRE(os_crash_materialise(at, seed, after) == 0);
+                        check_state(at, seed);
+                }
+        store_close(store);
+        os_crash_free();
+        test_dir_remove(base);
+}
+
+static void a_first_write_survives_from_its_return_on(void)
+{
+        begin();
+        put("tag/deep/x", 'a', 100);
+        put("latest", 'b', 100);
+        put("tag/y", 'c', 100);
+        check_all();
+}
+
+static void a_large_write_survives_from_its_return_on(void)
+{
+        begin();
+        put("tag/x", 'a', BIG_BYTES);
+        put("tag/x", 'b', BIG_BYTES);
+        check_all();
+}
+
+static void a_second_write_leaves_the_first_or_itself(void)
+{
+        begin();
+        put("tag/x", 'a', 100);
+        put("tag/x", 'b', 100);
+        put("tag/x", 'c', 100);
+        put("latest", 'd', 100);
+        put("latest", 'e', 100);
+        check_all();
+}
+
+static void a_move_survives_from_its_return_on(void)
+{
+        begin();
+        put("tag/.nebula/g2/x", 'n', 100);
+        put("tag/x", 'o', 100);
+        move("tag/.nebula/g2/x", "tag/x", 'n');
+        move("tag/x", "other/y", 'n');
+        check_all();
+}
+
+static void a_removal_survives_from_its_return_on(void)
+{
+        begin();
+        put("tag/x", 'a', 100);
+        take_away("tag/x");
+        put("tag/x", 'b', 100);
+        take_away("tag/x");
+        check_all();
+}
+
+/* Whoever made the directories died before syncing them; the next process finds them there. */
+static void directories_that_were_found_are_not_trusted(void)
+{
+        char path[400];
+
+        begin();
+        snprintf(path, sizeof path, "%s/tag", root);
+        CHECK(os->mkdir(path, 0700) == 0);
+        snprintf(path, sizeof path, "%s/tag/.nebula", root);
+        CHECK(os->mkdir(path, 0700) == 0);
+        put("tag/x", 'a', 100);
+        put("tag/.nebula/y", 'b', 100);
+        check_all();
+}
+
+TAP_MAIN(TEST(a_first_write_survives_from_its_return_on), TEST(a_large_write_survives_from_its_return_on),
+         TEST(a_second_write_leaves_the_first_or_itself), TEST(a_move_survives_from_its_return_on),
+         TEST(a_removal_survives_from_its_return_on), TEST(directories_that_were_found_are_not_trusted))

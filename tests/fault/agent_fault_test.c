@@ -1,0 +1,192 @@
+/*
+ * Every system call of saving, persisting, recovering and retaining fails once, in each way that it can: whatever
+ * happens, what was durable before can be loaded, nothing is a mixture, and the next try succeeds.
+ */
+#include <errno.h>
+
+#include "agent/agent_catalogue.h"
+#include "os/os_fault.h"
+#include "tap.h"
+
+static const int errors[] = { EIO, ENOSPC, ENOMEM, EINTR, OS_FAULT_SHORT };
+
+static char root[64], storage[96], memory[96];
+
+static void fresh(void)
+{
+        snprintf(root, sizeof root, "/dev/shm/nebula-fault-XXXXXX");
+        if (!mkdtemp(root))
+                abort();
+        snprintf(storage, sizeof storage, "%s/storage", root);
+        snprintf(memory, sizeof memory, "%s/memory", root);
+}
+
+/* What storage holds of tag t: 0 nothing, 1 the first generation, 2 the second, -1 anything else. */
+static int stored_generation(void)
+{
+        struct nebula_error error;
+        struct manifest manifest = { 0 };
+        struct store *store;
+        int result = 0;
+
+        if (store_open(storage, &store, &error))
+                return -1;
+        if (!manifest_load(store, "t", &manifest, &error)) {
+                bool first = stored_holds(store, &manifest, "a", 1), second = stored_holds(store, &manifest, "a", 3);
+
+                result = !stored_holds(store, &manifest, "b", 2) ? -1 : first ? 1 : second ? 2 : -1;
+        } else if (error.status != NEBULA_NOT_FOUND) {
+                result = -1;
+        }
+        manifest_done(&manifest);
+        store_close(store);
+        return result;
+}
+
+static bool sweep_persist(int error, uint64_t at)
+{
+        struct os_fault fault = { .at = at, .error = error };
+        struct version *version;
+        struct bench bench;
+        enum nebula_status status;
+        int generation;
+        bool hit;
+
+        fresh();
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "t", 1, 2);
+        if (!version || bench_persist(&bench, version))
+                abort();
+        version = bench_version(&bench, "t", 3, 0);
+        if (!version)
+                abort();
+        os_fault_begin(&fault);
+        status = storage_scan(&bench.catalogue, bench.job, &bench.error);
+        if (!status)
+                status = bench_persist(&bench, version);
+        hit = os_fault_end();
+        generation = stored_generation();
+        CHECK(status ? generation >= 1 : generation == 2);
+        if (tap_failed_checks)
+                printf("# %s with %d at %d: status %d, then generation %d: %s\n", os_fault_where(), error, (int)at, status, generation,
+                       bench.error.message);
+        if (status) {
+                CHECK(!bench_persist(&bench, version)); /* the next try */
+                CHECK(stored_generation() == 2);
+        }
+        bench_done(&bench, true);
+        os_remove_tree(root);
+        return hit;
+}
+
+static void a_version_that_replaces_another_persists_or_leaves_the_older_one(void)
+{
+        for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+                uint64_t at = 0;
+
+                while (sweep_persist(errors[i], ++at) && !tap_failed_checks)
+                        ;
+                CHECK(at > 1);
+        }
+}
+
+static bool sweep_memory(int error, uint64_t at)
+{
+        struct os_fault fault = { .at = at, .error = error };
+        struct version *version;
+        struct bench bench;
+        bool hit, saved;
+
+        fresh();
+        bench_init(&bench, memory, storage);
+        version = bench_version(&bench, "t", 1, 2);
+        if (!version)
+                abort();
+        os_fault_begin(&fault);
+        saved = bench_version(&bench, "u", 5, 6) != NULL;
+        bench_done(&bench, false); /* killed */
+        bench_init(&bench, memory, storage);
+        hit = os_fault_end();
+        bench_done(&bench, false); /* and once more, without faults */
+        bench_init(&bench, memory, storage);
+        for (version = bench.job->versions; version; version = version->next) {
+                unsigned seed = *version->tag == 't' ? 1 : 5;
+                void *data;
+
+                if (!lifecycle_complete(version->life.state))
+                        continue;
+                for (size_t i = 0; i < version->file_count; i++) {
+                        CHECK(version->files[i].image && !memory_map(version->files[i].image, &data, NULL));
+                        CHECK(((unsigned char *)data)[99] == bench_byte(seed + (*version->files[i].name == 'b'), 99));
+                }
+                CHECK(version->file_count == 2);
+        }
+        if (!hit)
+                CHECK(saved && bench.job->versions && bench.job->versions->next);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+        return hit;
+}
+
+static void what_the_next_agent_takes_over_is_whole(void)
+{
+        for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+                uint64_t at = 0;
+
+                while (sweep_memory(errors[i], ++at) && !tap_failed_checks)
+                        ;
+                CHECK(at > 1);
+        }
+}
+
+static bool sweep_retain(int error, uint64_t at)
+{
+        struct os_fault fault = { .at = at, .error = error };
+        struct manifest_scan scan = { 0 };
+        struct nebula_error failure;
+        struct store *store;
+        struct bench bench;
+        bool hit;
+
+        fresh();
+        bench_init(&bench, NULL, storage);
+        for (unsigned i = 1; i < 4; i++) {
+                char tag[32];
+                struct version *version;
+
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                version = bench_version(&bench, tag, i, 9);
+                if (!version || bench_persist(&bench, version))
+                        abort();
+        }
+        bench.job->keep_last = 1;
+        os_fault_begin(&fault);
+        storage_retain(&bench.catalogue, bench.job);
+        hit = os_fault_end();
+        CHECK(!store_open(storage, &store, &failure));
+        CHECK(!manifest_scan(store, &scan, &failure) && scan.count >= 1 && !scan.broken_count);
+        for (size_t i = 0; i < scan.count; i++)
+                CHECK(stored_holds(store, &scan.manifests[i], "a", (unsigned)scan.manifests[i].step) &&
+                      stored_holds(store, &scan.manifests[i], "b", 9));
+        CHECK(scan.count && scan.manifests[scan.count - 1].step == 3);
+        if (!hit)
+                CHECK(scan.count == 1);
+        manifest_scan_done(&scan);
+        store_close(store);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+        return hit;
+}
+
+static void retention_never_leaves_half_a_version(void)
+{
+        for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+                uint64_t at = 0;
+
+                while (sweep_retain(errors[i], ++at) && !tap_failed_checks)
+                        ;
+        }
+}
+
+TAP_MAIN(TEST(a_version_that_replaces_another_persists_or_leaves_the_older_one), TEST(what_the_next_agent_takes_over_is_whole),
+         TEST(retention_never_leaves_half_a_version))

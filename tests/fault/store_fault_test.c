@@ -1,0 +1,288 @@
+/* Whichever system call fails, a store's promises hold. */
+#include <errno.h>
+
+#include "os/os.h"
+#include "os/os_fault.h"
+#include "store/store.h"
+#include "tap.h"
+#include "test_dir.h"
+
+#define BIG_BYTES ((2u << 20) + 333)
+
+static char dir[256], root[300];
+static struct store *store;
+static struct nebula_error error;
+static char *old_data, *new_data, *back;
+
+static void begin(void)
+{
+        test_dir_make_quick(dir);
+        snprintf(root, sizeof root, "%s/root", dir);
+        old_data = aligned_alloc(4096, 4u << 20);
+        new_data = aligned_alloc(4096, 4u << 20);
+        back = aligned_alloc(4096, 4u << 20);
+        memset(old_data, 'o', 4u << 20);
+        memset(new_data, 'n', 4u << 20);
+}
+
+static void end(void)
+{
+        free(old_data);
+        free(new_data);
+        free(back);
+        test_dir_remove(dir);
+}
+
+/* A fresh store that holds t/x, old. */
+static void fresh(uint64_t size)
+{
+        os_remove_tree(root);
+        if (store_open(root, &store, &error) || store->ops->write(store, "t/x", old_data, size, &error))
+                abort();
+}
+
+/* 'o' or 'n' when the object is whole and of that kind, '-' when it is absent, '!' otherwise. */
+static char look(const char *key, uint64_t size)
+{
+        struct store_entry entry;
+        enum nebula_status status = store->ops->stat(store, key, &entry, &error);
+        uint64_t found;
+
+        if (status)
+                return status == NEBULA_NOT_FOUND ? '-' : '!';
+        found = entry.size;
+        store_entry_done(&entry);
+        if (found != size || store->ops->read(store, key, back, 0, size, &error))
+                return '!';
+        return !memcmp(back, old_data, size) ? 'o' : !memcmp(back, new_data, size) ? 'n' : '!';
+}
+
+static size_t temp_count(void)
+{
+        struct store_list list;
+        size_t count;
+
+        if (store->ops->list(store, "t/.nebula", &list, &error))
+                return 0;
+        count = list.count;
+        store_list_done(&list);
+        return count;
+}
+
+static bool takes_space(int number)
+{
+        return number == ENOSPC || number == EDQUOT;
+}
+
+/* Errors of one kind are told; what is only cut short is not. */
+static void check_status(enum nebula_status status, const struct nebula_error *told, const struct os_fault *fault)
+{
+        if (!status)
+                return;
+        CHECK(fault->error != EINTR && fault->error != OS_FAULT_SHORT);
+        CHECK(told->status == status && told->sys_errno == fault->error);
+        CHECK(strstr(told->message, root));
+        CHECK(takes_space(fault->error) == (status == NEBULA_NO_SPACE));
+}
+
+static const int errors[] = { EIO, ENOSPC, EDQUOT, ENOMEM, EINTR, OS_FAULT_SHORT };
+
+/* Runs `step` with each call failing in turn, once or from then on. */
+static void sweep(void (*step)(struct os_fault *fault, uint64_t size, bool *ret_was_hit))
+{
+        static const uint64_t sizes[] = { 100, BIG_BYTES };
+
+        begin();
+        for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
+                for (size_t j = 0; j < 4; j++) {
+                        struct os_fault fault = { .error = errors[i], .goes_on = j & 1 };
+                        bool was_hit;
+
+                        if (fault.goes_on && errors[i] == EINTR)
+                                continue; /* would be retried for ever, as it should */
+                        do {
+                                fault.at++;
+                                fresh(sizes[j / 2]);
+                                step(&fault, sizes[j / 2], &was_hit);
+                                store_close(store);
+                        } while (was_hit && fault.at < 1000);
+                        CHECK(fault.at < 1000);
+                }
+        end();
+}
+
+static void write_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
+{
+        struct nebula_error told = { 0 };
+        enum nebula_status status;
+        char kind;
+
+        os_fault_begin(fault);
+        status = store->ops->write(store, "t/x", new_data, size, &told);
+        *ret_was_hit = os_fault_end();
+        check_status(status, &told, fault);
+        kind = look("t/x", size);
+        CHECK(status ? kind == 'o' || kind == 'n' : kind == 'n');
+        if (kind == 'o' && status && strcmp(os_fault_where(), "unlink") && !fault->goes_on)
+                CHECK(temp_count() == 0);
+        if (status == NEBULA_NO_SPACE && !fault->goes_on)
+                CHECK(strstr(told.message, "needs") && strstr(told.message, "are free"));
+        CHECK(store->ops->write(store, "t/x", new_data, size, &told) == NEBULA_OK);
+        CHECK(look("t/x", size) == 'n');
+}
+
+static void a_write_leaves_the_old_or_the_new_object(void)
+{
+        sweep(write_step);
+}
+
+static void first_write_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
+{
+        struct nebula_error told = { 0 };
+        enum nebula_status status;
+        char kind;
+
+        os_fault_begin(fault);
+        status = store->ops->write(store, "other/deep/x", new_data, size, &told);
+        *ret_was_hit = os_fault_end();
+        check_status(status, &told, fault);
+        kind = look("other/deep/x", size);
+        CHECK(status ? kind == '-' || kind == 'n' : kind == 'n');
+        CHECK(look("t/x", size) == 'o');
+        CHECK(store->ops->write(store, "other/deep/x", new_data, size, &told) == NEBULA_OK);
+}
+
+static void a_first_write_is_whole_or_absent(void)
+{
+        sweep(first_write_step);
+}
+
+static void move_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
+{
+        struct nebula_error told = { 0 };
+        enum nebula_status status;
+        char from, to;
+
+        os_fault_begin(fault);
+        status = store->ops->move(store, "t/x", "u/y", &told);
+        *ret_was_hit = os_fault_end();
+        check_status(status, &told, fault);
+        from = look("t/x", size);
+        to = look("u/y", size);
+        CHECK(status ? from == 'o' || to == 'o' : from == '-' && to == 'o');
+        CHECK(from != '!' && to != '!');
+}
+
+static void a_move_never_loses_the_object(void)
+{
+        sweep(move_step);
+}
+
+static void read_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
+{
+        struct nebula_error told = { 0 };
+        enum nebula_status status;
+
+        memset(back, 'x', size);
+        os_fault_begin(fault);
+        status = store->ops->read_bulk(store, "t/x", back, size, 64u << 10, NULL, NULL, &told);
+        if (!status) {
+                CHECK(!memcmp(back, old_data, size));
+                status = store->ops->read(store, "t/x", back, 0, size, &told);
+        }
+        *ret_was_hit = os_fault_end();
+        check_status(status, &told, fault);
+        CHECK(status || !memcmp(back, old_data, size));
+        CHECK(look("t/x", size) == 'o');
+}
+
+static void a_read_is_exact_or_an_error(void)
+{
+        sweep(read_step);
+}
+
+static void remove_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
+{
+        struct nebula_error told = { 0 };
+        enum nebula_status status;
+        char kind;
+
+        os_fault_begin(fault);
+        status = store->ops->remove(store, "t/x", &told);
+        *ret_was_hit = os_fault_end();
+        check_status(status, &told, fault);
+        kind = look("t/x", size);
+        CHECK(status ? kind == 'o' || kind == '-' : kind == '-');
+        CHECK(store->ops->remove(store, "t/x", &told) == NEBULA_OK);
+}
+
+static void a_removal_is_done_or_an_error(void)
+{
+        sweep(remove_step);
+}
+
+static void list_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
+{
+        struct nebula_error told = { 0 };
+        struct store_list list;
+        enum nebula_status status;
+
+        (void)size;
+        os_fault_begin(fault);
+        status = store->ops->list(store, "t", &list, &told);
+        *ret_was_hit = os_fault_end();
+        check_status(status, &told, fault);
+        if (status)
+                return;
+        CHECK(list.count == 2); /* x and .nebula: none is left out in silence */
+        store_list_done(&list);
+}
+
+static void a_listing_is_whole_or_an_error(void)
+{
+        sweep(list_step);
+}
+
+static void a_failed_fsync_is_not_tried_again(void)
+{
+        struct os_fault fault = { .calls = "fsync", .at = 1, .error = EIO };
+
+        begin();
+        fresh(100);
+        os_fault_begin(&fault);
+        CHECK(store->ops->write(store, "t/x", new_data, 100, &error) == NEBULA_STORAGE);
+        CHECK(error.sys_errno == EIO);
+        CHECK(os_fault_count() == 1);
+        os_fault_end();
+        CHECK(look("t/x", 100) == 'o');
+        store_close(store);
+        end();
+}
+
+/* A file system that has no O_DIRECT says so at open, or only at the first transfer. */
+static void without_direct_io_it_works_the_same(void)
+{
+        static const char *const calls[] = { "open", "pwrite", "pread", "allocate" };
+
+        begin();
+        for (size_t i = 0; i < 4; i++) {
+                struct os_fault fault = { .calls = calls[i], .at = 1, .error = i == 3 ? EOPNOTSUPP : EINVAL };
+
+                fresh(BIG_BYTES);
+                if (i == 0) /* the directories are known then, and the first open is the object's */
+                        CHECK(store->ops->write(store, "t/y", new_data, BIG_BYTES, &error) == NEBULA_OK);
+                os_fault_begin(&fault);
+                CHECK(store->ops->write(store, "t/x", new_data, BIG_BYTES, &error) == NEBULA_OK);
+                CHECK(store->ops->read_bulk(store, "t/x", back, BIG_BYTES, 64u << 10, NULL, NULL, &error) == NEBULA_OK);
+                CHECK(os_fault_end());
+                CHECK(look("t/x", BIG_BYTES) == 'n');
+                CHECK(temp_count() == 0);
+                store_close(store);
+        }
+        end();
+}
+
+TAP_MAIN(TEST(a_write_leaves_the_old_or_the_new_object), TEST(a_first_write_is_whole_or_absent),
+         TEST(a_move_never_loses_the_object), TEST(a_read_is_exact_or_an_error), TEST(a_removal_is_done_or_an_error),
+         TEST(a_listing_is_whole_or_an_error), TEST(a_failed_fsync_is_not_tried_again),
+         TEST(without_direct_io_it_works_the_same))

@@ -1,0 +1,138 @@
+/*
+ * agent_catalogue.h - an agent without threads, for sweeps that must be the same each time: the catalogue, a
+ * memory directory, one job with one session, and versions whose bytes are known.
+ */
+#ifndef NB_TESTS_AGENT_CATALOGUE_H
+#define NB_TESTS_AGENT_CATALOGUE_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/catalogue.h"
+#include "agent/commit.h"
+#include "agent/grant.h"
+#include "agent/note.h"
+#include "agent/storage.h"
+#include "os/os.h"
+
+#define BENCH_FILE_BYTES 20011u
+
+struct bench {
+        struct catalogue catalogue;
+        struct session session;
+        struct job *job;
+        struct nebula_error error;
+};
+
+static inline unsigned char bench_byte(unsigned seed, size_t i)
+{
+        return (unsigned char)(seed * 77u + i * 3u + i / 512u);
+}
+
+/* memory NULL: memfds. */
+static inline void bench_init(struct bench *bench, const char *memory, const char *storage)
+{
+        char why[600];
+
+        memset(bench, 0, sizeof *bench);
+        catalogue_init(&bench->catalogue);
+        bench->catalogue.in_process = true;
+        memory_init(&bench->catalogue.memory, memory, 1 << 30, why, sizeof why);
+        if (memory)
+                note_adopt_all(&bench->catalogue);
+        bench->job = catalogue_job_get(&bench->catalogue, storage, "");
+        bench->session = (struct session){ .job = bench->job, .nonce = 1, .pid = os->pid(), .world = 1, .connection_count = 1 };
+}
+
+/* forget: as after a normal end; else as if the agent had been killed. */
+static inline void bench_done(struct bench *bench, bool forget)
+{
+        memory_settle(&bench->catalogue.memory, forget);
+        catalogue_done(&bench->catalogue);
+        memory_done(&bench->catalogue.memory, forget);
+}
+
+static inline bool never(void *argument)
+{
+        (void)argument;
+        return false;
+}
+
+static inline enum nebula_status bench_save(struct bench *bench, uint64_t *version_id, const char *name, unsigned seed)
+{
+        struct ipc_image request = { .version_id = *version_id, .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW };
+        struct ipc_captured done = { 0 };
+        struct version *version = NULL;
+        struct grant *grant = NULL;
+        enum nebula_status status;
+        void *data;
+
+        strcpy(request.name, name);
+        catalogue_lock(&bench->catalogue);
+        status = grant_image(&bench->catalogue, &bench->session, &request, never, NULL, &version, &grant, &bench->error);
+        if (!status)
+                status = memory_map(grant->image, &data, &bench->error);
+        if (!status) {
+                for (size_t i = 0; i < BENCH_FILE_BYTES; i++)
+                        ((unsigned char *)data)[i] = bench_byte(seed, i);
+                *version_id = version->id;
+                status = commit_captured(&bench->catalogue, version, grant, &done, &bench->error);
+        }
+        catalogue_unlock(&bench->catalogue);
+        return status;
+}
+
+/* Begins, saves files a (and b), commits: a version in memory, or NULL. */
+static inline struct version *bench_version(struct bench *bench, const char *tag, unsigned seed_a, unsigned seed_b)
+{
+        struct version *version;
+        uint64_t id;
+
+        catalogue_lock(&bench->catalogue);
+        version = commit_begin(&bench->catalogue, &bench->session, tag, NEBULA_FILES_ALL_RANKS, &bench->error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench->catalogue);
+        if (!id || (seed_a && bench_save(bench, &id, "a", seed_a)) || (seed_b && bench_save(bench, &id, "b", seed_b)))
+                return NULL;
+        catalogue_lock(&bench->catalogue);
+        version = catalogue_version(&bench->catalogue, id);
+        if (version && commit_part(&bench->catalogue, &bench->session, version, &bench->error))
+                version = NULL;
+        catalogue_unlock(&bench->catalogue);
+        return version;
+}
+
+/* Storage, as the worker does it. */
+static inline enum nebula_status bench_persist(struct bench *bench, struct version *version)
+{
+        enum nebula_status status;
+
+        catalogue_lock(&bench->catalogue);
+        version->pins++;
+        catalogue_unlock(&bench->catalogue);
+        status = storage_persist(&bench->catalogue, bench->job, version, &bench->error);
+        catalogue_lock(&bench->catalogue);
+        version->pins--;
+        if (!status) {
+                version->stored = true;
+                version_move(&bench->catalogue, version, NEBULA_STATE_DURABLE);
+        }
+        catalogue_unlock(&bench->catalogue);
+        return status;
+}
+
+/* Whether file `name` of the stored tag holds the bytes of `seed`, checksums and all. */
+static inline bool stored_holds(struct store *store, const struct manifest *manifest, const char *name, unsigned seed)
+{
+        unsigned char *data = aligned_alloc(4096, 32768);
+        struct nebula_error error;
+        bool same = data && !manifest_read_file(store, manifest, name, data, BENCH_FILE_BYTES, &error);
+
+        for (size_t i = 0; same && i < BENCH_FILE_BYTES; i++)
+                same = data[i] == bench_byte(seed, i);
+        free(data);
+        return same;
+}
+
+#endif

@@ -1,0 +1,348 @@
+/* What the agent promises when it, or a trainer, is killed: real processes, real SIGKILL. */
+#include "agent/agent_client.h"
+#include "tap.h"
+
+static struct test_place place;
+
+static bool enter(struct test_client *client, uint64_t nonce)
+{
+        client_init(client, &place, nonce);
+        return !client_connect(client, &place);
+}
+
+/* A trainer of its own that runs `work` and ends without a word. */
+static void trainer(void (*work)(struct test_client *client), uint64_t nonce)
+{
+        pid_t pid;
+
+        fflush(stdout);
+        pid = fork();
+        if (!pid) {
+                struct test_client client;
+
+                if (!enter(&client, nonce))
+                        _exit(1);
+                work(&client);
+                kill(getpid(), SIGKILL);
+        }
+        waitpid(pid, NULL, 0);
+}
+
+static size_t count_names(const char *directory, const char *suffix)
+{
+        struct os_dir *dir;
+        char name[300];
+        size_t count = 0;
+
+        if (os->opendir(directory, &dir) < 0)
+                return 0;
+        while (os->readdir(dir, name, sizeof name) > 0)
+                count += strlen(name) > strlen(suffix) && !strcmp(name + strlen(name) - strlen(suffix), suffix);
+        os->closedir(dir);
+        return count;
+}
+
+static void committed_versions_survive_sigkill_of_the_agent(void)
+{
+        struct test_client client;
+        struct ipc_found found;
+        uint64_t version;
+        int source = -1;
+        pid_t pid;
+
+        place_init(&place);
+        pid = agent_fork(&place);
+        client_init(&client, &place, 1);
+        client.hello.persist_path[0] = 0; /* memory only: nothing else can have it */
+        REQUIRE(!client_connect(&client, &place));
+        REQUIRE(!save_whole(&client, "global_step7", 7, &version));
+        agent_end(pid, SIGKILL);
+        client_done(&client);
+
+        pid = agent_fork(&place);
+        REQUIRE(!client_connect(&client, &place));
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(found.version_id == version && found.state == NEBULA_STATE_COMMITTED);
+        CHECK(!load(&client, version, "model.pt", 7, FILE_BYTES, &source));
+        CHECK(source == IPC_SOURCE_MEMORY);
+        CHECK(!save_whole(&client, "global_step8", 8, NULL));
+        client_done(&client);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        CHECK(count_names(place.place.memory, ".img") == 0);
+        place_done(&place);
+}
+
+static void a_version_that_was_waiting_for_storage_is_persisted_by_the_next_agent(void)
+{
+        struct test_client client;
+        struct ipc_found found;
+        uint64_t version;
+        FILE *file;
+        pid_t pid;
+
+        place_init(&place);
+        file = fopen(place.storage, "w");
+        REQUIRE(file);
+        fclose(file);
+        pid = agent_fork(&place);
+        REQUIRE(enter(&client, 2));
+        REQUIRE(!save_whole(&client, "global_step7", 7, &version));
+        CHECK(wait_for(&client, version, NEBULA_STATE_DURABLE, 100) == NEBULA_TIMEOUT);
+        agent_end(pid, SIGKILL);
+        client_done(&client);
+        unlink(place.storage);
+        pid = agent_fork(&place);
+        REQUIRE(!client_connect(&client, &place));
+        CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        CHECK(!find(&client, "", "", &found) && found.version_id == version);
+        client_done(&client);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        place_done(&place);
+}
+
+static void a_save_that_the_agent_died_under_goes_on_with_the_next_one(void)
+{
+        struct test_client client;
+        struct ipc_granted first, second;
+        uint64_t version;
+        pid_t pid;
+
+        place_init(&place);
+        pid = agent_fork(&place);
+        REQUIRE(enter(&client, 3));
+        version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(!copy_image(&client, version, "a", 1, FILE_BYTES, &first) && !captured(&client, first.image_id));
+        CHECK(!copy_image(&client, version, "b", 2, FILE_BYTES, &second));
+        agent_end(pid, SIGKILL);
+        client_done(&client);
+        pid = agent_fork(&place);
+        REQUIRE(!client_connect(&client, &place));
+        CHECK(begin(&client, "t", NEBULA_FILES_ALL_RANKS) == version);
+        CHECK(!captured(&client, second.image_id));
+        CHECK(captured(&client, 12345) == NEBULA_NOT_FOUND);
+        CHECK(!of_version(&client, IPC_COMMIT, version));
+        CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        CHECK(!load(&client, version, "a", 1, FILE_BYTES, NULL));
+        CHECK(!load(&client, version, "b", 2, FILE_BYTES, NULL));
+        client_done(&client);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        place_done(&place);
+}
+
+static void save_and_commit(struct test_client *client)
+{
+        save_whole(client, "global_step1", 1, NULL);
+}
+
+static void save_only(struct test_client *client)
+{
+        save(client, begin(client, "global_step2", NEBULA_FILES_ALL_RANKS), "model.pt", 2, FILE_BYTES);
+}
+
+static void save_open_ended(struct test_client *client)
+{
+        save(client, begin(client, "global_step3", NEBULA_FILES_OPEN), "model.pt", 3, FILE_BYTES);
+}
+
+static void half_copied(struct test_client *client)
+{
+        struct ipc_granted grant;
+
+        copy_image(client, begin(client, "global_step4", NEBULA_FILES_OPEN), "model.pt", 4, FILE_BYTES, &grant);
+}
+
+static void a_killed_trainer_leaves_its_committed_versions_and_no_half_ones(void)
+{
+        struct test_client client;
+        struct ipc_found found;
+        pid_t pid;
+
+        place_init(&place);
+        pid = agent_fork(&place);
+        trainer(save_and_commit, 10);
+        trainer(save_only, 11);
+        REQUIRE(enter(&client, 12)); /* takes the place of the dead ones at once */
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(found.step == 1);
+        CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL));
+        client_done(&client);
+        trainer(save_open_ended, 13);
+        trainer(half_copied, 14);
+        REQUIRE(enter(&client, 15));
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(found.step == 3); /* whole when its trainer was gone */
+        CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
+        CHECK(!flush(&client, "", 10000));
+        client_done(&client);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        place_done(&place);
+}
+
+static void half_copied_debris_of_dead_trainers_goes_with_the_next_agent(void)
+{
+        struct test_client client;
+        struct ipc_found found;
+        char path[4200];
+        FILE *file;
+        pid_t pid;
+
+        place_init(&place);
+        pid = agent_fork(&place);
+        trainer(half_copied, 20);
+        agent_end(pid, SIGKILL);
+        CHECK(count_names(place.place.memory, ".img") <= 1);
+        snprintf(path, sizeof path, "%s/0000000000000abc.img", place.place.memory); /* an image that no note names */
+        file = fopen(path, "w");
+        REQUIRE(file);
+        fclose(file);
+        snprintf(path, sizeof path, "%s/somebody-elses.img", place.place.memory);
+        file = fopen(path, "w");
+        REQUIRE(file);
+        fclose(file);
+        pid = agent_fork(&place);
+        CHECK(count_names(place.place.memory, ".img") == 1 && !access(path, F_OK));
+        CHECK(count_names(place.place.memory, ".version") == 0);
+        REQUIRE(enter(&client, 21));
+        CHECK(find(&client, "", "", &found) == NEBULA_NOT_FOUND);
+        client_done(&client);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        CHECK(!access(path, F_OK)); /* foreign files stay */
+        place_done(&place);
+}
+
+static void two_trainers_with_one_rank_are_told_of_each_other(void)
+{
+        struct test_client client;
+        int fds[2], status = 0;
+        char byte;
+        pid_t agent, rival;
+
+        place_init(&place);
+        agent = agent_fork(&place);
+        REQUIRE(!pipe(fds));
+        fflush(stdout);
+        rival = fork();
+        if (!rival) {
+                struct test_client other;
+                bool in = enter(&other, 30);
+
+                if (write(fds[1], &in, 1) == 1)
+                        pause();
+                _exit(0);
+        }
+        CHECK(read(fds[0], &byte, 1) == 1 && byte);
+        client_init(&client, &place, 31);
+        CHECK(client_connect(&client, &place) == NEBULA_INVALID);
+        CHECK(strstr(client.error.message, "job") && strstr(client.error.message, "process"));
+        client_done(&client);
+        strcpy(client.hello.job, "other");
+        CHECK(!client_connect(&client, &place)); /* a name of its own is the way out */
+        client_done(&client);
+        kill(rival, SIGKILL);
+        waitpid(rival, &status, 0);
+        CHECK(enter(&client, 32));
+        client_done(&client);
+        close(fds[0]);
+        close(fds[1]);
+        CHECK(agent_end(agent, SIGTERM) == 0);
+        place_done(&place);
+}
+
+static void stop_persists_answers_and_ends_and_stop_now_drops_memory(void)
+{
+        struct test_client client;
+        struct ipc_stop stop = { 0 };
+        struct ipc_found found;
+        int status = -1;
+        pid_t pid;
+
+        place_init(&place);
+        pid = agent_fork(&place);
+        client_init(&client, &place, 40);
+        client.hello.persist_interval_s = 1000;
+        REQUIRE(!client_connect(&client, &place));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL) && !save_whole(&client, "global_step2", 2, NULL));
+        CHECK(!ask(&client, IPC_STOP, &stop, sizeof stop));
+        waitpid(pid, &status, 0);
+        CHECK(status == 0);
+        client_done(&client);
+        CHECK(count_names(place.place.memory, ".img") == 0 && access(place.place.socket, F_OK));
+
+        pid = agent_fork(&place);
+        REQUIRE(!client_connect(&client, &place));
+        CHECK(!find(&client, "", "", &found) && found.step == 2);
+        CHECK(!save_whole(&client, "global_step3", 3, NULL));
+        stop.now = 1;
+        CHECK(!ask(&client, IPC_STOP, &stop, sizeof stop));
+        waitpid(pid, &status, 0);
+        CHECK(status == 0 && count_names(place.place.memory, ".img") == 0);
+        client_done(&client);
+        place_done(&place);
+}
+
+static void a_second_daemon_finds_the_first_and_succeeds(void)
+{
+        struct test_client client;
+        struct ipc_stop stop = { .now = 1 };
+        char *argv[] = { "agent", "--daemon", NULL };
+        int status = -1;
+
+        place_init(&place);
+        setenv("NEBULA_RUNTIME_DIR", place.place.directory, 1);
+        setenv("NEBULA_MEMORY_DIR", place.place.memory, 1);
+        for (int i = 0; i < 2; i++) {
+                pid_t pid;
+
+                fflush(stdout);
+                pid = fork();
+                if (!pid)
+                        _exit(agent_main(2, argv));
+                waitpid(pid, &status, 0);
+                CHECK(status == 0);
+        }
+        REQUIRE(enter(&client, 50));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL));
+        CHECK(!ask(&client, IPC_STOP, &stop, sizeof stop));
+        client_done(&client);
+        for (int i = 0; i < 500; i++) {
+                int fd = os->open(place.place.lock, OS_READ | OS_WRITE);
+                int locked = fd < 0 ? fd : os->lock(fd, false);
+
+                os->close(fd);
+                if (locked >= 0)
+                        break; /* the daemon has ended */
+                usleep(10000);
+        }
+        CHECK(access(place.place.socket, F_OK) && count_names(place.place.memory, ".img") == 0);
+        place_done(&place);
+}
+
+static void an_agent_that_is_not_needed_ends_by_itself(void)
+{
+        struct test_client client;
+        int status = -1;
+        pid_t pid;
+
+        place_init(&place);
+        setenv("NEBULA_AGENT_LINGER", "1", 1);
+        pid = agent_fork(&place);
+        unsetenv("NEBULA_AGENT_LINGER");
+        REQUIRE(enter(&client, 60));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL));
+        usleep(1300000);
+        CHECK(waitpid(pid, &status, WNOHANG) == 0); /* a trainer is connected */
+        client_done(&client);
+        for (int i = 0; i < 600 && waitpid(pid, &status, WNOHANG) == 0; i++)
+                usleep(10000);
+        CHECK(status == 0 && count_names(place.place.memory, ".img") == 0 && access(place.place.socket, F_OK));
+        place_done(&place);
+}
+
+TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
+         TEST(a_version_that_was_waiting_for_storage_is_persisted_by_the_next_agent),
+         TEST(a_save_that_the_agent_died_under_goes_on_with_the_next_one),
+         TEST(a_killed_trainer_leaves_its_committed_versions_and_no_half_ones),
+         TEST(half_copied_debris_of_dead_trainers_goes_with_the_next_agent),
+         TEST(two_trainers_with_one_rank_are_told_of_each_other),
+         TEST(stop_persists_answers_and_ends_and_stop_now_drops_memory), TEST(a_second_daemon_finds_the_first_and_succeeds),
+         TEST(an_agent_that_is_not_needed_ends_by_itself))

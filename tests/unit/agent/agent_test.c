@@ -1,0 +1,538 @@
+#include "agent/agent_client.h"
+#include "tap.h"
+
+static struct test_place place;
+
+static struct agent *start(void)
+{
+        struct nebula_error error = { 0 };
+        struct agent *agent = NULL;
+
+        if (agent_start(&place.place, true, &agent, &error))
+                printf("# %s\n", error.message);
+        return agent;
+}
+
+static void a_saved_version_is_committed_loaded_and_durable(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        uint64_t version;
+        int source = -1;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent);
+        client_init(&client, &place, 11);
+        REQUIRE(!client_connect(&client, &place));
+        version = begin(&client, "global_step5", NEBULA_FILES_ALL_RANKS);
+        REQUIRE(version);
+        CHECK(find(&client, "", "", &found) == NEBULA_NOT_FOUND);
+        CHECK(!save(&client, version, "model.pt", 3, FILE_BYTES));
+        CHECK(state_of(&client, version) == NEBULA_STATE_CAPTURING);
+        CHECK(!wait_for(&client, version, NEBULA_STATE_CAPTURED, 0));
+        CHECK(!of_version(&client, IPC_COMMIT, version));
+        CHECK(!wait_for(&client, version, NEBULA_STATE_COMMITTED, 0));
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(found.version_id == version && found.step == 5 && !strcmp(found.tag, "global_step5"));
+        CHECK(!load(&client, version, "model.pt", 3, FILE_BYTES, &source));
+        CHECK(source == IPC_SOURCE_MEMORY);
+        CHECK(load(&client, version, "other.pt", 3, FILE_BYTES, NULL) == NEBULA_NOT_FOUND);
+        CHECK(strstr(client.error.message, "model.pt"));
+        CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        CHECK(state_of(&client, version) == NEBULA_STATE_DURABLE);
+        client_done(&client);
+        agent_stop(agent, true);
+
+        /* Another agent, with nothing in memory. */
+        agent = start();
+        REQUIRE(agent);
+        client_init(&client, &place, 12);
+        REQUIRE(!client_connect(&client, &place));
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(found.step == 5 && found.state == NEBULA_STATE_DURABLE);
+        CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, &source));
+        CHECK(source == IPC_SOURCE_STORAGE);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static bool enter(struct test_client *client, uint64_t nonce)
+{
+        client_init(client, &place, nonce);
+        return !client_connect(client, &place);
+}
+
+static void a_part_closes_with_the_next_tag_and_n_files_complete_a_version(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        uint64_t first, second, counted;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 21));
+        first = begin(&client, "a", NEBULA_FILES_OPEN);
+        CHECK(!save(&client, first, "x", 1, 1000));
+        CHECK(state_of(&client, first) == NEBULA_STATE_CAPTURING);
+        second = begin(&client, "b", NEBULA_FILES_OPEN);
+        CHECK(second != first);
+        CHECK(state_of(&client, first) >= NEBULA_STATE_COMMITTED);
+        CHECK(!save(&client, second, "x", 2, 1000));
+        CHECK(!flush(&client, "", 10000));
+        CHECK(state_of(&client, second) == NEBULA_STATE_DURABLE);
+        counted = begin(&client, "c", 2);
+        CHECK(!save(&client, counted, "x", 3, 1000));
+        CHECK(!of_version(&client, IPC_COMMIT, counted));
+        CHECK(!save(&client, counted, "x", 4, 1000)); /* the same name again: replaced, and not counted twice */
+        CHECK(state_of(&client, counted) == NEBULA_STATE_CAPTURING);
+        CHECK(!save(&client, counted, "y", 5, 1000));
+        CHECK(!wait_for(&client, counted, NEBULA_STATE_COMMITTED, 1000));
+        CHECK(!load(&client, counted, "x", 4, 1000, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_tag_written_again_is_a_generation_that_carries_over(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        struct ipc_granted grant;
+        uint64_t first;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 31));
+        first = begin(&client, "last", NEBULA_FILES_ALL_RANKS);
+        CHECK(!save(&client, first, "model.pt", 1, FILE_BYTES));
+        CHECK(!save(&client, first, "optimizer.pt", 2, FILE_BYTES));
+        CHECK(!of_version(&client, IPC_COMMIT, first));
+        CHECK(!wait_for(&client, first, NEBULA_STATE_DURABLE, 10000));
+        CHECK(begin(&client, "last", NEBULA_FILES_ALL_RANKS) == first);
+        CHECK(!copy_image(&client, first, "model.pt", 3, FILE_BYTES, &grant));
+        CHECK(grant.version_id != first);
+        CHECK(!captured(&client, grant.image_id));
+        CHECK(!find(&client, "", "last", &found) && found.version_id == first); /* not visible until whole */
+        CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
+        REQUIRE(!find(&client, "", "last", &found));
+        CHECK(found.version_id == grant.version_id && found.generation == 2);
+        CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
+        CHECK(!load(&client, found.version_id, "optimizer.pt", 2, FILE_BYTES, NULL));
+        CHECK(!flush(&client, "last", 10000));
+        client_done(&client);
+        agent_stop(agent, true);
+
+        agent = start();
+        REQUIRE(agent && enter(&client, 32));
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(found.generation == 2);
+        CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
+        CHECK(!load(&client, found.version_id, "optimizer.pt", 2, FILE_BYTES, NULL));
+        /* A third one, by an agent that knows the others from storage alone. */
+        CHECK(!save_whole(&client, "last", 4, NULL));
+        CHECK(!flush(&client, "last", 10000));
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(found.generation == 3);
+        CHECK(!load(&client, found.version_id, "model.pt", 4, FILE_BYTES, NULL));
+        CHECK(!load(&client, found.version_id, "optimizer.pt", 2, FILE_BYTES, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        struct ipc_granted grant;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 35));
+        CHECK(!save_whole(&client, "t", 1, NULL) && !flush(&client, "t", 10000));
+        client_done(&client);
+        agent_stop(agent, true);
+        agent = start();
+        REQUIRE(agent && enter(&client, 36));
+        REQUIRE(!find(&client, "", "t", &found));
+        version = begin(&client, "t", 2);
+        CHECK(version == found.version_id);
+        CHECK(!copy_image(&client, version, "x", 2, 1000, &grant) && !captured(&client, grant.image_id));
+        CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
+        CHECK(state_of(&client, grant.version_id) == NEBULA_STATE_CAPTURING); /* two files were announced */
+        CHECK(!save(&client, grant.version_id, "y", 3, 1000));
+        CHECK(!flush(&client, "t", 10000));
+        REQUIRE(!find(&client, "", "t", &found));
+        CHECK(found.generation == 2 && !load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing(void)
+{
+        struct test_client zero, one;
+        struct agent *agent;
+        uint64_t version, again;
+        struct ipc_granted grant;
+
+        place_init(&place);
+        agent = start();
+        client_init(&zero, &place, 41);
+        client_init(&one, &place, 42);
+        zero.hello.world = one.hello.world = 2;
+        one.hello.rank = 1;
+        REQUIRE(agent && !client_connect(&zero, &place) && !client_connect(&one, &place));
+        version = begin(&zero, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(begin(&one, "t", NEBULA_FILES_ALL_RANKS) == version);
+        CHECK(!save(&zero, version, "zero.pt", 1, 5000));
+        CHECK(!of_version(&zero, IPC_COMMIT, version));
+        CHECK(state_of(&zero, version) == NEBULA_STATE_CAPTURING);
+        CHECK(wait_for(&zero, version, NEBULA_STATE_COMMITTED, 20) == NEBULA_TIMEOUT);
+        CHECK(!wait_for(&zero, version, NEBULA_STATE_CAPTURED, 0));
+        CHECK(!of_version(&one, IPC_COMMIT, version));
+        CHECK(!wait_for(&zero, version, NEBULA_STATE_COMMITTED, 0));
+
+        /* Written again; rank 1 has nothing to say and says so before rank 0 has begun. */
+        CHECK(begin(&one, "t", NEBULA_FILES_ALL_RANKS) == version);
+        CHECK(!of_version(&one, IPC_COMMIT, version));
+        again = begin(&zero, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(!copy_image(&zero, again, "zero.pt", 2, 5000, &grant) && !captured(&zero, grant.image_id));
+        CHECK(!of_version(&zero, IPC_COMMIT, grant.version_id));
+        CHECK(!wait_for(&zero, grant.version_id, NEBULA_STATE_COMMITTED, 0));
+        client_done(&zero);
+        client_done(&one);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void steady_memory_is_the_retained_versions_and_their_images_serve_again(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        uint64_t ids[8];
+        char tag[32];
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 51));
+        for (unsigned i = 0; i < 8; i++) {
+                struct ipc_granted grant;
+
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, FILE_BYTES, &grant));
+                CHECK(!captured(&client, grant.image_id));
+                CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
+                CHECK(!wait_for(&client, grant.version_id, NEBULA_STATE_DURABLE, 10000));
+                ids[i] = grant.image_id;
+                usleep(20000); /* the keeper makes a spare after the first */
+        }
+        for (unsigned i = 4; i < 8; i++)
+                CHECK(ids[i] == ids[i - 2] && ids[i] != ids[i - 1]);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void an_image_that_a_loader_has_mapped_is_never_written_again(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_open request = { 0 };
+        unsigned char *data;
+        size_t changed = 0;
+        uint64_t version;
+        char tag[32];
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 61));
+        REQUIRE(!save_whole(&client, "global_step1", 1, &version));
+        request.version_id = version;
+        strcpy(request.name, "model.pt");
+        REQUIRE(!ask(&client, IPC_OPEN, &request, sizeof request));
+        data = mmap(NULL, FILE_BYTES, PROT_READ, MAP_PRIVATE, client.frame.fd, 0);
+        REQUIRE(data != MAP_FAILED);
+        CHECK(mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, client.frame.fd, 0) == MAP_FAILED);
+        for (unsigned i = 2; i < 7; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK(!save_whole(&client, tag, i, &version));
+                CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        }
+        for (size_t i = 0; i < FILE_BYTES; i++)
+                changed += data[i] != byte_at(1, i);
+        CHECK(!changed);
+        munmap(data, FILE_BYTES);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_file_that_can_never_fit_is_refused_with_both_numbers(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_granted grant;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 71);
+        client.hello.memory_bytes = 8 << 20;
+        client.hello.persist_path[0] = 0;
+        REQUIRE(agent && !client_connect(&client, &place));
+        version = begin(&client, "big", NEBULA_FILES_ALL_RANKS);
+        CHECK(copy_image(&client, version, "m", 1, 9 << 20, &grant) == NEBULA_NO_MEMORY);
+        CHECK(strstr(client.error.message, "10 MiB") && strstr(client.error.message, "8 MiB"));
+        /* One version in memory only: it is the only complete one and stays, so a second that needs its room fails at once. */
+        CHECK(!copy_image(&client, version, "m", 1, 5 << 20, &grant) && !captured(&client, grant.image_id));
+        CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
+        version = begin(&client, "second", NEBULA_FILES_ALL_RANKS);
+        CHECK(copy_image(&client, version, "m", 1, 5 << 20, &grant) == NEBULA_NO_MEMORY);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_full_tier_waits_for_what_becomes_durable(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_granted grant;
+        char tag[32];
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 72);
+        client.hello.memory_bytes = 7 << 20; /* one image of 6 MiB and not two */
+        REQUIRE(agent && !client_connect(&client, &place));
+        for (unsigned i = 1; i < 5; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, 5 << 20, &grant));
+                CHECK(!captured(&client, grant.image_id) && !of_version(&client, IPC_COMMIT, grant.version_id));
+        }
+        CHECK(!flush(&client, "", 10000));
+        CHECK(!load(&client, grant.version_id, "m", 4, 5 << 20, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void on_full_skip_fails_that_version_and_says_so(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_granted grant;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 73);
+        client.hello.memory_bytes = 7 << 20;
+        client.hello.persist_path[0] = 0;
+        client.hello.on_full = NEBULA_ON_FULL_SKIP;
+        REQUIRE(agent && !client_connect(&client, &place));
+        CHECK(!copy_image(&client, begin(&client, "a", NEBULA_FILES_ALL_RANKS), "m", 1, 5 << 20, &grant));
+        CHECK(!captured(&client, grant.image_id) && !of_version(&client, IPC_COMMIT, grant.version_id));
+        version = begin(&client, "b", NEBULA_FILES_ALL_RANKS);
+        CHECK(copy_image(&client, version, "m", 2, 5 << 20, &grant) == NEBULA_NO_MEMORY);
+        CHECK(state_of(&client, version) == NEBULA_STATE_FAILED);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_failing_storage_costs_nothing_and_is_tried_again(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        uint64_t version;
+        FILE *file;
+
+        place_init(&place);
+        file = fopen(place.storage, "w"); /* a file where the directory should be */
+        REQUIRE(file);
+        fclose(file);
+        agent = start();
+        REQUIRE(agent && enter(&client, 81));
+        REQUIRE(!save_whole(&client, "global_step1", 1, &version));
+        CHECK(wait_for(&client, version, NEBULA_STATE_DURABLE, 300) == NEBULA_TIMEOUT);
+        CHECK(strstr(client.error.message, "storage fails"));
+        CHECK(state_of(&client, version) == NEBULA_STATE_COMMITTED);
+        CHECK(!load(&client, version, "model.pt", 1, FILE_BYTES, NULL));
+        unlink(place.storage);
+        CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_damaged_newest_version_gives_way_to_the_older_one(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        char path[256];
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 91));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL) && !save_whole(&client, "global_step2", 2, NULL));
+        CHECK(!flush(&client, "", 10000));
+        client_done(&client);
+        agent_stop(agent, true);
+        snprintf(path, sizeof path, "%s/global_step2/model.pt", place.storage);
+        CHECK(!truncate(path, 100));
+        agent = start();
+        REQUIRE(agent && enter(&client, 92));
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(found.step == 1);
+        CHECK(find(&client, "", "global_step2", &found) == NEBULA_CORRUPT);
+        CHECK(strstr(client.error.message, "model.pt"));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_flipped_byte_in_storage_is_found_by_file_and_offset(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        char path[256], byte = 0x5a;
+        int fd;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 93));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
+        client_done(&client);
+        agent_stop(agent, true);
+        snprintf(path, sizeof path, "%s/global_step1/model.pt", place.storage);
+        fd = os->open(path, OS_WRITE);
+        CHECK(os_write_at(fd, &byte, 1, 1234) == 0);
+        os->close(fd);
+        agent = start();
+        REQUIRE(agent && enter(&client, 94));
+        REQUIRE(!find(&client, "", "", &found));
+        CHECK(load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL) == NEBULA_CORRUPT);
+        CHECK(strstr(client.error.message, "model.pt"));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void storage_retention_keeps_the_last_and_the_multiples(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        uint64_t version;
+        char tag[32];
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 95);
+        client.hello.keep_last = 2;
+        client.hello.keep_every = 4;
+        REQUIRE(agent && !client_connect(&client, &place));
+        for (unsigned i = 3; i < 9; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK(!save_whole(&client, tag, i, &version) && !wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        }
+        client_done(&client);
+        agent_drain(agent);
+        agent_stop(agent, true);
+        agent = start();
+        REQUIRE(agent && enter(&client, 96));
+        for (unsigned i = 3; i < 9; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK((find(&client, "", tag, &found) == NEBULA_OK) == (i == 4 || i >= 7));
+        }
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void an_interval_leaves_versions_in_memory_until_flushed(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        uint64_t versions[4];
+        char tag[32], path[256], text[4096] = "";
+        FILE *file;
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 97);
+        client.hello.persist_interval_s = 1000;
+        REQUIRE(agent && !client_connect(&client, &place));
+        for (unsigned i = 0; i < 4; i++) {
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                CHECK(!save_whole(&client, tag, i, &versions[i]));
+                if (!i)
+                        CHECK(!wait_for(&client, versions[0], NEBULA_STATE_DURABLE, 10000));
+        }
+        CHECK(state_of(&client, versions[3]) == NEBULA_STATE_COMMITTED);
+        CHECK(wait_for(&client, versions[1], NEBULA_STATE_DURABLE, 1000) == NEBULA_FAILED); /* gone for a newer one */
+        CHECK(!flush(&client, "", 10000));
+        CHECK(state_of(&client, versions[3]) == NEBULA_STATE_DURABLE);
+        client_done(&client);
+        agent_stop(agent, true);
+        (void)found;
+        snprintf(path, sizeof path, "%s/checkpointHistories.csv", place.output);
+        file = fopen(path, "r");
+        REQUIRE(file);
+        text[fread(text, 1, sizeof text - 1, file)] = 0;
+        fclose(file);
+        CHECK(strstr(text, "\"global_step0\",0,1,1,1,") && strstr(text, ",superseded,") && strstr(text, ",durable,1.000,2.000,1.500,"));
+        place_done(&place);
+}
+
+static void another_path_never_hits_this_jobs_memory(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        char other[256];
+
+        place_init(&place);
+        snprintf(other, sizeof other, "%s/other", place.root);
+        agent = start();
+        REQUIRE(agent && enter(&client, 98));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
+        CHECK(find(&client, other, "", &found) == NEBULA_NOT_FOUND);
+        strcat(other, "/../storage"); /* another spelling, so another job: only its storage answers */
+        CHECK(!mkdir(place.output, 0755) || 1);
+        client_done(&client);
+        client_init(&client, &place, 99);
+        snprintf(client.hello.persist_path, sizeof client.hello.persist_path, "%s/elsewhere", place.root);
+        REQUIRE(!client_connect(&client, &place));
+        CHECK(find(&client, "", "", &found) == NEBULA_NOT_FOUND);
+        REQUIRE(!find(&client, place.storage, "", &found));
+        CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+TAP_MAIN(TEST(a_saved_version_is_committed_loaded_and_durable),
+         TEST(a_part_closes_with_the_next_tag_and_n_files_complete_a_version),
+         TEST(a_tag_written_again_is_a_generation_that_carries_over),
+         TEST(a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks),
+         TEST(a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing),
+         TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
+         TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
+         TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),
+         TEST(on_full_skip_fails_that_version_and_says_so), TEST(a_failing_storage_costs_nothing_and_is_tried_again),
+         TEST(a_damaged_newest_version_gives_way_to_the_older_one),
+         TEST(a_flipped_byte_in_storage_is_found_by_file_and_offset),
+         TEST(storage_retention_keeps_the_last_and_the_multiples), TEST(an_interval_leaves_versions_in_memory_until_flushed),
+         TEST(another_path_never_hits_this_jobs_memory))

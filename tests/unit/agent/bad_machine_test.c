@@ -1,0 +1,156 @@
+/* A machine that refuses memory and a clock that goes backwards: the table of system calls says so, the agent is real. */
+#include <errno.h>
+#include <stdatomic.h>
+
+#include "agent/agent_client.h"
+#include "tap.h"
+
+static struct test_place place;
+static struct os_table table;
+static const struct os_table *before;
+static _Atomic int64_t clock_offset_ns;
+static atomic_bool memory_is_refused;
+
+static int refuse_memfd(const char *name)
+{
+        return memory_is_refused ? -ENOSYS : before->memfd(name);
+}
+
+static int refuse_allocate(int fd, uint64_t offset, uint64_t size)
+{
+        return memory_is_refused ? -ENOSPC : before->allocate(fd, offset, size);
+}
+
+static int64_t shifted_wall_ns(void)
+{
+        return before->wall_ns() + clock_offset_ns;
+}
+
+static struct agent *start(void)
+{
+        struct nebula_error error = { 0 };
+        struct agent *agent = NULL;
+
+        if (agent_start(&place.place, true, &agent, &error))
+                printf("# %s\n", error.message);
+        return agent;
+}
+
+static void begin_bad(void)
+{
+        place_init(&place);
+        before = os;
+        table = *os;
+        table.memfd = refuse_memfd;
+        table.allocate = refuse_allocate;
+        table.wall_ns = shifted_wall_ns;
+        memory_is_refused = false;
+        clock_offset_ns = 0;
+        os = &table;
+}
+
+static void end_bad(void)
+{
+        os = before;
+        place_done(&place);
+}
+
+static void memory_that_the_machine_refuses_fails_that_save_alone(void)
+{
+        struct test_client client;
+        struct ipc_granted grant;
+        struct ipc_found found;
+        struct agent *agent;
+        uint64_t first, version;
+
+        begin_bad();
+        agent = start();
+        client_init(&client, &place, 1);
+        REQUIRE(agent && !client_connect(&client, &place));
+        REQUIRE(!save_whole(&client, "global_step1", 1, &first));
+        REQUIRE(!wait_for(&client, first, NEBULA_STATE_DURABLE, 10000));
+        memory_is_refused = true;
+        version = begin(&client, "global_step2", NEBULA_FILES_ALL_RANKS);
+        REQUIRE(version);
+        CHECK(copy_image(&client, version, "m", 2, 40u << 20, &grant) == NEBULA_NO_MEMORY);
+        CHECK(strstr(client.error.message, "40 MiB") && strstr(client.error.message, "memory directory"));
+        CHECK(!find(&client, "", "", &found) && !strcmp(found.tag, "global_step1"));
+        memory_is_refused = false;
+        CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL)); /* from storage: memory let it go */
+        CHECK(!save_whole(&client, "global_step3", 3, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        end_bad();
+}
+
+static bool newest_is(struct test_client *client, const char *tag, unsigned seed)
+{
+        struct ipc_found found;
+
+        return !find(client, "", "", &found) && !strcmp(found.tag, tag) &&
+               !load(client, found.version_id, "model.pt", seed, FILE_BYTES, NULL);
+}
+
+static void a_clock_that_goes_backwards_makes_nothing_older(void)
+{
+        struct test_client client;
+        struct agent *agent;
+
+        begin_bad();
+        agent = start();
+        client_init(&client, &place, 2);
+        REQUIRE(agent && !client_connect(&client, &place));
+        REQUIRE(!save_whole(&client, "monday", 1, NULL));
+        clock_offset_ns = -3600ll * 1000000000;
+        REQUIRE(!save_whole(&client, "sunday", 2, NULL));
+        CHECK(newest_is(&client, "sunday", 2));
+        CHECK(!flush(&client, "", 10000));
+        client_done(&client);
+        agent_stop(agent, true);
+
+        /* The next agent has storage alone to learn from, and a clock that is behind what lies there. */
+        clock_offset_ns = -7200ll * 1000000000;
+        agent = start();
+        REQUIRE(agent && !client_connect(&client, &place));
+        CHECK(newest_is(&client, "sunday", 2));
+        REQUIRE(!save_whole(&client, "saturday", 3, NULL));
+        CHECK(!flush(&client, "", 10000));
+        CHECK(newest_is(&client, "saturday", 3));
+        client_done(&client);
+        agent_stop(agent, true);
+        agent = start();
+        REQUIRE(agent && !client_connect(&client, &place));
+        CHECK(newest_is(&client, "saturday", 3));
+        client_done(&client);
+        agent_stop(agent, true);
+        end_bad();
+}
+
+static void a_clock_that_goes_backwards_sweeps_no_work_in_progress(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        char path[300];
+        FILE *file;
+
+        begin_bad();
+        snprintf(path, sizeof path, "%s/global_step9/.nebula", place.storage);
+        CHECK(!os_make_dirs(path, 0755));
+        snprintf(path, sizeof path, "%s/global_step9/.nebula/tmp-1-1", place.storage);
+        file = fopen(path, "w");
+        REQUIRE(file);
+        fclose(file);
+        clock_offset_ns = -3600ll * 1000000000;
+        agent = start();
+        client_init(&client, &place, 3);
+        REQUIRE(agent && !client_connect(&client, &place));
+        REQUIRE(!save_whole(&client, "global_step1", 1, NULL));
+        CHECK(!flush(&client, "", 10000));
+        CHECK(access(path, F_OK) == 0);
+        client_done(&client);
+        agent_stop(agent, true);
+        end_bad();
+}
+
+TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone), TEST(a_clock_that_goes_backwards_makes_nothing_older),
+         TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress))

@@ -1,0 +1,289 @@
+#include "capture/capture.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "os/os.h"
+#include "tap.h"
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint64_t random_next(void)
+{
+        random_state ^= random_state << 13;
+        random_state ^= random_state >> 7;
+        random_state ^= random_state << 17;
+        return random_state;
+}
+
+static char *random_bytes(size_t size)
+{
+        char *bytes = malloc(size + 8);
+
+        for (size_t i = 0; i < size; i += 8) {
+                uint64_t value = random_next();
+
+                memcpy(bytes + i, &value, 8);
+        }
+        return bytes;
+}
+
+/* Parts of the given sizes with gaps between them; checks every byte, and that nothing else was written. */
+static void check_copy(const uint64_t *sizes, size_t count, bool is_fresh)
+{
+        struct capture_part *parts = calloc(count + 1, sizeof *parts);
+        uint64_t size = 0, at = 0, source_size = 0;
+        char *image, *expected, *source;
+        int64_t cpu_ns;
+
+        for (size_t i = 0; i < count; i++) {
+                size += sizes[i] + i % 70;
+                source_size += sizes[i];
+        }
+        source = random_bytes(source_size);
+        image = malloc(size + 1);
+        expected = malloc(size + 1);
+        memset(image, 0x5a, size + 1);
+        memset(expected, 0x5a, size + 1);
+        source_size = 0;
+        for (size_t i = 0; i < count; i++) {
+                at += i % 70;
+                parts[i] = (struct capture_part){ source + source_size, sizes[i], at };
+                memcpy(expected + at, source + source_size, sizes[i]);
+                at += sizes[i];
+                source_size += sizes[i];
+        }
+        cpu_ns = is_fresh ? capture_copy_fresh(image, parts, count) : capture_copy(image, parts, count);
+        CHECK(cpu_ns >= 0);
+        CHECK(memcmp(image, expected, size + 1) == 0);
+        free(image);
+        free(expected);
+        free(source);
+        free(parts);
+}
+
+static void no_parts_and_empty_parts_are_fine(void)
+{
+        static const uint64_t sizes[] = { 0, 0, 5, 0 };
+
+        check_copy(sizes, 0, false);
+        check_copy(sizes, 4, false);
+        check_copy(sizes, 2, true);
+}
+
+static void parts_of_any_size_and_alignment_arrive(void)
+{
+        static const uint64_t sizes[] = { 1, 4096, 3, (9u << 20) + 17, 4u << 20, 63, (4u << 20) - 1, 2 };
+
+        check_copy(sizes, sizeof sizes / sizeof sizes[0], false);
+        check_copy(sizes, sizeof sizes / sizeof sizes[0], true);
+}
+
+static void a_hundred_thousand_small_parts_arrive(void)
+{
+        size_t count = 100000;
+        uint64_t *sizes = malloc(count * sizeof *sizes);
+
+        for (size_t i = 0; i < count; i++)
+                sizes[i] = random_next() % 200;
+        check_copy(sizes, count, false);
+        free(sizes);
+}
+
+static void random_plans_arrive(void)
+{
+        for (int round = 0; round < 60; round++) {
+                uint64_t sizes[64];
+                size_t count = random_next() % 64;
+
+                for (size_t i = 0; i < count; i++)
+                        sizes[i] = random_next() % (1u << (random_next() % 19));
+                check_copy(sizes, count, round % 2);
+        }
+}
+
+static void *copy_thread(void *unused)
+{
+        static const uint64_t sizes[] = { 2u << 20, 77, 3u << 20 };
+
+        (void)unused;
+        for (int i = 0; i < 3; i++) {
+                char *source = calloc(1, sizes[0]), *image = malloc(sizes[0]);
+                struct capture_part part = { source, sizes[0], 0 };
+
+                memset(source, i + 1, sizes[0]);
+                capture_copy(image, &part, 1);
+                CHECK(memcmp(source, image, sizes[0]) == 0);
+                free(source);
+                free(image);
+        }
+        return NULL;
+}
+
+static void captures_from_several_threads_do_not_mix(void)
+{
+        pthread_t threads[4];
+
+        for (size_t i = 0; i < 4; i++)
+                pthread_create(&threads[i], NULL, copy_thread, NULL);
+        for (size_t i = 0; i < 4; i++)
+                pthread_join(threads[i], NULL);
+}
+
+/* ThreadSanitizer ends a child that starts threads. */
+#if defined(__SANITIZE_THREAD__)
+#define CHILD_MAY_START_THREADS 0
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define CHILD_MAY_START_THREADS 0
+#endif
+#endif
+#ifndef CHILD_MAY_START_THREADS
+#define CHILD_MAY_START_THREADS 1
+#endif
+
+static void a_forked_child_can_copy_too(void)
+{
+        static const uint64_t sizes[] = { 8u << 20 };
+        pid_t child;
+        int status = -1;
+
+        if (!CHILD_MAY_START_THREADS)
+                return;
+        check_copy(sizes, 1, false); /* the threads are there now, but not in the child */
+        child = fork();
+        if (child == 0) {
+                alarm(20);
+                tap_failed_checks = 0;
+                check_copy(sizes, 1, false);
+                capture_copy_rest();
+                _exit(tap_failed_checks);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        check_copy(sizes, 1, false);
+}
+
+static void the_threads_can_rest_and_come_back(void)
+{
+        static const uint64_t sizes[] = { 3u << 20 };
+
+        capture_copy_rest();
+        capture_copy_rest();
+        check_copy(sizes, 1, false);
+        capture_copy_rest();
+}
+
+static int image_file(uint64_t size)
+{
+        int fd = os->memfd("pool-test");
+
+        if (fd < 0 || os->truncate(fd, size) != 0)
+                abort();
+        return fd;
+}
+
+static void an_image_is_mapped_once(void)
+{
+        struct capture_pool *pool;
+        struct nebula_error error;
+        int fd = image_file(8192);
+        void *first, *second;
+        char byte = 0;
+
+        REQUIRE(capture_pool_new(&pool, &error) == NEBULA_OK);
+        CHECK(capture_pool_map(pool, 7, dup(fd), 8192, &first, &error) == NEBULA_OK);
+        CHECK(capture_pool_take_fresh(pool, first) && !capture_pool_take_fresh(pool, first));
+        ((char *)first)[5000] = 'x';
+        CHECK(pread(fd, &byte, 1, 5000) == 1 && byte == 'x');
+        CHECK(capture_pool_map(pool, 7, dup(fd), 8192, &second, &error) == NEBULA_OK);
+        CHECK(first == second && !capture_pool_take_fresh(pool, second));
+        capture_pool_free(pool);
+        close(fd);
+}
+
+static void another_file_under_the_same_id_is_mapped_anew(void)
+{
+        struct capture_pool *pool;
+        struct nebula_error error;
+        int one = image_file(4096), two = image_file(4096);
+        char byte = 0;
+        void *image;
+
+        REQUIRE(capture_pool_new(&pool, &error) == NEBULA_OK);
+        CHECK(capture_pool_map(pool, 7, dup(one), 4096, &image, &error) == NEBULA_OK);
+        CHECK(capture_pool_map(pool, 7, dup(two), 4096, &image, &error) == NEBULA_OK);
+        *(char *)image = 'y';
+        CHECK(pread(two, &byte, 1, 0) == 1 && byte == 'y');
+        CHECK(pread(one, &byte, 1, 0) == 1 && byte == '\0');
+        capture_pool_free(pool);
+        close(one);
+        close(two);
+}
+
+static void a_file_shorter_than_promised_is_refused_and_closed(void)
+{
+        struct capture_pool *pool;
+        struct nebula_error error;
+        int fd = image_file(4096);
+        void *image = NULL;
+        int next;
+
+        REQUIRE(capture_pool_new(&pool, &error) == NEBULA_OK);
+        CHECK(capture_pool_map(pool, 1, fd, 8192, &image, &error) == NEBULA_FAILED);
+        CHECK(image == NULL);
+        next = dup(0);
+        CHECK(next < 0 || next <= fd); /* the descriptor is free again */
+        if (next >= 0)
+                close(next);
+        capture_pool_free(pool);
+}
+
+static int unmap_count;
+
+static int counted_unmap(void *data, uint64_t size)
+{
+        unmap_count++;
+        return os_linux.unmap(data, size);
+}
+
+static void what_is_not_live_is_unmapped(void)
+{
+        struct os_table table = *os;
+        const struct os_table *before = os;
+        uint64_t live[] = { 3, 99, 5 };
+        struct capture_pool *pool;
+        struct nebula_error error;
+        void *images[8];
+
+        table.unmap = counted_unmap;
+        os = &table;
+        unmap_count = 0;
+        REQUIRE(capture_pool_new(&pool, &error) == NEBULA_OK);
+        for (uint64_t id = 0; id < 8; id++)
+                CHECK(capture_pool_map(pool, id, image_file(4096), 4096, &images[id], &error) == NEBULA_OK);
+        capture_pool_keep(pool, live, 3);
+        CHECK(unmap_count == 6);
+        memset(images[3], 1, 4096);
+        memset(images[5], 1, 4096);
+        capture_pool_keep(pool, NULL, 0);
+        CHECK(unmap_count == 8);
+        capture_pool_free(pool);
+        capture_pool_free(NULL);
+        os = before;
+}
+
+TAP_MAIN(
+        TEST(no_parts_and_empty_parts_are_fine),
+        TEST(parts_of_any_size_and_alignment_arrive),
+        TEST(a_hundred_thousand_small_parts_arrive),
+        TEST(random_plans_arrive),
+        TEST(captures_from_several_threads_do_not_mix),
+        TEST(a_forked_child_can_copy_too),
+        TEST(the_threads_can_rest_and_come_back),
+        TEST(an_image_is_mapped_once),
+        TEST(another_file_under_the_same_id_is_mapped_anew),
+        TEST(a_file_shorter_than_promised_is_refused_and_closed),
+        TEST(what_is_not_live_is_unmapped),
+)

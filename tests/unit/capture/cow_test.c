@@ -1,0 +1,953 @@
+/*
+ * Every test fills memory, starts a capture, does something nasty, and
+ * compares the image with the values of the start.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "capture/cow.h"
+#include "os/os.h"
+#include "tap.h"
+
+#define MIB ((size_t)1 << 20)
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+static inline __attribute__((always_inline)) uint64_t mix(uint64_t value)
+{
+        value += 0x9e3779b97f4a7c15u;
+        value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9u;
+        value = (value ^ value >> 27) * 0x94d049bb133111ebu;
+        return value ^ value >> 31;
+}
+
+static unsigned char pattern_byte(uint64_t seed, size_t index)
+{
+        return (unsigned char)(mix(seed ^ index / 8) >> index % 8 * 8);
+}
+
+/* The patterns are most of the work here; thread sanitizing them would take minutes and show nothing. */
+#if defined(__clang__) || defined(__SANITIZE_THREAD__)
+#define UNWATCHED __attribute__((no_sanitize("thread")))
+#else
+#define UNWATCHED
+#endif
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define HAVE_TSAN 1
+#endif
+#elif defined(__SANITIZE_THREAD__)
+#define HAVE_TSAN 1
+#endif
+#ifndef HAVE_TSAN
+#define HAVE_TSAN 0
+#endif
+
+UNWATCHED static void pattern_fill(void *memory, size_t size, uint64_t seed)
+{
+        unsigned char *bytes = memory;
+        size_t i = 0;
+
+        for (; i + 8 <= size; i += 8) {
+                uint64_t word = mix(seed ^ i / 8);
+
+                memcpy(bytes + i, &word, 8);
+        }
+        for (; i < size; i++)
+                bytes[i] = pattern_byte(seed, i);
+}
+
+UNWATCHED static bool pattern_holds(const void *memory, size_t size, uint64_t seed)
+{
+        const unsigned char *bytes = memory;
+        size_t i = 0;
+
+        for (; i + 8 <= size; i += 8) {
+                uint64_t word = mix(seed ^ i / 8);
+
+                if (memcmp(bytes + i, &word, 8)) {
+                        printf("# differs at %zu of %zu\n", i, size);
+                        return false;
+                }
+        }
+        for (; i < size; i++) {
+                if (bytes[i] != pattern_byte(seed, i))
+                        return false;
+        }
+        return true;
+}
+
+/* Private anonymous memory on a 2 MiB boundary, in huge pages or none. */
+static unsigned char *memory_new(size_t size, bool huge)
+{
+        size_t block = 2 * MIB;
+        unsigned char *data = mmap(NULL, size + block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        unsigned char *begin = (unsigned char *)(((uintptr_t)data + block - 1) & ~(uintptr_t)(block - 1));
+
+        if (data == MAP_FAILED)
+                abort();
+        if (begin > data)
+                munmap(data, (size_t)(begin - data));
+        if (data + block > begin)
+                munmap(begin + size, (size_t)(data + block - begin));
+        madvise(begin, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        return begin;
+}
+
+static unsigned char *image_new(size_t size)
+{
+        unsigned char *image = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+        if (image == MAP_FAILED)
+                abort();
+        return image;
+}
+
+static struct cow_capture *start(void *image, const struct capture_part *parts, size_t count)
+{
+        struct cow_capture *capture = NULL;
+        struct nebula_error error;
+
+        if (cow_start(image, parts, count, &capture, &error) != NEBULA_OK) {
+                printf("# cow_start: %s\n", error.message);
+                abort();
+        }
+        return capture;
+}
+
+/* One part, the whole memory. */
+static struct cow_capture *start_one(void *image, const void *memory, size_t size)
+{
+        struct capture_part part = { memory, size, 0 };
+
+        return start(image, &part, 1);
+}
+
+static bool complete(struct cow_capture *capture)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status = cow_wait(capture, 20000, &error);
+
+        if (status != NEBULA_OK)
+                printf("# cow_wait: %s\n", error.message);
+        return status == NEBULA_OK;
+}
+
+struct writer {
+        pthread_t thread;
+        unsigned char *memory;
+        size_t size;
+        int order; /* 0 upwards, 1 downwards, 2 scattered */
+};
+
+static void *writer_main(void *argument)
+{
+        struct writer *writer = argument;
+        size_t piece = 64 << 10, count = writer->size / piece;
+
+        for (size_t i = 0; i < count; i++) {
+                size_t index = writer->order == 0 ? i : writer->order == 1 ? count - 1 - i : i * 7919 % count;
+
+                memset(writer->memory + index * piece, (int)(0xa0 + i % 16), piece);
+        }
+        return NULL;
+}
+
+static void overwrite_all(unsigned char *memory, size_t size)
+{
+        struct writer writers[4];
+
+        for (int i = 0; i < 4; i++) {
+                writers[i] = (struct writer){ .memory = memory + size / 4 * (size_t)i, .size = size / 4, .order = i % 3 };
+                pthread_create(&writers[i].thread, NULL, writer_main, &writers[i]);
+        }
+        for (int i = 0; i < 4; i++)
+                pthread_join(writers[i].thread, NULL);
+}
+
+static void check_overwriting(bool huge)
+{
+        size_t size = 48 * MIB;
+        unsigned char *memory = memory_new(size, huge), *image = image_new(size);
+        struct cow_capture *capture;
+        struct cow_stats stats;
+
+        pattern_fill(memory, size, 1);
+        capture = start_one(image, memory, size);
+        overwrite_all(memory, size);
+        CHECK(complete(capture));
+        CHECK(pattern_holds(image, size, 1));
+        cow_stats(capture, &stats);
+        CHECK(stats.protected_bytes == size && stats.direct_bytes == 0);
+        CHECK(stats.fault_count > 0 && stats.fault_ns > 0 && stats.copy_ns > 0 && stats.cpu_ns > 0);
+        cow_free(capture);
+        munmap(memory, size);
+        munmap(image, size);
+}
+
+static void overwriting_everything_at_once_keeps_the_old_values_on_huge_pages(void)
+{
+        check_overwriting(true);
+}
+
+static void overwriting_everything_at_once_keeps_the_old_values_on_small_pages(void)
+{
+        check_overwriting(false);
+}
+
+static void system_calls_may_write_into_protected_memory(void)
+{
+        size_t size = 16 * MIB;
+        unsigned char *memory = memory_new(size, true), *image = image_new(size);
+        struct cow_capture *capture;
+        char path[] = "/tmp/nebula-cow-XXXXXX", junk[4096];
+        int pipe_fds[2], file = mkstemp(path);
+        size_t done = 0;
+
+        REQUIRE(file >= 0 && pipe(pipe_fds) == 0);
+        unlink(path);
+        memset(junk, 0x5a, sizeof junk);
+        for (size_t i = 0; i < size / 2; i += sizeof junk)
+                REQUIRE(write(file, junk, sizeof junk) == sizeof junk);
+        pattern_fill(memory, size, 2);
+        capture = start_one(image, memory, size);
+        while (done < size / 2) {
+                ssize_t got = pread(file, memory + size / 2 + done, size / 2 - done, (off_t)done);
+
+                REQUIRE(got > 0);
+                done += (size_t)got;
+        }
+        for (size_t at = size / 2; at > 0; at -= 2 * MIB) {
+                REQUIRE(write(pipe_fds[1], junk, sizeof junk) == sizeof junk);
+                REQUIRE(read(pipe_fds[0], memory + at - 3 * sizeof junk / 2, sizeof junk) == sizeof junk);
+        }
+        CHECK(complete(capture));
+        CHECK(pattern_holds(image, size, 2));
+        CHECK(memory[size - 1] == 0x5a && memory[size / 2 - sizeof junk] == 0x5a);
+        cow_free(capture);
+        close(file);
+        close(pipe_fds[0]);
+        close(pipe_fds[1]);
+        munmap(memory, size);
+        munmap(image, size);
+}
+
+/* What may happen to memory whose bytes are not copied: the right ones, or a failure that says why. */
+static void check_vanishing(void (*vanish)(unsigned char *memory, size_t size))
+{
+        size_t size = 24 * MIB;
+        unsigned char *image = image_new(size);
+        int failures = 0;
+
+        for (int round = 0; round < 6; round++) {
+                unsigned char *memory = memory_new(size, round % 2);
+                struct nebula_error error = { 0 };
+                struct cow_capture *capture;
+                enum nebula_status status;
+
+                pattern_fill(memory, size, 3 + (uint64_t)round);
+                capture = start_one(image, memory, size);
+                if (round >= 4)
+                        CHECK(complete(capture)); /* afterwards it does not matter */
+                vanish(memory, size);
+                status = cow_wait(capture, 20000, &error);
+                if (status == NEBULA_OK) {
+                        CHECK(pattern_holds(image, size, 3 + (uint64_t)round));
+                } else {
+                        CHECK(status == NEBULA_FAILED && strstr(error.message, "0x"));
+                        failures++;
+                }
+                cow_free(capture);
+        }
+        CHECK(failures > 0 && failures <= 4);
+        munmap(image, size);
+}
+
+static void unmap_all(unsigned char *memory, size_t size)
+{
+        munmap(memory, size);
+}
+
+static void unmap_the_end_and_reuse_it(unsigned char *memory, size_t size)
+{
+        unsigned char *end = memory + size - 2 * MIB;
+
+        munmap(end, 2 * MIB);
+        if (mmap(end, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != end)
+                abort();
+        memset(end, 7, 2 * MIB);
+        munmap(memory, size);
+}
+
+static void map_over_the_end(unsigned char *memory, size_t size)
+{
+        unsigned char *end = memory + size - 3 * MIB;
+
+        if (mmap(end, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != end)
+                abort();
+        memset(memory, 9, size);
+        munmap(memory, size);
+}
+
+static void give_pages_back(unsigned char *memory, size_t size)
+{
+        madvise(memory + size / 2, size / 2, MADV_DONTNEED);
+        memset(memory, 7, size);
+        munmap(memory, size);
+}
+
+static void give_pages_back_lazily(unsigned char *memory, size_t size)
+{
+        madvise(memory + size / 2, size / 2, MADV_FREE);
+        memset(memory, 7, size);
+        munmap(memory, size);
+}
+
+static void move_and_write(unsigned char *memory, size_t size)
+{
+        unsigned char *moved = mremap(memory, size, size * 2, MREMAP_MAYMOVE);
+
+        if (moved == MAP_FAILED)
+                abort();
+        memset(moved, 7, size * 2);
+        munmap(moved, size * 2);
+}
+
+static void forbid_reading(unsigned char *memory, size_t size)
+{
+        mprotect(memory, size, PROT_NONE);
+        mprotect(memory, size, PROT_READ | PROT_WRITE);
+        memset(memory, 8, size);
+        mprotect(memory, size, PROT_NONE);
+        munmap(memory, size);
+}
+
+static void shrink(unsigned char *memory, size_t size)
+{
+        if (mremap(memory, size, size / 2, 0) != memory)
+                abort();
+        memset(memory, 7, size / 2);
+        munmap(memory, size / 2);
+}
+
+static void memory_that_is_unmapped_fails_the_capture_and_nothing_else(void)
+{
+        check_vanishing(unmap_all);
+}
+
+static void memory_that_is_replaced_is_never_mistaken_for_the_old_one(void)
+{
+        check_vanishing(unmap_the_end_and_reuse_it);
+        check_vanishing(map_over_the_end);
+}
+
+static void pages_given_back_fail_the_capture_and_nothing_else(void)
+{
+        check_vanishing(give_pages_back);
+        check_vanishing(give_pages_back_lazily);
+}
+
+static void memory_that_is_resized_fails_the_capture_and_nothing_else(void)
+{
+        check_vanishing(move_and_write);
+        check_vanishing(shrink);
+}
+
+static void memory_that_becomes_unreadable_does_not_crash_the_program(void)
+{
+        size_t size = 8 * MIB;
+        unsigned char *image = image_new(size);
+
+        for (int round = 0; round < 4; round++) {
+                unsigned char *memory = memory_new(size, round % 2);
+                struct cow_capture *capture;
+
+                pattern_fill(memory, size, 11);
+                capture = start_one(image, memory, size);
+                forbid_reading(memory, size);
+                if (cow_wait(capture, 20000, NULL) == NEBULA_OK)
+                        CHECK(pattern_holds(image, size, 11));
+                cow_free(capture);
+        }
+        munmap(image, size);
+}
+
+static void children_of_fork_neither_hang_nor_disturb_the_capture(void)
+{
+        if (HAVE_TSAN) /* it allows no threads after fork */
+                return;
+        size_t size = 32 * MIB;
+        unsigned char *image = image_new(size);
+
+        for (int round = 0; round < 2; round++) {
+                unsigned char *memory = memory_new(size, round % 2);
+                struct cow_capture *capture;
+                pid_t children[2];
+                int exit_status;
+
+                pattern_fill(memory, size, 5);
+                capture = start_one(image, memory, size);
+                for (int i = 0; i < 2; i++) {
+                        children[i] = fork();
+                        if (children[i] == 0) {
+                                bool right = i == 0 ? pattern_holds(memory, size, 5) :
+                                                      memory[0] == 0x22 && memory[size - 1] == pattern_byte(5, size - 1);
+                                struct cow_capture *own;
+
+                                memset(memory, 0x11, size);
+                                right &= i == 0 || cow_wait(capture, 1000, NULL) != NEBULA_TIMEOUT;
+                                /* The child may save too. */
+                                own = start_one(image_new(size), memory, size);
+                                right &= complete(own);
+                                cow_free(own);
+                                _exit(right ? 0 : 1);
+                        }
+                        REQUIRE(children[i] > 0);
+                        memset(memory + size / 2 * (size_t)i, 0x22, size / 2);
+                }
+                CHECK(complete(capture));
+                CHECK(pattern_holds(image, size, 5));
+                for (int i = 0; i < 2; i++)
+                        CHECK(waitpid(children[i], &exit_status, 0) == children[i] && exit_status == 0);
+                CHECK(memory[0] == 0x22 && memory[size - 1] == 0x22);
+                cow_free(capture);
+                munmap(memory, size);
+        }
+        munmap(image, size);
+}
+
+static void overlapping_captures_each_see_their_own_start(void)
+{
+        size_t size = 32 * MIB;
+        unsigned char *memory = memory_new(size, true), *images[4];
+        struct cow_capture *captures[4];
+
+        pattern_fill(memory, size, 20);
+        for (int i = 0; i < 4; i++) {
+                /* The second half changes from start to start; the third capture begins in the middle of a page. */
+                size_t from = i == 2 ? 5 * MIB + 123 : 0;
+                struct capture_part part = { memory + from, size - from, from };
+
+                pattern_fill(memory + size / 2, size / 2, 20 + (uint64_t)i);
+                images[i] = image_new(size);
+                captures[i] = start(images[i], &part, 1);
+        }
+        memset(memory, 0, size);
+        for (int i = 3; i >= 0; i--) {
+                if (i == 2) { /* what lies before its part is not its own */
+                        pattern_fill(memory, size, 20);
+                        memcpy(images[i], memory, 5 * MIB + 123);
+                }
+                CHECK(complete(captures[i]));
+                CHECK(pattern_holds(images[i], size / 2, 20));
+                CHECK(pattern_holds(images[i] + size / 2, size / 2, 20 + (uint64_t)i));
+                cow_free(captures[i]);
+                munmap(images[i], size);
+        }
+        munmap(memory, size);
+}
+
+static void more_captures_than_are_followed_are_copied_at_once(void)
+{
+        enum { COUNT = 24 };
+        size_t size = 4 * MIB;
+        unsigned char *memory = memory_new(size, true), *images[COUNT];
+        struct cow_capture *captures[COUNT];
+
+        for (int i = 0; i < COUNT; i++) {
+                pattern_fill(memory, size, (uint64_t)i);
+                images[i] = image_new(size);
+                captures[i] = start_one(images[i], memory, size);
+        }
+        for (int i = 0; i < COUNT; i++) {
+                CHECK(complete(captures[i]));
+                CHECK(pattern_holds(images[i], size, (uint64_t)i));
+                cow_free(captures[i]);
+                munmap(images[i], size);
+        }
+        munmap(memory, size);
+}
+
+static void small_and_unaligned_parts_are_exact(void)
+{
+        enum { COUNT = 3000 };
+        static struct capture_part parts[COUNT + 4];
+        size_t capacity = 64 * MIB, used = 0, image_size = 0;
+        unsigned char *memory = memory_new(capacity, false), *image = image_new(128 * MIB);
+        struct cow_capture *capture;
+        uint64_t state = 99;
+
+        for (int i = 0; i < COUNT; i++) {
+                state = mix(state);
+                parts[i].data = memory + used;
+                parts[i].size = state % 100 == 0 ? 256 * 1024 + state % 700001 : state % 8192;
+                parts[i].image_offset = image_size;
+                pattern_fill(memory + used, parts[i].size, (uint64_t)i);
+                used += parts[i].size + state % 3;
+                image_size += (parts[i].size + 63) & ~(size_t)63;
+        }
+        /* The same bytes twice, and parts within parts; the last one is what those see. */
+        parts[COUNT] = (struct capture_part){ memory + 33, used - 100, image_size };
+        parts[COUNT + 1] = (struct capture_part){ memory + 333333, MIB, image_size + used };
+        parts[COUNT + 2] = (struct capture_part){ memory + 333335, 3 * MIB, image_size + used + MIB };
+        parts[COUNT + 3] = (struct capture_part){ memory, 0, 0 };
+        REQUIRE(used <= capacity && image_size + used + 4 * MIB <= 128 * MIB);
+        unsigned char *before = malloc(used);
+        memcpy(before, memory, used);
+        capture = start(image, parts, COUNT + 4);
+        memset(memory, 0xee, capacity);
+        CHECK(complete(capture));
+        for (int i = 0; i < COUNT; i++)
+                CHECK(pattern_holds(image + parts[i].image_offset, parts[i].size, (uint64_t)i));
+        for (int i = COUNT; i < COUNT + 3; i++)
+                CHECK(memcmp(image + parts[i].image_offset, before + ((const unsigned char *)parts[i].data - memory),
+                             parts[i].size) == 0);
+        cow_free(capture);
+        free(before);
+        munmap(memory, capacity);
+        munmap(image, 128 * MIB);
+}
+
+static void memory_that_was_never_touched_reads_as_zero(void)
+{
+        size_t size = 16 * MIB;
+        unsigned char *image = image_new(size);
+
+        for (int round = 0; round < 4; round++) {
+                unsigned char *memory = memory_new(size, round % 2);
+                struct cow_capture *capture;
+                bool zero = true;
+
+                memset(image, 1, size);
+                if (round >= 2) /* the zero page, huge or not, is there */
+                        for (size_t i = 0; i < size; i += 4096)
+                                zero &= ((volatile unsigned char *)memory)[i] == 0;
+                capture = start_one(image, memory, size);
+                memset(memory, 0x77, size);
+                CHECK(complete(capture));
+                for (size_t i = 0; i < size; i++)
+                        zero &= image[i] == 0;
+                CHECK(zero);
+                cow_free(capture);
+                munmap(memory, size);
+        }
+        munmap(image, size);
+}
+
+static void memory_that_others_can_write_is_copied_at_once(void)
+{
+        size_t size = 4 * MIB;
+        char path[] = "/tmp/nebula-cow-XXXXXX";
+        int file = mkstemp(path);
+        unsigned char *image = image_new(4 * size);
+        struct capture_part parts[3];
+        struct cow_capture *capture;
+        struct cow_stats stats;
+
+        REQUIRE(file >= 0 && ftruncate(file, (off_t)size) == 0);
+        unlink(path);
+        parts[0].data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        parts[1].data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        parts[2].data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+        for (size_t i = 0; i < 3; i++) {
+                parts[i].size = size;
+                parts[i].image_offset = i * size;
+                pattern_fill((void *)(uintptr_t)parts[i].data, size, i);
+        }
+        capture = start(image, parts, 3);
+        cow_stats(capture, &stats);
+        CHECK(stats.direct_bytes == 3 * size && stats.protected_bytes == 0);
+        CHECK(cow_wait(capture, 0, NULL) == NEBULA_OK);
+        for (size_t i = 0; i < 3; i++) {
+                CHECK(pattern_holds(image + i * size, size, i));
+                munmap((void *)(uintptr_t)parts[i].data, size);
+        }
+        cow_free(capture);
+        close(file);
+        munmap(image, 4 * size);
+}
+
+static void a_cancelled_capture_fails_and_frees_the_memory(void)
+{
+        size_t size = 64 * MIB;
+        unsigned char *memory = memory_new(size, false), *image = image_new(size);
+        struct nebula_error error = { 0 };
+        struct cow_capture *capture;
+        enum nebula_status status;
+
+        pattern_fill(memory, size, 1);
+        capture = start_one(image, memory, size);
+        cow_cancel(capture);
+        overwrite_all(memory, size);
+        status = cow_wait(capture, 10000, &error);
+        CHECK(status == NEBULA_FAILED && strstr(error.message, "given up"));
+        cow_free(capture);
+        /* Freeing a running capture gives it up too, and the image is the caller's at once. */
+        cow_free(start_one(image, memory, size));
+        munmap(image, size);
+        memset(memory, 4, size);
+        munmap(memory, size);
+        /* The next one is not disturbed by what these left. */
+        check_overwriting(false);
+}
+
+static void a_wait_that_is_too_short_says_so(void)
+{
+        size_t size = 128 * MIB;
+        unsigned char *memory = memory_new(size, false), *image = image_new(size);
+        struct nebula_error error = { 0 };
+        struct cow_capture *capture;
+
+        pattern_fill(memory, size, 1);
+        capture = start_one(image, memory, size);
+        CHECK(cow_wait(capture, 0, &error) == NEBULA_TIMEOUT);
+        CHECK(complete(capture));
+        cow_free(capture);
+        munmap(memory, size);
+        munmap(image, size);
+}
+
+static void an_image_off_a_page_boundary_is_refused(void)
+{
+        struct capture_part part = { "x", 1, 0 };
+        struct cow_capture *capture = NULL;
+        unsigned char *image = image_new(4096);
+
+        CHECK(cow_start(image + 64, &part, 1, &capture, NULL) == NEBULA_INVALID && !capture);
+        munmap(image, 4096);
+}
+
+/* An array on a thread's own stack: the pages that cow_start itself runs on are among the protected ones. */
+static void *stack_main(void *argument)
+{
+        volatile unsigned char array[4 * MIB];
+        unsigned char *image = argument;
+        bool right = true;
+
+        for (int round = 0; round < 8; round++) {
+                struct cow_capture *captures[2];
+
+                pattern_fill((void *)(uintptr_t)array, sizeof array, (uint64_t)round);
+                for (size_t i = 0; i < 2; i++)
+                        captures[i] = start_one(image + i * sizeof array, (void *)(uintptr_t)array, sizeof array);
+                memset((void *)(uintptr_t)array, 1, sizeof array);
+                for (size_t i = 0; i < 2; i++) {
+                        right &= complete(captures[i]);
+                        right &= pattern_holds(image + i * sizeof array, sizeof array, (uint64_t)round);
+                        cow_free(captures[i]);
+                }
+        }
+        return right ? argument : NULL;
+}
+
+static void arrays_on_a_stack_can_be_captured(void)
+{
+        unsigned char *image = image_new(8 * MIB);
+        pthread_attr_t attributes;
+        pthread_t thread;
+        void *result = NULL;
+
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, 8 * MIB);
+        REQUIRE(pthread_create(&thread, &attributes, stack_main, image) == 0);
+        pthread_join(thread, &result);
+        CHECK(result == image);
+        pthread_attr_destroy(&attributes);
+        munmap(image, 8 * MIB);
+}
+
+static bool is_huge(const void *address)
+{
+        FILE *smaps = fopen("/proc/self/smaps", "r");
+        unsigned long start = 0, end = 0, kilobytes = 0;
+        char line[512];
+        bool inside = false, found = false;
+
+        while (smaps && fgets(line, sizeof line, smaps)) {
+                if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+                        inside = (uintptr_t)address >= start && (uintptr_t)address < end;
+                else if (inside && sscanf(line, "AnonHugePages: %lu", &kilobytes) == 1)
+                        found = kilobytes > 0;
+        }
+        if (smaps)
+                fclose(smaps);
+        return found;
+}
+
+static void memory_saved_twice_moves_to_huge_pages(void)
+{
+        size_t size = 8 * MIB;
+        unsigned char *memory = memory_new(size, false), *probe = memory_new(2 * MIB, false);
+        struct capture_part part = { memory, size, 0 };
+
+        pattern_fill(memory, size, 1);
+        memset(probe, 1, 2 * MIB);
+        madvise(memory, size, MADV_HUGEPAGE);
+        if (madvise(probe, 2 * MIB, MADV_HUGEPAGE) || madvise(probe, 2 * MIB, MADV_COLLAPSE)) {
+                printf("# this kernel can't join pages\n");
+                return;
+        }
+        cow_advise_huge(&part, 1);
+        os->sleep_ms(30);
+        CHECK(!is_huge(memory));
+        cow_advise_huge(&part, 1);
+        for (int i = 0; i < 200 && !is_huge(memory); i++)
+                os->sleep_ms(5);
+        CHECK(is_huge(memory));
+        CHECK(pattern_holds(memory, size, 1));
+        munmap(memory, size);
+        munmap(probe, 2 * MIB);
+}
+
+/* Writers overwrite pieces at random while captures start over and over, up to three at a time; a lock keeps them
+ * still for the start alone, so that there is a copy of what was there. */
+#define STRESS_BLOCKS 96u
+#define STRESS_WRITERS 3u
+#define STRESS_BLOCK (96u * 1024)
+struct stress {
+        unsigned char *memory;
+        pthread_rwlock_t start_lock; /* writers share it, a start has it alone */
+        atomic_bool stop;
+        atomic_uint next_writer;
+};
+
+static void *stress_main(void *argument)
+{
+        struct stress *stress = argument;
+        unsigned writer = atomic_fetch_add(&stress->next_writer, 1); /* each has its own blocks */
+        uint64_t state = mix(4711 + writer);
+
+        while (!atomic_load(&stress->stop)) {
+                size_t block;
+
+                state = mix(state);
+                block = state % (STRESS_BLOCKS / STRESS_WRITERS) * STRESS_WRITERS + writer;
+                pthread_rwlock_rdlock(&stress->start_lock);
+                memset(stress->memory + block * STRESS_BLOCK + state / 1000 % 4096, (int)(state >> 40), STRESS_BLOCK / 2);
+                pthread_rwlock_unlock(&stress->start_lock);
+                if (state % 64 == 0) { /* unrelated changes of the address space */
+                        void *other = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+                        memset(other, 1, MIB);
+                        madvise(other, MIB / 2, MADV_DONTNEED);
+                        munmap(other, MIB);
+                }
+        }
+        return NULL;
+}
+
+static void captures_under_random_writes_are_exact(void)
+{
+        enum { DEPTH = 3 };
+        size_t size = STRESS_BLOCKS * STRESS_BLOCK;
+        unsigned char *images[DEPTH], *before[DEPTH];
+        struct cow_capture *captures[DEPTH] = { NULL };
+        struct stress stress = { .memory = memory_new(size, true) };
+        int64_t until = os->now_ns() + 1000000000;
+        pthread_t threads[STRESS_WRITERS];
+        int rounds = 0;
+
+        pthread_rwlock_init(&stress.start_lock, NULL);
+        pattern_fill(stress.memory, size, 1);
+        for (int i = 0; i < DEPTH; i++) {
+                images[i] = image_new(size);
+                before[i] = malloc(size);
+        }
+        for (int i = 0; i < (int)STRESS_WRITERS; i++)
+                pthread_create(&threads[i], NULL, stress_main, &stress);
+        for (; os->now_ns() < until; rounds++) {
+                int slot = rounds % DEPTH;
+                size_t skip = rounds % 5 == 4 ? 300001 : 0;
+                struct capture_part part = { stress.memory + skip, size - 2 * skip, skip };
+
+                if (captures[slot]) {
+                        CHECK(complete(captures[slot]));
+                        skip = rounds >= DEPTH && (rounds - DEPTH) % 5 == 4 ? 300001 : 0;
+                        CHECK(memcmp(images[slot] + skip, before[slot] + skip, size - 2 * skip) == 0);
+                        cow_free(captures[slot]);
+                }
+                pthread_rwlock_wrlock(&stress.start_lock);
+                memcpy(before[slot], stress.memory, size);
+                captures[slot] = start(images[slot], &part, 1);
+                pthread_rwlock_unlock(&stress.start_lock);
+        }
+        atomic_store(&stress.stop, true);
+        for (int i = 0; i < (int)STRESS_WRITERS; i++)
+                pthread_join(threads[i], NULL);
+        for (int i = 0; i < DEPTH; i++) {
+                CHECK(!captures[i] || complete(captures[i]));
+                cow_free(captures[i]);
+                munmap(images[i], size);
+                free(before[i]);
+        }
+        printf("# %d captures\n", rounds);
+        CHECK(rounds >= DEPTH);
+        pthread_rwlock_destroy(&stress.start_lock);
+        munmap(stress.memory, size);
+}
+
+/* The same as on an older kernel, in a child that has no engine yet. */
+static struct os_table old_table;
+
+static int old_find_mapping(int maps_fd, uint64_t address, struct os_mapping *ret_mapping)
+{
+        (void)maps_fd, (void)address, (void)ret_mapping;
+        return -ENOTTY;
+}
+
+static int old_uffd_open(uint32_t *ret_abilities)
+{
+        int fd = os_linux.uffd_open(ret_abilities);
+
+        if (fd >= 0)
+                *ret_abilities = 0;
+        return fd;
+}
+
+static int refused_uffd_open(uint32_t *ret_abilities)
+{
+        (void)ret_abilities;
+        return -EPERM;
+}
+
+static bool in_child(void (*run)(void))
+{
+        pid_t child;
+        int exit_status = 1;
+
+        fflush(stdout);
+        child = fork();
+        if (child == 0) {
+                run();
+                fflush(stdout);
+                _exit(tap_failed_checks ? 1 : 0);
+        }
+        return waitpid(child, &exit_status, 0) == child && exit_status == 0;
+}
+
+static void as_on_an_old_kernel(void)
+{
+        old_table = os_linux;
+        old_table.find_mapping = old_find_mapping;
+        old_table.uffd_open = old_uffd_open;
+        os = &old_table;
+        check_overwriting(true);
+        memory_that_was_never_touched_reads_as_zero();
+        memory_that_others_can_write_is_copied_at_once();
+        small_and_unaligned_parts_are_exact();
+}
+
+static void as_without_permission(void)
+{
+        size_t size = 4 * MIB;
+        unsigned char *memory = memory_new(size, true), *image = image_new(size);
+        struct nebula_error error = { 0 };
+        struct cow_capture *capture;
+
+        old_table = os_linux;
+        old_table.uffd_open = refused_uffd_open;
+        os = &old_table;
+        CHECK(cow_available(&error) == NEBULA_UNAVAILABLE && strstr(error.message, "userfaultfd"));
+        pattern_fill(memory, size, 1);
+        capture = start_one(image, memory, size);
+        memset(memory, 1, size);
+        CHECK(cow_wait(capture, 0, NULL) == NEBULA_OK && pattern_holds(image, size, 1));
+        cow_free(capture);
+}
+
+/* The fault thread hears of an unmap, and then is not scheduled for a while. */
+static int slow_uffd_read(int fd, struct os_uffd_event *events, size_t count)
+{
+        int got = os_linux.uffd_read(fd, events, count);
+
+        for (int i = 0; i < got; i++) {
+                if (events[i].kind == OS_UFFD_UNMAP)
+                        os_linux.sleep_ms(20);
+        }
+        return got;
+}
+
+static void as_with_late_news(void)
+{
+        size_t size = 4 * MIB;
+        unsigned char *memory = memory_new(size, false), *image = image_new(size);
+
+        old_table = os_linux;
+        old_table.uffd_read = slow_uffd_read;
+        os = &old_table;
+        for (int round = 0; round < 4; round++) {
+                struct cow_capture *capture;
+
+                pattern_fill(memory, size, (uint64_t)round);
+                capture = start_one(image, memory, size);
+                CHECK(complete(capture));
+                CHECK(pattern_holds(image, size, (uint64_t)round));
+                cow_free(capture);
+                munmap(memory, size);
+                REQUIRE(mmap(memory, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+                        memory);
+        }
+}
+
+static void news_of_memory_that_is_gone_never_fails_what_is_there_now(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_with_late_news));
+}
+
+static void kernels_without_the_newer_calls_are_served_as_well(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_on_an_old_kernel));
+}
+
+static void without_permission_everything_is_copied_at_once(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_without_permission));
+}
+
+int main(void)
+{
+        static const struct tap_test tests[] = {
+                TEST(without_permission_everything_is_copied_at_once),
+                TEST(news_of_memory_that_is_gone_never_fails_what_is_there_now),
+                TEST(kernels_without_the_newer_calls_are_served_as_well),
+                TEST(overwriting_everything_at_once_keeps_the_old_values_on_huge_pages),
+                TEST(overwriting_everything_at_once_keeps_the_old_values_on_small_pages),
+                TEST(system_calls_may_write_into_protected_memory),
+                TEST(memory_that_is_unmapped_fails_the_capture_and_nothing_else),
+                TEST(memory_that_is_replaced_is_never_mistaken_for_the_old_one),
+                TEST(pages_given_back_fail_the_capture_and_nothing_else),
+                TEST(memory_that_is_resized_fails_the_capture_and_nothing_else),
+                TEST(memory_that_becomes_unreadable_does_not_crash_the_program),
+                TEST(children_of_fork_neither_hang_nor_disturb_the_capture),
+                TEST(overlapping_captures_each_see_their_own_start),
+                TEST(more_captures_than_are_followed_are_copied_at_once),
+                TEST(small_and_unaligned_parts_are_exact),
+                TEST(memory_that_was_never_touched_reads_as_zero),
+                TEST(memory_that_others_can_write_is_copied_at_once),
+                TEST(a_cancelled_capture_fails_and_frees_the_memory),
+                TEST(a_wait_that_is_too_short_says_so),
+                TEST(an_image_off_a_page_boundary_is_refused),
+                TEST(arrays_on_a_stack_can_be_captured),
+                TEST(memory_saved_twice_moves_to_huge_pages),
+                TEST(captures_under_random_writes_are_exact),
+        };
+        uint32_t abilities;
+        int fd = os->uffd_open(&abilities);
+
+        if (fd < 0) {
+                printf("1..0 # SKIP no full userfaultfd here: %s\n", strerror(-fd));
+                return 77;
+        }
+        os->close(fd);
+        return tap_run(tests, sizeof tests / sizeof tests[0]);
+}

@@ -1,0 +1,206 @@
+#include "cli/args.h"
+#include "cli/human.h"
+#include "cli/table.h"
+#include "tap.h"
+
+struct options {
+        bool json, yes;
+        const char *path;
+        uint64_t number;
+};
+
+static bool parse(struct options *options, struct args *args, int argc, char **argv)
+{
+        const struct args_option table[] = {
+                { "json", ARGS_FLAG, &options->json }, { "yes", ARGS_FLAG, &options->yes },
+                { "path", ARGS_TEXT, &options->path }, { "keep-last", ARGS_NUMBER, &options->number },
+        };
+
+        *options = (struct options){ 0 };
+        return args_parse(argc, argv, table, 4, args);
+}
+#define PARSE(...) parse(&options, &args, (int)(sizeof((char *[]){ __VA_ARGS__ }) / sizeof(char *)), (char *[]){ __VA_ARGS__ })
+
+static void options_and_positionals_come_in_any_order(void)
+{
+        struct options options;
+        struct args args;
+
+        REQUIRE(PARSE("x", "tag", "--path", "/a", "--json", "name", "--keep-last=12"));
+        CHECK(args.count == 2 && !strcmp(args.positionals[0], "tag") && !strcmp(args.positionals[1], "name"));
+        CHECK(options.json && !options.yes && !strcmp(options.path, "/a") && options.number == 12);
+        REQUIRE(PARSE("x", "--", "--json", "-"));
+        CHECK(args.count == 2 && !options.json);
+        REQUIRE(PARSE("x", "-"));
+        CHECK(args.count == 1);
+}
+
+static void a_wrong_command_line_is_refused_and_says_what_is_wrong(void)
+{
+        struct options options;
+        struct args args;
+
+        CHECK(!PARSE("x", "--jsno") && strstr(args.problem, "--jsno"));
+        CHECK(!PARSE("x", "-j") && strstr(args.problem, "-j"));
+        CHECK(!PARSE("x", "--path") && strstr(args.problem, "needs a value"));
+        CHECK(!PARSE("x", "--path=") && strstr(args.problem, "needs a value"));
+        CHECK(!PARSE("x", "--json=1") && strstr(args.problem, "takes no value"));
+        CHECK(!PARSE("x", "--keep-last", "0") && strstr(args.problem, "number"));
+        CHECK(!PARSE("x", "--keep-last", "-3") && strstr(args.problem, "number"));
+        CHECK(!PARSE("x", "--keep-last", "3x"));
+        CHECK(!PARSE("x", "--keep-last", "99999999999999999999"));
+}
+
+static void too_many_arguments_are_refused(void)
+{
+        char *argv[ARGS_POSITIONAL_MAX + 2];
+        struct options options;
+        struct args args;
+
+        for (size_t i = 0; i < ARGS_POSITIONAL_MAX + 2; i++)
+                argv[i] = "a";
+        CHECK(parse(&options, &args, ARGS_POSITIONAL_MAX + 1, argv));
+        CHECK(!parse(&options, &args, ARGS_POSITIONAL_MAX + 2, argv));
+}
+
+static void help_is_seen_before_the_double_dash_only(void)
+{
+        CHECK(args_want_help(3, (char *[]){ "x", "tag", "--help" }));
+        CHECK(args_want_help(2, (char *[]){ "x", "-h" }));
+        CHECK(!args_want_help(3, (char *[]){ "x", "--", "--help" }));
+        CHECK(!args_want_help(1, (char *[]){ "-h" }));
+}
+
+#define READS(call, expected) CHECK(!strcmp(call, expected))
+
+static void sizes_read_well_at_every_border(void)
+{
+        char text[HUMAN_MAX];
+
+        READS(human_size(0, text), "0 B");
+        READS(human_size(1023, text), "1023 B");
+        READS(human_size(1024, text), "1.0 KiB");
+        READS(human_size((1u << 20) - 1, text), "1.0 MiB");
+        READS(human_size(UINT64_C(1) << 30, text), "1.0 GiB");
+        READS(human_size(UINT64_C(1610612736), text), "1.5 GiB");
+        READS(human_size(UINT64_MAX, text), "16.0 EiB");
+        READS(human_speed(UINT64_C(1) << 31, 2, text), "1.0 GiB/s");
+        READS(human_speed(5, 0, text), "-");
+}
+
+static void durations_and_ages_read_well(void)
+{
+        char text[HUMAN_MAX];
+
+        READS(human_duration(0.0123, text), "12.3 ms");
+        READS(human_duration(3.21, text), "3.2 s");
+        READS(human_duration(41, text), "41 s");
+        READS(human_duration(600, text), "10 min");
+        READS(human_duration(7500, text), "2 h 5 min");
+        READS(human_age(100, 101, text), "just now");
+        READS(human_age(100, 145, text), "45 s ago");
+        READS(human_age(1000, 1180, text), "3 min ago");
+        READS(human_age(1000, 1000 + 3 * 3600, text), "3 h ago");
+        READS(human_age(1000, 1000 + 5 * 86400, text), "5 days ago");
+        READS(human_age(0, 5, text), "-");
+        READS(human_age(500, 5, text), "in the future");
+}
+
+/* What table_print writes, in memory. */
+static char *printed(const struct table *table, uint32_t width, bool has_colour)
+{
+        char *text = NULL;
+        size_t size;
+        FILE *file = open_memstream(&text, &size);
+
+        table_print(table, file, width, has_colour);
+        fclose(file);
+        return text;
+}
+
+static const struct table_column columns[] = {
+        { "TAG", TABLE_LEFT, true }, { "SIZE", TABLE_RIGHT, false }, { "WHERE", TABLE_LEFT, false },
+};
+
+static void columns_are_aligned_and_lines_have_no_blanks_at_their_end(void)
+{
+        struct table *table = table_new(columns, 3);
+        char *text;
+
+        table_cell(table, STYLE_PLAIN, "step1");
+        table_cell(table, STYLE_PLAIN, "%d MiB", 7);
+        table_cell(table, STYLE_GOOD, "memory");
+        table_cell(table, STYLE_PLAIN, "gr\xc3\xb6\xc3\x9f" "e");
+        table_cell(table, STYLE_PLAIN, "1000 MiB");
+        table_cell(table, STYLE_PLAIN, "%s", "");
+        text = printed(table, 0, false);
+        CHECK(!strcmp(text, "TAG        SIZE  WHERE\n"
+                            "step1     7 MiB  memory\n"
+                            "gr\xc3\xb6\xc3\x9f" "e  1000 MiB\n"));
+        free(text);
+        table_free(table);
+}
+
+static void colours_appear_only_when_asked_for_and_do_not_move_columns(void)
+{
+        struct table *table = table_new(columns, 3);
+        char *plain, *coloured;
+
+        for (int i = 0; i < 3; i++)
+                table_cell(table, STYLE_BAD, "x");
+        plain = printed(table, 0, false);
+        coloured = printed(table, 0, true);
+        CHECK(!strchr(plain, '\033') && strstr(coloured, "\033[31mx\033[0m"));
+        CHECK(strstr(plain, "x       x  x\n") != NULL);
+        free(plain);
+        free(coloured);
+        table_free(table);
+}
+
+static void a_narrow_terminal_shortens_the_middle_of_what_may_shrink(void)
+{
+        struct table *table = table_new(columns, 3);
+        char *text;
+
+        table_cell(table, STYLE_PLAIN, "a_very_long_tag_name_of_some_framework_step500");
+        table_cell(table, STYLE_PLAIN, "1 MiB");
+        table_cell(table, STYLE_PLAIN, "storage");
+        text = printed(table, 40, false);
+        for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+                *end = '\0';
+                CHECK(table_text_width(line) <= 40);
+        }
+        free(text);
+        text = printed(table, 40, false);
+        CHECK(strstr(text, "a_very_long") && strstr(text, "\xe2\x80\xa6") && strstr(text, "step500  1 MiB  storage\n"));
+        free(text);
+        text = printed(table, 0, false);
+        CHECK(strstr(text, "a_very_long_tag_name_of_some_framework_step500"));
+        free(text);
+        table_free(table);
+}
+
+static void a_tag_cannot_send_control_bytes_to_the_terminal(void)
+{
+        struct table *table = table_new(columns, 3);
+        char *text;
+
+        table_cell(table, STYLE_PLAIN, "bad\033[2Jtag\n");
+        table_cell(table, STYLE_PLAIN, "1");
+        table_cell(table, STYLE_PLAIN, "x");
+        text = printed(table, 0, false);
+        CHECK(!strchr(text, '\033') && strstr(text, "bad?[2Jtag?"));
+        free(text);
+        table_free(table);
+}
+
+TAP_MAIN(TEST(options_and_positionals_come_in_any_order),
+         TEST(a_wrong_command_line_is_refused_and_says_what_is_wrong),
+         TEST(too_many_arguments_are_refused),
+         TEST(help_is_seen_before_the_double_dash_only),
+         TEST(sizes_read_well_at_every_border),
+         TEST(durations_and_ages_read_well),
+         TEST(columns_are_aligned_and_lines_have_no_blanks_at_their_end),
+         TEST(colours_appear_only_when_asked_for_and_do_not_move_columns),
+         TEST(a_narrow_terminal_shortens_the_middle_of_what_may_shrink),
+         TEST(a_tag_cannot_send_control_bytes_to_the_terminal))

@@ -1,0 +1,661 @@
+#include "nebula.h"
+
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fake_agent.h"
+#include "tap.h"
+
+static struct nebula_error error;
+static struct nebula_options options;
+static nebula_session *session;
+static nebula_checkpoint *checkpoint;
+static char own_path[IPC_PATH_MAX];
+
+static void start(void)
+{
+        nebula_options_init(&options);
+        options.persist_path = "/storage";
+        options.agent_path = "/nonexistent/nebula"; /* the real one must not be started by accident */
+        memset(&error, 0, sizeof error);
+        fake_start();
+        session = NULL;
+        if (nebula_session_open(&options, &session, &error) != NEBULA_OK) {
+                printf("# %s\n", error.message);
+                abort();
+        }
+}
+
+static void end(void)
+{
+        nebula_checkpoint_free(checkpoint);
+        checkpoint = NULL;
+        nebula_session_close(session);
+        fake_stop();
+}
+
+static bool ok(enum nebula_status status)
+{
+        if (status != NEBULA_OK)
+                printf("# %s: %s\n", nebula_status_name(status), error.message);
+        return status == NEBULA_OK;
+}
+
+/* What the agent has under a name, against what it must be. */
+static bool holds(const char *tag, const char *name, const void *data, size_t size)
+{
+        nebula_checkpoint *found = NULL;
+        nebula_map *map = NULL;
+        bool same = false;
+
+        if (ok(nebula_checkpoint_find(session, tag, NULL, &found, &error)) &&
+            ok(nebula_checkpoint_map(found, name, &map, &error)))
+                same = nebula_map_size(map) == size && (size == 0 || !memcmp(nebula_map_data(map), data, size));
+        nebula_map_free(map);
+        nebula_checkpoint_free(found);
+        return same;
+}
+
+static bool save(const char *tag, const char *name, const void *data, size_t size)
+{
+        struct nebula_range range = { data, size };
+        bool saved;
+
+        nebula_checkpoint_free(checkpoint);
+        checkpoint = NULL;
+        saved = ok(nebula_checkpoint_begin(session, tag, NEBULA_FILES_ALL_RANKS, &checkpoint, &error)) &&
+                ok(nebula_checkpoint_save_bytes(checkpoint, name, &range, 1, &error)) &&
+                ok(nebula_checkpoint_commit(checkpoint, &error));
+        return saved;
+}
+
+static void the_agent_is_told_what_was_asked_for(void)
+{
+        start();
+        CHECK(fake.hello.version == IPC_VERSION && fake.hello.role == IPC_ROLE_TRAINER);
+        CHECK(fake.hello.pid == os->pid() && fake.hello.world == 1 && fake.hello.retention_count == 2);
+        CHECK(strcmp(fake.hello.persist_path, "/storage") == 0 && fake.hello.session_nonce != 0);
+        end();
+}
+
+static void a_file_of_bytes_is_the_ranges_in_order(void)
+{
+        struct nebula_range ranges[] = { { "one", 3 }, { "", 0 }, { NULL, 0 }, { "two", 3 } };
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "a/b", ranges, 4, &error)));
+        CHECK(fake.captured.blocked_ns > 0 && fake.captured.copy_ns > 0);
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        CHECK(holds("t", "a/b", "onetwo", 6));
+        end();
+}
+
+static void an_empty_file_can_be_saved_and_read(void)
+{
+        start();
+        CHECK(save("t", "empty", "", 0));
+        CHECK(holds("t", "empty", "", 0));
+        end();
+}
+
+static void tensors_come_back_with_shape_and_values(void)
+{
+        float values[6] = { 1, 2, 3, 4, 5, 6 };
+        int64_t step = 42;
+        struct nebula_tensor tensors[] = {
+                { .name = "u", .dtype = NEBULA_DTYPE_F32, .dim_count = 2, .shape = { 2, 3 }, .data = values },
+                { .name = "step", .dtype = NEBULA_DTYPE_I64, .dim_count = 0, .data = &step },
+                { .name = "none", .dtype = NEBULA_DTYPE_U8, .dim_count = 1, .shape = { 0 }, .data = NULL },
+        };
+        struct nebula_tensor read = { 0 };
+        nebula_map *map = NULL;
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_tensors(checkpoint, "state.pt", tensors, 3, &error)));
+        values[0] = 99; /* too late to matter */
+        step = 0;
+        REQUIRE(ok(nebula_checkpoint_map(checkpoint, "state.pt", &map, &error)));
+        CHECK(ok(nebula_map_tensor(map, "u", &read, &error)));
+        CHECK(read.dtype == NEBULA_DTYPE_F32 && read.dim_count == 2 && read.shape[0] == 2 && read.shape[1] == 3);
+        CHECK(((const float *)read.data)[0] == 1.0f && ((const float *)read.data)[5] == 6.0f);
+        CHECK(ok(nebula_map_tensor(map, "step", &read, &error)) && *(const int64_t *)read.data == 42);
+        CHECK(ok(nebula_map_tensor(map, "none", &read, &error)) && read.shape[0] == 0);
+        CHECK(nebula_map_tensor(map, "absent", &read, &error) == NEBULA_NOT_FOUND);
+        CHECK(nebula_map_fd(map) >= 0);
+        nebula_map_free(map);
+        end();
+}
+
+static void plain_bytes_hold_no_tensors(void)
+{
+        struct nebula_tensor read;
+        nebula_map *map = NULL;
+
+        start();
+        CHECK(save("t", "raw", "abc", 3));
+        REQUIRE(ok(nebula_checkpoint_map(checkpoint, "raw", &map, &error)));
+        CHECK(nebula_map_tensor(map, "u", &read, &error) == NEBULA_INVALID);
+        nebula_map_free(map);
+        end();
+}
+
+static void a_hundred_thousand_storages_are_no_trouble(void)
+{
+        size_t count = 100000;
+        struct nebula_range *ranges = malloc(count * sizeof *ranges);
+        char *data = malloc(count);
+
+        for (size_t i = 0; i < count; i++) {
+                data[i] = (char)i;
+                ranges[i] = (struct nebula_range){ data + i, 1 };
+        }
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_pickle(checkpoint, "many", "\x80\x02}.", 4, ranges, count, &error)));
+        end();
+        free(ranges);
+        free(data);
+}
+
+static void callers_mistakes_are_named_and_sent_nowhere(void)
+{
+        struct nebula_range missing = { NULL, 5 };
+        char long_name[400];
+        int sent;
+
+        memset(long_name, 'x', sizeof long_name);
+        long_name[sizeof long_name - 1] = '\0';
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        sent = fake_seen(IPC_BEGIN) + fake_seen(IPC_IMAGE);
+        CHECK(nebula_checkpoint_begin(session, "", 1, &checkpoint, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_begin(session, long_name, 1, &checkpoint, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_begin(session, "\xff\xfe", 1, &checkpoint, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_begin(session, "t", 0, &checkpoint, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_begin(session, "t", -3, &checkpoint, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_begin(NULL, "t", 1, &checkpoint, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "", &missing, 0, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, long_name, &missing, 0, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", &missing, 1, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", NULL, 1, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_save_pickle(checkpoint, "n", NULL, 0, NULL, 0, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_save_tensors(checkpoint, "n", NULL, 2, &error) == NEBULA_INVALID);
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", &missing, 1, NULL) == NEBULA_INVALID); /* no error wanted */
+        CHECK(sent == fake_seen(IPC_BEGIN) + fake_seen(IPC_IMAGE));
+        end();
+}
+
+static void options_that_make_no_sense_are_refused(void)
+{
+        nebula_session *none = NULL;
+
+        nebula_options_init(&options);
+        options.rank = 1;
+        CHECK(nebula_session_open(&options, &none, &error) == NEBULA_INVALID && strstr(error.message, "rank"));
+        nebula_options_init(&options);
+        options.retention_count = 0;
+        CHECK(nebula_session_open(&options, &none, &error) == NEBULA_INVALID);
+        nebula_options_init(&options);
+        options.persist_interval_s = -1;
+        CHECK(nebula_session_open(&options, &none, &error) == NEBULA_INVALID);
+        nebula_options_init(&options);
+        options.persist_path = "relative/path";
+        CHECK(nebula_session_open(&options, &none, &error) == NEBULA_INVALID && strstr(error.message, "absolute"));
+        nebula_options_init(&options);
+        options.struct_size = 8;
+        CHECK(nebula_session_open(&options, &none, &error) == NEBULA_INVALID);
+        CHECK(nebula_session_open(NULL, &none, &error) == NEBULA_INVALID);
+        CHECK(none == NULL);
+}
+
+static void equal_settings_send_nothing_and_new_ones_apply(void)
+{
+        start();
+        CHECK(ok(nebula_session_configure(session, &options, &error)));
+        CHECK(fake_seen(IPC_CONFIGURE) == 0);
+        options.persist_interval_s = 7;
+        CHECK(ok(nebula_session_configure(session, &options, &error)));
+        CHECK(fake_seen(IPC_CONFIGURE) == 1 && fake.hello.persist_interval_s == 7.0);
+        CHECK(ok(nebula_session_configure(session, &options, &error)));
+        CHECK(fake_seen(IPC_CONFIGURE) == 1);
+        end();
+}
+
+static void the_agents_refusal_is_passed_on_in_its_words(void)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        fake.refuse[IPC_IMAGE] = NEBULA_NO_MEMORY;
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error) == NEBULA_NO_MEMORY);
+        CHECK(error.status == NEBULA_NO_MEMORY && strcmp(error.message, "the fake agent refuses") == 0);
+        CHECK(fake_seen(IPC_IMAGE) == 1 && fake_seen(IPC_HELLO) == 1); /* a no is final */
+        end();
+}
+
+/* Everything a job does, once. */
+static bool whole_job(const char *tag)
+{
+        enum nebula_state state = NEBULA_STATE_FAILED;
+        char *text = NULL;
+        bool done;
+
+        done = save(tag, "n", tag, strlen(tag)) && ok(nebula_checkpoint_state(checkpoint, &state, &error)) &&
+               state == NEBULA_STATE_COMMITTED &&
+               ok(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 1000, &error)) &&
+               ok(nebula_session_flush(session, NULL, 1000, &error)) &&
+               ok(nebula_checkpoint_report(checkpoint, &text, &error)) && !strcmp(text, "{\"a\":1}");
+        nebula_text_free(text);
+        text = NULL;
+        done = done && ok(nebula_session_report(session, NEBULA_REPORT_STATUS, NULL, &text, &error)) &&
+               !strcmp(text, "{\"a\":1}");
+        nebula_text_free(text);
+        options.persist_interval_s += 1;
+        return done && ok(nebula_session_configure(session, &options, &error)) && holds(tag, "n", tag, strlen(tag));
+}
+
+static void an_agent_that_dies_at_any_request_is_survived(void)
+{
+        static const enum ipc_type types[] = { IPC_CONFIGURE, IPC_BEGIN, IPC_IMAGE, IPC_CAPTURED, IPC_COMMIT, IPC_WAIT,
+                                               IPC_STATE, IPC_FIND, IPC_OPEN, IPC_FLUSH, IPC_REPORT, IPC_DESCRIBE };
+
+        start();
+        for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+                uint64_t nonce = fake.hello.session_nonce;
+                char tag[32];
+
+                snprintf(tag, sizeof tag, "step%zu", i);
+                fake_dies_at(types[i], 1);
+                CHECK(whole_job(tag));
+                CHECK(fake_deaths_left(types[i]) == 0);           /* it did die */
+                CHECK(fake.hello.session_nonce == nonce);    /* and knows who came back */
+        }
+        end();
+}
+
+static void a_lost_image_is_captured_again(void)
+{
+        start();
+        fake.forgets = true;
+        fake_dies_at(IPC_CAPTURED, 1);
+        CHECK(save("t", "n", "value", 5));
+        CHECK(fake_seen(IPC_IMAGE) == 2);
+        CHECK(holds("t", "n", "value", 5));
+        end();
+}
+
+static void a_version_that_the_agent_forgot_is_begun_again(void)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        pthread_mutex_lock(&fake.lock);
+        fake_forget();
+        pthread_mutex_unlock(&fake.lock);
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
+        CHECK(fake_seen(IPC_BEGIN) == 2);
+        end();
+}
+
+static void agents_that_die_again_and_again_end_in_an_error(void)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        fake_dies_at(IPC_IMAGE, 100);
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error) == NEBULA_UNAVAILABLE);
+        CHECK(fake_seen(IPC_IMAGE) == 2);
+        fake_dies_at(IPC_IMAGE, 0);
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error))); /* and it comes back */
+        end();
+}
+
+static void without_an_agent_calls_fail_at_once_and_say_what_was_tried(void)
+{
+        struct nebula_range range = { "abc", 3 };
+        int64_t begun_ns;
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        fake_stop();
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error) == NEBULA_UNAVAILABLE);
+        CHECK(strstr(error.message, "/nonexistent/nebula"));
+        begun_ns = os->now_ns();
+        for (int i = 0; i < 10; i++)
+                CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error) == NEBULA_UNAVAILABLE);
+        CHECK(os->now_ns() - begun_ns < 500000000);
+        CHECK(strstr(error.message, "/nonexistent/nebula"));
+        fake_start();
+        end();
+}
+
+static void an_agent_that_refuses_to_start_is_reported_with_its_exit(void)
+{
+        nebula_session *none = NULL;
+
+        nebula_options_init(&options);
+        options.agent_path = "/bin/false";
+        CHECK(nebula_session_open(&options, &none, &error) == NEBULA_UNAVAILABLE);
+        CHECK(strstr(error.message, "/bin/false") && strstr(error.message, "ended with 1"));
+        CHECK(none == NULL);
+}
+
+static void an_agent_is_started_when_nobody_answers(void)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        nebula_options_init(&options);
+        options.agent_path = own_path; /* main, below, then is the agent */
+        session = NULL;
+        REQUIRE(ok(nebula_session_open(&options, &session, &error)));
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        CHECK(holds("t", "n", "abc", 3));
+        nebula_checkpoint_free(checkpoint);
+        checkpoint = NULL;
+        nebula_session_close(session);
+}
+
+static atomic_bool peer_is_other;
+
+static int other_peer(int fd, uint32_t *ret_uid, uint32_t *ret_pid)
+{
+        int result = os_linux.peer(fd, ret_uid, ret_pid);
+
+        *ret_uid += peer_is_other;
+        return result;
+}
+
+static void another_users_agent_is_not_spoken_to(void)
+{
+        struct os_table table = *os;
+        const struct os_table *before = os;
+        nebula_session *other = NULL;
+
+        table.peer = other_peer;
+        os = &table;
+        start();
+        peer_is_other = true;
+        CHECK(nebula_session_open(&options, &other, &error) == NEBULA_UNAVAILABLE && strstr(error.message, "listens"));
+        CHECK(fake_seen(IPC_HELLO) == 1 && other == NULL);
+        end();
+        os = before;
+}
+
+static void a_broken_promise_switches_the_session_off_for_good(void)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        fake.lends_too_little = true;
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error) == NEBULA_UNAVAILABLE);
+        CHECK(strstr(error.message, "checkpointing is off"));
+        fake.lends_too_little = false;
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error) == NEBULA_UNAVAILABLE);
+        CHECK(strstr(error.message, "checkpointing is off") && fake_seen(IPC_IMAGE) == 1);
+        end();
+}
+
+static void *wait_for_commit(void *argument)
+{
+        nebula_checkpoint *waited = argument;
+
+        return nebula_checkpoint_wait(waited, NEBULA_STATE_COMMITTED, 5000, NULL) == NEBULA_OK ? waited : NULL;
+}
+
+static void a_wait_does_not_hold_others_up(void)
+{
+        nebula_checkpoint *waited = NULL;
+        pthread_t thread;
+        void *result = NULL;
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "waited", 1, &waited, &error)));
+        pthread_create(&thread, NULL, wait_for_commit, waited);
+        while (fake_seen(IPC_WAIT) == 0)
+                os->sleep_ms(1);
+        CHECK(save("other", "n", "x", 1));
+        CHECK(ok(nebula_checkpoint_commit(waited, &error)));
+        pthread_join(thread, &result);
+        CHECK(result == waited);
+        nebula_checkpoint_free(waited);
+        end();
+}
+
+static void a_wait_ends_at_its_time(void)
+{
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 20, &error) == NEBULA_TIMEOUT);
+        CHECK(nebula_checkpoint_wait(checkpoint, (enum nebula_state)77, 20, &error) == NEBULA_INVALID);
+        end();
+}
+
+static void *save_often(void *argument)
+{
+        const char *tag = argument;
+        nebula_checkpoint *own = NULL;
+        struct nebula_range range = { tag, strlen(tag) };
+        bool good = nebula_checkpoint_begin(session, tag, 1, &own, NULL) == NEBULA_OK;
+
+        for (int i = 0; good && i < 20; i++)
+                good = nebula_checkpoint_save_bytes(own, tag, &range, 1, NULL) == NEBULA_OK;
+        good = good && nebula_checkpoint_commit(own, NULL) == NEBULA_OK;
+        nebula_checkpoint_free(own);
+        return good ? argument : NULL;
+}
+
+static void several_threads_save_at_once(void)
+{
+        static char tags[4][8] = { "a", "bb", "ccc", "dddd" };
+        pthread_t threads[4];
+
+        start();
+        for (size_t i = 0; i < 4; i++)
+                pthread_create(&threads[i], NULL, save_often, tags[i]);
+        for (size_t i = 0; i < 4; i++) {
+                void *result = NULL;
+
+                pthread_join(threads[i], &result);
+                CHECK(result == tags[i]);
+        }
+        for (size_t i = 0; i < 4; i++)
+                CHECK(holds(tags[i], tags[i], tags[i], strlen(tags[i])));
+        end();
+}
+
+static void a_forked_child_speaks_for_itself(void)
+{
+        int greeted, status = -1;
+        pid_t child;
+
+        start();
+        CHECK(save("parent", "n", "parent", 6));
+        greeted = fake_seen(IPC_HELLO);
+        child = fork();
+        if (child == 0) {
+                bool good;
+
+                alarm(20);
+                good = save("child", "n", "child", 5);
+                nebula_checkpoint_free(checkpoint);
+                nebula_session_close(session);
+                _exit(good ? 0 : 1);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(fake_seen(IPC_HELLO) == greeted + 1);
+        CHECK(save("parent2", "n", "again", 5)); /* the parent's connection is as it was */
+        CHECK(fake_seen(IPC_HELLO) == greeted + 1);
+        CHECK(holds("child", "n", "child", 5) && holds("parent", "n", "parent", 6) && holds("parent2", "n", "again", 5));
+        end();
+}
+
+static void *hold_session(void *argument)
+{
+        return save("held", "n", argument, 1u << 20) ? argument : NULL;
+}
+
+static void a_fork_in_the_middle_of_a_save_locks_nothing(void)
+{
+        char *data = calloc(1, 1u << 20);
+        pthread_t thread;
+        void *result = NULL;
+        int status = -1;
+        pid_t child;
+
+        start();
+        pthread_mutex_lock(&fake.lock); /* the agent hangs, and with it the save */
+        pthread_create(&thread, NULL, hold_session, data);
+        os->sleep_ms(30);
+        child = fork();
+        if (child == 0) {
+                nebula_session *own = session;
+
+                alarm(20);
+                nebula_session_close(own); /* would wait for ever for the thread that is not here */
+                _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        pthread_mutex_unlock(&fake.lock);
+        pthread_join(thread, &result);
+        CHECK(result == data);
+        CHECK(holds("held", "n", data, 1u << 20));
+        end();
+        free(data);
+}
+
+static void what_was_found_can_be_added_to(void)
+{
+        struct nebula_range range = { "more", 4 };
+        nebula_checkpoint *found = NULL;
+
+        start();
+        CHECK(save("step1", "n", "abc", 3));
+        CHECK(save("step2", "n", "abc", 3));
+        REQUIRE(ok(nebula_checkpoint_latest(session, NULL, &found, &error)));
+        CHECK(strcmp(nebula_checkpoint_tag(found), "step2") == 0);
+        CHECK(ok(nebula_checkpoint_save_bytes(found, "m", &range, 1, &error)));
+        CHECK(ok(nebula_checkpoint_commit(found, &error)));
+        CHECK(holds("step2", "m", "more", 4) && holds("step2", "n", "abc", 3));
+        nebula_checkpoint_free(found);
+        end();
+}
+
+static void what_does_not_exist_is_not_found(void)
+{
+        nebula_checkpoint *found = NULL;
+        nebula_map *map = NULL;
+
+        start();
+        CHECK(nebula_checkpoint_latest(session, NULL, &found, &error) == NEBULA_NOT_FOUND);
+        CHECK(nebula_checkpoint_find(session, "t", "/elsewhere", &found, &error) == NEBULA_NOT_FOUND);
+        CHECK(save("t", "n", "abc", 3));
+        CHECK(nebula_checkpoint_map(checkpoint, "m", &map, &error) == NEBULA_NOT_FOUND);
+        CHECK(found == NULL && map == NULL);
+        end();
+}
+
+static void an_inline_agent_that_is_not_there_is_named(void)
+{
+        nebula_session *none = NULL;
+
+        nebula_options_init(&options);
+        setenv("NEBULA_AGENT", "inline", 1);
+        setenv("NEBULA_AGENT_LIBRARY", "/nonexistent/library.so", 1);
+        CHECK(nebula_session_open(&options, &none, &error) == NEBULA_UNAVAILABLE);
+        CHECK(strstr(error.message, "/nonexistent/library.so"));
+        unsetenv("NEBULA_AGENT");
+        unsetenv("NEBULA_AGENT_LIBRARY");
+}
+
+static void nothing_is_freed_twice_or_without_need(void)
+{
+        nebula_session_close(NULL);
+        nebula_checkpoint_free(NULL);
+        nebula_map_free(NULL);
+        nebula_text_free(NULL);
+        CHECK(nebula_map_data(NULL) == NULL && nebula_map_size(NULL) == 0 && nebula_map_fd(NULL) == -1);
+}
+
+static const struct tap_test tests[] = {
+        TEST(the_agent_is_told_what_was_asked_for),
+        TEST(a_file_of_bytes_is_the_ranges_in_order),
+        TEST(an_empty_file_can_be_saved_and_read),
+        TEST(tensors_come_back_with_shape_and_values),
+        TEST(plain_bytes_hold_no_tensors),
+        TEST(a_hundred_thousand_storages_are_no_trouble),
+        TEST(callers_mistakes_are_named_and_sent_nowhere),
+        TEST(options_that_make_no_sense_are_refused),
+        TEST(equal_settings_send_nothing_and_new_ones_apply),
+        TEST(the_agents_refusal_is_passed_on_in_its_words),
+        TEST(an_agent_that_dies_at_any_request_is_survived),
+        TEST(a_lost_image_is_captured_again),
+        TEST(a_version_that_the_agent_forgot_is_begun_again),
+        TEST(agents_that_die_again_and_again_end_in_an_error),
+        TEST(without_an_agent_calls_fail_at_once_and_say_what_was_tried),
+        TEST(an_agent_that_refuses_to_start_is_reported_with_its_exit),
+        TEST(an_agent_is_started_when_nobody_answers),
+        TEST(another_users_agent_is_not_spoken_to),
+        TEST(a_broken_promise_switches_the_session_off_for_good),
+        TEST(a_wait_does_not_hold_others_up),
+        TEST(a_wait_ends_at_its_time),
+        TEST(several_threads_save_at_once),
+        TEST(a_forked_child_speaks_for_itself),
+        TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
+        TEST(what_was_found_can_be_added_to),
+        TEST(what_does_not_exist_is_not_found),
+        TEST(an_inline_agent_that_is_not_there_is_named),
+        TEST(nothing_is_freed_twice_or_without_need),
+};
+
+/* `client_test agent --daemon`: listens, goes into the background, and ends with the test's directory. */
+static int be_the_agent(void)
+{
+        struct ipc_place place;
+
+        if (ipc_place_find(&place, NULL) != NEBULA_OK)
+                return 1;
+        if (fork() == 0) {
+                struct os_stat stat;
+
+                fake_start();
+                for (int i = 0; i < 1000 && os->stat(place.directory, false, &stat) == 0; i++)
+                        os->sleep_ms(10);
+                _exit(0);
+        }
+        for (int i = 0; i < 1000; i++) {
+                int fd = os->connect(place.socket);
+
+                if (fd >= 0)
+                        return 0;
+                os->sleep_ms(5);
+        }
+        return 1;
+}
+
+int main(int argc, char **argv)
+{
+        char directory[] = "/tmp/nebula-client-XXXXXX";
+        ssize_t length = readlink("/proc/self/exe", own_path, sizeof own_path - 1);
+        int result;
+
+        if (argc == 3 && !strcmp(argv[1], "agent"))
+                return be_the_agent();
+        if (length < 0 || !mkdtemp(directory))
+                return 1;
+        setenv("NEBULA_RUNTIME_DIR", directory, 1);
+        unsetenv("NEBULA_AGENT");
+        unsetenv("NEBULA_NODE_ID");
+        unsetenv("NEBULA_AGENT_PATH");
+        result = tap_run(tests, sizeof tests / sizeof tests[0]);
+        os_remove_tree(directory);
+        return result;
+}

@@ -1,0 +1,428 @@
+#include <stdint.h>
+
+#include "image/image.h"
+#include "image/zip_format.h"
+#include "sum/sum.h"
+#include "tap.h"
+
+/* An image of `count` tensors of growing size, sealed. */
+struct made {
+        uint8_t *data;
+        uint64_t size;
+        struct zip_layout layout;
+        struct nebula_tensor *tensors;
+        uint64_t *chunks;
+        size_t chunk_count;
+};
+
+static struct nebula_error error;
+
+static void made_done(struct made *made)
+{
+        for (size_t k = 0; k < made->layout.storage_count; k++)
+                free((void *)(uintptr_t)made->tensors[k].name);
+        zip_layout_done(&made->layout);
+        free(made->tensors);
+        free(made->data);
+        free(made->chunks);
+}
+
+static enum nebula_status make_unsealed(struct made *made, size_t count)
+{
+        uint64_t *sizes = calloc(count + 1, sizeof *sizes);
+        enum nebula_status status;
+        size_t pickle_size;
+        char *pickle = NULL;
+
+        *made = (struct made){ .tensors = calloc(count + 1, sizeof *made->tensors) };
+        for (size_t k = 0; k < count; k++) {
+                char name[32];
+
+                snprintf(name, sizeof name, "layer.%zu.weight", k);
+                made->tensors[k] = (struct nebula_tensor){ .name = strdup(name), .dtype = NEBULA_DTYPE_F32, .dim_count = 2,
+                                                           .shape = { k * k, 3 } };
+                sizes[k] = pickle_tensor_size(&made->tensors[k]);
+        }
+        status = pickle_flat_dict(made->tensors, count, &pickle, &pickle_size, &error);
+        if (status == NEBULA_OK)
+                status = zip_layout_init(&made->layout, pickle_size, sizes, count, &error);
+        if (status == NEBULA_OK) {
+                made->size = made->layout.size;
+                made->data = malloc((size_t)made->size);
+                memset(made->data, 0xcc, (size_t)made->size); /* pooled memory is not zeroed */
+                zip_layout_write(&made->layout, pickle, made->data);
+                for (size_t k = 0; k < count; k++)
+                        memset(made->data + made->layout.storage_offsets[k], (int)(k * 31 + 1), (size_t)sizes[k]);
+        }
+        free(pickle);
+        free(sizes);
+        return status;
+}
+
+static enum nebula_status make(struct made *made, size_t count, uint32_t chunk_bytes)
+{
+        enum nebula_status status = make_unsealed(made, count);
+
+        if (status == NEBULA_OK)
+                status = image_seal(made->data, made->size, true, chunk_bytes, &made->chunks, &made->chunk_count, &error);
+        return status;
+}
+
+static void every_payload_is_aligned_and_in_order(void)
+{
+        struct made made;
+        uint64_t last = 0;
+
+        REQUIRE(make(&made, 100, 4096) == NEBULA_OK);
+        CHECK(made.layout.pickle_offset % IMAGE_ALIGNMENT == 0);
+        for (size_t k = 0; k < 100; k++) {
+                CHECK(made.layout.storage_offsets[k] % IMAGE_ALIGNMENT == 0);
+                CHECK(made.layout.storage_offsets[k] > last);
+                last = made.layout.storage_offsets[k];
+        }
+        made_done(&made);
+}
+
+static void layouts_of_huge_storages_place_every_payload(void)
+{
+        uint64_t sizes[] = { UINT64_C(5) << 30, 64, UINT32_MAX, UINT32_MAX - 1 };
+        struct zip_layout layout;
+
+        REQUIRE(zip_layout_init(&layout, 100, sizes, 4, &error) == NEBULA_OK);
+        for (size_t k = 1; k < 4; k++)
+                CHECK(layout.storage_offsets[k] >= layout.storage_offsets[k - 1] + sizes[k - 1]);
+        for (size_t k = 0; k < 4; k++)
+                CHECK(layout.storage_offsets[k] % IMAGE_ALIGNMENT == 0);
+        CHECK(layout.size > (UINT64_C(13) << 30));
+        zip_layout_done(&layout);
+}
+
+static void sizes_that_overflow_are_refused(void)
+{
+        uint64_t sizes[] = { UINT64_MAX - 100, UINT64_MAX / 2 };
+        struct zip_layout layout;
+
+        CHECK(zip_layout_init(&layout, 10, sizes, 1, &error) == NEBULA_INVALID);
+        CHECK(zip_layout_init(&layout, 10, sizes + 1, 1, &error) == NEBULA_INVALID);
+        CHECK(zip_layout_init(&layout, SIZE_MAX, NULL, 0, &error) == NEBULA_INVALID);
+        CHECK(zip_layout_init(&layout, 10, sizes, SIZE_MAX, &error) == NEBULA_INVALID);
+}
+
+static void more_records_than_16_bits_count_are_read_back(void)
+{
+        size_t count = 70000, entry_count;
+        uint64_t *sizes = calloc(count, sizeof *sizes);
+        struct zip_layout layout;
+        struct zip_entry *entries;
+        uint8_t *image;
+
+        REQUIRE(zip_layout_init(&layout, 2, sizes, count, &error) == NEBULA_OK);
+        image = malloc((size_t)layout.size);
+        zip_layout_write(&layout, "}.", image);
+        REQUIRE(zip_read(image, layout.size, &entries, &entry_count, &error) == NEBULA_OK);
+        CHECK(entry_count == count + 3);
+        CHECK(strcmp(entries[count + 2].name, "archive/data/69999") == 0);
+        free(entries);
+        free(image);
+        free(sizes);
+        zip_layout_done(&layout);
+}
+
+static void a_file_without_storages_is_whole(void)
+{
+        struct nebula_tensor tensor;
+        struct made made;
+
+        REQUIRE(make(&made, 0, 4096) == NEBULA_OK);
+        CHECK(zip_verify(made.data, made.size, &error) == NEBULA_OK);
+        CHECK(zip_find_tensor(made.data, made.size, "w", &tensor, &error) == NEBULA_NOT_FOUND);
+        made_done(&made);
+}
+
+static void every_tensor_is_found_again(void)
+{
+        const struct nebula_tensor *all;
+        struct image_index *index;
+        struct made made;
+        size_t count;
+
+        REQUIRE(make(&made, 50, 4096) == NEBULA_OK);
+        REQUIRE(image_index_new(made.data, made.size, &index, &error) == NEBULA_OK);
+        all = image_index_tensors(index, &count);
+        REQUIRE(count == 50);
+        for (size_t k = 0; k < count; k++) {
+                const struct nebula_tensor *want = &made.tensors[k];
+                struct nebula_tensor found;
+
+                REQUIRE(image_index_find(index, want->name, &found, &error) == NEBULA_OK);
+                CHECK(found.dtype == want->dtype && found.dim_count == 2 && found.shape[0] == k * k && found.shape[1] == 3);
+                CHECK(found.data == made.data + made.layout.storage_offsets[k]);
+                CHECK(strcmp(all[k].name, want->name) == 0);
+        }
+        image_index_free(index);
+        made_done(&made);
+}
+
+static void looking_for_one_tensor_gives_its_caller_s_name(void)
+{
+        static const char name[] = "layer.3.weight";
+        struct nebula_tensor found;
+        struct made made;
+
+        REQUIRE(make(&made, 5, 4096) == NEBULA_OK);
+        REQUIRE(zip_find_tensor(made.data, made.size, name, &found, &error) == NEBULA_OK);
+        CHECK(found.name == name && found.shape[0] == 9);
+        CHECK(zip_find_tensor(made.data, made.size, "layer.3", &found, &error) == NEBULA_NOT_FOUND);
+        CHECK(found.name == name); /* untouched on failure */
+        made_done(&made);
+}
+
+static void chunk_checksums_equal_those_of_the_sealed_bytes(void)
+{
+        static const uint32_t chunk_sizes[] = { 1, 7, 64, 1000, 20000, 65536, 1u << 20, UINT32_MAX };
+
+        for (size_t c = 0; c < sizeof chunk_sizes / sizeof chunk_sizes[0]; c++) {
+                uint32_t chunk_bytes = chunk_sizes[c];
+                struct made made;
+
+                REQUIRE(make(&made, 60, chunk_bytes) == NEBULA_OK); /* payloads from 0 to 41 KB */
+                CHECK(made.chunk_count == (made.size + chunk_bytes - 1) / chunk_bytes);
+                CHECK(zip_verify(made.data, made.size, &error) == NEBULA_OK);
+                for (size_t k = 0; k < made.chunk_count; k++) {
+                        uint64_t at = k * (uint64_t)chunk_bytes, left = made.size - at;
+
+                        CHECK(made.chunks[k] == sum_crc64(0, made.data + at, left < chunk_bytes ? left : chunk_bytes));
+                }
+                made_done(&made);
+        }
+}
+
+static void chunks_of_large_records_are_joined_from_their_pieces(void)
+{
+        static const uint32_t chunk_sizes[] = { 4096, 300000, 1u << 20, 4u << 20 };
+        uint64_t sizes[] = { 5, 3000001, 100, 262144, 1200000, 0 };
+
+        for (size_t c = 0; c < sizeof chunk_sizes / sizeof chunk_sizes[0]; c++) {
+                uint32_t chunk_bytes = chunk_sizes[c];
+                struct zip_layout layout;
+                size_t chunk_count;
+                uint64_t *chunks;
+                uint8_t *image;
+
+                REQUIRE(zip_layout_init(&layout, 2, sizes, 6, &error) == NEBULA_OK);
+                image = malloc((size_t)layout.size);
+                zip_layout_write(&layout, "}.", image);
+                for (size_t k = 0; k < 6; k++) {
+                        for (uint64_t at = 0; at < sizes[k]; at++)
+                                image[layout.storage_offsets[k] + at] = (uint8_t)(at * 2654435761u >> 13);
+                }
+                REQUIRE(image_seal(image, layout.size, true, chunk_bytes, &chunks, &chunk_count, &error) == NEBULA_OK);
+                CHECK(zip_verify(image, layout.size, &error) == NEBULA_OK);
+                REQUIRE(chunk_count == (layout.size + chunk_bytes - 1) / chunk_bytes);
+                for (size_t k = 0; k < chunk_count; k++) {
+                        uint64_t at = k * (uint64_t)chunk_bytes, left = layout.size - at;
+
+                        CHECK(chunks[k] == sum_crc64(0, image + at, left < chunk_bytes ? left : chunk_bytes));
+                }
+                free(chunks);
+                free(image);
+                zip_layout_done(&layout);
+        }
+}
+
+static void a_raw_file_is_summed_and_not_touched(void)
+{
+        uint8_t data[100], before[100];
+        uint64_t *chunks;
+        size_t count;
+
+        memset(data, 'x', sizeof data);
+        memcpy(before, data, sizeof data);
+        REQUIRE(image_seal(data, sizeof data, false, 64, &chunks, &count, &error) == NEBULA_OK);
+        CHECK(count == 2 && chunks[0] == sum_crc64(0, data, 64) && chunks[1] == sum_crc64(0, data + 64, 36));
+        CHECK(memcmp(data, before, sizeof data) == 0);
+        free(chunks);
+        REQUIRE(image_seal(data, 0, false, 64, &chunks, &count, &error) == NEBULA_OK);
+        CHECK(count == 0);
+        free(chunks);
+}
+
+static void sealing_twice_changes_nothing(void)
+{
+        struct made made;
+        uint64_t *chunks;
+        size_t count;
+
+        REQUIRE(make(&made, 20, 512) == NEBULA_OK);
+        REQUIRE(image_seal(made.data, made.size, true, 512, &chunks, &count, &error) == NEBULA_OK);
+        CHECK(count == made.chunk_count && memcmp(chunks, made.chunks, count * sizeof *chunks) == 0);
+        free(chunks);
+        made_done(&made);
+}
+
+static void any_flipped_payload_bit_is_found_with_its_record(void)
+{
+        struct made made;
+
+        REQUIRE(make(&made, 4, 4096) == NEBULA_OK);
+        for (uint64_t k = 0; k < 108; k++) {
+                uint64_t at = made.layout.storage_offsets[3] + k;
+
+                made.data[at] ^= (uint8_t)(1u << k % 8);
+                CHECK(zip_verify(made.data, made.size, &error) == NEBULA_CORRUPT);
+                CHECK(strstr(error.message, "archive/data/3") != NULL);
+                made.data[at] ^= (uint8_t)(1u << k % 8);
+        }
+        CHECK(zip_verify(made.data, made.size, &error) == NEBULA_OK);
+        made_done(&made);
+}
+
+static void every_truncation_is_refused(void)
+{
+        struct made made;
+
+        REQUIRE(make(&made, 3, 4096) == NEBULA_OK);
+        for (uint64_t size = 0; size < made.size; size++) {
+                uint8_t *copy = malloc((size_t)size + 1); /* apart, so that a sanitizer sees its end */
+                struct zip_entry *entries;
+                size_t count;
+
+                memcpy(copy, made.data, (size_t)size);
+                CHECK(zip_read(copy, size, &entries, &count, &error) == NEBULA_CORRUPT);
+                free(copy);
+        }
+        made_done(&made);
+}
+
+static void a_broken_zip_is_refused_by_seal_and_left_as_it_was(void)
+{
+        struct made made;
+        uint64_t *chunks = NULL;
+        uint8_t *before;
+        size_t count;
+
+        REQUIRE(make_unsealed(&made, 3) == NEBULA_OK);
+        made.data[made.layout.directory_offset + 42] ^= 1; /* an entry that points one byte beside its header */
+        before = malloc((size_t)made.size);
+        memcpy(before, made.data, (size_t)made.size);
+        CHECK(image_seal(made.data, made.size, true, 64, &chunks, &count, &error) == NEBULA_CORRUPT);
+        CHECK(memcmp(before, made.data, (size_t)made.size) == 0);
+        CHECK(chunks == NULL);
+        free(before);
+        made_done(&made);
+}
+
+static void records_that_overlap_are_refused(void)
+{
+        struct zip_entry *entries;
+        struct made made;
+        uint8_t *second;
+        size_t count;
+
+        REQUIRE(make(&made, 2, 64) == NEBULA_OK);
+        /* The directory names the pickle twice: the second entry becomes a copy of the first. */
+        second = made.data + made.layout.directory_offset + ZIP_CENTRAL_BYTES + strlen("archive/data.pkl");
+        CHECK(zip_get32(second) == ZIP_CENTRAL_SIGNATURE);
+        zip_put32(second + 42, 0);
+        CHECK(zip_read(made.data, made.size, &entries, &count, &error) == NEBULA_CORRUPT);
+        made_done(&made);
+}
+
+static void two_tensors_of_one_name_are_refused(void)
+{
+        struct nebula_tensor tensors[] = { { .name = "a" }, { .name = "b" }, { .name = "a" } };
+        size_t size;
+        char *pickle;
+
+        CHECK(pickle_flat_dict(tensors, 3, &pickle, &size, &error) == NEBULA_INVALID);
+        CHECK(strstr(error.message, "\"a\"") != NULL);
+}
+
+static void tensors_that_no_file_can_describe_are_refused(void)
+{
+        struct nebula_tensor tensors[] = {
+                { .name = NULL },
+                { .name = "\xff" },
+                { .name = "a", .dtype = (enum nebula_dtype)99 },
+                { .name = "a", .dim_count = NEBULA_DIM_MAX + 1 },
+                { .name = "a", .dim_count = 2, .shape = { UINT64_C(1) << 40, UINT64_C(1) << 40 } },
+                { .name = "a", .dim_count = 3, .shape = { 0, UINT64_C(1) << 40, UINT64_C(1) << 40 } },
+        };
+        size_t size;
+        char *pickle;
+
+        for (size_t k = 0; k < sizeof tensors / sizeof tensors[0]; k++)
+                CHECK(pickle_flat_dict(&tensors[k], 1, &pickle, &size, &error) == NEBULA_INVALID);
+}
+
+static void a_pickle_of_another_program_is_refused(void)
+{
+        struct nebula_tensor tensor;
+        struct made made;
+        uint8_t *pickle;
+
+        REQUIRE(make(&made, 2, 64) == NEBULA_OK);
+        pickle = made.data + made.layout.pickle_offset;
+        for (uint64_t k = 0; k < 40; k++) { /* begin, name, and the call */
+                pickle[k] ^= 0x80;
+                CHECK(zip_find_tensor(made.data, made.size, "layer.0.weight", &tensor, &error) == NEBULA_INVALID ||
+                      (k >= 9 && k < 23)); /* within the name: another name */
+                pickle[k] ^= 0x80;
+        }
+        CHECK(zip_find_tensor(made.data, made.size, "layer.0.weight", &tensor, &error) == NEBULA_OK);
+        made_done(&made);
+}
+
+/* Files of this project's first versions must be read for ever. */
+static uint8_t *read_golden(const char *name, size_t *ret_size)
+{
+        char path[1024];
+        const char *slash = strrchr(__FILE__, '/');
+        uint8_t *data = malloc(1u << 20);
+        FILE *file;
+
+        snprintf(path, sizeof path, "%.*s/../../golden/%s", (int)(slash - __FILE__), __FILE__, name);
+        file = fopen(path, "rb");
+        *ret_size = file && data ? fread(data, 1, 1u << 20, file) : 0;
+        if (file)
+                fclose(file);
+        return data;
+}
+
+static void the_golden_image_of_version_1_0_is_read(void)
+{
+        size_t size, count, chunk_count;
+        uint8_t *data = read_golden("image-1.0.pt", &size);
+        const struct nebula_tensor *tensors;
+        struct image_index *index;
+        uint64_t *chunks;
+
+        REQUIRE(size > 0);
+        CHECK(zip_verify(data, size, &error) == NEBULA_OK);
+        REQUIRE(image_index_new(data, size, &index, &error) == NEBULA_OK);
+        tensors = image_index_tensors(index, &count);
+        REQUIRE(count == 4);
+        CHECK(strcmp(tensors[0].name, "w") == 0 && tensors[0].dtype == NEBULA_DTYPE_F32 && tensors[0].dim_count == 2);
+        CHECK(tensors[0].shape[0] == 3 && tensors[0].shape[1] == 4);
+        CHECK(strcmp(tensors[1].name, "caf\xc3\xa9.bias") == 0 && tensors[1].dtype == NEBULA_DTYPE_F64 && tensors[1].dim_count == 0);
+        CHECK(strcmp(tensors[2].name, "empty") == 0 && tensors[2].dtype == NEBULA_DTYPE_I64 && pickle_tensor_size(&tensors[2]) == 0);
+        CHECK(strcmp(tensors[3].name, "flags") == 0 && tensors[3].dtype == NEBULA_DTYPE_BOOL && pickle_tensor_size(&tensors[3]) == 5);
+        for (size_t k = 0; k < 48; k++)
+                CHECK(((const uint8_t *)tensors[0].data)[k] == k * 7 % 251);
+        REQUIRE(image_seal(data, size, true, IMAGE_CHUNK_BYTES, &chunks, &chunk_count, &error) == NEBULA_OK);
+        CHECK(chunk_count == 1 && chunks[0] == UINT64_C(0xfb62654cdd5a88d2));
+        free(chunks);
+        image_index_free(index);
+        free(data);
+}
+
+TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_aligned_and_in_order), TEST(layouts_of_huge_storages_place_every_payload),
+         TEST(sizes_that_overflow_are_refused), TEST(more_records_than_16_bits_count_are_read_back),
+         TEST(a_file_without_storages_is_whole), TEST(every_tensor_is_found_again),
+         TEST(looking_for_one_tensor_gives_its_caller_s_name), TEST(chunk_checksums_equal_those_of_the_sealed_bytes),
+         TEST(chunks_of_large_records_are_joined_from_their_pieces),
+         TEST(a_raw_file_is_summed_and_not_touched), TEST(sealing_twice_changes_nothing),
+         TEST(any_flipped_payload_bit_is_found_with_its_record), TEST(every_truncation_is_refused),
+         TEST(a_broken_zip_is_refused_by_seal_and_left_as_it_was), TEST(records_that_overlap_are_refused),
+         TEST(two_tensors_of_one_name_are_refused), TEST(tensors_that_no_file_can_describe_are_refused),
+         TEST(a_pickle_of_another_program_is_refused))

@@ -1,0 +1,406 @@
+#include "ipc/ipc.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "os/os.h"
+#include "tap.h"
+
+/* Two ends, and what the receiving one made of the last frame. */
+static int ends[2];
+static struct ipc_frame frame;
+static struct nebula_error error;
+
+static void open_ends(void)
+{
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
+                abort();
+        memset(&error, 0, sizeof error);
+}
+
+static void close_ends(void)
+{
+        ipc_frame_done(&frame);
+        close(ends[0]);
+        if (ends[1] >= 0)
+                close(ends[1]);
+}
+
+static void write_raw(const void *data, size_t size)
+{
+        if (write(ends[1], data, size) != (ssize_t)size)
+                abort();
+}
+
+/* Receives what was written raw, after the writer has closed its end. */
+static enum nebula_status receive_last(void)
+{
+        close(ends[1]);
+        ends[1] = -1;
+        return ipc_receive(ends[0], &frame, &error);
+}
+
+static const struct ipc_header good = { .magic = IPC_MAGIC, .type = IPC_BEGIN, .size = sizeof(struct ipc_begin) };
+
+static void a_request_arrives_as_it_was_sent(void)
+{
+        struct ipc_begin begin = { .file_count = -2, .tag = "global_step5" };
+
+        open_ends();
+        CHECK(ipc_send(ends[1], IPC_BEGIN, NEBULA_OK, &begin, sizeof begin, -1, &error) == NEBULA_OK);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        CHECK(frame.header.type == IPC_BEGIN && frame.header.size == sizeof begin && !frame.header.has_fd);
+        CHECK(memcmp(frame.payload, &begin, sizeof begin) == 0);
+        CHECK(ipc_request_check(&frame, &error) == NEBULA_OK);
+        close_ends();
+}
+
+struct bulk {
+        const char *data;
+        size_t size;
+};
+
+static void *send_bulk(void *argument)
+{
+        const struct bulk *bulk = argument;
+
+        ipc_send(ends[1], IPC_REPORT, NEBULA_OK, bulk->data, bulk->size, -1, NULL);
+        return NULL;
+}
+
+static void a_payload_larger_than_any_socket_buffer_arrives_whole(void)
+{
+        struct bulk bulk = { malloc(3u << 20), 3u << 20 };
+        pthread_t thread;
+
+        for (size_t i = 0; i < bulk.size; i++)
+                ((char *)(uintptr_t)bulk.data)[i] = (char)(i * 7 + i / 4096);
+        open_ends();
+        pthread_create(&thread, NULL, send_bulk, &bulk);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        pthread_join(thread, NULL);
+        CHECK(frame.header.size == bulk.size && memcmp(frame.payload, bulk.data, bulk.size) == 0);
+        CHECK(((char *)frame.payload)[bulk.size] == '\0');
+        close_ends();
+        free((void *)(uintptr_t)bulk.data);
+}
+
+static void a_payload_beyond_the_limit_is_not_sent(void)
+{
+        open_ends();
+        CHECK(ipc_send(ends[1], IPC_REPORT, NEBULA_OK, "", (size_t)IPC_PAYLOAD_MAX + 1, -1, &error) == NEBULA_INVALID);
+        CHECK(receive_last() == NEBULA_UNAVAILABLE); /* nothing was sent */
+        close_ends();
+}
+
+static void garbled_magic_is_refused(void)
+{
+        struct ipc_header header = good;
+
+        header.magic ^= 0x100;
+        open_ends();
+        write_raw(&header, sizeof header);
+        CHECK(receive_last() == NEBULA_INVALID);
+        CHECK(strstr(error.message, "protocol"));
+        close_ends();
+}
+
+static void unknown_types_are_refused(void)
+{
+        static const uint16_t types[] = { 0, IPC_TYPE_LAST + 1, 0xffff };
+
+        for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+                struct ipc_header header = good;
+
+                header.type = types[i];
+                open_ends();
+                write_raw(&header, sizeof header);
+                CHECK(receive_last() == NEBULA_INVALID);
+                close_ends();
+        }
+}
+
+static void a_claim_of_too_many_bytes_is_refused_before_memory_is_taken(void)
+{
+        struct ipc_header header = good;
+
+        header.size = IPC_PAYLOAD_MAX + 1;
+        open_ends();
+        write_raw(&header, sizeof header);
+        CHECK(receive_last() == NEBULA_INVALID);
+        CHECK(frame.capacity == 0);
+        close_ends();
+}
+
+static void death_at_every_byte_of_a_frame_is_told_as_such(void)
+{
+        struct ipc_begin begin = { .tag = "x" };
+        char bytes[sizeof good + sizeof begin];
+
+        memcpy(bytes, &good, sizeof good);
+        memcpy(bytes + sizeof good, &begin, sizeof begin);
+        for (size_t size = 0; size < sizeof bytes; size++) {
+                open_ends();
+                write_raw(bytes, size);
+                CHECK(receive_last() == NEBULA_UNAVAILABLE);
+                close_ends();
+        }
+}
+
+static void sending_to_the_dead_is_an_error_and_no_signal(void)
+{
+        struct ipc_version version = { 1 };
+
+        open_ends();
+        close(ends[0]);
+        CHECK(ipc_send(ends[1], IPC_COMMIT, NEBULA_OK, &version, sizeof version, -1, &error) == NEBULA_UNAVAILABLE);
+        ends[0] = dup(ends[1]);
+        close_ends();
+}
+
+static void a_text_without_its_end_is_refused(void)
+{
+        struct ipc_begin begin;
+
+        memset(&begin, 'a', sizeof begin);
+        open_ends();
+        ipc_send(ends[1], IPC_BEGIN, NEBULA_OK, &begin, sizeof begin, -1, &error);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        CHECK(ipc_request_check(&frame, &error) == NEBULA_INVALID);
+        close_ends();
+}
+
+static void every_text_of_a_greeting_is_checked(void)
+{
+        static const size_t last[] = { /* the last byte of each */
+                offsetof(struct ipc_hello, output_dir) - 1, offsetof(struct ipc_hello, job) - 1,
+                offsetof(struct ipc_hello, run) - 1, offsetof(struct ipc_hello, run) + IPC_NAME_MAX - 1,
+        };
+        static struct ipc_hello hello;
+
+        for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) {
+                struct ipc_frame request = { .header = { .magic = IPC_MAGIC, .type = IPC_HELLO, .size = sizeof hello },
+                                             .payload = &hello, .fd = -1 };
+
+                memset(&hello, 0, sizeof hello);
+                CHECK(ipc_request_check(&request, &error) == NEBULA_OK);
+                memset(i == 0 ? hello.persist_path : i == 1 ? hello.output_dir : i == 2 ? hello.job : hello.run, 'x',
+                       i < 2 ? IPC_PATH_MAX : IPC_NAME_MAX);
+                CHECK(((char *)&hello)[last[i]] == 'x');
+                CHECK(ipc_request_check(&request, &error) == NEBULA_INVALID);
+        }
+}
+
+static void a_request_of_the_wrong_size_is_refused(void)
+{
+        for (uint16_t type = IPC_HELLO; type <= IPC_TYPE_LAST; type++) {
+                static char payload[sizeof(struct ipc_hello) + 1];
+                struct ipc_frame request = { .header = { .type = type }, .payload = payload, .fd = -1 };
+
+                CHECK(ipc_request_size((enum ipc_type)type) > 0);
+                request.header.size = (uint32_t)ipc_request_size((enum ipc_type)type);
+                CHECK(ipc_request_check(&request, &error) == NEBULA_OK);
+                request.header.size--;
+                CHECK(ipc_request_check(&request, &error) == NEBULA_INVALID);
+                request.header.size += 2;
+                CHECK(ipc_request_check(&request, &error) == NEBULA_INVALID);
+        }
+        CHECK(ipc_request_size((enum ipc_type)0) == 0 && ipc_request_size((enum ipc_type)(IPC_TYPE_LAST + 1)) == 0);
+}
+
+static void a_descriptor_travels_with_its_frame(void)
+{
+        struct ipc_opened opened = { .size = 5 };
+        char text[6] = "";
+        int file = os->memfd("ipc-test");
+
+        REQUIRE(file >= 0);
+        CHECK(pwrite(file, "hello", 5, 0) == 5);
+        open_ends();
+        CHECK(ipc_send(ends[1], IPC_OPEN, NEBULA_OK, &opened, sizeof opened, file, &error) == NEBULA_OK);
+        close(file);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        REQUIRE(frame.header.has_fd && frame.fd >= 0);
+        CHECK(pread(frame.fd, text, 5, 0) == 5 && strcmp(text, "hello") == 0);
+        CHECK(fcntl(frame.fd, F_GETFD) & FD_CLOEXEC);
+        close_ends();
+}
+
+static void a_descriptor_that_nobody_took_is_closed(void)
+{
+        struct ipc_version version = { 1 };
+        int kept;
+
+        open_ends();
+        ipc_send(ends[1], IPC_OPEN, NEBULA_OK, &version, sizeof version, ends[1], &error);
+        ipc_send(ends[1], IPC_COMMIT, NEBULA_OK, &version, sizeof version, -1, &error);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        kept = frame.fd;
+        CHECK(fcntl(kept, F_GETFD) >= 0);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        CHECK(frame.fd == -1 && fcntl(kept, F_GETFD) < 0);
+        close_ends();
+}
+
+static void a_descriptor_that_was_taken_stays_open(void)
+{
+        struct ipc_version version = { 1 };
+        int kept;
+
+        open_ends();
+        ipc_send(ends[1], IPC_OPEN, NEBULA_OK, &version, sizeof version, ends[1], &error);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        kept = frame.fd;
+        frame.fd = -1;
+        ipc_frame_done(&frame);
+        CHECK(fcntl(kept, F_GETFD) >= 0);
+        close(kept);
+        close_ends();
+}
+
+static void promised_and_received_descriptors_must_agree(void)
+{
+        struct ipc_header header = good;
+        struct ipc_begin begin = { .tag = "x" };
+
+        header.has_fd = 1;
+        open_ends();
+        write_raw(&header, sizeof header);
+        write_raw(&begin, sizeof begin);
+        CHECK(receive_last() == NEBULA_INVALID);
+        close_ends();
+
+        open_ends(); /* one that comes unannounced, with the payload's bytes */
+        write_raw(&good, sizeof good);
+        CHECK(os->send(ends[1], &begin, sizeof begin, ends[1]) == (int64_t)sizeof begin);
+        CHECK(receive_last() == NEBULA_INVALID);
+        close_ends();
+}
+
+static void a_zeroed_frame_is_harmless(void)
+{
+        struct ipc_frame zeroed = { 0 };
+
+        ipc_frame_done(&zeroed);
+        CHECK(fcntl(0, F_GETFD) >= 0 || errno == EBADF); /* standard input was not taken for a descriptor of ours */
+        memset(&zeroed, 0, sizeof zeroed);
+        open_ends();
+        write_raw("", 0);
+        close(ends[1]);
+        ends[1] = -1;
+        CHECK(ipc_receive(ends[0], &zeroed, &error) == NEBULA_UNAVAILABLE);
+        CHECK(zeroed.fd == -1);
+        close_ends();
+}
+
+/* A table whose sockets move three bytes at a time and are interrupted every other call. */
+static int tick;
+
+static int64_t short_send(int fd, const void *data, size_t size, int passed_fd)
+{
+        return ++tick % 2 ? -EINTR : os_linux.send(fd, data, size < 3 ? size : 3, passed_fd);
+}
+
+static int64_t short_receive(int fd, void *data, size_t size, int *ret_passed_fd)
+{
+        return ++tick % 2 ? -EINTR : os_linux.receive(fd, data, size < 3 ? size : 3, ret_passed_fd);
+}
+
+static void interruptions_and_short_transfers_change_nothing(void)
+{
+        struct os_table table = *os;
+        const struct os_table *before = os;
+        struct ipc_begin begin = { .file_count = 3, .tag = "short" };
+
+        table.send = short_send;
+        table.receive = short_receive;
+        open_ends();
+        os = &table;
+        CHECK(ipc_send(ends[1], IPC_BEGIN, NEBULA_OK, &begin, sizeof begin, ends[1], &error) == NEBULA_OK);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        os = before;
+        CHECK(frame.header.has_fd && frame.fd >= 0);
+        CHECK(frame.header.size == sizeof begin && memcmp(frame.payload, &begin, sizeof begin) == 0);
+        close_ends();
+}
+
+static void a_refusal_arrives_in_words(void)
+{
+        struct nebula_error failure = { .status = NEBULA_NO_SPACE, .sys_errno = ENOSPC, .http_status = 507,
+                                        .message = "the disk is full" };
+        bool is_broken = true;
+
+        open_ends();
+        CHECK(ipc_send_error(ends[1], IPC_IMAGE, &failure, &error) == NEBULA_OK);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        CHECK(ipc_answer_check(&frame, IPC_IMAGE, &is_broken, &error) == NEBULA_NO_SPACE);
+        CHECK(!is_broken && error.status == NEBULA_NO_SPACE && error.sys_errno == ENOSPC && error.http_status == 507);
+        CHECK(strcmp(error.message, "the disk is full") == 0);
+        close_ends();
+}
+
+static void an_answer_to_another_question_breaks_the_connection(void)
+{
+        struct ipc_state state = { 0 };
+        bool is_broken = false;
+
+        open_ends();
+        ipc_send(ends[1], IPC_STATE, NEBULA_OK, &state, sizeof state, -1, &error);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
+        CHECK(ipc_answer_check(&frame, IPC_STATE, &is_broken, &error) == NEBULA_OK && !is_broken);
+        CHECK(ipc_answer_check(&frame, IPC_BEGIN, &is_broken, &error) == NEBULA_INTERNAL && is_broken);
+        frame.header.status = 77;
+        CHECK(ipc_answer_check(&frame, IPC_STATE, &is_broken, &error) == NEBULA_INTERNAL && is_broken);
+        close_ends();
+}
+
+static void a_call_gives_up_on_a_silent_agent(void)
+{
+        struct ipc_version version = { 1 };
+        bool is_broken = false;
+
+        open_ends();
+        CHECK(ipc_call(ends[0], IPC_COMMIT, &version, sizeof version, 20, &frame, &is_broken, &error) == NEBULA_TIMEOUT);
+        CHECK(is_broken);
+        close_ends();
+}
+
+static void a_call_returns_the_answer(void)
+{
+        struct ipc_begin begin = { .tag = "x" };
+        struct ipc_begun begun = { 42 };
+        bool is_broken = true;
+
+        open_ends();
+        ipc_send(ends[1], IPC_BEGIN, NEBULA_OK, &begun, sizeof begun, -1, &error);
+        CHECK(ipc_call(ends[0], IPC_BEGIN, &begin, sizeof begin, 1000, &frame, &is_broken, &error) == NEBULA_OK);
+        CHECK(!is_broken && ((struct ipc_begun *)frame.payload)->version_id == 42);
+        close_ends();
+}
+
+TAP_MAIN(
+        TEST(a_request_arrives_as_it_was_sent),
+        TEST(a_payload_larger_than_any_socket_buffer_arrives_whole),
+        TEST(a_payload_beyond_the_limit_is_not_sent),
+        TEST(garbled_magic_is_refused),
+        TEST(unknown_types_are_refused),
+        TEST(a_claim_of_too_many_bytes_is_refused_before_memory_is_taken),
+        TEST(death_at_every_byte_of_a_frame_is_told_as_such),
+        TEST(sending_to_the_dead_is_an_error_and_no_signal),
+        TEST(a_text_without_its_end_is_refused),
+        TEST(every_text_of_a_greeting_is_checked),
+        TEST(a_request_of_the_wrong_size_is_refused),
+        TEST(a_descriptor_travels_with_its_frame),
+        TEST(a_descriptor_that_nobody_took_is_closed),
+        TEST(a_descriptor_that_was_taken_stays_open),
+        TEST(promised_and_received_descriptors_must_agree),
+        TEST(a_zeroed_frame_is_harmless),
+        TEST(interruptions_and_short_transfers_change_nothing),
+        TEST(a_refusal_arrives_in_words),
+        TEST(an_answer_to_another_question_breaks_the_connection),
+        TEST(a_call_gives_up_on_a_silent_agent),
+        TEST(a_call_returns_the_answer),
+)

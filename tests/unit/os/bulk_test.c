@@ -1,0 +1,170 @@
+#include <errno.h>
+#include <stdatomic.h>
+
+#include "base/error.h"
+#include "os/bulk.h"
+#include "os/os.h"
+#include "tap.h"
+#include "test_dir.h"
+
+#define BYTES_MAX (10u << 20)
+
+static char dir[256], path[512];
+static unsigned char *data, *back;
+
+static void begin(void)
+{
+        test_dir_make(dir);
+        snprintf(path, sizeof path, "%s/file", dir);
+        data = aligned_alloc(4096, BYTES_MAX);
+        back = aligned_alloc(4096, BYTES_MAX);
+        for (size_t i = 0; i < BYTES_MAX / 8; i++)
+                ((uint64_t *)(void *)data)[i] = i * 0x9e3779b97f4a7c15u;
+}
+
+static void end(void)
+{
+        free(data);
+        free(back);
+        test_dir_remove(dir);
+}
+
+/* -EINVAL from open: this file system has no O_DIRECT, and there is nothing to test. */
+static int open_as(bool is_direct, int flags)
+{
+        return os->open(path, flags | (is_direct ? OS_DIRECT : 0));
+}
+
+static enum nebula_status compare(void *argument, const void *chunk, uint64_t offset, uint64_t size,
+                                  struct nebula_error *error)
+{
+        atomic_uint_fast64_t *seen = argument;
+
+        atomic_fetch_add(seen, size);
+        if (memcmp(chunk, data + offset, size))
+                return error_set(error, NEBULA_CORRUPT, 0, "differs in the chunk at %llu", (unsigned long long)offset);
+        return NEBULA_OK;
+}
+
+static void round_trip(bool is_direct, uint64_t size, uint32_t chunk_bytes)
+{
+        atomic_uint_fast64_t seen = 0;
+        struct nebula_error error;
+        struct os_stat found;
+        int fd = open_as(is_direct, OS_WRITE | OS_CREATE | OS_TRUNCATE);
+
+        if (fd == -EINVAL)
+                return;
+        REQUIRE(fd >= 0);
+        CHECK(bulk_write(fd, is_direct, data, size) == 0);
+        CHECK(os->fstat(fd, &found) == 0 && found.size == size);
+        os->close(fd);
+        memset(back, 0xee, BYTES_MAX);
+        fd = open_as(is_direct, OS_READ);
+        REQUIRE(fd >= 0);
+        CHECK(bulk_read(fd, is_direct, back, size, chunk_bytes, compare, &seen, &error) == 0);
+        CHECK(seen == size);
+        CHECK(!memcmp(back, data, size));
+        CHECK(size == BYTES_MAX || back[size] == 0xee);
+        os->close(fd);
+}
+
+static void every_size_comes_back_as_it_was(void)
+{
+        static const uint64_t sizes[] = { 0, 1, 4095, 4096, 4097, (4u << 20) - 1, 4u << 20, (4u << 20) + 1,
+                                          (9u << 20) + 12345, BYTES_MAX };
+        static const uint32_t chunks[] = { 4096, 64u << 10, 4u << 20, 32u << 20 };
+
+        begin();
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+                for (size_t j = 0; j < sizeof chunks / sizeof chunks[0]; j++) {
+                        round_trip(true, sizes[i], chunks[j]);
+                        if (j == 1)
+                                round_trip(false, sizes[i], chunks[j]);
+                }
+        end();
+}
+
+static void through_a_ring_every_size_comes_back_as_it_was(void)
+{
+        if (bulk_engine_force(BULK_ENGINE_URING)) {
+                printf("# this machine has no io_uring\n");
+                return;
+        }
+        CHECK(bulk_engine_used() == BULK_ENGINE_URING);
+        every_size_comes_back_as_it_was();
+}
+
+static void through_threads_every_size_comes_back_as_it_was(void)
+{
+        CHECK(bulk_engine_force(BULK_ENGINE_THREADS) == 0);
+        CHECK(bulk_engine_used() == BULK_ENGINE_THREADS);
+        every_size_comes_back_as_it_was();
+}
+
+static void a_flipped_byte_stops_the_read_and_tells_the_first_place(void)
+{
+        struct nebula_error error = { 0 };
+        atomic_uint_fast64_t seen = 0;
+        int fd;
+
+        begin();
+        fd = open_as(false, OS_WRITE | OS_CREATE);
+        REQUIRE(fd >= 0 && bulk_write(fd, false, data, BYTES_MAX) == 0);
+        CHECK(os_write_at(fd, "\x55", 1, 1234567) == 0);
+        os->close(fd);
+        fd = open_as(false, OS_READ);
+        for (int engine = 0; engine < 2; engine++) {
+                if (bulk_engine_force((enum bulk_engine)engine))
+                        continue;
+                CHECK(bulk_read(fd, false, back, BYTES_MAX, 64u << 10, compare, &seen, &error) == NEBULA_CORRUPT);
+                CHECK(error.status == NEBULA_CORRUPT && strstr(error.message, "1179648"));
+        }
+        os->close(fd);
+        end();
+}
+
+static void a_file_that_ends_early_is_no_data(void)
+{
+        int fd;
+
+        begin();
+        fd = open_as(false, OS_WRITE | OS_CREATE);
+        REQUIRE(fd >= 0 && bulk_write(fd, false, data, 1u << 20) == 0);
+        os->close(fd);
+        fd = open_as(false, OS_READ);
+        for (int engine = 0; engine < 2; engine++)
+                if (!bulk_engine_force((enum bulk_engine)engine))
+                        CHECK(bulk_read(fd, false, back, 4u << 20, 64u << 10, NULL, NULL, NULL) == -ENODATA);
+        os->close(fd);
+        end();
+}
+
+static void a_failed_write_is_told(void)
+{
+        int fd;
+
+        begin();
+        fd = open_as(false, OS_WRITE | OS_CREATE);
+        os->close(fd);
+        fd = open_as(false, OS_READ);
+        for (int engine = 0; engine < 2; engine++)
+                if (!bulk_engine_force((enum bulk_engine)engine))
+                        CHECK(bulk_write(fd, false, data, BYTES_MAX) == -EBADF);
+        os->close(fd);
+        end();
+}
+
+static void unaligned_memory_is_refused_for_a_direct_file(void)
+{
+        begin();
+        CHECK(bulk_read(0, true, back + 1, 1u << 20, 64u << 10, NULL, NULL, NULL) == -EINVAL);
+        CHECK(bulk_read(0, true, back, 1u << 20, 1000, NULL, NULL, NULL) == -EINVAL);
+        CHECK(bulk_read(0, false, back, 1u << 20, 0, NULL, NULL, NULL) == -EINVAL);
+        CHECK(bulk_write(0, true, data + 8, 1u << 20) == -EINVAL);
+        end();
+}
+
+TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was), TEST(through_threads_every_size_comes_back_as_it_was),
+         TEST(a_flipped_byte_stops_the_read_and_tells_the_first_place), TEST(a_file_that_ends_early_is_no_data),
+         TEST(a_failed_write_is_told), TEST(unaligned_memory_is_refused_for_a_direct_file))

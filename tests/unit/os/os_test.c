@@ -1,0 +1,301 @@
+#include <errno.h>
+#include <pthread.h>
+
+#include "os/os.h"
+#include "tap.h"
+#include "test_dir.h"
+
+static char dir[256], path[512], other[512];
+
+static void begin(void)
+{
+        test_dir_make(dir);
+        snprintf(path, sizeof path, "%s/file", dir);
+        snprintf(other, sizeof other, "%s/other", dir);
+}
+
+static void end(void)
+{
+        test_dir_remove(dir);
+}
+
+static void failures_are_negative_errnos(void)
+{
+        struct os_stat found;
+        struct os_dir *listing;
+
+        begin();
+        CHECK(os->open(path, OS_READ) == -ENOENT);
+        CHECK(os->stat(path, true, &found) == -ENOENT);
+        CHECK(os->opendir(path, &listing) == -ENOENT);
+        CHECK(os->close(-1) == -EBADF);
+        CHECK(os->mkdir(dir, 0700) == -EEXIST);
+        CHECK(os->unlink(dir) == -EISDIR);
+        end();
+}
+
+static void written_bytes_are_read_back_at_any_offset(void)
+{
+        char data[10];
+        int fd;
+
+        begin();
+        fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE);
+        REQUIRE(fd >= 0);
+        CHECK(os_write_at(fd, "hello world", 11, 5) == 0);
+        CHECK(os_read_at(fd, data, 5, 11) == 0);
+        CHECK(!memcmp(data, "world", 5));
+        CHECK(os_read_at(fd, data, 10, 11) == -ENODATA);
+        CHECK(os->truncate(fd, 3) == 0);
+        CHECK(os_read_at(fd, data, 1, 3) == -ENODATA);
+        CHECK(os_sync(fd) == 0);
+        CHECK(os->close(fd) == 0);
+        CHECK(os->open(path, OS_WRITE | OS_CREATE | OS_EXCLUSIVE) == -EEXIST);
+        end();
+}
+
+static void private_files_are_closed_to_others(void)
+{
+        struct os_stat found;
+        int fd;
+
+        begin();
+        fd = os->open(path, OS_WRITE | OS_CREATE);
+        REQUIRE(fd >= 0);
+        CHECK(os->fstat(fd, &found) == 0);
+        CHECK((found.mode & 077) == 0 && found.kind == OS_KIND_FILE && found.uid == os->uid());
+        os->close(fd);
+        end();
+}
+
+static void a_link_is_not_followed_when_told_so(void)
+{
+        struct os_stat found;
+        char command[600];
+
+        begin();
+        snprintf(command, sizeof command, "ln -s /etc/passwd %s", path);
+        REQUIRE(system(command) == 0);
+        CHECK(os->open(path, OS_READ | OS_NOFOLLOW) == -ELOOP);
+        CHECK(os->stat(path, false, &found) == 0 && found.kind == OS_KIND_LINK);
+        CHECK(os->stat(path, true, &found) == 0 && found.kind == OS_KIND_FILE);
+        end();
+}
+
+static void a_lock_excludes_a_second_holder(void)
+{
+        int first, second;
+
+        begin();
+        first = os->open(path, OS_WRITE | OS_CREATE);
+        second = os->open(path, OS_WRITE);
+        REQUIRE(first >= 0 && second >= 0);
+        CHECK(os->lock(first, false) == 0);
+        CHECK(os->lock(second, false) == -EAGAIN);
+        os->close(first);
+        CHECK(os->lock(second, false) == 0);
+        os->close(second);
+        end();
+}
+
+static void a_whole_file_is_read_up_to_its_limit(void)
+{
+        char *data;
+        size_t size;
+
+        begin();
+        CHECK(os_read_file(path, 100, &data, &size) == -ENOENT);
+        REQUIRE(os_write_file_atomic(path, "0123456789", 10) == 0);
+        REQUIRE(os_read_file(path, 10, &data, &size) == 0);
+        CHECK(size == 10 && !strcmp(data, "0123456789"));
+        free(data);
+        CHECK(os_read_file(path, 9, &data, &size) == -EFBIG);
+        CHECK(os_read_file(dir, 100, &data, &size) == -EISDIR);
+        /* Files of /proc tell no size. */
+        REQUIRE(os_read_file("/proc/self/status", 1 << 20, &data, &size) == 0);
+        CHECK(size > 100 && strlen(data) == size);
+        free(data);
+        CHECK(os_read_file("/proc/self/status", 50, &data, &size) == -EFBIG);
+        end();
+}
+
+static size_t entry_count(const char *of)
+{
+        char name[256];
+        struct os_dir *listing;
+        size_t count = 0;
+
+        if (os->opendir(of, &listing))
+                return SIZE_MAX;
+        while (os->readdir(listing, name, sizeof name) == 1)
+                count++;
+        os->closedir(listing);
+        return count;
+}
+
+static void an_atomic_write_replaces_and_leaves_no_temporary_file(void)
+{
+        char *data;
+        size_t size;
+
+        begin();
+        CHECK(os_write_file_atomic(path, "old", 3) == 0);
+        CHECK(os_write_file_atomic(path, "newer", 5) == 0);
+        REQUIRE(os_read_file(path, 100, &data, &size) == 0);
+        CHECK(!strcmp(data, "newer"));
+        free(data);
+        CHECK(entry_count(dir) == 1);
+        CHECK(os->mkdir(other, 0700) == 0);
+        CHECK(os_write_file_atomic(other, "x", 1) < 0);
+        CHECK(entry_count(dir) == 2);
+        end();
+}
+
+static void directories_are_made_and_trees_removed_without_following_links(void)
+{
+        char deep[600], kept[600], command[1300];
+        struct os_stat found;
+
+        begin();
+        snprintf(deep, sizeof deep, "%s/a//b/c/", dir);
+        CHECK(os_make_dirs(deep, 0755) == 0);
+        CHECK(os_make_dirs(deep, 0755) == 0);
+        CHECK(os->stat(deep, true, &found) == 0 && found.kind == OS_KIND_DIRECTORY);
+        snprintf(kept, sizeof kept, "%s/kept", dir);
+        CHECK(os_write_file_atomic(kept, "x", 1) == 0);
+        CHECK(os_make_dirs(kept, 0755) == -ENOTDIR);
+        snprintf(command, sizeof command, "ln -s %s %s/a/link", dir, dir);
+        REQUIRE(system(command) == 0);
+        snprintf(deep, sizeof deep, "%s/a", dir);
+        CHECK(os_remove_tree(deep) == 0);
+        CHECK(os->stat(deep, false, &found) == -ENOENT);
+        CHECK(os->stat(kept, false, &found) == 0);
+        CHECK(os_remove_tree(deep) == 0);
+        end();
+}
+
+static void a_descriptor_travels_with_its_bytes(void)
+{
+        char data[4] = "";
+        int fds[2], passed, memory = os->memfd("test");
+        uint32_t uid, pid;
+
+        REQUIRE(memory >= 0 && os->socketpair(fds) == 0);
+        CHECK(os_write_at(memory, "seen", 4, 0) == 0);
+        CHECK(os->send(fds[0], "abc", 3, memory) == 3);
+        os->close(memory);
+        CHECK(os->poll(fds[1], 1000) == 1);
+        CHECK(os->receive(fds[1], data, 3, &passed) == 3);
+        REQUIRE(passed >= 0);
+        CHECK(!memcmp(data, "abc", 3) && os_read_at(passed, data, 4, 0) == 0 && !memcmp(data, "seen", 4));
+        os->close(passed);
+        CHECK(os->send(fds[0], "d", 1, -1) == 1);
+        CHECK(os->receive(fds[1], data, 3, &passed) == 1 && passed == -1);
+        CHECK(os->peer(fds[1], &uid, &pid) == 0 && uid == os->uid() && pid == os->pid());
+        os->close(fds[0]);
+        CHECK(os->receive(fds[1], data, 3, &passed) == 0);
+        CHECK(os->send(fds[1], "x", 1, -1) == -EPIPE);
+        os->close(fds[1]);
+}
+
+static void a_socket_file_admits_who_may_open_it(void)
+{
+        struct os_stat found;
+        char long_path[300];
+        int listener, client, server;
+
+        begin();
+        listener = os->listen(path);
+        REQUIRE(listener >= 0);
+        CHECK(os->stat(path, false, &found) == 0 && (found.mode & 077) == 0);
+        CHECK(os->listen(path) == -EADDRINUSE);
+        CHECK(os->poll(listener, 0) == 0);
+        client = os->connect(path);
+        server = os->accept(listener);
+        CHECK(client >= 0 && server >= 0);
+        os->close(listener);
+        os->close(client);
+        os->close(server);
+        CHECK(os->connect(path) == -ECONNREFUSED);
+        memset(long_path, 'x', sizeof long_path - 1);
+        long_path[sizeof long_path - 1] = 0;
+        CHECK(os->connect(long_path) == -ENAMETOOLONG);
+        end();
+}
+
+static void memory_is_mapped_shared_and_punched(void)
+{
+        void *data, *again;
+        int fd = os->memfd("test");
+
+        REQUIRE(fd >= 0 && os->truncate(fd, 8192) == 0);
+        REQUIRE(os->map(fd, 0, 8192, OS_MAP_READ | OS_MAP_WRITE, &data) == 0);
+        REQUIRE(os->map(fd, 0, 8192, OS_MAP_READ, &again) == 0);
+        memset(data, 7, 8192);
+        CHECK(((char *)again)[5000] == 7);
+        CHECK(os->punch(fd, 4096, 4096) == 0);
+        CHECK(((char *)again)[5000] == 0 && ((char *)again)[5] == 7);
+        CHECK(os->unmap(data, 8192) == 0 && os->unmap(again, 8192) == 0);
+        CHECK(os->map(-1, 0, 4096, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &data) == 0);
+        CHECK(os->advise(data, 4096, OS_ADVISE_DONTNEED) == 0);
+        CHECK(os->unmap(data, 4096) == 0);
+        os->close(fd);
+}
+
+static void a_program_runs_to_its_end(void)
+{
+        char *good[] = { (char *)"sh", (char *)"-c", (char *)"exit 7", NULL };
+        char *killed[] = { (char *)"sh", (char *)"-c", (char *)"kill -9 $$", NULL };
+        int code = -1;
+
+        CHECK(os->spawn("/bin/sh", good, &code) == 0 && code == 7);
+        CHECK(os->spawn("/bin/sh", killed, &code) == 0 && code == 128 + 9);
+        CHECK(os->spawn("/nonexistent", good, &code) == -ENOENT);
+}
+
+static void the_machine_tells_about_itself(void)
+{
+        int64_t before = os->now_ns(), cpu = os->thread_cpu_ns();
+        struct os_space space;
+        char bytes[64] = { 0 };
+        size_t zeros = 0;
+
+        os->sleep_ms(2);
+        CHECK(os->now_ns() - before >= 2000000);
+        CHECK(os->thread_cpu_ns() >= cpu);
+        CHECK(os->wall_ns() > 1700000000ll * 1000000000);
+        CHECK(os->cpu_count() >= 1);
+        CHECK(os->memory_free() > 1 << 20);
+        CHECK(os->space("/", &space) == 0 && space.total_bytes >= space.free_bytes && space.block_bytes);
+        CHECK(os->random(bytes, sizeof bytes) == 0);
+        for (size_t i = 0; i < sizeof bytes; i++)
+                zeros += !bytes[i];
+        CHECK(zeros < 32);
+}
+
+static void a_process_is_alive_until_it_ends(void)
+{
+        char text[64] = "";
+        unsigned pid = 0;
+        FILE *pipe = popen("echo $$; exec 1>&-; sleep 0.05", "r");
+
+        CHECK(os->alive(os->pid()));
+        CHECK(!os->alive(0));
+        CHECK(!os->alive(0xffffffff));
+        REQUIRE(pipe && fgets(text, sizeof text, pipe) && sscanf(text, "%u", &pid) == 1);
+        CHECK(os->alive(pid));
+        /* Nobody has waited for it yet: it is a zombie, which does nothing any more. */
+        for (int i = 0; i < 200 && os->alive(pid); i++)
+                os->sleep_ms(10);
+        CHECK(!os->alive(pid));
+        pclose(pipe);
+}
+
+TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at_any_offset),
+         TEST(private_files_are_closed_to_others), TEST(a_link_is_not_followed_when_told_so),
+         TEST(a_lock_excludes_a_second_holder), TEST(a_whole_file_is_read_up_to_its_limit),
+         TEST(an_atomic_write_replaces_and_leaves_no_temporary_file),
+         TEST(directories_are_made_and_trees_removed_without_following_links),
+         TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it),
+         TEST(memory_is_mapped_shared_and_punched), TEST(a_program_runs_to_its_end),
+         TEST(the_machine_tells_about_itself), TEST(a_process_is_alive_until_it_ends))

@@ -1,0 +1,59 @@
+/*
+ * tap.h - the whole test harness: CHECK, SKIP_ALL and a main that runs named tests.
+ * A test binary prints TAP; each test function states a promise in its name.
+ */
+#ifndef NB_TESTS_TAP_H
+#define NB_TESTS_TAP_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int tap_failed_checks;
+
+#define CHECK(condition) \
+        do { \
+                if (!(condition)) { \
+                        printf("# %s:%d: CHECK(%s)\n", __FILE__, __LINE__, #condition); \
+                        tap_failed_checks++; \
+                } \
+        } while (0)
+/* Stops this test at once: the rest would crash without it. */
+#define REQUIRE(condition) \
+        do { \
+                if (!(condition)) { \
+                        printf("# %s:%d: REQUIRE(%s)\n", __FILE__, __LINE__, #condition); \
+                        tap_failed_checks++; \
+                        return; \
+                } \
+        } while (0)
+
+struct tap_test {
+        const char *name;
+        void (*run)(void);
+};
+#define TEST(function) { #function, function }
+
+static inline int tap_run(const struct tap_test *tests, size_t count)
+{
+        size_t failed = 0;
+
+        setvbuf(stdout, NULL, _IOLBF, 0);
+        printf("1..%zu\n", count);
+        for (size_t i = 0; i < count; i++) {
+                tap_failed_checks = 0;
+                tests[i].run();
+                if (tap_failed_checks)
+                        failed++;
+                printf("%s %zu - %s\n", tap_failed_checks ? "not ok" : "ok", i + 1, tests[i].name);
+        }
+        return failed ? 1 : 0;
+}
+#define TAP_MAIN(...) \
+        int main(void) \
+        { \
+                static const struct tap_test tests[] = { __VA_ARGS__ }; \
+                return tap_run(tests, sizeof tests / sizeof tests[0]); \
+        }
+
+#endif
