@@ -1,0 +1,101 @@
+"""Nebula: checkpoints that cost almost nothing, and come back.
+
+import nebulaml as nm
+nm.init(persistent_storage_path="/scratch/run7")
+checkpoint = nm.Checkpoint("global_step500")
+checkpoint.save("model.pt", model.state_dict())
+checkpoint.commit()
+
+See docs/python.md. Importing this imports no framework; torch is imported when something is saved or loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .errors import (
+    NebulaConfigError,
+    NebulaCorrupt,
+    NebulaError,
+    NebulaNotFound,
+    NebulaPicklingError,
+    NebulaStorageError,
+    NebulaTimeout,
+    NebulaUnavailable,
+)
+
+try:
+    from . import _nebula
+except ImportError as _failure:
+    # An ImportError would make DeepSpeed fall back to torch.save without a word that anybody reads.
+    raise NebulaUnavailable(
+        f"the C library of nebulaml cannot be loaded ({_failure}); install the package again for this Python "
+        "(pip install --force-reinstall nebulaml), or in a source tree: pip install ."
+    ) from _failure
+
+from .api import (
+    Checkpoint,
+    _shutdown,
+    find_published,
+    flush_persistence,
+    get_checkpoint,
+    get_latest_checkpoint,
+    get_latest_checkpoint_path,
+    init,
+    is_initialized,
+    list_checkpoints,
+    persist_path,
+    stats,
+    unpublish,
+)
+
+__version__: str = _nebula.VERSION
+
+__all__ = [
+    "Checkpoint",
+    "NebulaConfigError",
+    "NebulaCorrupt",
+    "NebulaError",
+    "NebulaNotFound",
+    "NebulaPicklingError",
+    "NebulaStorageError",
+    "NebulaTimeout",
+    "NebulaUnavailable",
+    "__version__",
+    "_shutdown",
+    "find_published",
+    "flush_persistence",
+    "get_checkpoint",
+    "get_latest_checkpoint",
+    "get_latest_checkpoint_path",
+    "init",
+    "is_initialized",
+    "list_checkpoints",
+    "persist_path",
+    "stats",
+    "unpublish",
+]
+
+# Name -> module that defines it, imported at first use: each needs a framework that may not be there.
+_LAZY: dict[str, str] = {
+    "NebulaCallback": ".lightning",
+    "NebulaCheckpointIO": ".lightning",
+    "NebulaDeepspeedStrategy": ".lightning",
+    "NebulaTrainerMixin": ".hf",
+    "attach": ".attaching",
+    "rng_state": ".rng",
+    "set_rng_state": ".rng",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'nebulaml' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,373 @@
+/*
+ * _checkpoint.c - Checkpoint: one checkpoint that is written, or was found.
+ *
+ * save_pickle(name, pickle, storages, on_failure, unprotectable), and save_ranges without a pickle: storages is a
+ * list of tuples that begin with (address, size in bytes); whatever else they
+ * hold keeps the memory alive, and is held until the bytes are copied, which may
+ * be after the call has returned. on_failure(exception) is called, on any
+ * thread, when that fails; it may be None. unprotectable: None, or a byte for
+ * each storage, not 0 where a device may write to it.
+ */
+#include "_nebula.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+struct checkpoint {
+        PyObject_HEAD
+        PyObject *session;
+        nebula_checkpoint *handle;
+};
+
+static PyTypeObject *checkpoint_type;
+
+static nebula_checkpoint *handle_of(PyObject *self)
+{
+        return ((struct checkpoint *)self)->handle;
+}
+
+PyObject *checkpoint_object(PyObject *session, nebula_checkpoint *handle)
+{
+        struct checkpoint *self = (struct checkpoint *)checkpoint_type->tp_alloc(checkpoint_type, 0);
+
+        if (!self) {
+                nebula_checkpoint_free(handle);
+                return NULL;
+        }
+        self->session = Py_NewRef(session);
+        self->handle = handle;
+        return (PyObject *)self;
+}
+
+static void checkpoint_dealloc(PyObject *object)
+{
+        struct checkpoint *self = (struct checkpoint *)object;
+        PyTypeObject *type = Py_TYPE(object);
+
+        nebula_checkpoint_free(self->handle);
+        Py_XDECREF(self->session);
+        type->tp_free(object);
+        Py_DECREF(type);
+}
+
+/* New array of ranges from a list of (address, size, ...). */
+static struct nebula_range *ranges_of(PyObject *storages, size_t *ret_count)
+{
+        Py_ssize_t count = PyList_GET_SIZE(storages);
+        struct nebula_range *ranges = PyMem_Calloc((size_t)count + 1, sizeof *ranges);
+
+        if (!ranges)
+                return (struct nebula_range *)PyErr_NoMemory();
+        for (Py_ssize_t i = 0; i < count; i++) {
+                PyObject *entry = PyList_GET_ITEM(storages, i);
+
+                if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) < 2) {
+                        PyErr_SetString(PyExc_TypeError, "storages must be a list of (address, size, ...)");
+                        goto failed;
+                }
+                ranges[i].data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(entry, 0));
+                ranges[i].size = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(entry, 1));
+                if (PyErr_Occurred())
+                        goto failed;
+        }
+        *ret_count = (size_t)count;
+        return ranges;
+failed:
+        PyMem_Free(ranges);
+        return NULL;
+}
+
+static atomic_bool interpreter_leaves;
+
+void checkpoint_leave(void)
+{
+        atomic_store(&interpreter_leaves, true);
+}
+
+/* What a save holds until its bytes are copied. */
+struct kept {
+        PyObject *storages, *on_failure;
+};
+
+static void kept_free(struct kept *kept)
+{
+        Py_DECREF(kept->storages);
+        Py_DECREF(kept->on_failure);
+        PyMem_RawFree(kept);
+}
+
+/* Called by the thread that follows copies, which no fault waits for: it may wait for the GIL. */
+static void kept_release(void *argument, const struct nebula_error *failure)
+{
+        struct kept *kept = argument;
+        PyGILState_STATE state;
+
+        if (atomic_load(&interpreter_leaves)) /* nobody gives the GIL any more; the process ends */
+                return;
+        state = PyGILState_Ensure();
+        if (failure && kept->on_failure != Py_None) {
+                PyObject *exception = nebula_exception(failure);
+                PyObject *result = exception ? PyObject_CallOneArg(kept->on_failure, exception) : NULL;
+
+                if (!result)
+                        PyErr_WriteUnraisable(kept->on_failure);
+                Py_XDECREF(exception);
+                Py_XDECREF(result);
+        }
+        kept_free(kept);
+        PyGILState_Release(state);
+}
+
+static struct kept *kept_new(PyObject *storages, PyObject *on_failure)
+{
+        struct kept *kept = PyMem_RawMalloc(sizeof *kept);
+
+        if (!kept)
+                return (struct kept *)PyErr_NoMemory();
+        /* A copy of the list that nobody else can change while the GIL is released. */
+        kept->storages = PyList_GetSlice(storages, 0, PyList_GET_SIZE(storages));
+        if (!kept->storages) {
+                PyMem_RawFree(kept);
+                return NULL;
+        }
+        kept->on_failure = Py_NewRef(on_failure);
+        return kept;
+}
+
+/* The ranges of `storages`, by the call that fits: as a pickle's storages, or one behind the other. Takes no reference. */
+static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pickle, PyObject *storages,
+                           PyObject *on_failure, const Py_buffer *unprotectable)
+{
+        struct nebula_keep keep = { .release = kept_release, .is_unprotectable = unprotectable->buf };
+        struct nebula_error error = { 0 };
+        enum nebula_status status = NEBULA_INVALID;
+        struct nebula_range *ranges = NULL;
+        struct kept *kept = kept_new(storages, on_failure);
+        size_t count = 0;
+
+        if (kept)
+                ranges = ranges_of(kept->storages, &count);
+        if (ranges && unprotectable->buf && (size_t)unprotectable->len != count) {
+                PyErr_SetString(PyExc_ValueError, "unprotectable must have a byte for each storage");
+        } else if (ranges) {
+                keep.argument = kept;
+                Py_BEGIN_ALLOW_THREADS
+                if (pickle)
+                        status = nebula_checkpoint_save_pickle_kept(handle_of(self), name, pickle->buf, (size_t)pickle->len,
+                                                                    ranges, count, &keep, &error);
+                else
+                        status = nebula_checkpoint_save_bytes_kept(handle_of(self), name, ranges, count, &keep, &error);
+                Py_END_ALLOW_THREADS
+                if (status != NEBULA_OK)
+                        nebula_raise(&error);
+        }
+        if (kept && status != NEBULA_OK)
+                kept_free(kept);
+        PyMem_Free(ranges);
+        return status == NEBULA_OK ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *checkpoint_save_pickle(PyObject *self, PyObject *arguments)
+{
+        PyObject *storages, *on_failure = Py_None, *result;
+        Py_buffer pickle, unprotectable = { 0 };
+        const char *name;
+
+        if (!PyArg_ParseTuple(arguments, "sy*O!|Oz*", &name, &pickle, &PyList_Type, &storages, &on_failure, &unprotectable))
+                return NULL;
+        result = save_kept(self, name, &pickle, storages, on_failure, &unprotectable);
+        if (unprotectable.obj)
+                PyBuffer_Release(&unprotectable);
+        PyBuffer_Release(&pickle);
+        return result;
+}
+
+static PyObject *checkpoint_save_bytes(PyObject *self, PyObject *arguments)
+{
+        struct nebula_error error = { 0 };
+        struct nebula_range range;
+        enum nebula_status status;
+        const char *name;
+        Py_buffer data;
+
+        if (!PyArg_ParseTuple(arguments, "sy*", &name, &data))
+                return NULL;
+        range.data = data.buf;
+        range.size = (uint64_t)data.len;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_checkpoint_save_bytes(handle_of(self), name, &range, 1, &error);
+        Py_END_ALLOW_THREADS
+        PyBuffer_Release(&data);
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *checkpoint_save_ranges(PyObject *self, PyObject *arguments)
+{
+        PyObject *parts, *on_failure = Py_None, *result;
+        Py_buffer unprotectable = { 0 };
+        const char *name;
+
+        if (!PyArg_ParseTuple(arguments, "sO!|Oz*", &name, &PyList_Type, &parts, &on_failure, &unprotectable))
+                return NULL;
+        result = save_kept(self, name, NULL, parts, on_failure, &unprotectable);
+        if (unprotectable.obj)
+                PyBuffer_Release(&unprotectable);
+        return result;
+}
+
+static PyObject *checkpoint_publish(PyObject *self, PyObject *arguments)
+{
+        const char *name, *path, *staging;
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (!PyArg_ParseTuple(arguments, "zsz", &name, &path, &staging))
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_checkpoint_publish(handle_of(self), name, path, staging, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *checkpoint_commit(PyObject *self, PyObject *unused)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_checkpoint_commit(handle_of(self), &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *checkpoint_fail(PyObject *self, PyObject *reason)
+{
+        const char *utf8 = PyUnicode_AsUTF8(reason);
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (!utf8)
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_checkpoint_fail(handle_of(self), utf8, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+/* The state of this name; false with a Python error set when there is none. */
+static bool parse_state(const char *name, enum nebula_state *ret_state)
+{
+        for (int state = NEBULA_STATE_CAPTURING; state <= NEBULA_STATE_FAILED; state++) {
+                if (strcmp(nebula_state_name((enum nebula_state)state), name) == 0) {
+                        *ret_state = (enum nebula_state)state;
+                        return true;
+                }
+        }
+        PyErr_Format(PyExc_ValueError, "no state is called '%s': captured, committed, replicated or durable", name);
+        return false;
+}
+
+static PyObject *checkpoint_wait(PyObject *self, PyObject *arguments)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+        enum nebula_state state;
+        long long timeout_ms;
+        const char *name;
+
+        if (!PyArg_ParseTuple(arguments, "sL", &name, &timeout_ms) || !parse_state(name, &state))
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_checkpoint_wait(handle_of(self), state, timeout_ms, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *checkpoint_state(PyObject *self, PyObject *unused)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+        enum nebula_state state = NEBULA_STATE_CAPTURING;
+
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_checkpoint_state(handle_of(self), &state, &error);
+        Py_END_ALLOW_THREADS
+        return status == NEBULA_OK ? PyUnicode_FromString(nebula_state_name(state)) : nebula_raise(&error);
+}
+
+static PyObject *checkpoint_map(PyObject *self, PyObject *name)
+{
+        const char *utf8 = PyUnicode_AsUTF8(name);
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+        nebula_map *map = NULL;
+
+        if (!utf8)
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_checkpoint_map(handle_of(self), utf8, &map, &error);
+        Py_END_ALLOW_THREADS
+        return status == NEBULA_OK ? map_object(self, map) : nebula_raise(&error);
+}
+
+static PyObject *checkpoint_report(PyObject *self, PyObject *unused)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+        char *text = NULL;
+
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_checkpoint_report(handle_of(self), &text, &error);
+        Py_END_ALLOW_THREADS
+        return status == NEBULA_OK ? nebula_text(text) : nebula_raise(&error);
+}
+
+static PyObject *checkpoint_tag(PyObject *self, void *closure)
+{
+        return PyUnicode_FromString(nebula_checkpoint_tag(handle_of(self)));
+}
+
+static PyMethodDef checkpoint_methods[] = {
+        { "save_pickle", checkpoint_save_pickle, METH_VARARGS, "save_pickle(name, pickle, [(address, size, ...)], on_failure, unprotectable)" },
+        { "save_bytes", checkpoint_save_bytes, METH_VARARGS, "save_bytes(name, data)" },
+        { "save_ranges", checkpoint_save_ranges, METH_VARARGS, "save_ranges(name, [(address, size, ...)]): one behind the other" },
+        { "publish", checkpoint_publish, METH_VARARGS, "publish(name or None, path, staging or None)" },
+        { "commit", checkpoint_commit, METH_NOARGS, "Closes this rank's part." },
+        { "fail", checkpoint_fail, METH_O, "fail(reason): gives this checkpoint up." },
+        { "wait", checkpoint_wait, METH_VARARGS, "wait(state, timeout_ms)" },
+        { "state", checkpoint_state, METH_NOARGS, "The name of its state." },
+        { "map", checkpoint_map, METH_O, "map(name) -> Map of the verified bytes" },
+        { "report", checkpoint_report, METH_NOARGS, "What the agent knows of it, as JSON text." },
+        { NULL, NULL, 0, NULL },
+};
+
+static PyGetSetDef checkpoint_getset[] = {
+        { "tag", checkpoint_tag, NULL, "Its tag.", NULL },
+        { NULL, NULL, NULL, NULL, NULL },
+};
+
+int checkpoint_add_type(PyObject *module)
+{
+        static PyType_Slot slots[] = {
+                { Py_tp_doc, "One checkpoint; see _checkpoint.c." },
+                { Py_tp_dealloc, checkpoint_dealloc },
+                { Py_tp_methods, checkpoint_methods },
+                { Py_tp_getset, checkpoint_getset },
+                { 0, NULL },
+        };
+        static PyType_Spec spec = { "nebulaml._nebula.Checkpoint", sizeof(struct checkpoint), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots };
+
+        checkpoint_type = (PyTypeObject *)PyType_FromSpec(&spec);
+        return checkpoint_type ? PyModule_AddObjectRef(module, "Checkpoint", (PyObject *)checkpoint_type) : -1;
+}

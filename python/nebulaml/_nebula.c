@@ -1,0 +1,185 @@
+/*
+ * _nebula.c - the extension module: its functions, constants and error path.
+ *
+ * Failures become Python exceptions through the callable given to
+ * set_error_factory(status name, message, errno, HTTP status) -> exception.
+ */
+#include "_nebula.h"
+
+#include <stdlib.h>
+
+#include "_pickling.h"
+#include "image/image.h"
+
+static PyObject *error_factory;
+
+PyObject *nebula_exception(const struct nebula_error *error)
+{
+        if (!error_factory)
+                return PyObject_CallFunction(PyExc_RuntimeError, "s", error->message);
+        return PyObject_CallFunction(error_factory, "sNii", nebula_status_name(error->status),
+                                     PyUnicode_DecodeUTF8(error->message, (Py_ssize_t)strlen(error->message), "replace"),
+                                     error->sys_errno, error->http_status);
+}
+
+PyObject *nebula_raise(const struct nebula_error *error)
+{
+        PyObject *exception = nebula_exception(error);
+
+        if (exception) {
+                PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+                Py_DECREF(exception);
+        }
+        return NULL;
+}
+
+PyObject *nebula_text(char *text)
+{
+        PyObject *result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "surrogateescape");
+
+        nebula_text_free(text);
+        return result;
+}
+
+static PyObject *set_error_factory(PyObject *module, PyObject *factory)
+{
+        Py_XSETREF(error_factory, Py_NewRef(factory));
+        Py_RETURN_NONE;
+}
+
+static PyObject *encode_name(PyObject *module, PyObject *name)
+{
+        const char *utf8 = PyUnicode_AsUTF8(name);
+        struct nebula_error error = { 0 };
+        char text[256];
+
+        if (!utf8)
+                return NULL;
+        if (name_encode(utf8, text, &error) != NEBULA_OK)
+                return nebula_raise(&error);
+        return PyUnicode_FromString(text);
+}
+
+static PyObject *step_of(PyObject *module, PyObject *tag)
+{
+        const char *utf8 = PyUnicode_AsUTF8(tag);
+
+        return utf8 ? PyLong_FromLongLong(name_step(utf8)) : NULL;
+}
+
+static PyObject *leave(PyObject *module, PyObject *unused)
+{
+        checkpoint_leave();
+        Py_RETURN_NONE;
+}
+
+/* What stands between the payloads of a torch file, from its begin to its end. */
+static PyObject *gaps_of(const struct zip_layout *layout, const uint64_t *sizes, const char *image)
+{
+        PyObject *gaps = PyList_New(0);
+        uint64_t from = 0;
+
+        for (size_t i = 0; gaps && i <= layout->storage_count; i++) {
+                uint64_t to = i < layout->storage_count ? layout->storage_offsets[i] : layout->size;
+                PyObject *gap = PyBytes_FromStringAndSize(image + from, (Py_ssize_t)(to - from));
+
+                if (!gap || PyList_Append(gaps, gap) < 0)
+                        Py_CLEAR(gaps);
+                Py_XDECREF(gap);
+                if (i < layout->storage_count)
+                        from = to + sizes[i];
+        }
+        return gaps;
+}
+
+static PyObject *zip_frame(PyObject *module, PyObject *arguments)
+{
+        PyObject *list, *gaps = NULL;
+        struct nebula_error error = { 0 };
+        struct zip_layout layout;
+        uint64_t *sizes = NULL;
+        enum nebula_status status;
+        Py_buffer pickle;
+        char *image;
+        size_t count;
+
+        if (!PyArg_ParseTuple(arguments, "y*O!", &pickle, &PyList_Type, &list))
+                return NULL;
+        count = (size_t)PyList_GET_SIZE(list);
+        sizes = PyMem_Calloc(count + 1, sizeof *sizes);
+        for (size_t i = 0; sizes && i < count; i++)
+                sizes[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, (Py_ssize_t)i));
+        if (!sizes || PyErr_Occurred()) {
+                if (!sizes)
+                        PyErr_NoMemory();
+                goto release;
+        }
+        status = zip_layout_init(&layout, (size_t)pickle.len, sizes, count, &error);
+        if (status != NEBULA_OK) {
+                nebula_raise(&error);
+                goto release;
+        }
+        /* Only the pages of the gaps are ever touched: the room for the payloads costs addresses, not memory. */
+        image = calloc(1, layout.size);
+        if (image) {
+                zip_layout_write(&layout, pickle.buf, image);
+                gaps = gaps_of(&layout, sizes, image);
+                free(image);
+        } else {
+                PyErr_NoMemory();
+        }
+        zip_layout_done(&layout);
+release:
+        PyMem_Free(sizes);
+        PyBuffer_Release(&pickle);
+        return gaps;
+}
+
+static PyObject *address_of(PyObject *module, PyObject *object)
+{
+        Py_buffer buffer;
+        PyObject *address;
+
+        if (PyObject_GetBuffer(object, &buffer, PyBUF_SIMPLE) < 0)
+                return NULL;
+        address = PyLong_FromVoidPtr(buffer.buf);
+        PyBuffer_Release(&buffer);
+        return address;
+}
+
+static PyMethodDef functions[] = {
+        { "leave", leave, METH_NOARGS, "The interpreter is about to end: no thread of ours calls into it any more." },
+        { "set_error_factory", set_error_factory, METH_O, "Sets what makes exceptions: f(status, message, errno, http_status)." },
+        { "encode_name", encode_name, METH_O, "A tag or file name as it stands in storage." },
+        { "step_of", step_of, METH_O, "The step that a tag names; -1 when it names none." },
+        { "address_of", address_of, METH_O, "Where the bytes of a contiguous buffer begin." },
+        { "zip_frame", zip_frame, METH_VARARGS, "zip_frame(pickle, [size, ...]): what stands around the storages of a torch file." },
+        { NULL, NULL, 0, NULL },
+};
+
+static struct PyModuleDef definition = {
+        PyModuleDef_HEAD_INIT, "_nebula", "The C library of Nebula; see include/nebula.h.", -1, functions,
+        NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__nebula(void);
+
+PyMODINIT_FUNC PyInit__nebula(void)
+{
+        PyObject *module = PyModule_Create(&definition);
+
+        if (!module)
+                return NULL;
+        if (PyModule_AddStringConstant(module, "VERSION", NEBULA_VERSION) < 0 ||
+            PyModule_AddIntConstant(module, "FILES_OPEN", NEBULA_FILES_OPEN) < 0 ||
+            PyModule_AddIntConstant(module, "FILES_ALL_RANKS", NEBULA_FILES_ALL_RANKS) < 0 ||
+            PyModule_AddIntConstant(module, "REPORT_VERSIONS", NEBULA_REPORT_VERSIONS) < 0 ||
+            PyModule_AddIntConstant(module, "REPORT_STATUS", NEBULA_REPORT_STATUS) < 0 ||
+            PyModule_AddIntConstant(module, "REPORT_HISTORY", NEBULA_REPORT_HISTORY) < 0 ||
+            session_add_type(module) < 0 || checkpoint_add_type(module) < 0 || map_add_type(module) < 0 ||
+            pickling_add_types(module) < 0) {
+                Py_DECREF(module);
+                return NULL;
+        }
+        return module;
+}

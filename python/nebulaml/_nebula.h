@@ -1,0 +1,37 @@
+/*
+ * _nebula.h - what the files of the extension module share.
+ *
+ * The extension is a thin skin over include/nebula.h: three types (Session,
+ * Checkpoint, Map) whose methods are its functions one to one. Policy lives in
+ * the Python files beside it.
+ *
+ * Threads: every call into the C library that may wait runs without the GIL.
+ * Ownership: a Checkpoint keeps its Session alive, a Map its Checkpoint; the C
+ * handles are freed with the last reference to their object.
+ */
+#ifndef NB_PYTHON_NEBULA_H
+#define NB_PYTHON_NEBULA_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "nebula.h"
+
+/* Raises the Python exception for a failure of the C library; always NULL. */
+PyObject *nebula_raise(const struct nebula_error *error);
+/* That exception, as an object. */
+PyObject *nebula_exception(const struct nebula_error *error);
+/* A str of JSON text, which is freed. */
+PyObject *nebula_text(char *text);
+
+/* Objects around handles that are taken over in every case. */
+PyObject *checkpoint_object(PyObject *session, nebula_checkpoint *checkpoint);
+/* From now on no thread of the library takes the GIL. */
+void checkpoint_leave(void);
+PyObject *map_object(PyObject *checkpoint, nebula_map *map);
+
+int session_add_type(PyObject *module);
+int checkpoint_add_type(PyObject *module);
+int map_add_type(PyObject *module);
+
+#endif

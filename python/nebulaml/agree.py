@@ -1,0 +1,203 @@
+"""Every rank loads the same version: the newest that every rank can prove (docs/protocol.md, "Agreeing at resume").
+
+A rank's inventory is what it could load now. With a process group the inventories meet in its key-value store,
+without one in small documents beside the checkpoints; no collective runs, and nobody waits longer than
+NEBULA_AGREE_TIMEOUT seconds. A job that lives on one node, or of one rank, asks nobody: one agent answers for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import _nebula, config, engine, ranks
+from .errors import NebulaConfigError, NebulaError, NebulaTimeout
+
+__all__ = ["answer", "begun_saving", "choose", "forget", "needed"]
+
+_WHOLE = ("committed", "replicated", "durable")
+_SENT_MAX = 64  # versions; older ones are not worth the traffic of many ranks
+_PAUSE_S = (0.002, 0.25)
+
+_lock = threading.RLock()  # guards all below
+_pinned: dict[str | None, list[dict[str, Any]]] = {}  # by storage path, None: the session's
+_asked: dict[str | None, int] = {}  # how often, so that each question has keys of its own
+_saving = False
+
+
+def needed() -> bool:
+    """Whether other nodes may know better than this one's agent: until this process begins to save."""
+    place = engine.place()
+    return place.world > 1 and place.local_world < place.world and not _saving
+
+
+def begun_saving() -> None:
+    """From now on this rank's agent answers: what it calls committed all ranks have, and nobody is to be waited for."""
+    global _saving
+    with _lock:
+        _saving = True
+        _pinned.clear()
+
+
+def forget() -> None:
+    """As at the start of the process."""
+    global _saving
+    with _lock:
+        _saving = False
+        _pinned.clear()
+
+
+def _key(version: dict[str, Any]) -> tuple[Any, ...]:
+    # Nodes that share no storage number generations and sequences each for itself; a run they have in common.
+    if version["shared"]:
+        return (version["tag"], version["generation"], version["sequence"])
+    return (version["tag"], version["run"], version["generation"])
+
+
+def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Newest first: of the tags that name a step the largest, of the others the latest, between the two the later."""
+    stepped = sorted((v for v in versions if v["step"] >= 0), key=lambda v: (v["step"], v["sequence"]))
+    others = sorted((v for v in versions if v["step"] < 0), key=lambda v: v["sequence"])
+    result = []
+    while stepped or others:
+        if not others or (stepped and stepped[-1]["sequence"] >= others[-1]["sequence"]):
+            result.append(stepped.pop())
+        else:
+            result.append(others.pop())
+    return result
+
+
+def inventory(path: str | None) -> list[dict[str, Any]]:
+    """The versions that this rank could load now, newest first."""
+    report = json.loads(engine.session(patient=True).report(_nebula.REPORT_VERSIONS, path))
+    shared = (path or engine.settings().persist_path) is not None
+    whole = [
+        {
+            "tag": one["tag"],
+            "generation": one["generation"],
+            "sequence": one["sequence"],
+            "step": one["step"],
+            "run": one.get("run", ""),
+            "shared": shared,
+        }
+        for one in report["versions"]
+        if one["state"] in _WHOLE and one["source"]
+    ]
+    return _order(whole)[:_SENT_MAX]
+
+
+def choose(inventories: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What stands in all of them, newest first: a function of them alone, so that every rank comes to the same."""
+    common = set.intersection(*({_key(version) for version in one} for one in inventories))
+    return _order([version for version in inventories[0] if _key(version) in common])
+
+
+def answer(path: str | None) -> list[dict[str, Any]]:
+    """The versions that all ranks can load, newest first; the same list on all of them. Pinned until this rank saves."""
+    with _lock:
+        if path not in _pinned:
+            _asked[path] = _asked.get(path, 0) + 1
+            _pinned[path] = _agree(path, _asked[path])
+        return _pinned[path]
+
+
+def _timeout() -> float:
+    return config.parse_number("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
+
+
+def _agree(path: str | None, turn: int) -> list[dict[str, Any]]:
+    place, own = engine.place(), inventory(path)
+    shared = ranks.store()
+    if shared is not None:
+        return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", own)
+    root = path or engine.settings().persist_path
+    if root is None:
+        raise NebulaConfigError(
+            f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
+            "which they could agree on a checkpoint: call this after torch.distributed.init_process_group()"
+        )
+    folder = root.removeprefix("file://")
+    if "://" in folder:
+        raise NebulaConfigError(
+            f"the ranks can agree through {root} only with a process group: call this after "
+            "torch.distributed.init_process_group()"
+        )
+    return _through_documents(os.path.join(folder, ".nebula"), place, turn, own)
+
+
+def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place: ranks.Place) -> Any:
+    limit = _timeout()
+    deadline, pause = time.monotonic() + limit, _PAUSE_S[0]
+    while (value := condition()) is None:
+        if time.monotonic() > deadline:
+            absent = missing()
+            shown = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+            raise NebulaTimeout(
+                f"rank {place.rank} waited {limit:g} s for all {place.world} ranks to ask for a checkpoint, and ranks {shown} "
+                "did not: call it on every rank, raise NEBULA_AGREE_TIMEOUT, or, if only this rank uses Nebula, give "
+                "init() world=1"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, _PAUSE_S[1])
+    return value
+
+
+def _through_store(shared: Any, place: ranks.Place, prefix: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    key = f"{prefix}/answer"
+
+    def inventory_key(rank: int) -> str:
+        return f"{prefix}/{rank}"
+
+    shared.set(inventory_key(place.rank), json.dumps(own))
+    if shared.add(f"{prefix}/count", 1) >= place.world:
+        everything = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
+        shared.compare_set(key, "", json.dumps(choose(everything)))
+    _until(
+        lambda: shared.check([key]) or None,
+        lambda: [rank for rank in range(place.world) if not shared.check([inventory_key(rank)])],
+        place,
+    )
+    return list(json.loads(shared.get(key)))
+
+
+def _through_documents(folder: str, place: ranks.Place, turn: int, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    run = engine.settings().run or ranks.run(place)
+    if not run:
+        raise NebulaConfigError(
+            "the ranks of several nodes cannot be told from those of an earlier run: call this after "
+            "torch.distributed.init_process_group(), or set NEBULA_RUN to a name that is new at each start"
+        )
+    mark = hashlib.sha256(f"{engine.settings().job}\0{run}\0{turn}".encode()).hexdigest()[:16]
+    ours = os.path.join(folder, f"inventory-{mark}-{place.rank:05d}.json")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(folder):  # this rank's of earlier runs
+            if re.fullmatch(rf"inventory-(?!{mark})[0-9a-f]{{16}}-{place.rank:05d}\.json", name):
+                os.unlink(os.path.join(folder, name))
+        with open(ours + ".tmp", "w") as file:
+            json.dump({"nebula": "inventory", "version": "1.0", "run": run, "versions": own}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(ours + ".tmp", ours)
+    except OSError as failure:
+        raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
+    found: dict[int, list[dict[str, Any]]] = {place.rank: own}
+
+    def read_all() -> list[list[dict[str, Any]]] | None:
+        for rank in range(place.world):
+            if rank in found:
+                continue
+            try:  # by name: a mounted directory's listing may be old
+                with open(os.path.join(folder, f"inventory-{mark}-{rank:05d}.json")) as file:
+                    found[rank] = json.load(file)["versions"]
+            except (OSError, ValueError, KeyError):
+                return None
+        return [found[rank] for rank in range(place.world)]
+
+    return choose(_until(read_all, lambda: [rank for rank in range(place.world) if rank not in found], place))

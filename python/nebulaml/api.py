@@ -1,0 +1,211 @@
+"""The functions of the package; see docs/python.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from . import _nebula, agree, config, engine, guards
+from .checkpoint import Checkpoint, forget_counter, milliseconds, versions
+from .engine import is_initialized
+from .errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
+
+__all__ = [
+    "Checkpoint",
+    "find_published",
+    "flush_persistence",
+    "get_checkpoint",
+    "get_latest_checkpoint",
+    "get_latest_checkpoint_path",
+    "init",
+    "is_initialized",
+    "list_checkpoints",
+    "persist_path",
+    "stats",
+    "unpublish",
+]
+
+
+def init(
+    persistent_storage_path: str | os.PathLike[str] | None = None,
+    persistent_time_interval: float | str | None = None,
+    num_of_version_in_retention: int | str | None = None,
+    *,
+    on_full: str | None = None,
+    on_error: str | None = None,
+    replicas: int | None = None,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
+    job: str | None = None,
+    world: int | None = None,
+) -> None:
+    """Says where checkpoints go, and connects to this node's agent, starting it if there is none.
+
+    persistent_storage_path: directory that need not exist; without one checkpoints live in memory only.
+        Environment: NEBULA_PERSISTENT_STORAGE_PATH.
+    persistent_time_interval: seconds between two starts of persisting, 100 by default; 0 persists every version.
+        Environment: NEBULA_PERSISTENT_TIME_INTERVAL.
+    num_of_version_in_retention: versions kept in memory, 2 by default.
+    on_full: when memory is full, "wait" until something durable can go, "stream" straight to storage, or "skip".
+    on_error: "warn": a failure of Nebula is logged, and save() and commit() return False; "raise": it is raised.
+    replicas: copies in the memory of other nodes.
+    keep_last, keep_every: versions kept in storage: the newest so many, and those whose step is a multiple; all
+        when neither is given.
+    job: tells apart two jobs that share a path.
+    world: 1 when only this process of a distributed job uses Nebula (``if rank == 0: nebulaml.init(..., world=1)``):
+        no other rank is then waited for, neither to complete a checkpoint nor to agree on one.
+
+    May be called again: what is not given stays, what is given holds from then on. Numbers may carry K, M or G.
+    """
+    guards.check_framework()
+    engine.configure(
+        persistent_storage_path=persistent_storage_path,
+        persistent_time_interval=persistent_time_interval,
+        num_of_version_in_retention=num_of_version_in_retention,
+        on_full=on_full,
+        on_error=on_error,
+        replicas=replicas,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        job=job,
+        world=world,
+    )
+    engine.guarded("init", lambda: engine.session(patient=True))
+
+
+def get_latest_checkpoint(persist_path: str | None = None) -> Checkpoint | None:
+    """The newest complete checkpoint, in memory or storage, of this job or of another path; None when there is none.
+
+    On several nodes, before this process has saved anything, it is the newest that every rank can load, and the same
+    on all: to be called on every rank. Raises NebulaTimeout when some rank does not, within NEBULA_AGREE_TIMEOUT.
+    """
+    if agree.needed():
+        path = config.clean_path(persist_path)
+        common = engine.interruptible(agree.answer, path)
+        return _exactly(common[0], path) if common else None
+    try:
+        found = engine.interruptible(engine.session(patient=True).latest, config.clean_path(persist_path))
+    except NebulaNotFound:
+        return None
+    return Checkpoint._found(found)
+
+
+def _exactly(version: dict[str, Any], path: str | None) -> Checkpoint:
+    """What all ranks agreed on, and never another writing of that tag."""
+    try:
+        found = Checkpoint._found(engine.interruptible(engine.session(patient=True).find, version["tag"], path))
+    except NebulaNotFound as failure:
+        raise NebulaUnavailable(
+            f"all ranks agreed on checkpoint {version['tag']!r}, and by now this one cannot load it: {failure}"
+        ) from failure
+    generation = found._report().get("generation")
+    if generation != version["generation"]:
+        raise NebulaUnavailable(
+            f"all ranks agreed on generation {version['generation']} of checkpoint {version['tag']!r}, and this rank finds "
+            f"generation {generation}: start the job again, or ask for an older tag with get_checkpoint()"
+        )
+    return found
+
+
+def get_checkpoint(tag: str | None = None, persist_path: str | None = None) -> Checkpoint | None:
+    """The complete checkpoint of that tag; None when there is none. Without a tag: the newest."""
+    if tag is None:
+        return get_latest_checkpoint(persist_path)
+    if not isinstance(tag, str):
+        raise NebulaConfigError(f"a tag is a string, not {tag!r} ({type(tag).__name__})")
+    if agree.needed():
+        path = config.clean_path(persist_path)
+        common = [one for one in engine.interruptible(agree.answer, path) if one["tag"] == tag]
+        return _exactly(common[0], path) if common else None
+    try:
+        found = engine.interruptible(engine.session(patient=True).find, tag, config.clean_path(persist_path))
+    except NebulaNotFound:
+        guards.check_missing(tag, persist_path)
+        return None
+    return Checkpoint._found(found)
+
+
+def list_checkpoints(persist_path: str | None = None) -> dict[str, dict[str, Any]]:
+    """All checkpoints by tag, in memory and storage: state, step, size in bytes, files, times; fit for json.dumps."""
+    result: dict[str, dict[str, Any]] = {}
+    for version in versions(config.clean_path(persist_path)):
+        known = result.get(version["tag"])
+        if known is None or known.get("generation", 0) <= version.get("generation", 0):
+            result[version["tag"]] = version
+    return result
+
+
+def get_latest_checkpoint_path(name: str, path: str | None = None) -> str | None:
+    """The newest checkpoint's file ``name`` as the path of a plain torch file in storage; None when there is none.
+
+    What is still in memory only is made durable first. ``path``: another storage path than the one of init().
+    """
+    root = config.clean_path(path) or engine.settings().persist_path
+    if root is None:
+        raise NebulaConfigError("files have paths in storage only: give persistent_storage_path to init(), or path")
+    latest = get_latest_checkpoint(root)
+    if latest is None or name not in latest.files:
+        return None
+    if latest.state != "durable":
+        latest.wait("durable")
+    folder = os.path.join(root.removeprefix("file://"), _nebula.encode_name(latest.tag))
+    generation = latest._report().get("generation", 0)
+    plain = _nebula.encode_name(name)
+    waiting = os.path.join(folder, ".nebula", f"g{generation}", plain)
+    return waiting if os.path.exists(waiting) else os.path.join(folder, plain)
+
+
+def flush_persistence(tag: str | None = None, timeout: float | None = None) -> bool:
+    """Returns when everything committed, or one tag, is durable. False: it is not (and on_error is "warn").
+
+    timeout: seconds; None waits for ever. Without a storage path there is nothing to do.
+    """
+    if engine.settings().persist_path is None:
+        return True
+
+    def flush() -> None:
+        engine.interruptible(engine.session().flush, tag, milliseconds(timeout))
+
+    return engine.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
+
+
+def persist_path() -> str | None:
+    """Where checkpoints are persisted: an absolute path or a URL; None: in memory only."""
+    return engine.settings().persist_path
+
+
+def unpublish(path: str | os.PathLike[str]) -> bool:
+    """Removes a file or directory once everything published before has appeared, and cancels what was to appear there.
+
+    A directory that was published takes its checkpoint in memory and storage with it.
+    """
+    target = os.path.abspath(os.path.expanduser(path))
+    return engine.guarded(f"removing {target}", lambda: engine.session().unpublish(target)) is None
+
+
+def find_published(path: str | os.PathLike[str]) -> tuple[Checkpoint, str] | None:
+    """What was published as ``path``, there already or still on its way: the checkpoint and the file's name ("" for a
+    directory). None: nothing that Nebula knows of, though a plain file may be there."""
+    try:
+        handle, name = engine.interruptible(
+            engine.session(patient=True).find_published, os.path.abspath(os.path.expanduser(path))
+        )
+    except NebulaNotFound:
+        return None
+    return Checkpoint._found(handle), name
+
+
+def stats() -> list[dict[str, Any]]:
+    """What checkpointHistories.csv holds, live: one row per version."""
+    report = json.loads(engine.session().report(_nebula.REPORT_HISTORY, None))
+    if isinstance(report, dict):
+        report = next((rows for rows in report.values() if isinstance(rows, list)), [])
+    return list(report)
+
+
+def _shutdown() -> None:
+    """Disconnects and forgets all settings. Waits for nothing: the agent finishes what was committed by itself."""
+    engine.shutdown()
+    agree.forget()
+    forget_counter()

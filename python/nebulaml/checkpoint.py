@@ -1,0 +1,353 @@
+"""Checkpoint: what a training loop saves, commits and loads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from . import _nebula, agree, engine, guards
+from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
+
+__all__ = ["Checkpoint"]
+
+log = logging.getLogger("nebulaml")
+
+_OWN_TAG = re.compile(r"checkpoint-(\d+)")
+_WHOLE = ("committed", "replicated", "durable")
+
+_counter_lock = threading.Lock()  # guards both below
+_counter = 0
+_counted: tuple[str | None, str] | None = None  # the path and job whose checkpoints _counter goes on from
+
+
+def _own_tag() -> str:
+    """checkpoint-<n>, one more than any complete or earlier one: the same on all ranks, as they make them in step."""
+    global _counter, _counted
+    settings = engine.settings()
+    with _counter_lock:
+        if _counted != (settings.persist_path, settings.job):
+            _counter = 0
+            try:
+                for version in versions(None):
+                    match = _OWN_TAG.fullmatch(version["tag"])
+                    if match and version.get("state") in _WHOLE:
+                        _counter = max(_counter, int(match[1]))
+            except NebulaError as failure:
+                log.warning("nebula: cannot look for earlier checkpoints, counting from 1: %s", failure)
+            _counted = (settings.persist_path, settings.job)
+        _counter += 1
+        return f"checkpoint-{_counter}"
+
+
+def forget_counter() -> None:
+    """The next tag of our own is counted on from what there is then."""
+    global _counted
+    with _counter_lock:
+        _counted = None
+
+
+def versions(persist_path: str | None) -> list[dict[str, Any]]:
+    """What the agent knows of all versions, in memory and in storage."""
+    report = json.loads(engine.session().report(_nebula.REPORT_VERSIONS, persist_path))
+    return list(report["versions"] if isinstance(report, dict) else report)
+
+
+def milliseconds(timeout: float | None) -> int:
+    """Seconds as the C library takes them; None: no limit."""
+    return -1 if timeout is None else max(int(timeout * 1000), 0)
+
+
+class Checkpoint:
+    """One version of a program's state: a tag and some files.
+
+    tag: any string. ``global_step<n>`` is ordered by n, others by the order of commits. Without one:
+        ``checkpoint-<n>``, counted on from the newest that exists.
+    N: how many files make it complete, over all ranks; -2: complete when every rank has committed; None: this
+        rank's part closes at commit(), at the next tag, at flush_persistence() or at exit.
+
+    A second object for the same tag adds files to the same checkpoint; saving a name again replaces it.
+    As a context manager it commits on success, and gives the checkpoint up on an exception.
+    """
+
+    def __init__(self, tag: str | None = None, N: int | None = None) -> None:  # noqa: N803
+        if tag is not None and not isinstance(tag, str):
+            raise NebulaConfigError(f"a tag is a string, not {tag!r} ({type(tag).__name__})")
+        if N is None:
+            count = _nebula.FILES_OPEN
+        elif isinstance(N, bool) or not isinstance(N, int) or (N <= 0 and N != _nebula.FILES_ALL_RANKS):
+            raise NebulaConfigError(f"Checkpoint({tag!r}, {N!r}): N is a positive number of files, or -2 for all ranks")
+        else:
+            count = N
+        if count == _nebula.FILES_ALL_RANKS and tag is not None:
+            guards.check_tag(tag)
+        self._tag = _own_tag() if tag is None else tag
+        self._count = count
+        self._handle: _nebula.Checkpoint | None = None
+        self._failure: NebulaError | None = None  # the last one
+        self._lost_file = False  # a save failed: what is there must not be called whole
+        self._late_failure: NebulaError | None = None  # of a save that had returned
+        _nebula.encode_name(self._tag)  # refuses what no storage can hold, also while no agent answers
+        self._failure = engine.guarded(f"starting checkpoint {self._tag!r}", self._open)
+
+    @classmethod
+    def _found(cls, handle: _nebula.Checkpoint) -> Checkpoint:
+        self = cls.__new__(cls)
+        self._tag, self._count, self._handle = handle.tag, _nebula.FILES_OPEN, handle
+        self._failure, self._lost_file, self._late_failure = None, False, None
+        return self
+
+    def __repr__(self) -> str:
+        return f"<nebulaml.Checkpoint {self._tag!r}>"
+
+    def _open(self) -> _nebula.Checkpoint:
+        if self._handle is None:
+            self._handle = engine.session().begin(self._tag, self._count)
+            agree.begun_saving()
+        return self._handle
+
+    def _known(self) -> _nebula.Checkpoint:
+        if self._handle is None:
+            raise NebulaUnavailable(f"checkpoint {self._tag!r} was never started: {self._failure}")
+        return self._handle
+
+    # -- writing
+
+    def save(self, name: str, obj: Any) -> bool:
+        """Fixes the values of anything that torch.save takes as file ``name``.
+
+        When it returns, every tensor may be changed. False: it could not be saved (and on_error is "warn").
+        Raises NebulaPicklingError for what cannot be pickled, NebulaConfigError for an impossible name.
+        """
+        from . import pickling
+
+        if not isinstance(name, str):
+            raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
+        taken = pickling.capture(obj, name)
+        failure = engine.guarded(f"saving {name!r} of checkpoint {self._tag!r}", self._save, name, taken)
+        if failure is not None:
+            self._failure, self._lost_file = failure, True
+        return failure is None
+
+    def _save(self, name: str, taken: Any) -> None:
+        if taken.whole:
+            self._open().save_bytes(name, taken.pickle)
+        else:
+            from . import pickling
+
+            lost = functools.partial(self._lost, name)
+            self._open().save_pickle(name, taken.pickle, taken.storages, lost, pickling.unprotectable(taken.storages))
+
+    def _save_ranges(self, name: str, ranges: list[tuple[Any, ...]]) -> None:
+        from . import pickling
+
+        lost = functools.partial(self._lost, name)
+        self._open().save_ranges(name, ranges, lost, pickling.unprotectable(ranges))
+
+    def _lost(self, name: str, failure: BaseException) -> None:
+        """Called on any thread: the bytes of a save that had returned could not be copied."""
+        what = f"file {name!r} of checkpoint {self._tag!r}"
+        log.error("nebula: %s is lost: %s. Training goes on; older checkpoints are untouched.", what, failure)
+        if isinstance(failure, NebulaError):
+            self._failure = self._late_failure = failure
+        self._lost_file = True
+
+    def save_bytes(self, name: str, parts: Any) -> bool:
+        """File ``name`` as the concatenation of ``parts``: bytes-like objects and contiguous tensors.
+
+        As save(): the values are fixed on return, and False is a failure. Each part is copied once, by C.
+        """
+        from . import pickling
+
+        if not isinstance(name, str):
+            raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
+        ranges = pickling.ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
+        failure = engine.guarded(
+            f"saving {name!r} of checkpoint {self._tag!r}", self._save_ranges, name, ranges
+        )
+        if failure is not None:
+            self._failure, self._lost_file = failure, True
+        return failure is None
+
+    def export_safetensors(self, path: str | os.PathLike[str], name: str | None = None) -> bool:
+        """Makes a safetensors file at ``path``, once durable, of file ``name`` (or of the only one): a flat dict of tensors.
+
+        The tensors are read back from the checkpoint, so this may run long after the save; it waits for the commit.
+        """
+        import torch
+
+        from .redirect import safetensors_parts
+
+        self.wait("committed")
+        names = [name] if name is not None else [known for known in self.files if not known.endswith(".safetensors")]
+        if len(names) != 1:
+            raise NebulaConfigError(f"checkpoint {self._tag!r} has the files {names}: say which one is to be exported")
+        state = self.load(names[0], "cpu", weights_only=True)
+        while isinstance(state, dict) and isinstance(state.get("state_dict", state.get("module")), dict):
+            state = state.get("state_dict", state.get("module"))
+        if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+            raise NebulaConfigError(f"{names[0]!r} holds more than a flat dict of tensors: safetensors cannot hold that")
+        exported = Checkpoint(f"{self._tag}.safetensors", 1)
+        seen: set[int] = set()
+        tensors = {}
+        for key, value in state.items():
+            shared = value.untyped_storage()._cdata in seen
+            seen.add(value.untyped_storage()._cdata)
+            tensors[key] = value.clone() if shared or not value.is_contiguous() else value
+        saved = exported.save_bytes("model.safetensors", safetensors_parts(tensors, {"format": "pt"}))
+        return saved and exported.publish("model.safetensors", path) and exported.commit()
+
+    def publish(self, name: str, path: str | os.PathLike[str]) -> bool:
+        """File ``name`` also appears at ``path``, whole, as soon as the checkpoint is durable: even if this process dies.
+
+        By hard link, or a verified copy on another file system. Call it after the save. wait("durable") includes it.
+        """
+        return self._publish(name, path, None)
+
+    def publish_directory(self, staging: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
+        """The whole checkpoint appears as directory ``path``, by one rename, as soon as it is durable.
+
+        All its files, ``sub/x`` as a file in a sub-directory, join what already lies in ``staging`` (same file
+        system), which then becomes ``path``. If ``path`` exists, the files join it one by one.
+        """
+        return self._publish(None, path, os.path.abspath(staging))
+
+    def _publish(self, name: str | None, path: str | os.PathLike[str], staging: str | None) -> bool:
+        target = os.path.abspath(os.path.expanduser(path))
+        failure = engine.guarded(
+            f"publishing checkpoint {self._tag!r} as {target}", lambda: self._open().publish(name, target, staging)
+        )
+        if failure is not None:
+            self._failure = failure
+        return failure is None
+
+    def commit(self) -> bool:
+        """Closes this rank's part; never waits for another rank. True on success, also when no file was saved.
+
+        False when a save of this object failed: then the checkpoint is given up rather than called whole.
+        """
+        if self._lost_file:
+            if self._handle is not None:
+                reason = f"a save failed before the commit: {self._failure}"
+                engine.guarded(f"giving up checkpoint {self._tag!r}", self._handle.fail, reason)
+            if self._late_failure is not None and engine.settings().on_error == "raise":
+                raise self._late_failure
+            return False
+        failure = engine.guarded(f"committing checkpoint {self._tag!r}", lambda: self._open().commit())
+        self._failure = failure
+        return failure is None
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if exception is None:
+            self.commit()
+        elif self._handle is not None:
+            try:
+                self._handle.fail(f"{type(exception).__name__}: {exception}"[:400].replace("\0", ""))
+            except NebulaError as failure:
+                log.warning("nebula: could not give up checkpoint %r: %s", self._tag, failure)
+
+    # -- looking
+
+    @property
+    def tag(self) -> str:
+        """Its name."""
+        return self._tag
+
+    @property
+    def state(self) -> str:
+        """ "capturing", "captured", "committed", "replicated", "durable" or "failed"."""
+        return "failed" if self._handle is None else self._handle.state()
+
+    @property
+    def step(self) -> int | None:
+        """The step that the tag names (``global_step<n>``, or a number at its end), or None."""
+        step = _nebula.step_of(self._tag)
+        return step if step >= 0 else None
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Name and size in bytes of each file."""
+        return {file["name"]: file["size"] for file in self._report().get("files", [])}
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, or why it is not durable yet; None when all is well."""
+        reported = self._report().get("error") if self._handle is not None else None
+        return reported or (str(self._failure) if self._failure else None)
+
+    def _report(self) -> dict[str, Any]:
+        return {} if self._handle is None else json.loads(self._handle.report())
+
+    def wait(self, state: str = "durable", timeout: float | None = None) -> None:
+        """Returns when ``state`` is reached; waiting for "durable" asks for it. Seconds; None waits for ever.
+
+        Raises NebulaTimeout, or what made the checkpoint fail.
+        """
+        if state == "durable" and engine.settings().persist_path is None and self.state != "durable":
+            raise NebulaConfigError(
+                f"checkpoint {self._tag!r} will never be durable: there is no storage path; "
+                "give persistent_storage_path to init()"
+            )
+        try:
+            engine.interruptible(self._known().wait, state, milliseconds(timeout))
+        except ValueError as failure:
+            raise failure if isinstance(failure, NebulaError) else NebulaConfigError(str(failure)) from None
+
+    # -- reading
+
+    def _map(self, name: str) -> _nebula.Map:
+        if not isinstance(name, str):
+            raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
+        try:
+            return self._known().map(name)
+        except NebulaNotFound as failure:
+            try:
+                files = self.files
+            except NebulaError:
+                files = {}
+            if name in files:
+                raise
+            known = ", ".join(sorted(files)) or "none"
+            raise NebulaNotFound(f"checkpoint {self._tag!r} has no file {name!r}; it has: {known}") from failure
+
+    def load(self, name: str, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """The object of file ``name``, verified, from the fastest place that has it.
+
+        As torch.load, but ``weights_only`` is False unless told otherwise here or by NEBULA_WEIGHTS_ONLY=1. Tensors
+        are the program's own: they may be written to. Raises NebulaNotFound, which lists the names there are.
+        """
+        from . import loading
+
+        return loading.load(self._map(name), map_location, weights_only)
+
+    @contextlib.contextmanager
+    def view(self, name: str) -> Iterator[memoryview]:
+        """The verified bytes of file ``name``, read-only, copied nowhere; valid inside the ``with`` block."""
+        with memoryview(self._map(name)) as data:
+            yield data
+
+    def read_bytes(self, name: str) -> bytes:
+        """The verified bytes of file ``name``."""
+        with self.view(name) as data:
+            return bytes(data)
+
+    def load_into(self, name: str, state_dict: Any, weights_only: bool | None = None) -> Any:
+        """Copies the values of file ``name`` into the tensors of ``state_dict`` (or of a module), in place.
+
+        Nothing is changed unless all fits: the same keys, lengths, shapes and dtypes. Returns ``state_dict``.
+        """
+        from . import loading
+
+        return loading.load_into(loading.load(self._map(name), "cpu", weights_only), state_dict, name)

@@ -1,0 +1,143 @@
+"""Settings: what ``init()`` was given, filled from the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import re
+from typing import Any
+
+from .errors import NebulaConfigError
+
+__all__ = ["Settings", "parse_number", "resolve"]
+
+log = logging.getLogger("nebulaml")
+
+ON_FULL = ("wait", "stream", "skip")  # in the order of enum nebula_on_full
+ON_ERROR = ("warn", "raise")
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What holds for a session. Seconds and bytes."""
+
+    persist_path: str | None = None
+    persist_interval_s: float = 100.0
+    retention_count: int = 2
+    on_full: str = "wait"
+    on_error: str = "warn"
+    keep_last: int = 0
+    keep_every: int = 0
+    job: str = ""
+    replica_count: int = 0
+    memory_bytes: int = 0
+    output_dir: str = ""
+    run: str = ""
+    alone: bool = False  # this process is a job of its own, whatever world it lives in
+
+
+def parse_number(name: str, value: Any) -> float:
+    """A number that may carry K, M, G or T (powers of 1024), as text or as it is; not negative."""
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        if match is None:
+            raise NebulaConfigError(f"{name}={value!r} is not a number; write for example 512M, 4G or 30")
+        return float(match[1]) * _UNITS[match[2].upper()]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NebulaConfigError(f"{name}={value!r} is not a number but {type(value).__name__}")
+    if not math.isfinite(value) or value < 0:
+        raise NebulaConfigError(f"{name}={value!r} must be 0 or more")
+    return value
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    number = parse_number(name, value)
+    if number != int(number) or not least <= number < 1 << 32:
+        raise NebulaConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+    return int(number)
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise NebulaConfigError(f"{name}={value!r} is none of {', '.join(choices)}")
+    return str(value)
+
+
+def clean_path(path: Any) -> str | None:
+    """An absolute path or URL; a 1-tuple, which a trailing comma makes, is unwrapped with a warning."""
+    if isinstance(path, tuple) and len(path) == 1:
+        log.warning("nebula: the storage path is a tuple, %r: is there a comma too many? Using its only element.", path)
+        path = path[0]
+    if path is None:
+        return None
+    if not isinstance(path, (str, os.PathLike)):
+        raise NebulaConfigError(f"the storage path must be a path, not {path!r} ({type(path).__name__})")
+    text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text:
+        raise NebulaConfigError(f"the storage path must be text without NUL, not {text!r}")
+    if not text:
+        return None
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def _defaults() -> Settings:
+    environment = os.environ
+    return Settings(
+        persist_path=clean_path(environment.get("NEBULA_PERSISTENT_STORAGE_PATH")),
+        persist_interval_s=parse_number(
+            "NEBULA_PERSISTENT_TIME_INTERVAL", environment.get("NEBULA_PERSISTENT_TIME_INTERVAL") or 100
+        ),
+        memory_bytes=int(parse_number("NEBULA_MEMORY_BUFFER_SIZE", environment.get("NEBULA_MEMORY_BUFFER_SIZE") or 0)),
+        job=environment.get("NEBULA_JOB", ""),
+        output_dir=os.path.abspath(environment.get("NEBULA_OUTPUT_DIR") or "nebula"),
+        run=environment.get("NEBULA_RUN", ""),  # "": ranks.run() finds it
+    )
+
+
+def resolve(
+    current: Settings | None,
+    *,
+    persistent_storage_path: Any = None,
+    persistent_time_interval: Any = None,
+    num_of_version_in_retention: Any = None,
+    on_full: Any = None,
+    on_error: Any = None,
+    replicas: Any = None,
+    keep_last: Any = None,
+    keep_every: Any = None,
+    job: Any = None,
+    world: Any = None,
+) -> Settings:
+    """Settings from arguments; what is None stays as it is in ``current``, or comes from the environment."""
+    changes: dict[str, Any] = {}
+    path = clean_path(persistent_storage_path)
+    if path is not None:
+        changes["persist_path"] = path
+    if persistent_time_interval is not None:
+        changes["persist_interval_s"] = float(parse_number("persistent_time_interval", persistent_time_interval))
+    if num_of_version_in_retention is not None:
+        changes["retention_count"] = _count("num_of_version_in_retention", num_of_version_in_retention, 1)
+    if on_full is not None:
+        changes["on_full"] = _choice("on_full", on_full, ON_FULL)
+    if on_error is not None:
+        changes["on_error"] = _choice("on_error", on_error, ON_ERROR)
+    if replicas is not None:
+        changes["replica_count"] = _count("replicas", replicas, 0)
+    if keep_last is not None:
+        changes["keep_last"] = _count("keep_last", keep_last, 0)
+    if keep_every is not None:
+        changes["keep_every"] = _count("keep_every", keep_every, 0)
+    if job is not None:
+        if not isinstance(job, str):
+            raise NebulaConfigError(f"job={job!r} must be a string")
+        changes["job"] = job
+    if world is not None:
+        if world != 1 or isinstance(world, bool):
+            raise NebulaConfigError(f"world={world!r}: only 1 can be said here, for a process that uses Nebula alone")
+        changes["alone"] = True
+    return dataclasses.replace(current or _defaults(), **changes)

@@ -1,0 +1,390 @@
+"""torch.distributed.checkpoint through Nebula.
+
+``NebulaStorageWriter(path)`` and ``NebulaStorageReader(path)`` take ``path = <persist>/<tag>``, or a `checkpoint_id` for
+each call. What they write is what ``FileSystemReader``, ``dcp.load`` and ``dcp_to_torch_save`` read. A save
+returns when the values are fixed in memory, so ``dcp.save`` with this writer already takes milliseconds; ``async_save`` adds a
+future for durability. Neither runs collectives in the background, so a training step cannot interleave with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pickle
+import threading
+import weakref
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future as TorchFuture
+
+from . import api, pickling
+from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
+
+__all__ = ["NebulaStager", "NebulaStorageReader", "NebulaStorageWriter", "async_save"]
+
+METADATA = ".metadata"
+VERSION = "1.0.0"  # of the metadata's format, as torch writes it
+
+
+def _split(path: Any) -> tuple[str, str]:
+    """<persist>/<tag> -> (absolute <persist>, <tag>)."""
+    parent, tag = os.path.split(os.path.abspath(os.fspath(path)))
+    return parent, tag
+
+
+def _init_for(persist: str) -> None:
+    if not api.is_initialized():
+        api.init(persistent_storage_path=persist, persistent_time_interval=0)
+    elif api.persist_path() != persist:
+        raise NebulaConfigError(
+            f"this checkpoint lies in {persist}, but nebulaml.init was given {api.persist_path()}: use one directory for both"
+        )
+
+
+def _item_parts(tensor: torch.Tensor) -> tuple[list[Any], int]:
+    """One tensor as a complete torch file: its parts in order, and its size in bytes. Copies nothing if contiguous."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    tensor = tensor.contiguous().resolve_conj().resolve_neg()
+    template = torch.empty(tensor.shape, dtype=tensor.dtype)  # same pickle; its memory is never touched
+    return pickling.file_parts(template, tensor)
+
+
+class NebulaStager:
+    """Copies a state dict into kept memory, for writers other than ours: an AsyncStager.
+
+    A buffer is used again once nothing refers to what was staged in it, so that two saves in flight never share one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}  # guarded by _lock
+        self._closed = False
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        return False
+
+    def synchronize_staging(self) -> None:
+        """stage() returns when all is copied."""
+
+    def stage(self, state_dict: STATE_DICT_TYPE, **_: Any) -> STATE_DICT_TYPE:
+        """A copy of all tensors, DTensors keep their placement, tensors that share memory share it again."""
+        return self._copy(state_dict, {})
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._free.clear()
+
+    def _lend(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = (tensor.dtype, tensor.numel())
+        with self._lock:
+            kept = self._free.get(key)
+            buffer = kept.pop() if kept else torch.empty(tensor.numel(), dtype=tensor.dtype)
+        lent = buffer.view(tensor.shape)
+        weakref.finalize(lent, self._take_back, key, buffer).atexit = False
+        return lent
+
+    def _take_back(self, key: tuple[torch.dtype, int], buffer: torch.Tensor) -> None:
+        # Called by the garbage collector, which may run on a thread that holds the lock: then the memory is let go.
+        if self._lock.acquire(blocking=False):
+            if not self._closed:
+                self._free.setdefault(key, []).append(buffer)
+            self._lock.release()
+
+    def _copy(self, value: Any, memo: dict[Any, Any]) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        if isinstance(value, DTensor):
+            local = self._copy(value.to_local(), memo)
+            return DTensor.from_local(
+                local, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+            )
+        if isinstance(value, torch.Tensor):
+            key = (value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype)
+            if key not in memo:
+                memo[key] = self._lend(value).copy_(value.detach())
+            return memo[key]
+        if isinstance(value, dict):
+            return {key: self._copy(item, memo) for key, item in value.items()}
+        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+            return type(value)(self._copy(item, memo) for item in value)
+        return pickle.loads(pickle.dumps(value)) if _is_mutable(value) else value
+
+
+def _is_mutable(value: Any) -> bool:
+    return not isinstance(value, (int, float, str, bytes, bool, complex, type(None)))
+
+
+class _Save(threading.local):
+    """What one save in progress knows."""
+
+    path: str | None = None
+    rank = 0
+    coordinator = False
+    checkpoint: Any = None
+
+
+class NebulaStorageWriter(StorageWriter):
+    """Writes `path` = <persist>/<tag>; also its own stager for torch's ``async_save``.
+
+    On each rank the items of its plan become one file ``__<rank>_0.distcp``, captured at once; the coordinator adds
+    ``.metadata``. The checkpoint is complete when every rank has committed.
+    """
+
+    def __init__(self, path: Any = None) -> None:
+        super().__init__()
+        self.__setstate__({"_path": None if path is None else os.fspath(path)})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_path": self._path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._path = state["_path"]
+        self._stager = NebulaStager()
+        self._save = _Save()  # torch runs each save on one thread; two of them may be in flight
+
+    # As a stager.
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        return False
+
+    def stage(self, state_dict: STATE_DICT_TYPE, **_: Any) -> STATE_DICT_TYPE:
+        return self._stager.stage(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """stage() returns when all is copied."""
+
+    def close(self) -> None:
+        self._stager.close()
+
+    # As a writer.
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return isinstance(checkpoint_id, (str, os.PathLike)) and "://" not in os.fspath(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> Any:
+        return self._save.path or self._path
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        self._save.path = None if checkpoint_id is None else os.fspath(checkpoint_id)
+        self._save.checkpoint = None
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self.checkpoint_id is None:
+            raise NebulaConfigError("NebulaStorageWriter has no path: give one, or a checkpoint_id to the save")
+        persist, tag = _split(self.checkpoint_id)
+        _init_for(persist)
+        rank = kwargs.get("rank")
+        self._save.rank = rank if rank is not None else (dist.get_rank() if dist.is_initialized() else 0)
+        self._save.coordinator = is_coordinator
+        self._save.checkpoint = api.Checkpoint(tag, -2)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [dataclasses.replace(plan, storage_data=index) for index, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        name = f"__{plan.storage_data if plan.storage_data is not None else self._save.rank}_0.distcp"
+        parts: list[Any] = []
+        results: list[WriteResult] = []
+        offset = 0
+        for item in plan.items:
+            data = planner.resolve_data(item)
+            if item.type == WriteItemType.BYTE_IO:
+                new, size = [data.getvalue()], data.getbuffer().nbytes
+            else:
+                new, size = _item_parts(data)
+            parts += new
+            results.append(
+                WriteResult(index=item.index, size_in_bytes=size, storage_data=_StorageInfo(name, offset, size))
+            )
+            offset += size
+        if parts:
+            self._save.checkpoint.save_bytes(name, parts)
+        if not self._save.coordinator:
+            self._save.checkpoint.commit()
+        future: TorchFuture[list[WriteResult]] = TorchFuture()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        metadata.version = VERSION
+        metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
+        metadata.storage_meta = self.storage_meta()
+        self._save.checkpoint.save_bytes(METADATA, [pickle.dumps(metadata)])
+        self._save.checkpoint.commit()
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Metadata comes from storage: only what torch's own writer puts there is built."""
+
+    MODULES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "torch.distributed.tensor.")
+    NAMES = {
+        ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
+        ("pathlib", "PosixPath"), ("pathlib", "PurePosixPath"), ("pathlib._local", "PosixPath"), ("builtins", "set"),
+        ("builtins", "getattr"),
+    }  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        value = super().find_class(module, name) if self._allowed(module, name) else None
+        if value is None:
+            raise NebulaCorrupt(f"checkpoint metadata names {module}.{name}, which no torch writer puts there: not loaded")
+        return value
+
+    def _allowed(self, module: str, name: str) -> bool:
+        if (module, name) in self.NAMES or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return True
+        return module.startswith(self.MODULES) and isinstance(super().find_class(module, name), type)
+
+
+def _enum_member(owner: Any, name: str) -> Any:
+    """Old pickles name an enum's member by getattr."""
+    import enum
+
+    if isinstance(owner, type) and issubclass(owner, enum.Enum):
+        return owner[name]
+    raise NebulaCorrupt("checkpoint metadata asks for an attribute of something that is no enum: not loaded")
+
+
+class NebulaStorageReader(StorageReader):
+    """Reads `path` = <persist>/<tag> from the fastest place that has it: memory, peer, storage; verified."""
+
+    def __init__(self, path: Any = None) -> None:
+        super().__init__()
+        self._path = None if path is None else os.fspath(path)
+        self._checkpoint: Any = None
+        self._storage_data: dict[Any, Any] = {}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return NebulaStorageWriter.validate_checkpoint_id(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> Any:
+        return self._path
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        if checkpoint_id is not None:
+            self._path = os.fspath(checkpoint_id)
+        self._checkpoint, self._storage_data = None, {}
+        if self._path is not None:
+            self._open()  # every rank comes here, and they agree; read_metadata is asked of the coordinator alone
+
+    def _open(self) -> Any:
+        if self._checkpoint is None:
+            if self._path is None:
+                raise NebulaConfigError("NebulaStorageReader has no path: give one, or a checkpoint_id to the load")
+            persist, tag = _split(self._path)
+            if not api.is_initialized():
+                api.init(persistent_storage_path=persist)
+            self._checkpoint = api.get_checkpoint(tag=tag, persist_path=persist)
+            if self._checkpoint is None:
+                raise NebulaNotFound(f"no complete checkpoint {tag!r} in memory or in {persist}")
+        return self._checkpoint
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = _MetadataUnpickler(io.BytesIO(self._open().read_bytes(METADATA))).load()
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._storage_data = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self._storage_data[item.storage_index].relative_path, []).append(item)
+        for name, items in by_file.items():
+            with self._open().view(name) as data:
+                for item in items:
+                    info = self._storage_data[item.storage_index]
+                    self._read_item(item, data[info.offset : info.offset + info.length], planner)
+        future: TorchFuture[None] = TorchFuture()
+        future.set_result(None)
+        return future
+
+    def _read_item(self, item: ReadItem, data: memoryview, planner: LoadPlanner) -> None:
+        stream = io.BytesIO(data)
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, stream)
+            return
+        tensor = torch.load(stream, map_location="cpu", weights_only=True)
+        for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dimension, start, length)
+        target = planner.resolve_tensor(item).detach()
+        if target.size() != tensor.size():
+            raise NebulaCorrupt(f"{item.storage_index}: stored piece has shape {tuple(tensor.size())}, wanted {tuple(target.size())}")
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
+
+
+def async_save(
+    state_dict: STATE_DICT_TYPE,
+    *,
+    checkpoint_id: Any = None,
+    storage_writer: NebulaStorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> Future[Metadata]:
+    """Saves like ``dcp.save``: the values are fixed on return. The future's result is the metadata, once durable.
+
+    The ranks agree on the plan inside this call; nothing collective happens afterwards, so the default process
+    group is safe to use.
+    """
+    writer = storage_writer or NebulaStorageWriter(checkpoint_id)
+    metadata = dcp.save(
+        state_dict,
+        checkpoint_id=checkpoint_id,
+        storage_writer=writer,
+        planner=planner,
+        process_group=process_group,
+        no_dist=no_dist or not dist.is_initialized(),
+    )
+    checkpoint = writer._save.checkpoint
+    future: Future[Metadata] = Future()
+
+    def wait() -> None:
+        try:
+            checkpoint.wait("durable" if api.persist_path() else "committed")
+            future.set_result(metadata)
+        except BaseException as error:  # noqa: BLE001  handed to whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=wait, name="nebula-durable", daemon=True).start()
+    return future

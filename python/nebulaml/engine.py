@@ -1,0 +1,160 @@
+"""This process's settings and its session with the node's agent, and what happens when there is none."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from . import _nebula, config, locate, ranks
+from .errors import NebulaConfigError, NebulaError, NebulaPicklingError, NebulaUnavailable, from_status
+
+__all__ = ["configure", "guarded", "interruptible", "is_initialized", "session", "settings", "shutdown"]
+
+log = logging.getLogger("nebulaml")
+
+T = TypeVar("T")
+
+LEAVE_MS = 300_000  # a copy in memory takes seconds; whoever takes longer has lost its agent or its machine
+
+RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an agent
+
+_lock = threading.RLock()  # guards all below
+_settings: config.Settings | None = None
+_session: _nebula.Session | None = None
+_opened_with: tuple[config.Settings, ranks.Place] | None = None
+_failure: NebulaError | None = None
+_retry_at = 0.0
+_pause = RETRY_S[0]
+
+
+def is_initialized() -> bool:
+    """Whether init() was called, by the program or on its behalf."""
+    return _settings is not None
+
+
+def settings() -> config.Settings:
+    """What holds now; reads the environment when nobody called init()."""
+    with _lock:
+        if _settings is None:
+            configure()
+        assert _settings is not None
+        return _settings
+
+
+def configure(**arguments: Any) -> None:
+    """New settings for everything that follows; equal ones change nothing."""
+    global _settings
+    with _lock:
+        _settings = config.resolve(_settings, **arguments)
+
+
+def place() -> ranks.Place:
+    """Which rank this process is."""
+    return ranks.Place() if settings().alone else ranks.current()
+
+
+def session(patient: bool = False) -> _nebula.Session:
+    """The session, opened or brought up to date if need be.
+
+    After a failure nobody is held up by another attempt for a while, unless ``patient``: then this raises at once.
+    """
+    global _session, _opened_with, _failure, _retry_at, _pause
+    with _lock:
+        wanted = (settings(), place())
+        if _session is not None and _opened_with == wanted:
+            return _session
+        if _failure is not None and not patient and time.monotonic() < _retry_at:
+            raise NebulaUnavailable(f"{_failure} (the next attempt is in {_retry_at - time.monotonic():.0f} s)")
+        try:
+            if _session is None:
+                locate.point_to_agent_library()
+                _session = _nebula.Session(**_options(*wanted))
+            else:
+                _session.configure(**_options(*wanted))
+        except NebulaConfigError:
+            raise
+        except NebulaError as failure:
+            _failure, _retry_at = failure, time.monotonic() + _pause
+            _pause = min(2 * _pause, RETRY_S[1])
+            raise
+        _opened_with, _failure, _pause = wanted, None, RETRY_S[0]
+        return _session
+
+
+def _leave() -> None:
+    """At the end of the interpreter: lets running copies end, and keeps the threads of C out of it from then on."""
+    if _session is not None:
+        try:
+            _session.settle(LEAVE_MS)
+        except NebulaError as failure:
+            log.error("nebula: the process ends while it saves: %s", failure)
+    _nebula.leave()
+
+
+def _options(chosen: config.Settings, place: ranks.Place) -> dict[str, Any]:
+    return {
+        "persist_path": chosen.persist_path,
+        "job": chosen.job,
+        "output_dir": chosen.output_dir,
+        "run": chosen.run or ranks.run(place),
+        "agent_path": locate.agent_path(),
+        "persist_interval_s": chosen.persist_interval_s,
+        "retention_count": chosen.retention_count,
+        "memory_bytes": chosen.memory_bytes,
+        "on_full": config.ON_FULL.index(chosen.on_full),
+        "keep_last": chosen.keep_last,
+        "keep_every": chosen.keep_every,
+        "replica_count": chosen.replica_count,
+        **place._asdict(),
+    }
+
+
+def shutdown() -> None:
+    """Forgets settings and session. The agent finishes what was committed by itself."""
+    global _settings, _session, _opened_with, _failure
+    with _lock:
+        _settings = _session = _opened_with = _failure = None
+
+
+def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError | None:
+    """Runs `call`. With on_error="warn" a failure of Nebula is one loud line and is returned; the caller's own errors
+    are raised always."""
+    try:
+        call(*arguments)
+    except (NebulaConfigError, NebulaPicklingError):
+        raise
+    except NebulaError as failure:
+        if settings().on_error == "raise":
+            raise
+        log.error("nebula: %s failed: %s. Training goes on; older checkpoints are untouched.", what, failure)
+        return failure
+    return None
+
+
+def interruptible(call: Callable[..., T], *arguments: Any) -> T:
+    """Runs a call that may wait for long so that Ctrl-C still works."""
+    if threading.current_thread() is not threading.main_thread():
+        return call(*arguments)
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call(*arguments))
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run, name="nebula-wait", daemon=True)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+_nebula.set_error_factory(from_status)
+atexit.register(_leave)

@@ -1,0 +1,235 @@
+"""Hugging Face transformers and accelerate: the same checkpoint directories, written in the background.
+
+``nebulaml.attach(trainer)`` takes over the instance's ``_save_checkpoint``: transformers' own routine runs, its
+writers fix values instead of writing (see redirect.py), and ``checkpoint-N`` appears by one rename, whole and
+durable. ``nebulaml.attach(accelerator)`` does the same for ``save_state``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import types
+from typing import Any
+
+from . import api
+from .errors import NebulaConfigError
+from .redirect import Capture, captured
+
+__all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
+
+STAGING = ".nebula-staging"  # must not begin with "checkpoint": transformers would take it for one
+PERSIST = ".nebula"
+
+
+def _world() -> int:
+    import torch
+
+    return (
+        torch.distributed.get_world_size()
+        if torch.distributed.is_available() and torch.distributed.is_initialized()
+        else 1
+    )
+
+
+def _init_for(directory: str) -> None:
+    if not api.is_initialized() and "NEBULA_PERSISTENT_STORAGE_PATH" not in os.environ:
+        api.init(persistent_storage_path=os.path.join(os.path.abspath(directory), PERSIST), persistent_time_interval=0)
+
+
+class _Rotation:
+    """save_total_limit over directories that are durable and those still on their way."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = re.compile(pattern)
+        self.pending: set[str] = set()
+
+    def directories(self, parent: str) -> list[str]:
+        """Absolute paths, oldest step first."""
+        found = {os.path.join(parent, name) for name in os.listdir(parent)} if os.path.isdir(parent) else set()
+        found = {path for path in found if os.path.isdir(path)} | {
+            path for path in self.pending if os.path.dirname(path) == parent
+        }
+        steps = [
+            (int(match.group(1)), path) for path in found if (match := self.pattern.fullmatch(os.path.basename(path)))
+        ]
+        return [path for _, path in sorted(steps)]
+
+    def rotate(self, parent: str, limit: int | None, keep: set[str]) -> None:
+        """Removes the oldest until `limit` are left; each removal waits behind the saves made so far."""
+        if not limit or limit <= 0:
+            return
+        directories = self.directories(parent)
+        protected = {directories[-1]} | keep if directories else set()
+        left = len(directories)
+        for path in directories:
+            if left <= max(limit, len(protected)):
+                break
+            if path not in protected:
+                api.unpublish(path)
+                self.pending.discard(path)
+                left -= 1
+
+
+class NebulaTrainerMixin:
+    """For those who subclass: ``class MyTrainer(NebulaTrainerMixin, Trainer)``. `nebula_sync_on_save`: wait for each
+    checkpoint to be durable before callbacks see it."""
+
+    nebula_sync_on_save: bool | None = None
+
+    def _nebula(self) -> Any:
+        state = self.__dict__.get("_nebula_state")
+        if state is None:
+            state = self.__dict__["_nebula_state"] = types.SimpleNamespace(
+                rotation=_Rotation(r"checkpoint-(\d+)"), staging=None, ready=False
+            )
+        if not state.ready:
+            _init_for(self.args.output_dir)
+            state.ready = True
+        return state
+
+    def _get_output_dir(self, trial: Any) -> str:
+        directory = super()._get_output_dir(trial)
+        staging = self.__dict__.get("_nebula_staging")
+        return os.path.join(directory, STAGING) if staging else directory
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        state = self._nebula()
+        parent = os.path.abspath(super()._get_output_dir(trial))
+        folder = f"checkpoint-{self.state.global_step}"
+        target, staging = os.path.join(parent, folder), os.path.join(parent, STAGING, folder)
+        merge = os.path.isdir(target)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        push, self.args.push_to_hub = self.args.push_to_hub, False
+        self._nebula_staging = True
+        try:
+            with captured(Capture(_tag(parent, self.args.output_dir, folder), staging, -2)) as capture:
+                super()._save_checkpoint(model, trial)
+        finally:
+            self._nebula_staging = False
+            self.args.save_total_limit, self.args.push_to_hub = limit, push
+        state.rotation.pending.add(target)
+        if self.args.should_save:
+            self._repair_state(parent, staging)
+            os.makedirs(staging, exist_ok=True)
+            capture.checkpoint.publish_directory(staging, target)
+        capture.checkpoint.commit()
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            state.rotation.rotate(parent, limit, {os.path.abspath(best)} if best else set())
+        if merge or push or self._nebula_must_sync():
+            api.flush_persistence(capture.tag)
+        if push:
+            self._push_from_checkpoint(target)
+
+    def _repair_state(self, parent: str, staging: str) -> None:
+        """The routine ran below the staging directory; what it wrote down must name the final one."""
+        step = getattr(self.state, "best_global_step", None)
+        if step:
+            best = os.path.join(parent, f"checkpoint-{step}")
+            if best in self._nebula().rotation.directories(parent):
+                self.state.best_model_checkpoint = best
+        written = os.path.join(staging, "trainer_state.json")
+        if os.path.exists(written):
+            self.state.save_to_json(written)
+
+    def _nebula_must_sync(self) -> bool:
+        """Callbacks that read the directory in on_save find it only when it is there already."""
+        if self.nebula_sync_on_save is not None:
+            return self.nebula_sync_on_save
+        names = {type(callback).__name__ for callback in self.callback_handler.callbacks}
+        reads_wandb = "WandbCallback" in names and os.environ.get("WANDB_LOG_MODEL", "false").lower() in (
+            "checkpoint",
+            "true",
+        )
+        reads_mlflow = "MLflowCallback" in names and os.environ.get("HF_MLFLOW_LOG_ARTIFACTS", "false").lower() in (
+            "1",
+            "true",
+        )
+        return reads_wandb or reads_mlflow
+
+    def _load_best_model(self) -> None:
+        api.flush_persistence()
+        super()._load_best_model()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._nebula()
+        api.flush_persistence()  # a run that was killed may still have its last checkpoint on the way
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            api.flush_persistence()
+            self._nebula().rotation.pending.clear()
+
+
+def _tag(parent: str, output_dir: str, folder: str) -> str:
+    """checkpoint-N, with the trial's directory before it in a hyperparameter search."""
+    run = os.path.relpath(parent, os.path.abspath(output_dir))
+    return folder if run == "." else f"{run}/{folder}"
+
+
+def attach_trainer(trainer: Any, sync_on_save: bool | None = None) -> Any:
+    """Gives one Trainer (or any subclass) background checkpoints; returns it.
+
+    Works without ``init()``: checkpoints are then persisted below ``args.output_dir``.
+    """
+    kind = type(trainer)
+    if not isinstance(trainer, NebulaTrainerMixin):
+        trainer.__class__ = type(
+            kind.__name__,
+            (NebulaTrainerMixin, kind),
+            {"__module__": kind.__module__, "__qualname__": kind.__qualname__},
+        )
+    trainer.nebula_sync_on_save = sync_on_save
+    return trainer
+
+
+def attach_accelerator(accelerator: Any) -> Any:
+    """Makes ``save_state`` of one Accelerator asynchronous; ``load_state`` reads the same directories. Returns it."""
+    if getattr(accelerator, "_nebula_attached", False):
+        return accelerator
+    rotation = _Rotation(r"checkpoint_(\d+)")
+    plain_save, plain_load = accelerator.save_state, accelerator.load_state
+
+    @functools.wraps(plain_save)
+    def save_state(output_dir: str | None = None, *args: Any, **kwargs: Any) -> str:
+        configuration = accelerator.project_configuration
+        automatic = configuration.automatic_checkpoint_naming
+        if automatic:
+            target = os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")
+            if os.path.exists(target) or os.path.abspath(target) in rotation.pending:
+                raise ValueError(
+                    f"checkpoint directory {target} already exists: set save_iteration to the one to start with"
+                )
+        elif output_dir is None:
+            raise NebulaConfigError("save_state needs output_dir, unless automatic_checkpoint_naming is set")
+        else:
+            target = os.path.expanduser(output_dir)
+        target = os.path.abspath(target)
+        parent, folder = os.path.split(target)
+        _init_for(accelerator.project_dir or parent)
+        staging = os.path.join(parent, STAGING, folder)
+        configuration.automatic_checkpoint_naming = False
+        try:
+            with captured(Capture(folder, staging, -2)) as capture:
+                plain_save(staging, *args, **kwargs)
+        finally:
+            configuration.automatic_checkpoint_naming = automatic
+        rotation.pending.add(target)
+        if accelerator.is_main_process:
+            capture.checkpoint.publish_directory(staging, target)
+        capture.checkpoint.commit()
+        if automatic and accelerator.is_main_process:
+            rotation.rotate(parent, configuration.total_limit, set())
+        return target
+
+    @functools.wraps(plain_load)
+    def load_state(*args: Any, **kwargs: Any) -> Any:
+        if api.is_initialized():
+            api.flush_persistence()
+        return plain_load(*args, **kwargs)
+
+    accelerator.save_state, accelerator.load_state = save_state, load_state
+    accelerator._nebula_attached = True
+    return accelerator

@@ -1,0 +1,272 @@
+"""Lightning 2.x: checkpoints that do not hold training up.
+
+``NebulaCheckpointIO`` is a plugin for either Trainer (``lightning`` or ``pytorch_lightning``); ``NebulaCallback`` is
+a ModelCheckpoint whose saves go through it; ``NebulaDeepspeedStrategy`` gives each checkpoint of a DeepSpeed run its
+own tag. A saved file appears at the path that Lightning chose as soon as it is durable, by one rename, and
+under ``<persist>/<tag>/`` as well; until then loading that path is answered from memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+from typing import Any
+
+from . import api
+from .errors import NebulaConfigError, NebulaNotFound
+
+__all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
+
+log = logging.getLogger("nebulaml")
+
+PARTITION = "checkpoint"
+OPTIONS = ("is_best", "persist_path")
+
+
+def _modules(name: str, fabric: bool = False) -> list[Any]:
+    """The module of that name in each Lightning package that is installed: both have class trees of their own."""
+    found = []
+    for package in ("lightning.fabric", "lightning_fabric") if fabric else ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            found.append(importlib.import_module(f"{package}.{name}"))
+        except ImportError:
+            continue
+    if not found:
+        raise NebulaConfigError("this class is for Lightning: pip install lightning (or pytorch-lightning)")
+    return found
+
+
+def _key(path: Any) -> str:
+    """One file, one key: ~ and relative forms lead to the absolute path."""
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+
+
+def _init_for(directory: str) -> None:
+    """Without init() and without the environment's word, persisted beside what Lightning sees: as links, so the newest two are enough."""
+    if not api.is_initialized() and "NEBULA_PERSISTENT_STORAGE_PATH" not in os.environ:
+        api.init(persistent_storage_path=os.path.join(directory, ".nebula"), persistent_time_interval=0, keep_last=2)
+
+
+class NebulaCheckpointIO:
+    """A CheckpointIO: ``Trainer(plugins=[NebulaCheckpointIO()])``.
+
+    Saves return when the values are fixed. Removals wait, in the agent, behind the saves made before them.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """`storage_options`: None, or a dict with any of ``is_best`` and ``persist_path``; other keys are ignored.
+
+        is_best: it also appears as ``best.ckpt`` beside `path`. persist_path: and as ``<persist_path>/<tag>/checkpoint``.
+        """
+        options = storage_options if isinstance(storage_options, dict) else {}
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            log.warning("storage_options of a checkpoint: %s mean nothing to Nebula", ", ".join(map(repr, unknown)))
+        if "://" in os.fspath(path):
+            raise NebulaConfigError(f"{path}: Lightning's own paths are files here; give the remote one to init()")
+        target = _key(path)
+        _init_for(os.path.dirname(target))
+        tag = f"global_step{int(checkpoint.get('global_step', 0))}"
+        name = self._name(tag, target)
+        saved = api.Checkpoint(tag, 1)
+        if not saved.save(name, checkpoint):
+            return  # said loudly; the older ones are untouched
+        saved.publish(name, target)
+        if options.get("persist_path"):
+            saved.publish(name, os.path.join(_key(options["persist_path"]), tag, PARTITION))
+        if options.get("is_best"):
+            saved.publish(name, os.path.join(os.path.dirname(target), "best" + os.path.splitext(target)[1]))
+        saved.commit()
+
+    def _name(self, tag: str, target: str) -> str:
+        """The first file of a step is called ``checkpoint``; others of that step keep their own name beside it."""
+        key = (tag, target)
+        if key not in self._names:
+            taken = any(known == tag for known, _ in self._names)
+            if len(self._names) > 1000:
+                self._names.clear()
+            self._names[key] = os.path.basename(target) if taken else PARTITION
+        return self._names[key]
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """Reads what was last saved under `path`: from memory if it is still there, else the file.
+
+        `weights_only`: None is torch's own default, as in Lightning.
+        """
+        import torch
+
+        if map_location is None:
+            map_location = lambda storage, location: storage  # noqa: E731
+        local = "://" not in os.fspath(path)
+        if local:
+            _init_for(os.path.dirname(_key(path)))
+        found = api.find_published(_key(path)) if local else None
+        if found is not None:
+            checkpoint, name = found
+            return checkpoint.load(
+                name, map_location=map_location, weights_only=True if weights_only is None else weights_only
+            )
+        if local and not os.path.exists(_key(path)):
+            raise NebulaNotFound(f"no checkpoint was saved as {path}, in this run's memory or on disk")
+        if not local:
+            import fsspec
+
+            with fsspec.open(os.fspath(path), "rb") as file:
+                return torch.load(file, map_location=map_location, weights_only=weights_only)
+        return torch.load(_key(path), map_location=map_location, weights_only=weights_only)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Removes a published file once every save made before has become durable; a save of it still in flight is
+        kept from appearing."""
+        _init_for(os.path.dirname(_key(path)))
+        api.unpublish(_key(path))
+
+    def teardown(self) -> None:
+        """The end of a fit, not of the plugin: everything saved becomes durable; saves may follow."""
+        if api.is_initialized():
+            api.flush_persistence()
+
+
+def _register() -> None:
+    for module in _modules("plugins.io.checkpoint_io", fabric=True):
+        module.CheckpointIO.register(NebulaCheckpointIO)
+
+
+_register()
+
+
+def _make_callback() -> type:
+    bases = tuple(dict.fromkeys(module.ModelCheckpoint for module in _modules("callbacks")))
+
+    class NebulaCallback(*bases):  # type: ignore[misc]
+        """A ModelCheckpoint (all its arguments) that saves through Nebula.
+
+        `config_params`: the arguments of ``nebulaml.init`` as a dict. Without it the environment decides, and
+        without that checkpoints are persisted below `dirpath`.
+        """
+
+        def __init__(self, *args: Any, config_params: dict[str, Any] | None = None, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if config_params is not None:
+                api.init(**config_params)
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            super().setup(trainer, pl_module, stage)
+            strategy = trainer.strategy
+            io = getattr(strategy, "checkpoint_io", None)
+            if isinstance(io, NebulaCheckpointIO) or isinstance(getattr(io, "checkpoint_io", None), NebulaCheckpointIO):
+                return
+            if type(strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy") or _is_deepspeed(strategy):
+                _warn_about(strategy)
+                return
+            strategy.checkpoint_io = NebulaCheckpointIO()
+
+        def file_exists(self, filepath: Any, trainer: Any) -> bool:
+            """Counts files that are saved but not durable yet, so that version suffixes come as in stock Lightning."""
+            if "://" not in str(filepath):
+                _init_for(os.path.dirname(_key(filepath)))  # asking must not settle that there is no storage path
+            here = trainer.is_global_zero and (
+                self._fs.exists(filepath)
+                or ("://" not in str(filepath) and api.find_published(_key(filepath)) is not None)
+            )
+            return trainer.strategy.reduce_boolean_decision(here, all=False)
+
+        def _find_last_checkpoints(self, trainer: Any) -> set[str]:
+            """``ckpt_path="last"`` lists the directory: what a run that was killed left in memory must be there first."""
+            if api.is_initialized():
+                api.flush_persistence()
+            return super()._find_last_checkpoints(trainer)
+
+        @property
+        def state_key(self) -> str:
+            """That of a stock ModelCheckpoint: a file saved with one is resumed with the other."""
+            return super().state_key.replace(type(self).__qualname__, "ModelCheckpoint", 1)
+
+    NebulaCallback.__qualname__ = "NebulaCallback"
+    NebulaCallback.__module__ = __name__
+    return NebulaCallback
+
+
+def _is_deepspeed(strategy: Any) -> bool:
+    return any(kind.__name__ == "DeepSpeedStrategy" for kind in type(strategy).__mro__)
+
+
+def _warn_about(strategy: Any) -> None:
+    if _is_deepspeed(strategy):
+        config = getattr(strategy, "config", None) or {}
+        if type(strategy).__name__ == "DeepSpeedStrategy" and isinstance(config, dict) and "nebula" in config:
+            log.warning(
+                "DeepSpeedStrategy gives every checkpoint the same tag, so that only the newest is kept: "
+                "use nebulaml.NebulaDeepspeedStrategy(config=...)"
+            )
+        return
+    log.warning(
+        "%s writes its checkpoints past CheckpointIO, by torch.distributed.checkpoint: they are saved as without Nebula",
+        type(strategy).__name__,
+    )
+
+
+def _make_strategy() -> type:
+    module = _modules("strategies")[0]
+    base = module.DeepSpeedStrategy
+
+    class NebulaDeepspeedStrategy(base):  # type: ignore[misc, valid-type]
+        """DeepSpeedStrategy with one tag per checkpoint; `config`: as for DeepSpeedStrategy, with a ``nebula`` section."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            import nebulaml.deepspeed  # noqa: F401  accepts the section on every DeepSpeed version
+
+            super().__init__(*args, **kwargs)
+
+        def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+            filepath = self.broadcast(filepath)
+            exclude = ["state_dict", "optimizer_states"]
+            state = {key: value for key, value in checkpoint.items() if key not in exclude}
+            self.deepspeed_engine.save_checkpoint(
+                filepath,
+                client_state=state,
+                tag=checkpoint_tag(filepath, checkpoint.get("global_step")),
+                exclude_frozen_parameters=getattr(self, "exclude_frozen_parameters", False),
+            )
+
+        def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+            fitting = str(getattr(self.lightning_module.trainer.state, "fn", "")).endswith("fit")
+            path, client_state = self.deepspeed_engine.load_checkpoint(
+                os.fspath(checkpoint_path),
+                load_optimizer_states=fitting,
+                load_lr_scheduler_states=False,
+                load_module_strict=self.lightning_module.strict_loading,
+            )
+            if path is None:
+                raise NebulaNotFound(f"no complete DeepSpeed checkpoint belongs to {checkpoint_path}")
+            return client_state
+
+    NebulaDeepspeedStrategy.__qualname__ = "NebulaDeepspeedStrategy"
+    NebulaDeepspeedStrategy.__module__ = __name__
+    return NebulaDeepspeedStrategy
+
+
+def checkpoint_tag(filepath: Any, global_step: int | None) -> str:
+    """global_stepN; a name that tells nothing of the step (last.ckpt) is put behind it, so that both keep apart."""
+    name = os.path.basename(os.fspath(filepath).rstrip("/"))
+    if global_step is None:
+        return name
+    return (
+        f"global_step{int(global_step)}"
+        if re.search(rf"step={int(global_step)}\b", name)
+        else f"global_step{int(global_step)}-{name}"
+    )
+
+
+def __getattr__(name: str) -> Any:
+    makers = {"NebulaCallback": _make_callback, "NebulaDeepspeedStrategy": _make_strategy}
+    if name not in makers:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = makers[name]()
+    globals()[name] = value
+    return value

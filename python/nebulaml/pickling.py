@@ -1,0 +1,195 @@
+"""Objects to a pickle and a list of memory ranges.
+
+The pickle is torch.save's, byte for byte; the storages it refers to stay where they are, so that C copies each once.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from . import _nebula
+from .errors import NebulaConfigError, NebulaError, NebulaPicklingError
+
+__all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
+
+
+class Capture(NamedTuple):
+    """``storages[k]`` begins with (address, size in bytes) of the storage with key k, and keeps it alive."""
+
+    pickle: bytes | memoryview
+    storages: list[tuple[Any, ...]]
+    whole: bool = False  # `pickle` is a finished file instead
+
+
+def _describer() -> Any:
+    copies: dict[int, Any] = {}
+
+    def describe(obj: Any) -> tuple[Any, ...]:
+        if isinstance(obj, torch.storage.TypedStorage):
+            owner = obj._untyped_storage
+            dtype = obj.dtype
+            storage_type = getattr(torch, obj._pickle_storage_type())
+            count = obj._size()
+        else:
+            owner = obj
+            dtype = torch.uint8
+            storage_type = torch.serialization.normalize_storage_type(type(obj))
+            count = obj.nbytes()
+        fake_device = getattr(obj, "_fake_device", None)
+        location = str(fake_device) if fake_device is not None else torch.serialization.location_tag(owner)
+        device = owner.device.type
+        if device == "cpu":
+            return owner, owner, dtype, storage_type, location, count
+        if owner._cdata not in copies:
+            copies[owner._cdata] = owner.cpu()
+        return owner, copies[owner._cdata], None if device == "meta" else dtype, storage_type, location, count
+
+    return describe
+
+
+def _dump(obj: Any) -> tuple[io.BytesIO, list[tuple[Any, ...]]]:
+    file = io.BytesIO()
+    pickler = _nebula.TorchPickler(file, _describer())
+    pickler.dump(obj)
+    return file, pickler.storages
+
+
+def capture(obj: Any, name: str = "object") -> Capture:
+    """The pickle and the storages of anything that torch.save takes.
+
+    Raises NebulaPicklingError, naming the path inside the object, when torch.save cannot write it either.
+    """
+    try:
+        file, storages = _dump(obj)
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as failure:
+        whole = _with_torch(obj)
+        if whole is None:
+            raise _explain(obj, name, failure) from failure
+        return Capture(whole, [], True)
+    return Capture(file.getbuffer(), storages)
+
+
+def ranges(parts: Any, name: str) -> list[tuple[Any, ...]]:
+    """(address, size, owner) of each part, a bytes-like object or a contiguous tensor; the owner keeps it alive."""
+    found: list[tuple[Any, ...]] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, torch.Tensor):
+            if not part.is_contiguous():
+                raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
+            part = part.detach()
+            if part.device.type != "cpu":
+                part = part.cpu()
+            found.append((part.data_ptr(), part.numel() * part.element_size(), part))
+        else:
+            data = memoryview(part)  # the owner: while it lives, nothing moves or resizes the bytes
+            if not data.contiguous:
+                raise NebulaConfigError(f"part {index} of {name!r} is a buffer that is not contiguous")
+            found.append((_nebula.address_of(data), data.nbytes, data))
+    return found
+
+
+def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any], int]:
+    """A complete torch file of ``template``, whose storage holds the bytes of ``tensor``: (parts for save_bytes, size).
+
+    Both are contiguous, of one shape and dtype; ``template`` decides what is pickled, and its memory is not touched.
+    The CRC-32 fields stay 0, which torch does not look at: the checkpoint's own checksums cover the bytes.
+    """
+    file, storages = _dump(template)
+    size = tensor.numel() * tensor.element_size()
+    if len(storages) != 1 or storages[0][1] != size:
+        raise NebulaConfigError(f"a tensor with one storage of {size} bytes is expected, not {len(storages)} storages")
+    before, after = _nebula.zip_frame(file.getbuffer(), [size])
+    return [before, tensor, after], len(before) + size + len(after)
+
+
+def unprotectable(storages: list[tuple[Any, ...]]) -> bytes | None:
+    """A byte for each storage, 1 for pinned memory: devices write there past the page tables, so that a copy-on-write
+    capture would miss it. None: there is none."""
+    if not torch.cuda.is_initialized():
+        return None
+    flags = bytes(_is_pinned(entry[2]) for entry in storages)
+    return flags if any(flags) else None
+
+
+def _is_pinned(owner: Any) -> bool:
+    if isinstance(owner, torch.UntypedStorage | torch.Tensor | torch.storage.TypedStorage):
+        return owner.device.type == "cpu" and owner.is_pinned()
+    return False
+
+
+def _with_torch(obj: Any) -> memoryview | None:
+    """What torch.save makes of it, for objects that we cannot give as memory ranges."""
+    file = io.BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.save(obj, file)
+    except Exception:
+        return None
+    return file.getbuffer()
+
+
+def _explain(obj: Any, name: str, failure: Exception) -> NebulaError:
+    path, part = _find_culprit(obj, name)
+    if "view the same data as different types" in str(failure):
+        return NebulaPicklingError(f"{path}: {failure}")
+    return NebulaPicklingError(
+        f"{path}: an object of type {type(part).__module__}.{type(part).__qualname__} cannot be pickled "
+        f"({type(failure).__name__}: {failure}); leave it out, or give its class __getstate__"
+    )
+
+
+def _fails(obj: Any) -> bool:
+    try:
+        _dump(obj)
+    except Exception:
+        return True
+    return False
+
+
+def _find_culprit(obj: Any, path: str) -> tuple[str, Any]:
+    """The innermost part that cannot be pickled by itself, and the path to it."""
+    seen = {id(obj)}
+    while True:
+        for step, part in _parts(obj):
+            if id(part) not in seen and _fails(part):
+                obj, path = part, path + step
+                seen.add(id(part))
+                break
+        else:
+            return path, obj
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(obj, dict):
+        for key, value in obj.items():
+            yield f"[key {key!r:.80}]", key
+            yield f"[{key!r:.80}]", value
+    elif isinstance(obj, (list, tuple)):
+        for index, value in enumerate(obj):
+            yield f"[{index}]", value
+    elif isinstance(obj, (set, frozenset)):
+        for value in obj:
+            yield f"{{{value!r:.80}}}", value
+    state = _state(obj)
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield f".{key}", value
+
+
+def _state(obj: Any) -> Any:
+    try:
+        reduced = obj.__reduce_ex__(2)
+    except Exception:
+        return getattr(obj, "__dict__", None)
+    state = reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        return {**(state[0] or {}), **state[1]}
+    return state

@@ -1,0 +1,108 @@
+"""Which part of a job this process is."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import Any, NamedTuple
+
+__all__ = ["Place", "current", "run", "store"]
+
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
+_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
+_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
+_LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "CROSS_SIZE", "GROUP_WORLD_SIZE")
+
+
+class Place(NamedTuple):
+    """One rank of ``world``, and where it stands among the processes of its node."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+
+
+def _first(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
+def _from_process_group() -> tuple[int, int] | None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _from_environment() -> tuple[int, int]:
+    # Both from one launcher: SLURM variables of an interactive shell must not mix with those of torchrun.
+    for rank_name, world_name in zip(_RANK, _WORLD, strict=True):
+        rank, world = os.environ.get(rank_name, ""), os.environ.get(world_name, "")
+        if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
+            return int(rank), int(world)
+    return 0, 1
+
+
+def current() -> Place:
+    """torch.distributed's answer when it is initialised, else the launcher's environment, else rank 0 of 1."""
+    rank, world = _from_process_group() or _from_environment()
+    if world == 1:
+        return Place()
+    local_rank, local_world = _first(_LOCAL_RANK) or 0, _first(_LOCAL_WORLD)
+    if local_world is None:
+        # A launcher that does not say how many ranks its node has. Every rank must come to the same answer to whether
+        # there are several nodes, so it may not depend on the rank.
+        several = (_first(_NODES) or 1) > 1 or os.environ.get("NEBULA_NODE_ID", "") != ""
+        local_world = min(local_rank + 1, world - 1) if several else world
+    return Place(rank, world, min(local_rank, local_world - 1), local_world)
+
+
+def store() -> Any:
+    """The key-value store behind torch's default process group; None when there is no group."""
+    if _from_process_group() is None:
+        return None
+    return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
+
+
+_run: tuple[Place, str] | None = None
+
+
+def run(place: Place) -> str:
+    """One incarnation of the job: the same text on all its ranks, another one after every restart.
+
+    Kept for the life of the process, so that it does not change in the middle when a process group comes up: on all
+    ranks init() is to be called before that, or on all after it.
+    """
+    global _run
+    if _run is None or _run[0] != place:
+        _run = (place, _find_run(place))
+    return _run[1]
+
+
+def _find_run(place: Place) -> str:
+    if place.world == 1:
+        return secrets.token_hex(8)
+    shared = store()
+    if shared is not None:
+        # Whoever comes first names it; no collective, and nobody waits.
+        return str(shared.compare_set("nebula/run", "", secrets.token_hex(8)).decode())
+    return _run_of_launcher(os.environ)
+
+
+def _run_of_launcher(environment: Any) -> str:
+    address = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
+    elastic = environment.get("TORCHELASTIC_RUN_ID")
+    if elastic is not None:
+        # Without --rdzv-id every job is called "none"; its port then tells two launches apart.
+        name = elastic if elastic != "none" else f"none@{address}"
+        return f"{name}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if "SLURM_JOB_ID" in environment:
+        parts = (environment.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"))
+        return ".".join(parts)
+    return address if address != ":" else ""

@@ -1,0 +1,459 @@
+"""The `nebula` command over storage that C wrote, bytes flipped in every region, and files that torch loads again."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import zipfile
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def find_built(name: str, variable: str) -> pathlib.Path:
+    """The program under test: from the environment, else the youngest build directory's."""
+    if os.environ.get(variable):
+        return pathlib.Path(os.environ[variable])
+    where = "src" if name == "nebula" else "tests/unit/cli"
+    found = [path for pattern in ("build*", "build/*") for path in ROOT.glob(f"{pattern}/{where}/{name}")]
+    if not found:
+        pytest.skip(f"{name} is not built: meson setup build -Dtests=true && ninja -C build")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+@pytest.fixture(scope="session")
+def nebula() -> pathlib.Path:
+    return find_built("nebula", "NEBULA_BIN")
+
+
+@pytest.fixture(scope="session")
+def maker(nebula) -> pathlib.Path:
+    beside = nebula.parent.parent / "tests/unit/cli/make_version"
+    return beside if beside.exists() else find_built("make_version", "NEBULA_MAKE_VERSION")
+
+
+@pytest.fixture
+def run(nebula, tmp_path):
+    """Runs the command without any agent around; returns the finished process."""
+    runtime = tmp_path / "runtime"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NEBULA_")}
+    environment |= {"NEBULA_RUNTIME_DIR": str(runtime), "NEBULA_MEMORY_DIR": str(tmp_path / "memory")}
+
+    def call(*arguments, cwd=tmp_path, **extra):
+        return subprocess.run(
+            [nebula, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            env=environment | extra,
+            timeout=60,
+        )
+
+    return call
+
+
+@pytest.fixture
+def make(maker, tmp_path):
+    def call(tag, *arguments, store=tmp_path / "store"):
+        subprocess.run([maker, store, tag, *map(str, arguments)], check=True, timeout=60)
+        return store
+
+    return call
+
+
+def flip(path: pathlib.Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
+    overview = run()
+    assert overview.returncode == 0
+    for command in [
+        "status",
+        "list",
+        "inspect",
+        "verify",
+        "restore",
+        "prune",
+        "doctor",
+        "stop",
+        "agent",
+        "version",
+        "help",
+    ]:
+        assert f"\n  {command}" in overview.stdout
+        told = run(command, "--help")
+        assert (
+            told.returncode == 0 and told.stdout.startswith("usage: nebula " + command) and "\n  nebula " in told.stdout
+        )
+        assert run("help", command).stdout == told.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lst"],
+        ["list", "--jsn"],
+        ["list", "extra"],
+        ["inspect"],
+        ["restore", "t"],
+        ["prune"],
+        ["prune", "--keep-last", "0"],
+        ["prune", "--keep-last", "1", "--tag", "t"],
+        ["status", "--watch", "--json"],
+        ["verify", "--all", "t"],
+        ["list"],
+    ],
+)
+def test_a_wrong_command_line_is_exit_2_with_one_sentence(run, arguments):
+    result = run(*arguments)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("nebula: ") and result.stderr.count("\n") == 1
+
+
+def test_version_names_formats_and_protocol(run):
+    told = json.loads(run("version", "--json").stdout)
+    assert told["formats"] == "1.0" and told["nebula"] in run("--version").stdout
+
+
+def test_list_shows_versions_oldest_first_in_both_forms(run, make):
+    make("global_step10", "model.pt=1000")
+    store = make("global_step20", "model.pt=50000", "optim.pt=10")
+    result = run("list", "--path", store)
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0 and lines[0].split() == ["TAG", "STEP", "STATE", "SIZE", "FILES", "AGE", "WHERE"]
+    assert lines[1].split()[0] == "global_step10" and lines[2].split()[:3] == ["global_step20", "20", "durable"]
+    assert all(len(line) <= 80 and line == line.rstrip() and "\033" not in line for line in lines)
+    told = json.loads(run("list", "--json", "--path", store).stdout)
+    assert [version["tag"] for version in told["versions"]] == ["global_step10", "global_step20"]
+    assert told["versions"][1]["files"] == 2 and told["versions"][1]["where"] == ["storage"]
+
+
+def test_storage_is_found_by_option_environment_or_current_directory(run, make, tmp_path):
+    store = make("t", "a=10")
+    assert "t " in run("list", cwd=store).stdout
+    assert "t " in run("list", NEBULA_PERSISTENT_STORAGE_PATH=str(store)).stdout
+    assert "t " in run("list", "--path", "store").stdout  # relative
+    assert run("list", "--path", tmp_path / "absent").returncode in (3, 4)
+    assert run("list", cwd=tmp_path).returncode == 2
+
+
+def test_inspect_shows_files_ranks_and_the_records_of_one_file(run, make):
+    store = make("global_step7", "model.pt=50000", "--raw", "notes.txt", "--rank", 3)
+    told = json.loads(run("inspect", "latest", "--json", "--path", store).stdout)
+    assert told["step"] == 7 and told["world"] == 4 and [rank["rank"] for rank in told["ranks"]] == [3]
+    files = {file["name"]: file for file in told["files"]}
+    assert (
+        files["model.pt"]["format"] == "zip"
+        and files["model.pt"]["chunks"] == 4
+        and files["notes.txt"]["format"] == "raw"
+    )
+    with zipfile.ZipFile(store / "global_step7/model.pt") as archive:
+        expected = {info.filename: info.CRC for info in archive.infolist()}
+    records = json.loads(run("inspect", "global_step7", "model.pt", "--json", "--path", store).stdout)["records"]
+    assert {record["name"]: int(record["crc32"], 16) for record in records} == expected
+    human = run("inspect", "global_step7", "--path", store)
+    assert human.returncode == 0 and "model.pt" in human.stdout and "RANK" in human.stdout
+    assert run("inspect", "nope", "--path", store).returncode == 3
+    assert run("inspect", "global_step7", "nope", "--path", store).returncode == 3
+
+
+def test_verify_of_a_sound_version_reads_every_byte(run, make):
+    store = make("t", "model.pt=50000", "--raw", "notes.txt")
+    result = run("verify", "--path", store)
+    assert result.returncode == 0 and "no damage" in result.stdout
+    told = json.loads(run("verify", "t", "--json", "--path", store).stdout)
+    size = sum((store / "t" / name).stat().st_size for name in ("model.pt", "notes.txt"))
+    assert told["ok"] and told["bytes"] == size and told["files"] == 2
+
+
+def regions(path: pathlib.Path) -> dict[str, int]:
+    """One offset in each kind of region of a zip image."""
+    with zipfile.ZipFile(path) as archive:
+        pickle = archive.getinfo("archive/data.pkl")
+        storage = archive.getinfo("archive/data/0")
+        directory = archive.start_dir
+    size = path.stat().st_size
+    return {
+        "first header": 0,
+        "name in a header": storage.header_offset + 32,
+        "padding": pickle.header_offset + 50,
+        "pickle": pickle.header_offset + 100,
+        "payload": storage.header_offset + 5000,
+        "last payload": directory - 40,
+        "directory": directory + 20,
+        "end of directory": size - 3,
+    }
+
+
+def test_verify_names_file_and_offset_of_a_flipped_byte_in_every_region(run, make, tmp_path):
+    store = make("t", "model.pt=50000", "other.pt=10")
+    path = store / "t/model.pt"
+    whole = path.read_bytes()
+    for region, offset in regions(path).items():
+        flip(path, offset)
+        result = run("verify", "t", "--json", "--path", store)
+        assert result.returncode == 1, region
+        told = json.loads(result.stdout)
+        bad = [file for file in told["versions"][0]["files"] if not file["ok"]]
+        assert [file["name"] for file in bad] == ["model.pt"], region
+        (damage,) = bad[0]["damage"]
+        assert damage["offset"] <= offset < damage["offset"] + damage["size"] <= len(whole), region
+        assert damage["size"] <= 65536 and "t/model.pt" in damage["message"]
+        if region == "payload":
+            assert damage["records"] == ["archive/data/0"]
+        human = run("verify", "t", "--path", store)
+        assert (
+            human.returncode == 1
+            and f"model.pt at byte {damage['offset']}" in human.stdout
+            and "1 damaged" in human.stdout
+        )
+        path.write_bytes(whole)
+    assert run("verify", "t", "--path", store).returncode == 0
+
+
+def test_verify_tells_all_damage_and_not_only_the_first(run, make):
+    store = make("t", "a.pt=100000", "b.pt=100000")
+    flip(store / "t/a.pt", 70000)
+    flip(store / "t/a.pt", 300000)
+    flip(store / "t/b.pt", 10)
+    files = json.loads(run("verify", "t", "--json", "--path", store).stdout)["versions"][0]["files"]
+    assert {file["name"]: [one["offset"] for one in file["damage"]] for file in files} == {
+        "a.pt": [65536, 262144],
+        "b.pt": [0],
+    }
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "missing"])
+def test_verify_finds_files_of_another_length_and_missing_ones(run, make, change):
+    path = make("t", "model.pt=50000") / "t/model.pt"
+    data = path.read_bytes()
+    if change == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-100] if change == "cut" else data + b"x")
+    result = run("verify", "t", "--path", path.parent.parent)
+    assert result.returncode == 1 and "model.pt" in result.stdout
+    if change == "cut":
+        assert f"at byte {len(data) - 100}" in result.stdout
+
+
+def test_verify_finds_a_flipped_byte_anywhere_in_record_and_manifest(run, make):
+    store = make("t", "model.pt=5000")
+    for name in ("rank-00000.json", "manifest.json"):
+        path = store / "t/.nebula" / name
+        size = path.stat().st_size
+        for offset in {0, 1, size // 3, size // 2, size - 20, size - 1}:
+            flip(path, offset)
+            for arguments in (["t"], ["--all"]):
+                result = run("verify", *arguments, "--json", "--path", store)
+                assert result.returncode == 1, (name, offset)
+                (version,) = json.loads(result.stdout)["versions"]
+                (document,) = [one for one in version["documents"] if not one["ok"]]
+                assert document["path"] == ".nebula/" + name and document["damage"][0]["size"] == size
+                assert name in document["damage"][0]["message"]
+            flip(path, offset)
+    assert run("verify", "t", "--path", store).returncode == 0
+
+
+def test_a_zip_that_was_never_sealed_is_found_although_its_chunks_match(run, make, tmp_path):
+    store = make("t", "model.pt=5000")
+    lone = tmp_path / "lone.pt"
+    torch.save({"x": torch.arange(1000)}, lone)
+    sound = run("verify", lone)
+    assert sound.returncode == 0 and "no manifest" in sound.stdout
+    flip(lone, lone.read_bytes().index(torch.arange(1000).numpy().tobytes()) + 50)
+    assert run("verify", lone).returncode == 1
+    assert store.exists()
+
+
+def test_verify_takes_paths_of_a_file_a_version_and_a_storage(run, make, tmp_path):
+    store = make("a/b", "sub/model.pt=50000", "other.pt=10")
+    assert json.loads(run("verify", store, "--json").stdout)["files"] == 2
+    assert json.loads(run("verify", store / "a%2Fb", "--json").stdout)["files"] == 2
+    one = json.loads(run("verify", store / "a%2Fb/sub%2Fmodel.pt", "--json").stdout)
+    assert one["files"] == 1 and one["versions"][0]["files"][0]["name"] == "sub/model.pt"
+    assert json.loads(run("verify", "a%2Fb/other.pt", "--json", cwd=store).stdout)["files"] == 1
+    flip(store / "a%2Fb/other.pt", 30)
+    assert run("verify", store / "a%2Fb/sub%2Fmodel.pt").returncode == 0  # only what was asked for
+    assert run("verify", store / "a%2Fb/other.pt").returncode == 1
+    assert run("verify", tmp_path / "absent").returncode == 3
+    assert run("verify", "absent", "--path", store).returncode == 3
+
+
+def test_restored_files_are_what_torch_loads(run, make, tmp_path):
+    store = make("global_step9", "model.pt=50000", "dir/optim.pt=10", "--raw", "notes.txt")
+    out = tmp_path / "out"
+    result = run("restore", "latest", "--to", out, "--path", store)
+    assert result.returncode == 0 and "verified" in result.stdout and str(out / "model.pt") in result.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["dir%2Foptim.pt", "model.pt", "notes.txt"]
+    for mmap in (False, True):
+        loaded = torch.load(out / "model.pt", mmap=mmap, weights_only=True)
+        assert torch.equal(loaded["a"], torch.arange(50000, dtype=torch.float32) + 1) and loaded["b"].tolist() == [
+            1,
+            2,
+            1,
+        ]
+    assert (out / "model.pt").read_bytes() == (store / "global_step9/model.pt").read_bytes()
+    with zipfile.ZipFile(out / "model.pt") as archive:
+        assert archive.testzip() is None
+
+
+def test_restore_overwrites_only_with_force_and_takes_single_files(run, make, tmp_path):
+    store = make("t", "model.pt=100", "optim.pt=100")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model.pt").write_text("mine")
+    refused = run("restore", "t", "--to", out, "--path", store)
+    assert refused.returncode == 5 and "--force" in refused.stderr
+    assert (out / "model.pt").read_text() == "mine" and not (out / "optim.pt").exists()
+    told = json.loads(run("restore", "t", "optim.pt", "--to", "out", "--json", "--path", store).stdout)
+    assert [file["name"] for file in told["files"]] == ["optim.pt"] and told["source"] == "storage"
+    assert run("restore", "t", "--to", out, "--force", "--path", store).returncode == 0
+    assert torch.load(out / "model.pt")["b"].tolist() == [1, 2, 1]
+    assert run("restore", "t", "absent.pt", "--to", out, "--path", store).returncode == 3
+    assert run("restore", "none", "--to", out, "--path", store).returncode == 3
+
+
+def test_restore_never_hands_out_damaged_bytes(run, make, tmp_path):
+    store = make("t", "model.pt=50000")
+    flip(store / "t/model.pt", 100000)
+    out = tmp_path / "out"
+    result = run("restore", "t", "--to", out, "--path", store)
+    assert result.returncode == 1 and "model.pt" in result.stderr and "65536" in result.stderr
+    assert list(out.iterdir()) == []
+
+
+def test_a_rewritten_tag_is_read_where_it_waits(run, make, tmp_path):
+    store = make("t", "model.pt=100", "keep.pt=5")
+    make("t", "model.pt=100", "--generation", 2, "--waits")
+    assert (store / "t/.nebula/g2/model.pt").exists()
+    assert run("verify", "t", "--path", store).returncode == 0
+    assert run("restore", "t", "--to", tmp_path / "out", "--path", store).returncode == 0
+    assert torch.load(tmp_path / "out/model.pt")["b"].tolist() == [1, 2, 2]
+    assert torch.load(tmp_path / "out/keep.pt")["b"].tolist() == [1, 2, 1]
+    assert "t (g2)" in run("list", "--path", store).stdout
+
+
+def steps(store: pathlib.Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("global_step")) for path in store.iterdir() if path.is_dir())
+
+
+def test_prune_shows_first_and_removes_only_what_nebula_made(run, make):
+    for step in range(1, 7):
+        store = make(f"global_step{step}", "model.pt=100")
+    (store / "global_step1/mine.txt").write_text("keep me")
+    (store / "foreign").mkdir()
+    (store / "foreign/model.pt").write_text("x")
+    shown = run("prune", "--keep-last", 2, "--path", store)
+    assert shown.returncode == 0 and "would remove 4 of 6" in shown.stdout and "--yes" in shown.stdout
+    assert (store / "global_step1/model.pt").exists()
+    told = json.loads(run("prune", "--keep-last", 2, "--keep-every", 3, "--yes", "--json", "--path", store).stdout)
+    assert [one["tag"] for one in told["removed"]] == ["global_step1", "global_step2", "global_step4"] and not told[
+        "dry_run"
+    ]
+    assert [path.name for path in (store / "global_step1").iterdir()] == ["mine.txt"]
+    assert (
+        not (store / "global_step2").exists() and (store / "foreign/model.pt").exists() and (store / "latest").exists()
+    )
+    (store / "global_step1/mine.txt").unlink()
+    (store / "global_step1").rmdir()
+    shutil.rmtree(store / "foreign")
+    assert steps(store) == [3, 5, 6]
+    assert run("verify", "--all", "--path", store).returncode == 0
+
+
+def test_prune_never_takes_the_newest_complete_one_and_counts_jobs_apart(run, make):
+    for step in (1, 2, 3):
+        store = make(f"global_step{step}", "model.pt=100")
+    make("global_step9", "model.pt=100", "--job", "other")
+    assert run("prune", "--tag", "global_step3", "--yes", "--path", store).returncode == 5
+    assert run("prune", "--tag", "global_step9", "--yes", "--path", store).returncode == 5
+    assert run("prune", "--tag", "none", "--yes", "--path", store).returncode == 3
+    assert run("prune", "--tag", "global_step1", "--yes", "--path", store).returncode == 0
+    assert run("prune", "--keep-every", 5, "--yes", "--path", store).returncode == 0
+    assert steps(store) == [3, 9]
+    assert run("prune", "--keep-last", 1, "--yes", "--path", store).stdout.rstrip().endswith("nothing to remove")
+
+
+def test_doctor_tries_the_storage_and_exits_1_when_it_cannot_be_written(run, make, tmp_path):
+    store = make("t", "a=10")
+    told = json.loads(run("doctor", "--path", store, "--json").stdout)
+    verdicts = {check["check"]: check["verdict"] for check in told["checks"]}
+    assert verdicts["storage"] == "ok" and verdicts["checkpoints"] == "ok"
+    assert {"io_uring", "copy-on-write capture", "memlock limit", "O_DIRECT", "memory tier", "agent"} <= verdicts.keys()
+    assert list(store.iterdir()) and not list(store.glob(".nebula-tmp*"))
+    (tmp_path / "file").write_text("no directory")
+    result = run("doctor", "--path", tmp_path / "file/store")
+    assert result.returncode == 1 and "BAD" in result.stdout
+
+
+def test_without_an_agent_status_says_so_and_stop_is_done(run, make):
+    store = make("t", "a=10")
+    result = run("status", "--path", store)
+    assert result.returncode == 0 and "not running" in result.stdout and "t " in result.stdout
+    assert json.loads(run("status", "--json", "--path", store).stdout)["running"] is False
+    assert run("stop").returncode == 0 and json.loads(run("stop", "--json").stdout) == {"was_running": False}
+
+
+@pytest.fixture
+def train(nebula, maker, run, tmp_path):
+    """A trainer that saves through the library and dies; its agent stays until the test ends."""
+    trainer = maker.parent / "save_versions"
+    if not trainer.exists():
+        pytest.skip("save_versions is not built")
+    environment = os.environ | {
+        "NEBULA_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "NEBULA_MEMORY_DIR": str(tmp_path / "memory"),
+    }
+
+    def call(path, interval, count):
+        subprocess.run([trainer, nebula, path, str(interval), str(count)], check=True, env=environment, timeout=60)
+
+    yield call
+    run("stop", "--now", "--yes")
+
+
+def test_versions_in_memory_are_listed_inspected_and_restored(run, train, tmp_path):
+    train("-", 0, 3)
+    told = json.loads(run("list", "--json").stdout)
+    assert told["agent"] and [version["tag"] for version in told["versions"]][-1] == "global_step3"
+    assert told["versions"][-1]["where"] == ["memory"] and told["versions"][-1]["state"] == "committed"
+    status = run("status")
+    assert status.returncode == 0 and "running, pid" in status.stdout and "global_step3" in status.stdout
+    assert "in the agent's memory" in run("inspect", "latest").stdout
+    told = json.loads(run("restore", "latest", "--to", "out", "--json").stdout)
+    assert told["source"] == "memory" and told["tag"] == "global_step3"
+    with zipfile.ZipFile(tmp_path / "out/model.pt") as archive:
+        assert archive.testzip() is None
+    assert torch.load(tmp_path / "out/model.pt")["a"][:2].tolist() == [3, 0]
+    assert run("restore", "global_step99", "--to", "out").returncode == 3
+
+
+def test_stop_persists_and_stop_now_asks_before_it_drops(run, train, tmp_path):
+    store = tmp_path / "store"
+    train(store, 0, 2)
+    refused = run("stop", "--now")
+    assert refused.returncode == 5 and "--yes" in refused.stderr
+    assert "running" in run("status").stdout
+    stopped = run("stop")
+    assert stopped.returncode == 0 and "has ended" in stopped.stdout
+    assert "not running" in run("status", "--path", store).stdout
+    told = json.loads(run("list", "--json", "--path", store).stdout)
+    assert [version["where"] for version in told["versions"]] == [["storage"]] * 2
+    assert run("verify", "--all", "--path", store).returncode == 0
+    assert not list((tmp_path / "memory").glob("*.img"))
+
+
+def test_stop_now_with_yes_drops_the_memory_tier(run, train):
+    train("-", 0, 2)
+    told = json.loads(run("stop", "--now", "--yes", "--json").stdout)
+    assert told["was_running"] and told["dropped"] and told["unsaved"] >= 1
+    assert run("list").returncode == 2  # nothing is left to look at

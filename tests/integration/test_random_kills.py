@@ -1,0 +1,142 @@
+"""Random SIGKILLs over a running job of four ranks: what is loaded was committed, is whole, and is not older than what is durable."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+
+from world_nodes import ALL_RANKS, RankFailed, World, a_world
+from world_rank import content
+
+NODES = ({"a": [0, 1, 2, 3]}, {"a": [0, 1], "b": [2, 3]})
+SIZE = 40_000
+
+
+def test_random_kills():
+    kills = 1000 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 50
+    seed = int(os.environ.get("NEBULA_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+    done = 0
+    while done < kills:
+        # A job of its own for every fifty, on one node and on two in turn, so that a failure is quick to repeat.
+        with a_world(NEBULA_TAKEOVER_S="2") as world:
+            world.quiet = True
+            job = Job(world, NODES[(done // 50) % 2] if kills > 50 else NODES[seed % 2], seed + done)
+            try:
+                done += job.run(min(50, kills - done))
+            except BaseException as failure:
+                logs = "\n".join(world.log(node)[-3000:] for node in ("a", "b"))
+                raise AssertionError(
+                    f"NEBULA_TEST_SEED={seed}, in the fifty from kill {done}: {failure!r}\n{logs}"
+                ) from failure
+    print(f"{done} kills, seed {seed}")
+
+
+class Job:
+    def __init__(self, world: World, nodes: dict[str, list[int]], seed: int) -> None:
+        self.world, self.nodes = world, nodes
+        self.random = random.Random(seed)
+        self.saved_by: dict[int, set[str]] = {}  # step -> the runs that wrote it on every rank
+        self.run_count = 0
+
+    def run(self, kills: int) -> int:
+        count, step = 0, 0
+        while count < kills:
+            ranks = self.start()
+            step = self.check(ranks)
+            count += self.train(ranks, step)
+        self.check(self.start())
+        return count
+
+    def start(self):
+        """Two trainers of one rank may not live at once, so the next run waits for the end of the last."""
+        self.run_count += 1
+        return self.world.start(self.nodes, f"run{self.run_count}", interval=self.random.choice([0, 0, 0.3]))
+
+    def durable(self) -> int:
+        """The newest version whose manifest lies in storage."""
+        steps = [
+            int(path.parent.parent.name.removeprefix("global_step"))
+            for path in self.world.storage.glob("global_step*/.nebula/manifest.json")
+        ]
+        return max(steps, default=0)
+
+    def check(self, ranks) -> int:
+        """All ranks load one version, and it is right. Returns its step."""
+        durable = self.durable()
+        held = []
+        for rank in ranks:
+            rows = rank.ask("versions")
+            held.append(
+                {
+                    (row["step"], row["generation"], row["sequence"])
+                    for row in rows
+                    if row["state"] in ("committed", "replicated", "durable") and row["source"]
+                }
+            )
+        common = set.intersection(*held)
+        if not common:
+            assert not durable, f"global_step{durable} is durable, and the ranks have nothing in common: {held}"
+            return 0
+        step, generation, _ = max(common)
+        assert step >= durable, f"global_step{durable} is durable, and global_step{step} is loaded"
+        assert step in self.saved_by, f"global_step{step} was never saved by all ranks"
+        tag, digests = f"global_step{step}", []
+        for rank in ranks:
+            name = f"r{rank.rank}-0.bin"
+            digests.append(rank.ask("load", tag, [name])[name])
+        wanted = [
+            run
+            for run in self.saved_by[step]
+            if digests == [hashlib.sha256(content(tag, rank.rank, 0, SIZE, run)).hexdigest() for rank in ranks]
+        ]
+        assert wanted, f"{tag} generation {generation} holds no run's bytes, or those of several"
+        return step
+
+    def train(self, ranks, step: int) -> int:
+        """Steps in lock step until something is killed; how many kills."""
+        run, pick = f"run{self.run_count}", self.random.random()
+        lives = self.random.randint(0, 4)
+        while True:
+            step += 1
+            lives -= 1
+            for rank in ranks:
+                rank.send("save", f"global_step{step}", ALL_RANKS, 1, SIZE, run)
+            # A rank that answers has the bytes fixed; a killed one may have, too. What is loaded tells.
+            self.saved_by.setdefault(step, set()).add(run)
+            if lives < 0:
+                time.sleep(self.random.random() * 0.03)
+                if pick < 0.25:
+                    self.kill_agent()  # and the ranks go on with the next one
+                    if self.answers(ranks):
+                        lives, pick = self.random.randint(0, 3), 0.25 + 0.75 * self.random.random()
+                        self.extra = getattr(self, "extra", 0) + 1
+                        continue
+                elif pick < 0.5:
+                    self.kill_agent()
+                elif pick < 0.75:
+                    ranks[self.random.randrange(len(ranks))].kill(signal.SIGKILL)
+                break
+            if not self.answers(ranks):
+                break
+        for rank in ranks:
+            rank.kill(signal.SIGKILL)
+        for rank in ranks:
+            rank.end()
+        killed = 1 + getattr(self, "extra", 0)
+        self.extra = 0
+        return killed
+
+    def kill_agent(self) -> None:
+        self.world.kill_agents(self.random.choice(list(self.nodes)), wait=False)
+
+    def answers(self, ranks) -> bool:
+        fine = True
+        for rank in ranks:
+            try:
+                rank.answer()
+            except RankFailed:
+                fine = False
+        return fine

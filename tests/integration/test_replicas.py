@@ -1,0 +1,483 @@
+"""Copies in another node's memory: real agents on 127.0.0.1, each a node by its NEBULA_NODE_ID, and what can go wrong between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+nebulaml = pytest.importorskip("nebulaml")
+
+JOB = """
+import os, sys
+import torch
+import nebulaml as nm
+def say(*words): os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
+def value(step): return torch.full((300_001,), float(step)).add_(torch.arange(300_001) % 97)
+def save(step):
+    ckpt = nm.Checkpoint(f"global_step{step}", 1)
+    ckpt.save("model.pt", {"w": value(step), "step": step})
+    assert ckpt.commit()
+    return ckpt
+def first():
+    save(0).wait("durable", 30)  # a job's first version is persisted at once, all later ones an hour after that
+def copied(ckpt, timeout=20):
+    ckpt.wait("replicated", timeout)
+    assert ckpt.state == "replicated", ckpt.state
+    return ckpt
+"""
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout: float = 20) -> object:
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what} has not happened in {timeout} s"
+        time.sleep(0.02)
+    return result
+
+
+class Node:
+    """One node: its own agent, socket and memory."""
+
+    def __init__(self, name: str, root: Path, persist: Path, memory: Path) -> None:
+        self.name, self.persist = name, persist
+        self.memory = memory / name
+        self.runtime = root / "run"
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("NEBULA_") or k in KEPT} | {
+            "NEBULA_NODE_ID": name,
+            "NEBULA_RUNTIME_DIR": str(self.runtime),
+            "NEBULA_MEMORY_DIR": str(self.memory),
+            "NEBULA_MEMORY_BUFFER_SIZE": "256M",
+            "NEBULA_AGENT_LINGER": "30",
+            "NEBULA_OUTPUT_DIR": str(root / f"output-{name}"),
+            "PYTHONPATH": str(Path(nebulaml.__file__).parent.parent),
+        }
+
+    @property
+    def log(self) -> str:
+        path = Path(f"{self.runtime}-{self.name}") / "agent.log"
+        return path.read_text() if path.exists() else ""
+
+    def record(self) -> dict:
+        return json.loads((self.persist / ".nebula" / "nodes" / f"{self.name}.json").read_text())
+
+    def start(self, code: str, interval: float = 3600, replicas: int = 1, **extra: str) -> subprocess.Popen[str]:
+        text = JOB + f"nm.init({str(self.persist)!r}, {interval}, 2, replicas={replicas}, on_error='raise')\n"
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", text + textwrap.dedent(code)],
+            env=self.environment | extra,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str, **options) -> str:
+        process = self.start(code, **options)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors + self.log
+        return output
+
+    def agent(self) -> int | None:
+        wanted = {f"NEBULA_RUNTIME_DIR={self.runtime}".encode(), f"NEBULA_NODE_ID={self.name}".encode()}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdecimal() and b"agent" in (entry / "cmdline").read_bytes().split(b"\0")[1:2]:
+                    if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
+                        return int(entry.name)
+            except OSError:
+                continue
+        return None
+
+    def kill_agent(self, number: int = signal.SIGKILL) -> None:
+        pid = self.agent()
+        if pid is not None:
+            os.kill(pid, number)
+            wait_for(lambda: self.agent() is None, "the end of the agent")
+
+    def lose(self, *processes: subprocess.Popen[str]) -> None:
+        """The whole node goes: processes, agent and memory."""
+        for process in processes:
+            process.kill()
+            process.wait()
+        self.kill_agent()
+        shutil.rmtree(self.memory, ignore_errors=True)
+
+
+KEPT = ("NEBULA_AGENT_PATH", "NEBULA_AGENT_LIBRARY")
+
+
+class World:
+    def __init__(self, tmp_path: Path) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="nb-"))
+        self.shm = Path(tempfile.mkdtemp(prefix="nebula-test-", dir="/dev/shm"))
+        self.persist = tmp_path / "storage"
+        self.nodes: list[Node] = []
+        self.helpers: list[subprocess.Popen[str]] = []
+
+    def node(self, name: str, **extra: str) -> Node:
+        made = Node(name, self.root, self.persist, self.shm)
+        made.environment |= extra
+        self.nodes.append(made)
+        return made
+
+    def holder(self, name: str, **extra: str) -> Node:
+        """A node that is there and has nothing of its own to copy: a second job's rank sits on it."""
+        made = self.node(name, **extra)
+        process = made.start("say('there'); sys.stdin.readline()")
+        assert process.stdout.readline() == "there\n", process.stderr.read()
+        self.helpers.append(process)
+        if "NEBULA_PEERS" not in made.environment:
+            wait_for((self.persist / ".nebula" / "nodes" / f"{name}.json").exists, "the record of the node")
+        return made
+
+    def close(self) -> None:
+        for helper in self.helpers:
+            helper.kill()
+            helper.communicate()
+        for node in self.nodes:
+            node.kill_agent()
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.rmtree(self.shm, ignore_errors=True)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+LOAD = """
+found = nm.get_latest_checkpoint()
+loaded = found.load("model.pt")
+assert torch.equal(loaded["w"], value(loaded["step"])), "other values"
+say(found.tag, found.source if hasattr(found, "source") else "")
+"""
+
+
+def test_a_lost_node_loads_its_newest_version_from_its_peers_memory(world):
+    world.holder("b")
+    a = world.node("a")
+    job = a.start("first()\nfor step in (1, 2, 3): copied(save(step)); say('replicated')\nsys.stdin.readline()")
+    assert [job.stdout.readline() for _ in range(3)] == ["replicated\n"] * 3, job.stderr.read() if job.poll() else a.log
+    assert not list(world.persist.glob("global_step3/.nebula/manifest.json")), (
+        "it is not durable: storage cannot be the source"
+    )
+    a.lose(job)
+    assert a.run(LOAD).split()[0] == "global_step3"
+    assert "took over" not in a.log.rsplit("is ready", 1)[-1]
+    report = a.run("nm.get_latest_checkpoint(); import json; say(json.dumps(nm.list_checkpoints()['global_step3']))")
+    assert "peer" in json.loads(report)["source"]
+
+
+RANK = """
+def save(step):
+    ckpt = nm.Checkpoint(f"global_step{step}", -2)
+    ckpt.save(f"rank{rank}.pt", {"w": value(step) + rank, "step": step})
+    assert ckpt.commit()
+    return ckpt
+rank = int(os.environ["RANK"])
+"""
+
+
+def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
+    """Rank 0's node is lost with the only copy of its share of step 2 but one: that in the memory of rank 1's node."""
+    nodes = [world.node("a"), world.node("b")]
+
+    def job(code: str, run: str) -> list[subprocess.Popen[str]]:
+        return [
+            node.start(
+                RANK + textwrap.dedent(code),
+                RANK=str(rank),
+                WORLD_SIZE="2",
+                LOCAL_RANK="0",
+                LOCAL_WORLD_SIZE="1",
+                TORCHELASTIC_RUN_ID=run,
+            )
+            for rank, node in enumerate(nodes)
+        ]
+
+    ranks = job("save(0).wait('durable', 40)\ncopied(save(2), 40)\nsay('there'); sys.stdin.readline()", "one")
+    for rank, process in enumerate(ranks):
+        assert process.stdout.readline() == "there\n", nodes[rank].log + (
+            process.stderr.read() if process.poll() else ""
+        )
+    assert not (world.persist / "global_step2" / ".nebula" / "manifest.json").exists()
+    for process in ranks:
+        process.kill()
+        process.wait()
+    nodes[0].lose()
+    ranks = job(
+        """
+        found = nm.get_latest_checkpoint()
+        loaded = found.load(f"rank{rank}.pt")
+        assert torch.equal(loaded["w"], value(loaded["step"]) + rank)
+        say(found.tag)
+        """,
+        "two",
+    )
+    for rank, process in enumerate(ranks):
+        output, errors = process.communicate(timeout=90)
+        assert output == "global_step2\n", errors + nodes[rank].log
+
+
+def test_copies_are_bounded_by_what_their_owner_keeps(world):
+    b = world.holder("b")
+    a = world.node("a")
+    job = a.start(
+        "first()\nfor step in range(1, 9): save(step).wait('replicated', 20)\nsay('done'); sys.stdin.readline()"
+    )
+    assert job.stdout.readline() == "done\n", a.log
+    status = [line for line in b.log.splitlines() if "holds global_step" in line]
+    assert len(status) >= 8
+    a.lose(job)
+    # Two versions are kept in memory there, so older ones have gone here too.
+    out = a.run("say(*[t for t in range(1, 9) if nm.get_checkpoint(f'global_step{t}')])")
+    kept = [int(word) for word in out.split()]
+    assert kept[-1] == 8 and len(kept) <= 3 and kept == list(range(kept[0], 9))
+
+
+def test_without_another_node_training_and_persisting_go_on(world):
+    a = world.node("a")
+    a.run(
+        """
+        c = save(1)
+        c.wait("durable", 20)
+        say(c.state)
+        """
+    )
+    wait_for(lambda: "there is no other node yet" in a.log, "a line about it")
+
+
+def test_a_wrong_key_is_said_and_costs_only_the_copy(world, tmp_path):
+    other = tmp_path / "other-secret"
+    other.write_text("ff" * 32)
+    other.chmod(0o600)
+    b = world.holder("b", NEBULA_SECRET_FILE=str(other))
+    a = world.node("a")
+    out = a.run(
+        """
+        first()
+        c = save(1)
+        try:
+            c.wait("replicated", 3)
+        except nm.NebulaTimeout as error:
+            say("timeout:", error)
+        save(2).wait("durable", 20)
+        say("durable")
+        """
+    )
+    assert "timeout:" in out and "secret" in out and out.endswith("durable\n")
+    wait_for(
+        lambda: re.search(r"turned the peer at .* away: the peer holds another secret", b.log), "a line of the holder"
+    )
+    assert "may hold another secret" in a.log
+    assert a.agent() and b.agent()
+
+
+def test_a_secret_that_others_can_read_is_refused(world):
+    (world.persist / ".nebula").mkdir(parents=True)
+    secret = world.persist / ".nebula" / "secret"
+    secret.write_text("ab" * 32)
+    secret.chmod(0o644)
+    a = world.node("a")
+    a.run("save(1).wait('durable', 20)")
+    wait_for(lambda: "open to other users" in a.log and "chmod 600" in a.log, "a line about it")
+    assert not (world.persist / ".nebula" / "nodes").exists()
+
+
+def test_the_secret_is_made_once_and_private(world):
+    world.holder("b")
+    first = (world.persist / ".nebula" / "secret").read_bytes()
+    world.holder("c")
+    secret = world.persist / ".nebula" / "secret"
+    assert secret.read_bytes() == first and len(first) == 65
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert not list(secret.parent.glob("secret.tmp*"))
+
+
+class Tamper(threading.Thread):
+    """A wire between two agents that spoils what passes: flips a bit, stops, or ends."""
+
+    def __init__(self, target: int, deed: str, after: int) -> None:
+        super().__init__(daemon=True)
+        self.target, self.deed, self.after, self.done = target, deed, after, False
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.recorded = b""
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self.target))
+            threading.Thread(target=self.pump, args=(near, far, True), daemon=True).start()
+            threading.Thread(target=self.pump, args=(far, near, False), daemon=True).start()
+
+    def pump(self, source: socket.socket, sink: socket.socket, forward: bool) -> None:
+        passed = 0
+        try:
+            while data := source.recv(65536):
+                if forward and not self.done:
+                    self.recorded += data
+                passed += len(data)
+                if forward and not self.done and passed > self.after:
+                    self.done = True
+                    if self.deed == "flip":
+                        data = data[:-1] + bytes([data[-1] ^ 1])
+                    elif self.deed == "cut":
+                        break
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def through(world: World, b: Node, deed: str, after: int) -> tuple[Node, Tamper]:
+    """A node whose only way to b is the wire."""
+    wire = Tamper(b.record()["port"], deed, after)
+    shared = world.persist / ".nebula" / "secret"
+    return world.node("a", NEBULA_PEERS=f"127.0.0.1:{wire.port}", NEBULA_SECRET_FILE=str(shared)), wire
+
+
+@pytest.mark.parametrize(
+    ("deed", "line"),
+    [
+        ("flip", "turned the peer at .* away: .*what came is not what a peer sent"),
+        ("cut", "in the middle of a copy|closed the connection"),
+    ],
+)
+def test_a_frame_spoilt_on_the_way_is_refused_and_sent_anew(world, deed, line):
+    b = world.holder("b")
+    a, wire = through(world, b, deed, after=400_000)
+    job = a.start(
+        "first(); copied(save(1), 40); say('replicated'); save(2).wait('durable', 20); say('durable'); sys.stdin.readline()"
+    )
+    assert job.stdout.readline() == "replicated\n", a.log + b.log
+    assert job.stdout.readline() == "durable\n"
+    assert wire.done, "nothing was spoilt: the test shows nothing"
+    assert re.search(line, b.log), b.log
+    assert "has no copy in another node's memory yet" in a.log
+    a.lose(job)
+    assert a.run(LOAD).split()[0] == "global_step2"
+
+
+def test_a_recorded_conversation_opens_nothing_when_played_again(world):
+    b = world.holder("b")
+    a, wire = through(world, b, "none", after=1 << 60)
+    job = a.start("first(); save(1).wait('replicated', 20); say('there'); sys.stdin.readline()")
+    assert job.stdout.readline() == "there\n", a.log
+    held = b.log.count("holds global_step1")
+    with socket.create_connection(("127.0.0.1", b.record()["port"])) as again:
+        again.sendall(wire.recorded)
+        again.settimeout(20)
+        try:
+            while again.recv(65536):
+                pass
+        except ConnectionError:
+            pass
+    wait_for(lambda: "turned the peer at" in b.log, "a line about it")
+    assert b.log.count("holds global_step1") == held
+    assert b.agent(), "the agent has ended"
+    job.kill()
+    job.communicate()
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("<IHHQIIQ", 0x5042454E, 1, 1, 1, 0, 0, 0) * 8,
+        b"\x16\x03\x01\xff\xff" + b"\0" * 64,
+    ],
+)
+def test_who_does_not_speak_the_language_gets_no_further(world, noise):
+    b = world.holder("b")
+    with socket.create_connection(("127.0.0.1", b.record()["port"])) as stranger:
+        stranger.sendall(noise)
+        if not noise:  # half open: it says nothing, for longer than a handshake may take
+            stranger.settimeout(20)
+            assert stranger.recv(1) == b""
+        wait_for(lambda: "turned the peer at" in b.log, "a line about it")
+        assert b.agent()
+        a = world.node("a")
+        a.run("first(); copied(save(1))")
+
+
+def test_a_peer_that_dies_is_replaced_by_the_next_on_the_ring(world):
+    holders = {name: world.holder(name) for name in ("b", "c", "d")}
+    a = world.node("a")
+    job = a.start("first()\nfor line in sys.stdin: copied(save(int(line)), 30); say('replicated')")
+    job.stdin.write("1\n")
+    job.stdin.flush()
+    assert job.stdout.readline() == "replicated\n", a.log
+    first = re.search(r'is replicated on node "(\w)"', a.log).group(1)
+    index = list(holders).index(first)
+    world.helpers[index].kill()
+    holders[first].lose()
+    job.stdin.write("2\n")
+    job.stdin.flush()
+    assert job.stdout.readline() == "replicated\n", a.log
+    second = re.findall(r'is replicated on node "(\w)"', a.log)[-1]
+    assert second != first
+    assert f'go to node "{second}" instead' in a.log
+    a.lose(job)
+    assert a.run(LOAD).split()[0] == "global_step2"
+
+
+def test_a_holder_without_room_refuses_and_says_so(world):
+    b = world.holder("b", NEBULA_PEER_MEMORY="1M")
+    a = world.node("a")
+    out = a.run(
+        """
+        first()
+        try:
+            save(1).wait("replicated", 3)
+        except nm.NebulaTimeout as error:
+            say(error)
+        """
+    )
+    assert "NEBULA_PEER_MEMORY" in out and "no room for a copy of node" in b.log
+
+
+def test_without_replicas_nothing_listens_and_nobody_is_told(world):
+    a = world.node("a")
+    a.run(
+        "save(1).wait('durable', 20)\ntry: nm.Checkpoint('global_step1').wait('replicated', 5)\nexcept Exception as e: say(e)",
+        replicas=0,
+    )
+    assert not (world.persist / ".nebula" / "nodes").exists() and "keeps copies for peers" not in a.log
+
+
+def test_a_record_is_withdrawn_at_a_clean_end_and_stays_after_a_kill(world):
+    world.holder("b")
+    c = world.holder("c")
+    record = world.persist / ".nebula" / "nodes" / "c.json"
+    world.helpers[-1].kill()
+    world.helpers[-1].communicate()
+    c.kill_agent(signal.SIGTERM)
+    assert not record.exists()
+    assert (world.persist / ".nebula" / "nodes" / "b.json").exists()

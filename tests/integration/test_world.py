@@ -1,0 +1,204 @@
+"""Ranks on several nodes: when a version is complete, who says so, and what becomes of those that never are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+from world_nodes import ALL_RANKS, OPEN, RankFailed, World, a_world, together, until
+from world_rank import content
+
+TWO = {"a": [0, 1], "b": [2]}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with a_world(NEBULA_QUIET_S="2", NEBULA_TAKEOVER_S="2") as one:
+        yield one
+
+
+def digest(tag: str, rank: int, index: int = 0, size: int = 10_000, writing: str = "") -> str:
+    return hashlib.sha256(content(tag, rank, index, size, writing)).hexdigest()
+
+
+def test_a_version_of_two_nodes_is_complete_when_both_have_captured_and_then_durable(world):
+    ranks = world.start(TWO, "r1")
+    for rank in ranks[:2]:
+        rank.ask("save", "global_step1", ALL_RANKS, 1, 10_000)
+    with pytest.raises(RankFailed, match="Timeout"):
+        ranks[0].ask("wait", "global_step1", "committed", 0.5)
+    assert "rank 2 of 3" in ranks[0].ask("report", "global_step1")["error"]
+    ranks[2].ask("save", "global_step1", ALL_RANKS, 1, 10_000)
+    together(ranks, "wait", "global_step1", "durable", 30)
+    manifest = world.manifest("global_step1")
+    assert [record["rank"] for record in manifest["records"]] == [0, 1, 2]
+    assert len({rank.ask("latest")["sequence"] for rank in ranks}) == 1
+    # Every rank reads every file, also those that were never in its node's memory.
+    for rank in ranks:
+        assert rank.ask("load", "global_step1", ["r0-0.bin", "r2-0.bin"]) == {
+            "r0-0.bin": digest("global_step1", 0),
+            "r2-0.bin": digest("global_step1", 2),
+        }
+    assert not list((world.storage / "global_step1" / ".nebula").glob("captured-*"))
+
+
+def test_ranks_may_save_nothing_or_several_files(world):
+    ranks = world.start(TWO, "r1")
+    for rank, files in zip(ranks, (3, 0, 1), strict=True):
+        rank.ask("save", "mixed", ALL_RANKS, files, 500)
+    together(ranks, "wait", "mixed", "durable", 30)
+    assert sorted(file["name"] for file in world.manifest("mixed")["files"]) == [
+        "r0-0.bin",
+        "r0-1.bin",
+        "r0-2.bin",
+        "r2-0.bin",
+    ]
+
+
+def test_a_number_of_files_is_counted_over_all_nodes(world):
+    ranks = world.start(TWO, "r1")
+    ranks[2].ask("save", "counted", 3, 1, 500)
+    ranks[1].ask("save", "counted", 3, 1, 500)
+    with pytest.raises(RankFailed, match="Timeout"):
+        ranks[2].ask("wait", "counted", "committed", 0.3)
+    ranks[1].ask("save", "counted", 3, 2, 500)
+    for rank in ranks[1:]:
+        rank.ask("wait", "counted", "durable", 30)
+    assert len(world.manifest("counted")["files"]) == 3
+
+
+def test_an_open_ended_version_does_not_wait_for_ever_for_ranks_that_never_begin(world):
+    ranks = world.start(TWO, "r1")
+    ranks[0].ask("save", "open", OPEN, 1, 500)
+    ranks[0].ask("wait", "open", "durable", 30)
+    assert [file["rank"] for file in world.manifest("open")["files"]] == [0]
+
+
+def test_a_tag_written_twice_is_two_generations_on_all_nodes(world):
+    ranks = world.start(TWO, "r1")
+    for turn in ("first", "second"):
+        for rank in ranks:
+            rank.ask("save", "last", ALL_RANKS, 1 if turn == "first" or rank.rank else 0, 10_000, turn)
+        together(ranks, "wait", "last", "durable", 30)
+    manifest = world.manifest("last")
+    assert {file["name"]: file["generation"] for file in manifest["files"]} == {
+        "r0-0.bin": 1,
+        "r1-0.bin": 2,
+        "r2-0.bin": 2,
+    }
+    assert ranks[2].ask("load", "last", ["r0-0.bin", "r1-0.bin"]) == {
+        "r0-0.bin": digest("last", 0, writing="first"),
+        "r1-0.bin": digest("last", 1, writing="second"),
+    }
+
+
+def test_a_version_that_a_rank_never_commits_fails_when_a_newer_one_is_complete_and_leaves_nothing(world):
+    ranks = world.start(TWO, "r1")
+    for rank in ranks[:2]:
+        rank.ask("save", "global_step1", ALL_RANKS, 1, 500)
+    until(lambda: (world.storage / "global_step1" / ".nebula" / "captured-00000.json").exists())
+    for rank in ranks:
+        rank.ask("save", "global_step2", ALL_RANKS, 1, 500)
+    together(ranks, "wait", "global_step2", "durable", 30)
+    until(lambda: ranks[0].ask("report", "global_step1")["state"] == "failed")
+    error = ranks[0].ask("report", "global_step1")["error"]
+    assert "rank 2 of 3" in error and "global_step2" in error
+    until(lambda: not (world.storage / "global_step1").exists(), what="its documents' removal")
+
+
+def test_runs_are_never_mixed(world):
+    first = world.start(TWO, "r1")
+    for rank in first[:2]:
+        rank.ask("save", "global_step1", ALL_RANKS, 1, 10_000, "run 1")
+    until(lambda: (world.storage / "global_step1" / ".nebula" / "captured-00000.json").exists())
+    for rank in first:
+        rank.kill()
+        rank.end()
+    second = world.start(TWO, "r2")
+    second[2].ask("save", "global_step1", ALL_RANKS, 1, 10_000, "run 2")
+    with pytest.raises(RankFailed, match="Timeout"):
+        second[2].ask("wait", "global_step1", "committed", 1)
+    for rank in second[:2]:
+        rank.ask("save", "global_step1", ALL_RANKS, 1, 10_000, "run 2")
+    together(second, "wait", "global_step1", "durable", 30)
+    assert second[2].ask("load", "global_step1", ["r0-0.bin"]) == {
+        "r0-0.bin": digest("global_step1", 0, writing="run 2")
+    }
+
+
+def test_an_agent_that_dies_between_capturing_and_committing_is_replaced_by_one_that_goes_on(world):
+    ranks = world.start(TWO, "r1")
+    for rank in ranks[:2]:
+        rank.ask("save", "global_step1", ALL_RANKS, 1, 10_000)
+    world.kill_agents("a")
+    ranks[2].ask("save", "global_step1", ALL_RANKS, 1, 10_000)
+    for rank in ranks[:2]:
+        rank.ask("versions")  # finds, and starts, the new agent
+    together(ranks, "wait", "global_step1", "durable", 30)
+
+
+def test_a_rank_that_begins_after_its_node_has_announced_is_not_spoken_for_before_it_has_captured(world):
+    early = world.start({"a": [0], "b": [2]}, "r1", world=3)
+    for rank in early:
+        rank.ask("save", "global_step1", ALL_RANKS, 1, 10_000)
+    until(lambda: (world.storage / "global_step1" / ".nebula" / "captured-00000.json").exists())
+    (late,) = world.start({"a": [1]}, "r1", world=3)
+    late.ask("save", "global_step1", ALL_RANKS, 1, 10_000, "", False)
+    with pytest.raises(RankFailed, match="Timeout"):
+        early[0].ask("wait", "global_step1", "committed", 1.5)
+    late.ask("save", "global_step1", ALL_RANKS, 2, 10_000)
+    together([*early, late], "wait", "global_step1", "durable", 30)
+    assert len(world.manifest("global_step1")["files"]) == 4
+
+
+def test_another_agent_commits_when_the_one_of_rank_0_is_gone(world):
+    ranks = world.start({"a": [0], "b": [1]}, "r1")
+    ranks[1].ask("save", "global_step1", ALL_RANKS, 1, 10_000)
+    ranks[0].ask("save", "global_step1", ALL_RANKS, 1, 10_000)
+    until(lambda: (world.storage / "global_step1" / ".nebula" / "captured-00000.json").exists())
+    ranks[0].kill()
+    ranks[0].end()
+    world.kill_agents("a")
+    ranks[1].ask("wait", "global_step1", "committed", 30)
+
+
+def test_with_an_interval_all_nodes_persist_the_same_versions_and_flush_by_one_is_heard_by_all(world):
+    ranks = world.start(TWO, "r1", interval=1000)
+    for step in range(1, 5):
+        for rank in ranks:
+            rank.ask("save", f"global_step{step}", ALL_RANKS, 1, 10_000)
+        together(ranks, "wait", f"global_step{step}", "committed", 30)
+    assert world.manifest("global_step4") is None
+    ranks[1].ask("flush", 30)
+    assert world.manifest("global_step4") is not None
+
+
+def test_two_jobs_on_one_path_are_refused_with_both_names(world):
+    one = world.start({"a": [0]}, "r1", job="gpt", world=2)
+    other = world.start({"c": [0]}, "r9", job="bert", world=2)
+    one[0].ask("save", "global_step1", ALL_RANKS, 1, 500)
+    until(lambda: (world.storage / "global_step1" / ".nebula" / "captured-00000.json").exists())
+    other[0].ask("save", "global_step1", ALL_RANKS, 1, 500)
+    failed = until(
+        lambda: next(
+            (rank for rank in (one[0], other[0]) if rank.ask("report", "global_step1")["state"] == "failed"), None
+        )
+    )
+    error = failed.ask("report", "global_step1")["error"]
+    assert '"gpt"' in error and '"bert"' in error
+
+
+def test_one_node_for_the_whole_world_writes_no_document_of_its_own(world):
+    ranks = world.start({"a": [0, 1]}, "r1")
+    ranks[0].ask("save", "global_step1", ALL_RANKS, 1, 500)
+    with pytest.raises(RankFailed, match="Timeout"):
+        ranks[0].ask("wait", "global_step1", "committed", 0.3)
+    assert not world.storage.exists()
+    ranks[1].ask("save", "global_step1", ALL_RANKS, 1, 500)
+    together(ranks, "wait", "global_step1", "durable", 30)
+    assert not [
+        path
+        for path in (world.storage / "global_step1" / ".nebula").iterdir()
+        if path.name.startswith(("capt", "comm"))
+    ]

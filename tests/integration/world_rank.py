@@ -1,0 +1,98 @@
+"""One rank that a test drives by lines on its standard input; no torch, so that many are cheap.
+
+Arguments: storage path ("" for none), rank, world, local world, run, persist interval in seconds, job. Each line is a
+command, each answer one line of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+
+from nebulaml import _nebula
+
+
+def content(tag: str, rank: int, index: int, size: int, writing: str = "") -> bytes:
+    """What rank saves as its index-th file of a tag: any mixture of ranks, tags or writings is seen."""
+    block = hashlib.sha256(f"{tag} {rank} {index} {writing}".encode()).digest()
+    return (block * (size // len(block) + 1))[:size]
+
+
+def open_session(arguments: list[str]) -> _nebula.Session:
+    path, rank, world, local_world, run, interval, job = arguments
+    return _nebula.Session(
+        persist_path=path or None,
+        rank=int(rank),
+        world=int(world),
+        local_rank=int(rank) % max(int(local_world), 1),
+        local_world=int(local_world),
+        run=run,
+        job=job,
+        persist_interval_s=float(interval),
+        retention_count=2,
+    )
+
+
+class Rank:
+    def __init__(self, arguments: list[str]) -> None:
+        self.rank = int(arguments[1])
+        self.session = open_session(arguments)
+        self.checkpoints: dict[str, _nebula.Checkpoint] = {}
+
+    def save(self, tag: str, goal: int, files: int, size: int, writing: str = "", commit: bool = True) -> str:
+        checkpoint = self.session.begin(tag, goal)
+        for index in range(files):
+            checkpoint.save_bytes(f"r{self.rank}-{index}.bin", content(tag, self.rank, index, size, writing))
+        self.checkpoints[tag] = checkpoint
+        if commit:
+            checkpoint.commit()
+        return "saved"
+
+    def wait(self, tag: str, state: str, seconds: float) -> str:
+        self.checkpoints[tag].wait(state, int(seconds * 1000))
+        return state
+
+    def report(self, tag: str) -> object:
+        return json.loads(self.checkpoints[tag].report())
+
+    def versions(self) -> object:
+        return json.loads(self.session.report(_nebula.REPORT_VERSIONS, None))["versions"]
+
+    def latest(self) -> object:
+        return json.loads(self.session.latest(None).report())
+
+    def load(self, tag: str, files: list[str]) -> object:
+        """Digest and source of each file."""
+        found = self.session.find(tag, None)
+        return {name: hashlib.sha256(memoryview(found.map(name))).hexdigest() for name in files}
+
+    def flush(self, seconds: float) -> str:
+        self.session.flush(None, int(seconds * 1000))
+        return "flushed"
+
+
+def main() -> None:
+    try:
+        rank = Rank(sys.argv[1:])
+        answer: object = {"ok": os.getpid()}
+    except Exception as failure:
+        answer = {"error": f"{type(failure).__name__}: {failure}"}
+        rank = None  # type: ignore[assignment]
+    while True:
+        os.write(1, (json.dumps(answer) + "\n").encode())
+        line = sys.stdin.readline()
+        if not line:
+            return
+        name, *arguments = json.loads(line)
+        if name == "raise":
+            raise RuntimeError("the training loop failed")
+        try:
+            answer = {"ok": getattr(rank, name)(*arguments)}
+        except Exception as failure:
+            answer = {"error": f"{type(failure).__name__}: {failure}"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The commit protocol of docs/protocol.md as a small state machine, explored exhaustively.
+
+Two nodes: A runs ranks 0 and 1, B runs rank 2. One tag, two runs of the job: run 1 may be killed at any point, run 2
+writes the same tag again. Each step of each process may come at any time; a node may crash (its memory and its agent's
+plans are lost, storage stays), a whole run may be killed while its agents live on, and a listing may be stale: an agent
+may see any set of documents that was true at some moment since it last looked.
+
+What must hold in every reachable state: a manifest that a reader accepts names, for every rank, a record and a file of
+the manifest's own run; and once a version was accepted, a reader finds some version ever after.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+RANKS = (0, 1, 2)
+NODES = {"A": (0, 1), "B": (2,)}
+RUNS = (1, 2)
+MAX_CRASHES = 2
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The protocol, and the mistakes that the model must find."""
+
+    manifest_after_records: bool = True  # else: written when the files are captured
+    same_run: bool = True  # else: records of any run complete a version
+    record_after_file: bool = True  # else: the record may be written before its file is durable
+    digests: bool = True  # else: a reader believes a manifest without comparing the records and files
+
+
+@dataclass(frozen=True)
+class State:
+    run: int = 1
+    memory: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())  # per node: (run * 10 + rank) captured
+    files: tuple[int, int, int] = (0, 0, 0)  # the run whose bytes lie in storage, per rank; 0: none
+    records: tuple[int, int, int] = (0, 0, 0)
+    views: tuple[tuple[int, int, int], tuple[int, int, int]] = ((0, 0, 0), (0, 0, 0))  # records as each agent last saw them
+    manifest: tuple[int, tuple[int, int, int]] | None = None  # (run, the record of each rank that it names)
+    accepted: bool = False
+    crashes: int = 0
+
+
+def put(values: tuple[int, int, int], index: int, value: int) -> tuple[int, int, int]:
+    changed = list(values)
+    changed[index] = value
+    return (changed[0], changed[1], changed[2])
+
+
+def sound(state: State, rules: Rules) -> bool:
+    """What a reader accepts: every record that the manifest names is there unchanged, and so is the file it describes."""
+    if state.manifest is None:
+        return False
+    if not rules.digests:
+        return True
+    _, named = state.manifest
+    return all(named[rank] != 0 and state.records[rank] == named[rank] == state.files[rank] for rank in RANKS)
+
+
+def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
+    whole = sound(state, rules)
+    for index, (node, ranks) in enumerate(NODES.items()):
+        memory = state.memory[index]
+
+        def with_memory(new: frozenset[int], index: int = index) -> tuple[frozenset[int], frozenset[int]]:
+            return (new, state.memory[1]) if index == 0 else (state.memory[0], new)
+
+        for rank in ranks:
+            # A run that finds the tag whole would start another generation: files of its own, not modelled here.
+            if state.run * 10 + rank not in memory and not whole:
+                yield f"rank {rank} captures in run {state.run}", replace(state, memory=with_memory(memory | {state.run * 10 + rank}))
+            for run in RUNS:
+                # An agent goes on persisting what it holds, also of a run that was killed; only the newest per rank.
+                newest = max((held // 10 for held in memory if held % 10 == rank), default=0)
+                if run != newest or whole:
+                    continue
+                if state.files[rank] != run and (rules.record_after_file or state.records[rank] == run):
+                    yield f"{node} writes the file of rank {rank}, run {run}", replace(state, files=put(state.files, rank, run))
+                ready = state.files[rank] == run or not rules.record_after_file
+                if state.records[rank] != run and ready:
+                    yield f"{node} writes the record of rank {rank}, run {run}", replace(state, records=put(state.records, rank, run))
+        view = state.views[index]
+        for rank in RANKS:
+            # Documents come into an agent's sight one by one, in any order: that is a stale listing.
+            if view[rank] != state.records[rank]:
+                fresh = put(view, rank, state.records[rank])
+                views = (fresh, state.views[1]) if index == 0 else (state.views[0], fresh)
+                yield f"{node} sees the record of rank {rank}", replace(state, views=views)
+        if memory and state.manifest is None:
+            run = max(held // 10 for held in memory)
+            if rules.manifest_after_records:
+                complete = all(view) if not rules.same_run else all(seen == run for seen in view)
+                named = view
+            else:
+                complete = all(run * 10 + rank in memory for rank in ranks)
+                named = (run, run, run)
+            if complete:
+                yield f"{node} writes the manifest of run {run}", replace(state, manifest=(run, named))
+        if state.crashes < MAX_CRASHES:
+            views = ((0, 0, 0), state.views[1]) if index == 0 else (state.views[0], (0, 0, 0))
+            yield f"node {node} dies", replace(state, memory=with_memory(frozenset()), views=views, crashes=state.crashes + 1)
+    if state.run == 1:
+        # The new run's start-up drops a manifest that is not sound, and trusts one that is.
+        yield "the job is killed and started again", replace(state, run=2, manifest=state.manifest if whole else None)
+    if whole and not state.accepted:
+        yield "a reader loads", replace(state, accepted=True)
+
+
+def broken(state: State, rules: Rules) -> str | None:
+    """The promise that does not hold, or None."""
+    if sound(state, rules):
+        assert state.manifest is not None
+        run, named = state.manifest
+        if any(state.records[rank] != named[rank] or state.files[rank] != named[rank] for rank in RANKS):
+            return f"a reader accepts a manifest of run {run}, but the files are of runs {state.files}, the records of runs {state.records}"
+        if any(of != run for of in named):
+            return f"a reader accepts a mixture: the manifest of run {run} names records of runs {named}"
+    elif state.accepted:
+        return "a version that was loaded can not be loaded any more"
+    if state.manifest is not None and not sound(state, rules) and state.run == state.manifest[0]:
+        if not all(state.records):
+            return "a manifest is there before all records are"
+    return None
+
+
+def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
+    """(states seen, the first broken promise or None, the steps that lead to it)."""
+    first = State()
+    before: dict[State, tuple[State, str] | None] = {first: None}
+    queue = deque([first])
+    while queue:
+        state = queue.popleft()
+        problem = broken(state, rules)
+        if problem:
+            path = []
+            at: State = state
+            while (came := before[at]) is not None:
+                at, step = came
+                path.append(step)
+            return len(before), problem, path[::-1]
+        for name, after in steps(state, rules):
+            if after not in before:
+                before[after] = (state, name)
+                queue.append(after)
+    return len(before), None, []
+
+
+if __name__ == "__main__":
+    seen, problem, path = explore(Rules())
+    print(f"{seen} states: {problem or 'every promise holds'}")
+    for step in path:
+        print("  " + step)

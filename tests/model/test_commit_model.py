@@ -1,0 +1,25 @@
+"""The protocol holds in every reachable state, and each rule is needed: without it the explorer finds the failure."""
+
+import pytest
+from commit_model import Rules, explore
+
+
+def test_every_promise_holds_in_every_reachable_state():
+    seen, problem, path = explore(Rules())
+    assert problem is None, "\n".join([problem or "", *path])
+    assert seen > 1_000, "the model explores next to nothing"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(manifest_after_records=False),
+        Rules(same_run=False),
+        Rules(record_after_file=False, digests=False),
+        Rules(digests=False),
+    ],
+    ids=["manifest before records", "records of any run", "record before file", "no digests"],
+)
+def test_breaking_a_rule_is_found(rules):
+    _, problem, path = explore(rules)
+    assert problem is not None and path, "the explorer cannot see this mistake"

@@ -1,0 +1,117 @@
+"""Each test has its own agent, memory tier and storage, and nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nebulaml
+import pytest
+
+
+def agent_pids(runtime: Path) -> list[int]:
+    """The agents whose runtime directory this is."""
+    wanted = f"NEBULA_RUNTIME_DIR={runtime}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"agent" in command[1:2] and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+class Place:
+    """Where one test's Nebula lives."""
+
+    def __init__(self, root: Path, memory: Path) -> None:
+        self.root, self.memory = root, memory
+        self.runtime, self.storage = root / "run", root / "storage"
+
+    def agents(self) -> list[int]:
+        return agent_pids(self.runtime)
+
+    def kill_agent(self, wait: bool = True) -> None:
+        pids = self.agents()
+        assert pids, "no agent is running"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while wait and self.agents() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def trainer(self, code: str, *arguments: object, stdin: bool = False) -> subprocess.Popen[str]:
+        """A trainer process that runs this code; `say(...)` in it is a line that the test can read."""
+        text = "import os, signal, sys, time\nimport torch\nimport nebulaml as nm\n"
+        text += "def say(*words): os.write(1, (' '.join(map(str, words)) + chr(10)).encode())\n"  # whole lines only
+        text += textwrap.dedent(code)
+        command = [sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)]
+        source = subprocess.PIPE if stdin else subprocess.DEVNULL
+        return subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, text=True, cwd=self.root)
+
+    def run(self, code: str, *arguments: object, returncode: int = 0) -> str:
+        process = self.trainer(code, *arguments)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == returncode, output
+        return output
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    memory = Path(tempfile.mkdtemp(prefix="nebula-test-", dir=parent))
+    here = Place(Path(tempfile.mkdtemp(prefix="nb-")), memory)  # short: it holds a socket
+    for name in list(os.environ):
+        if name.startswith("NEBULA_") and name not in ("NEBULA_AGENT_PATH", "NEBULA_AGENT_LIBRARY"):
+            monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NEBULA_RUNTIME_DIR", str(here.runtime))
+    monkeypatch.setenv("NEBULA_MEMORY_DIR", str(memory))
+    monkeypatch.setenv("NEBULA_AGENT_LINGER", "20")
+    monkeypatch.setenv("NEBULA_OUTPUT_DIR", str(here.root / "output"))
+    package = str(Path(nebulaml.__file__).parent.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
+    nebulaml._shutdown()
+    try:
+        yield here
+    finally:
+        nebulaml._shutdown()
+        for pid in here.agents():
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(memory, ignore_errors=True)
+        shutil.rmtree(here.root, ignore_errors=True)
+
+
+@pytest.fixture
+def nm(place: Place) -> object:
+    """The package, initialised with this test's storage, and every version persisted at once."""
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    return nebulaml
+
+
+@pytest.fixture
+def through(nm: object) -> Callable[[object], object]:
+    """Saves an object, commits, and loads it again through the newest checkpoint."""
+
+    def run(obj: object) -> object:
+        checkpoint = nebulaml.Checkpoint()
+        checkpoint.save("object.pt", obj)
+        assert checkpoint.commit()
+        found = nebulaml.get_latest_checkpoint()
+        assert found is not None and found.tag == checkpoint.tag
+        return found.load("object.pt")
+
+    return run

@@ -1,0 +1,197 @@
+"""Agreeing on a version: what every rank can load, and nothing else, the same on all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import nebulaml
+import pytest
+from nebulaml import agree, config, ranks
+from nebulaml.errors import NebulaConfigError
+
+
+def version(step, sequence, generation=1, tag=None):
+    name = tag or f"global_step{step}"
+    return {"tag": name, "generation": generation, "sequence": sequence, "step": step, "run": "r", "shared": True}
+
+
+def tags(versions):
+    return [one["tag"] for one in versions]
+
+
+def test_the_newest_that_all_hold_is_chosen_though_one_is_ahead_and_one_has_lost_its_memory():
+    ahead, normal, lost = (
+        [version(6, 60), version(5, 50), version(4, 40)],
+        [version(5, 50), version(4, 40)],
+        [version(4, 40)],
+    )
+    assert tags(agree.choose([ahead, normal, normal])) == ["global_step5", "global_step4"]
+    assert tags(agree.choose([ahead, normal, lost])) == ["global_step4"]
+    assert agree.choose([ahead, normal, []]) == []
+
+
+def test_two_writings_of_one_tag_are_not_the_same_version():
+    first, second = version(4, 40), version(4, 41, generation=2)
+    assert agree.choose([[second, first], [first]]) == [first]
+    assert agree.choose([[second], [first]]) == []
+
+
+def test_every_rank_comes_to_the_same_list():
+    inventories = [[version(3, 1), version(-1, 9, tag="best")], [version(-1, 9, tag="best"), version(3, 1)]]
+    assert agree.choose(inventories) == agree.choose(inventories[::-1])
+    assert tags(agree.choose(inventories)) == ["best", "global_step3"]
+
+
+RANK = """
+    import json, os, sys
+    import nebulaml as nm
+    from nebulaml import _nebula
+    rank, group = sys.argv[1], sys.argv[3]
+    if group != "none":
+        import datetime, torch.distributed as dist
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    nm.init(sys.argv[2], 1000, 3, on_error="raise")
+    for line in sys.stdin:
+        command = line.split()
+        try:
+            if command[0] == "save":
+                # Without begun_saving(): it is the same process that resumes here.
+                checkpoint = nm.engine.session().begin(command[1], -2)
+                checkpoint.save_bytes(f"r{rank}", command[1].encode())
+                checkpoint.commit()
+                checkpoint.wait(command[2], 30000)
+                answer = "saved"
+            elif command[0] == "only":
+                nm.engine.session().begin(command[1], 1).save_bytes(f"r{rank}", b"x")
+                answer = "saved"
+            else:
+                found = nm.get_latest_checkpoint() if command[0] == "latest" else nm.get_checkpoint(command[1])
+                answer = found and found.tag
+        except Exception as failure:
+            answer = f"{type(failure).__name__}: {failure}"
+        os.write(1, (json.dumps(answer) + chr(10)).encode())
+"""
+
+
+class Ranks:
+    """Two ranks, on a node each."""
+
+    def __init__(self, place, group, run, monkeypatch, timeout="30"):
+        self.processes = []
+        with_port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29000 + os.getpid() % 2000)}
+        for rank in (0, 1):
+            memory = place.memory / f"node{rank}"
+            environment = {
+                **os.environ,
+                **with_port,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "NEBULA_NODE_ID": f"n{rank}",
+                "NEBULA_MEMORY_DIR": str(memory),
+                "NEBULA_AGREE_TIMEOUT": timeout,
+            }
+            if group == "none":
+                environment["NEBULA_RUN"] = run
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-W", "ignore", "-c", textwrap.dedent(RANK), str(rank), str(place.storage), group],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def ask(self, *command, only=None):
+        chosen = [self.processes[only]] if only is not None else self.processes
+        for process in chosen:
+            process.stdin.write(" ".join(command) + "\n")
+            process.stdin.flush()
+        return [json.loads(process.stdout.readline()) for process in chosen]
+
+    def end(self):
+        for process in self.processes:
+            process.stdin.close()
+            process.stdout.read()
+            process.stdout.close()
+            assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("group", ["none", "gloo"])
+def test_ranks_on_two_nodes_load_what_both_can_when_one_is_ahead(place, group, monkeypatch):
+    first = Ranks(place, group, "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+    assert first.ask("only", "ahead_9", only=1) == ["saved"]  # a version that rank 0 has never heard of
+    first.end()
+    second = Ranks(place, group, "two", monkeypatch)
+    assert second.ask("latest") == ["global_step2"] * 2
+    assert second.ask("tag", "global_step1") == ["global_step1"] * 2
+    for process in second.processes:
+        process.kill()
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()
+
+
+@pytest.mark.parametrize("group", ["none", "gloo"])
+def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(place, group, monkeypatch):
+    first = Ranks(place, group, "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+    place.kill_agent()
+    for process in first.processes:
+        process.kill()
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()
+    shutil.rmtree(place.memory / "node1")
+    second = Ranks(place, group, "two", monkeypatch)
+    assert second.ask("latest") == ["global_step1"] * 2  # rank 0 alone still has global_step2
+    second.end()
+
+
+@pytest.mark.parametrize("group", ["none", "gloo"])
+def test_a_rank_that_never_asks_is_named_and_nobody_hangs(place, group, monkeypatch):
+    both = Ranks(place, group, "one", monkeypatch, timeout="1")
+    (answer,) = both.ask("latest", only=0)
+    assert "NebulaTimeout" in answer and "ranks 1 did not" in answer and "world=1" in answer
+    for process in both.processes:
+        process.kill()
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()
+
+
+def test_a_process_that_uses_nebula_alone_in_a_larger_world_waits_for_nobody(place, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    nebulaml.init(str(place.storage), 0, world=1, on_error="raise")
+    assert nebulaml.get_latest_checkpoint() is None
+    checkpoint = nebulaml.Checkpoint("global_step1", -2)
+    checkpoint.save("m.pt", 1)
+    assert checkpoint.commit()
+    checkpoint.wait("durable", 30)
+    assert not list(Path(place.storage / "global_step1" / ".nebula").glob("c*.json"))
+    with pytest.raises(NebulaConfigError):
+        config.resolve(None, world=2)
+
+
+def test_runs_are_told_apart_by_what_launchers_say():
+    of = ranks._run_of_launcher
+    elastic = {"TORCHELASTIC_RUN_ID": "job7", "TORCHELASTIC_RESTART_COUNT": "0"}
+    assert of(elastic) != of({**elastic, "TORCHELASTIC_RESTART_COUNT": "1"})
+    anonymous = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert of(anonymous) != of({**anonymous, "MASTER_PORT": "2"})
+    slurm = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}
+    assert of(slurm) != of({**slurm, "SLURM_RESTART_COUNT": "1"}) != of({**slurm, "SLURM_STEP_ID": "1"})
+    assert of({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == "a:1" and of({}) == ""
+    assert ranks._find_run(ranks.Place()) != ranks._find_run(ranks.Place())

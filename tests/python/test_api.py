@@ -1,0 +1,326 @@
+"""init(), tags, names, finding and listing: the calls that existing scripts make."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+
+import nebulaml
+import pytest
+import torch
+from nebulaml import engine, ranks
+from nebulaml.errors import NebulaConfigError, NebulaNotFound, NebulaTimeout, NebulaUnavailable
+
+
+def save(tag, value=1.0, name="m.pt", count=None):
+    checkpoint = nebulaml.Checkpoint(tag) if count is None else nebulaml.Checkpoint(tag, count)
+    assert checkpoint.save(name, {"w": torch.full((10,), float(value))})
+    assert checkpoint.commit()
+    return checkpoint
+
+
+# -- init
+
+
+def test_arguments_fill_from_the_environment_and_keep_what_is_not_given(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_PERSISTENT_STORAGE_PATH", str(place.storage))
+    monkeypatch.setenv("NEBULA_PERSISTENT_TIME_INTERVAL", "7")
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "512M")
+    first = engine.settings()  # nobody called init()
+    assert (first.persist_path, first.persist_interval_s, first.memory_bytes) == (str(place.storage), 7, 512 << 20)
+    nebulaml.init(None, 0)
+    nebulaml.init(num_of_version_in_retention=3)
+    assert (engine.settings().persist_interval_s, engine.settings().retention_count) == (0, 3)
+
+
+def test_a_one_tuple_path_is_unwrapped_with_a_warning_and_made_absolute(place, monkeypatch, caplog):
+    monkeypatch.chdir(place.root)
+    nebulaml.init(("here",))
+    assert engine.settings().persist_path == str(place.root / "here")
+    assert "comma" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"persistent_storage_path": 5},
+        {"persistent_time_interval": "soon"},
+        {"persistent_time_interval": -1},
+        {"num_of_version_in_retention": 0},
+        {"num_of_version_in_retention": 1.5},
+        {"on_full": "explode"},
+        {"on_error": "ignore"},
+        {"keep_last": True},
+        {"job": 3},
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(arguments):
+    with pytest.raises(NebulaConfigError, match=str(next(iter(arguments.values())))):
+        nebulaml.init(**arguments)
+
+
+def test_a_second_init_moves_what_follows_to_the_new_path(place):
+    nebulaml.init(str(place.root / "a"), 0, 2, on_error="raise")
+    save("t1").wait("durable", 30)
+    nebulaml.init(str(place.root / "b"), 0, 2)
+    save("t2").wait("durable", 30)
+    assert (place.root / "a" / "t1" / "m.pt").exists() and (place.root / "b" / "t2" / "m.pt").exists()
+    assert not (place.root / "a" / "t2").exists()
+
+
+def test_numbers_of_every_kind():
+    from nebulaml.config import parse_number
+
+    assert parse_number("x", "4G") == 4 << 30 and parse_number("x", "1.5k") == 1536
+    assert parse_number("x", " 10 MiB ") == 10 << 20 and parse_number("x", 3) == 3
+
+
+def test_ranks_come_from_whichever_launcher_there_is(monkeypatch):
+    assert ranks.current() == (0, 1, 0, 1)
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    assert ranks.current()[:3] == (3, 8, 1)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert ranks.current() == (5, 6, 2, 4)
+
+
+# -- tags and names
+
+
+def test_tags_and_names_that_no_storage_can_hold_are_refused_at_once(nm):
+    for tag in ("", "x" * 300, 5, b"x"):
+        with pytest.raises(NebulaConfigError):
+            nm.Checkpoint(tag)
+    checkpoint = nm.Checkpoint("fine")
+    for name in ("", "y" * 300, None):
+        with pytest.raises(NebulaConfigError):
+            checkpoint.save(name, 1)
+    for count in (0, -1, -3, 1.5, True):
+        with pytest.raises(NebulaConfigError):
+            nm.Checkpoint("fine", count)
+
+
+@pytest.mark.parametrize("text", ["a/b", "..", ".", "line\nbreak", "Grüße ✓", "latest", ".hidden", "100%", "sp ace"])
+def test_odd_tags_and_names_are_kept_and_stay_inside_the_storage_path(text, nm, place):
+    checkpoint = save(text, name=text)
+    checkpoint.wait("durable", 30)
+    found = nm.get_checkpoint(text)
+    assert found.tag == text and list(found.files) == [text]
+    assert (found.load(text)["w"] == 1).all()
+    path = nm.get_latest_checkpoint_path(text)
+    assert os.path.realpath(path).startswith(str(place.storage) + os.sep)
+    assert (torch.load(path)["w"] == 1).all()
+    assert sorted(entry.name for entry in place.root.iterdir() if entry.name not in ("run", "output")) == ["storage"]
+
+
+def test_without_a_tag_the_count_goes_on(nm):
+    assert save(None).tag == "checkpoint-1"
+    assert save(None).tag == "checkpoint-2"
+
+
+def test_without_a_tag_a_new_process_counts_on(nm, place):
+    save(None)
+    save(None)
+    nm.flush_persistence()
+    code = "nm.init(sys.argv[1], 0)\nsay(nm.Checkpoint().tag)"
+    nm._shutdown()
+    assert place.run(code, place.storage).strip() == "checkpoint-3"
+
+
+def test_steps_are_read_from_tags(nm):
+    assert nm.Checkpoint("global_step12").step == 12
+    assert nm.Checkpoint("best").step is None
+
+
+# -- saving and finding
+
+
+def test_saving_a_name_again_replaces_it(nm):
+    checkpoint = nm.Checkpoint("again")
+    checkpoint.save("m.pt", 1)
+    checkpoint.save("m.pt", 2)
+    assert checkpoint.commit() and checkpoint.load("m.pt") == 2
+
+
+def test_a_second_object_for_a_tag_adds_files(nm):
+    nm.Checkpoint("both").save("a.pt", "a")
+    second = nm.Checkpoint("both")
+    second.save("b.pt", "b")
+    second.commit()
+    found = nm.get_checkpoint("both")
+    assert sorted(found.files) == ["a.pt", "b.pt"] and found.load("a.pt") == "a"
+
+
+def test_a_tag_written_again_keeps_the_files_it_did_not_rewrite(nm):
+    first = nm.Checkpoint("twice")
+    first.save("a.pt", "old a")
+    first.save("b.pt", "old b")
+    first.commit()
+    first.wait("durable", 30)
+    second = nm.Checkpoint("twice")
+    second.save("a.pt", "new a")
+    second.commit()
+    found = nm.get_checkpoint("twice")
+    assert (found.load("a.pt"), found.load("b.pt")) == ("new a", "old b")
+    second.wait("durable", 30)
+    found = nm.get_checkpoint("twice")
+    assert (found.load("a.pt"), found.load("b.pt")) == ("new a", "old b")
+
+
+def test_the_newest_is_the_highest_step(nm):
+    save("global_step10", 10)
+    save("global_step9", 9)
+    assert nm.get_latest_checkpoint().tag == "global_step10"
+
+
+def test_nothing_there_gives_none(nm, place):
+    assert nm.get_latest_checkpoint() is None
+    assert nm.get_checkpoint("absent") is None
+    assert nm.get_latest_checkpoint(str(place.root / "elsewhere")) is None
+    assert nm.get_latest_checkpoint_path("m.pt", str(place.storage)) is None
+    assert nm.list_checkpoints() == {}
+
+
+def test_what_is_not_committed_is_not_found(nm):
+    nm.Checkpoint("open", -2).save("m.pt", 1)
+    assert nm.get_latest_checkpoint() is None
+
+
+def test_n_files_make_a_checkpoint_complete(nm):
+    checkpoint = nm.Checkpoint("counted", 2)
+    checkpoint.save("a.pt", 1)
+    assert nm.get_latest_checkpoint() is None
+    checkpoint.save("b.pt", 2)
+    checkpoint.wait("committed", 30)
+    assert nm.get_latest_checkpoint().tag == "counted"
+
+
+def test_a_missing_name_lists_the_names_there_are(nm):
+    checkpoint = save("names")
+    with pytest.raises(NebulaNotFound, match=r"'names'.*'other\.pt'.*m\.pt"):
+        checkpoint.load("other.pt")
+    with pytest.raises(KeyError):
+        checkpoint.load("other.pt")
+
+
+def test_a_commit_without_files_is_a_success(nm):
+    assert nm.Checkpoint("empty", -2).commit()
+
+
+def test_another_path_is_another_job(nm, place):
+    save("global_step4", 4).wait("durable", 30)
+    nm.init(str(place.root / "second"), 0)
+    assert nm.get_checkpoint("global_step4") is None
+    found = nm.get_checkpoint("global_step4", str(place.storage))
+    assert (found.load("m.pt")["w"] == 4).all()
+
+
+def test_the_path_of_the_newest_is_a_plain_torch_file(nm, place):
+    nm.init(persistent_time_interval=1000)
+    save("global_step1", 1)
+    save("global_step2", 2)
+    path = nm.get_latest_checkpoint_path("m.pt", str(place.storage))
+    assert path == str(place.storage / "global_step2" / "m.pt")
+    assert (torch.load(path, mmap=True)["w"] == 2).all()
+
+
+def test_the_list_can_be_written_as_json(nm):
+    save("global_step1").wait("durable", 30)
+    save("global_step2").wait("durable", 30)
+    listed = nm.list_checkpoints()
+    assert json.loads(json.dumps(listed)) == listed and sorted(listed) == ["global_step1", "global_step2"]
+    assert listed["global_step1"]["state"] == "durable"
+
+
+def test_states_and_waits_and_statistics(nm):
+    checkpoint = save("global_step3")
+    assert checkpoint.state in ("committed", "durable")
+    checkpoint.wait("durable", timeout=30)
+    assert checkpoint.state == "durable" and checkpoint.error is None
+    deadline = time.monotonic() + 5
+    while not nm.stats() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert nm.stats()[-1]["tag"] == "global_step3"
+    with pytest.raises(NebulaConfigError, match="no state"):
+        checkpoint.wait("finished")
+
+
+def test_a_wait_that_is_too_short_says_so(nm):
+    checkpoint = nm.Checkpoint("open", -2)
+    checkpoint.save("m.pt", 1)
+    with pytest.raises(NebulaTimeout):
+        checkpoint.wait("committed", timeout=0.2)
+    with pytest.raises(TimeoutError):
+        checkpoint.wait("committed", timeout=0)
+
+
+def test_flush_returns_when_everything_is_durable(nm):
+    nm.init(persistent_time_interval=1000)
+    tags = [save(f"global_step{step}").tag for step in range(2)]
+    assert nm.flush_persistence(tags[0]) and nm.get_checkpoint(tags[0]).state == "durable"
+    assert nm.flush_persistence() and nm.get_checkpoint(tags[1]).state == "durable"
+
+
+def test_without_a_path_memory_is_all_there_is(place):
+    nebulaml.init(on_error="raise")
+    checkpoint = save("m1")
+    assert nebulaml.flush_persistence() is True
+    with pytest.raises(NebulaConfigError, match="persistent_storage_path"):
+        checkpoint.wait("durable", 1)
+    assert (nebulaml.get_latest_checkpoint().load("m.pt")["w"] == 1).all()
+
+
+def test_the_context_manager_commits_or_gives_up(nm):
+    with nm.Checkpoint("good") as checkpoint:
+        checkpoint.save("m.pt", 1)
+    assert nm.get_checkpoint("good").load("m.pt") == 1
+    checkpoint = nm.Checkpoint("bad")
+
+    def training():
+        with checkpoint:
+            checkpoint.save("m.pt", 1)
+            raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError):
+        training()
+    assert nm.get_checkpoint("bad") is None
+    assert checkpoint.state == "failed" and "on purpose" in checkpoint.error
+
+
+# -- no agent
+
+
+@pytest.fixture
+def no_agent(monkeypatch, place):
+    monkeypatch.setenv("NEBULA_AGENT_PATH", str(place.root / "no-such-program"))
+
+
+def test_without_an_agent_training_goes_on_and_one_line_says_so(no_agent, place, caplog):
+    with caplog.at_level(logging.ERROR):
+        nebulaml.init(str(place.storage))
+        assert len(caplog.records) == 1
+        checkpoint = nebulaml.Checkpoint("t1")
+        assert checkpoint.save("m.pt", torch.ones(2)) is False
+        assert checkpoint.commit() is False
+    assert "Training goes on" in caplog.text
+    with pytest.raises(NebulaConfigError):
+        nebulaml.Checkpoint("")
+    with pytest.raises(TypeError):
+        checkpoint.save("m.pt", lambda: 0)
+
+
+def test_without_an_agent_resuming_fails_loudly(no_agent, place):
+    nebulaml.init(str(place.storage))
+    with pytest.raises(NebulaUnavailable):
+        nebulaml.get_latest_checkpoint()
+
+
+def test_without_an_agent_raise_raises(no_agent, place):
+    with pytest.raises(NebulaUnavailable):
+        nebulaml.init(str(place.storage), on_error="raise")

@@ -1,0 +1,278 @@
+"""A machine that refuses memory, other users on it, and deaths at chosen moments."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nebulaml
+import pytest
+import torch
+from nebulaml.errors import NebulaError
+
+MIB = 1 << 20
+NOBODY = 65534
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and changing users need root")
+
+
+def save(step, mib=1):
+    checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+    checkpoint.save("m.pt", torch.full((mib * MIB // 4,), float(step)))
+    assert checkpoint.commit()
+    return checkpoint
+
+
+def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def small_memory(place):
+    """A memory directory on a file system of 4 MiB, as in a container whose /dev/shm was left as it is."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "nebula-test", str(place.memory)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield place.memory
+    nebulaml._shutdown()
+    if place.agents():
+        place.kill_agent()
+    subprocess.run(["umount", "-l", place.memory], check=True)
+
+
+def test_a_memory_directory_that_is_too_small_is_made_up_for_by_memfds(small_memory, place):
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    for step in (1, 2):
+        save(step, 8)
+    assert (nebulaml.get_latest_checkpoint().load("m.pt") == 2).all()
+    nebulaml.flush_persistence()
+    assert (torch.load(place.storage / "global_step2" / "m.pt") == 2).all()
+
+
+def test_a_file_that_no_budget_can_hold_is_refused_with_both_numbers(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8M")
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    save(1, 2).wait("durable", 30)
+    with pytest.raises(NebulaError, match=r"32 MiB|34 MiB") as caught:
+        save(2, 32)
+    assert "NEBULA_MEMORY_BUFFER_SIZE" in str(caught.value)
+    save(3, 2).wait("durable", 30)
+    assert nebulaml.get_latest_checkpoint().tag == "global_step3"
+
+
+def wait_for_image(place, size):
+    """Until an image of at least that size is lent: its trainer is copying."""
+    until(lambda: any(path.stat().st_size >= size for path in place.memory.glob("*.img") if path.exists()))
+
+
+BIG_SAVE = """
+    nm.init(sys.argv[1], 0, 2, on_error="raise")
+    first = nm.Checkpoint("global_step1")
+    first.save("m.pt", torch.full((1000,), 1.0))
+    first.commit()
+    first.wait("durable", 60)
+    big = torch.full((64 << 20,), 2.0)
+    say("ready")
+    second = nm.Checkpoint("global_step2")
+    second.save("m.pt", big)
+    say("saved")
+    second.commit()
+    say("committed")
+    second.wait("durable", 120)
+    say("durable")
+"""
+BIG = 256 * MIB
+
+
+def test_an_agent_killed_while_a_trainer_copies_costs_nothing(place):
+    process = place.trainer(BIG_SAVE, place.storage)
+    assert process.stdout.readline() == "ready\n"
+    wait_for_image(place, BIG)
+    place.kill_agent()
+    assert [line.strip() for line in process.stdout] == ["saved", "committed", "durable"]
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    nebulaml.init(str(place.storage), 0)
+    assert (nebulaml.get_latest_checkpoint().load("m.pt") == 2).all()
+
+
+def test_an_agent_killed_while_it_persists_leaves_no_torn_version_and_the_next_one_finishes(place):
+    process = place.trainer(BIG_SAVE, place.storage)
+    folder = place.storage / "global_step2" / ".nebula"
+    until(lambda: any(folder.glob("tmp-*")))
+    place.kill_agent()
+    assert not (folder / "manifest.json").exists()
+    assert [line.strip() for line in process.stdout][-1] == "durable"
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert (torch.load(place.storage / "global_step2" / "m.pt", mmap=True) == 2).all()
+
+
+def test_a_trainer_killed_while_it_copies_leaves_the_version_before(place):
+    process = place.trainer(BIG_SAVE, place.storage)
+    assert process.stdout.readline() == "ready\n"
+    wait_for_image(place, BIG)
+    process.kill()
+    rest = process.stdout.read()
+    process.stdout.close()
+    process.wait(timeout=30)
+    assert "saved" not in rest, "it was killed too late for this test to mean anything"
+    nebulaml.init(str(place.storage), 0)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "global_step1" and (found.load("m.pt") == 1).all()
+    assert nebulaml.get_checkpoint("global_step2") is None
+
+
+def test_a_trainer_killed_while_the_agent_persists_has_its_version_made_durable(place):
+    process = place.trainer(BIG_SAVE, place.storage)
+    folder = place.storage / "global_step2" / ".nebula"
+    until(lambda: any(folder.glob("tmp-*")))
+    process.kill()
+    process.stdout.close()
+    process.wait(timeout=30)
+    until((folder / "manifest.json").exists)
+    assert (torch.load(place.storage / "global_step2" / "m.pt", mmap=True) == 2).all()
+
+
+def test_all_killed_while_persisting_and_memory_lost_leaves_the_durable_version(place):
+    process = place.trainer(BIG_SAVE, place.storage)
+    folder = place.storage / "global_step2" / ".nebula"
+    until(lambda: any(folder.glob("tmp-*")))
+    place.kill_agent()
+    process.kill()
+    process.stdout.close()
+    process.wait(timeout=30)
+    for pid in place.agents():  # one that the trainer has started since
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not place.agents())
+    shutil.rmtree(place.memory)
+    assert not (folder / "manifest.json").exists()
+    nebulaml.init(str(place.storage), 0)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "global_step1" and (found.load("m.pt") == 1).all()
+
+
+def test_init_twice_with_equal_settings_keeps_the_session_and_its_open_checkpoint(place):
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    session = nebulaml.engine.session()
+    checkpoint = nebulaml.Checkpoint("open", -2)
+    checkpoint.save("a.pt", 1)
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    assert nebulaml.engine.session() is session and len(place.agents()) == 1
+    checkpoint.save("b.pt", 2)
+    assert checkpoint.commit() and sorted(checkpoint.files) == ["a.pt", "b.pt"]
+
+
+def test_what_the_agent_makes_is_for_its_user_alone(place):
+    nebulaml.init(str(place.storage), 0, 2)
+    save(1)
+    for path in (place.runtime, place.memory, *place.memory.glob("*.img"), *place.memory.glob("*.version")):
+        mode = path.stat().st_mode
+        assert not stat.S_IMODE(mode) & 0o077, path
+    assert place.runtime.stat().st_uid == os.geteuid()
+
+
+def as_nobody(code, *arguments):
+    """Another user's process, without torch: it may not be able to read this one's packages."""
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
+    return subprocess.run(
+        [python, "-I", "-c", code, *map(str, arguments)],
+        user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True, timeout=30, cwd="/", check=False,
+    )  # fmt: skip
+
+
+@needs_root
+def test_the_socket_admits_its_own_user_only(place):
+    nebulaml.init(str(place.storage), 0, 2)
+    save(1).wait("durable", 30)
+    path = place.runtime / "agent.sock"
+    knock = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.settimeout(10)
+try:
+    s.connect(sys.argv[1])
+    s.sendall(b"NEB1" + bytes(60))
+    print("answered" if s.recv(1) else "closed")
+except ConnectionError:
+    print("closed")
+except PermissionError:
+    print("forbidden")
+"""
+    place.root.chmod(0o755)
+    assert as_nobody(knock, path).stdout.strip() == "forbidden"
+    # Doors left open by hand: the agent itself still looks at who comes.
+    place.runtime.chmod(0o755)
+    path.chmod(0o777)
+    assert as_nobody(knock, path).stdout.strip() == "closed"
+    assert f"user {NOBODY}" in (place.runtime / "agent.log").read_text()
+    place.runtime.chmod(0o700)
+    assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()
+
+
+@needs_root
+def test_a_runtime_directory_of_another_user_is_refused(place):
+    place.runtime.mkdir(mode=0o700)
+    os.chown(place.runtime, NOBODY, NOBODY)
+    with pytest.raises(NebulaError, match=r"run"):
+        nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    assert not place.agents() and os.listdir(place.runtime) == []
+
+
+@needs_root
+def test_a_memory_directory_of_another_user_is_never_touched(place):
+    left = place.memory / f"{1:016x}.img"
+    left.write_bytes(bytes(2 * MIB))
+    for path in (place.memory, left):
+        os.chown(path, NOBODY, NOBODY)
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    save(1).wait("durable", 30)
+    assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()
+    assert os.listdir(place.memory) == [left.name] and left.read_bytes() == bytes(2 * MIB)
+
+
+@needs_root
+def test_files_of_another_user_in_the_memory_directory_are_left_alone(place):
+    foreign = [place.memory / f"{2:016x}.img", place.memory / f"{2:016x}.version", place.memory / "something"]
+    for path in foreign:
+        path.write_bytes(b"{}" if path.suffix == ".version" else bytes(2 * MIB))
+        os.chown(path, NOBODY, NOBODY)
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    save(1).wait("durable", 30)
+    assert all(path.exists() and path.stat().st_uid == NOBODY for path in foreign)
+
+
+@needs_root
+def test_files_of_another_user_in_storage_are_never_touched(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_SWEEP_AGE", "0")
+    nebulaml.init(str(place.storage), 0, 2, keep_last=1)
+    save(1).wait("durable", 30)
+    foreign = [place.storage / "theirs", place.storage / "global_step1" / "theirs.pt",
+               place.storage / "global_step1" / ".nebula" / "tmp-77-1"]  # fmt: skip
+    for path in foreign:
+        path.write_bytes(b"theirs")
+        os.chown(path, NOBODY, NOBODY)
+    for step in (2, 3):
+        save(step).wait("durable", 30)
+    until(lambda: not (place.storage / "global_step1" / "m.pt").exists())
+    assert all(path.read_bytes() == b"theirs" for path in foreign)
+
+
+def test_a_dead_socket_of_an_agent_long_gone_is_replaced(place):
+    place.runtime.mkdir(mode=0o700)
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(place.runtime / "agent.sock"))
+    dead.close()
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    save(1).wait("durable", 30)
+    assert Path(place.runtime / "agent.sock").is_socket()

@@ -1,0 +1,233 @@
+"""Storage that is full, read-only, gone, or full of other people's files: what training and the user see of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import nebulaml
+import pytest
+import torch
+from nebulaml.errors import NebulaCorrupt, NebulaError
+
+MIB = 1 << 20
+
+
+def save(step, mib=1, files=1):
+    """A version whose files hold its step; False where nebula gave up."""
+    checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+    for index in range(files):
+        checkpoint.save(f"{index}.pt", torch.full((mib * MIB // 4,), float(step)))
+    assert checkpoint.commit()
+    return checkpoint
+
+
+def holds(checkpoint, step, files=1):
+    return all((checkpoint.load(f"{index}.pt") == step).all() for index in range(files))
+
+
+def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def forget_memory(place):
+    """As after a reboot: neither agent nor memory tier is left."""
+    nebulaml._shutdown()
+    place.kill_agent()
+    shutil.rmtree(place.memory)
+
+
+@pytest.fixture
+def disk(place):
+    """A file system of 12 MiB of its own, mounted as the storage path."""
+    place.storage.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=12m", "nebula-test", str(place.storage)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield place.storage
+    nebulaml._shutdown()
+    if place.agents():
+        place.kill_agent()
+    subprocess.run(["umount", "-l", place.storage], check=True)
+
+
+def remount(disk: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_version_costs_only_that_version(disk, place):
+    nebulaml.init(str(disk), 0, 2)
+    save(1, 3).wait("durable", 30)
+    torn = save(2, 3, files=4)  # one or two of the four fit
+    with pytest.raises(NebulaError, match=r"No space|are free"):
+        torn.wait("durable", 2)
+    assert holds(nebulaml.get_latest_checkpoint(), 2, 4)  # memory still has it
+    assert not (disk / "global_step2" / ".nebula" / "manifest.json").exists()
+    forget_memory(place)
+    nebulaml.init(str(disk), 0, 2)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "global_step1" and holds(found, 1)
+
+
+def test_when_there_is_room_again_the_version_that_waited_becomes_durable(disk, place):
+    nebulaml.init(str(disk), 0, 2)
+    (disk / "ballast").write_bytes(bytes(10 * MIB))
+    waiting = save(1, 4)
+    with pytest.raises(NebulaError):
+        waiting.wait("durable", 1)
+    (disk / "ballast").unlink()
+    waiting.wait("durable", 30)
+    forget_memory(place)
+    nebulaml.init(str(disk), 0, 2)
+    assert holds(nebulaml.get_latest_checkpoint(), 1)
+
+
+def test_storage_that_turns_read_only_stops_nothing_and_is_used_again_later(disk, caplog):
+    nebulaml.init(str(disk), 0, 2)
+    save(1).wait("durable", 30)
+    remount(disk, "ro")
+    waiting = save(2)
+    assert nebulaml.flush_persistence(timeout=1) is False
+    assert "ead-only" in caplog.text
+    assert holds(nebulaml.get_latest_checkpoint(), 2)
+    assert holds(nebulaml.get_checkpoint("global_step1"), 1)
+    remount(disk, "rw")
+    waiting.wait("durable", 60)
+
+
+def test_a_storage_directory_that_is_removed_while_running_is_made_again(nm, place):
+    save(1).wait("durable", 30)
+    shutil.rmtree(place.storage)
+    save(2).wait("durable", 30)
+    assert (torch.load(place.storage / "global_step2" / "0.pt") == 2).all()
+    forget_memory(place)
+    nebulaml.init(str(place.storage), 0)
+    assert holds(nebulaml.get_latest_checkpoint(), 2)
+    assert nebulaml.get_checkpoint("global_step1") is None  # it went with its directory, and nobody pretends otherwise
+
+
+def test_a_storage_path_that_becomes_a_file_is_an_error_until_it_is_a_directory_again(nm, place):
+    save(1).wait("durable", 30)
+    aside = place.root / "aside"
+    place.storage.rename(aside)
+    place.storage.write_text("not a directory")
+    waiting = save(2)
+    with pytest.raises(NebulaError, match="storage"):
+        waiting.wait("durable", 1)
+    assert place.storage.read_text() == "not a directory"
+    place.storage.unlink()
+    aside.rename(place.storage)
+    waiting.wait("durable", 60)
+    assert sorted(nm.list_checkpoints()) == ["global_step1", "global_step2"]
+
+
+REGIONS = {
+    "first header": lambda data: 2,
+    "padding": lambda data: 60,
+    "first storage": lambda data: len(data) // 4,
+    "payload": lambda data: len(data) // 2,
+    "last storage": lambda data: len(data) * 3 // 4,
+    "pickle": lambda data: data.index(b"_rebuild_tensor_v2"),
+    "directory": lambda data: data.index(b"PK\x01\x02") + 10,
+    "end of directory": lambda data: len(data) - 3,
+}
+
+
+@pytest.mark.parametrize("region", list(REGIONS))
+def test_a_flipped_byte_in_any_region_of_a_file_is_found_and_the_older_version_loads(region, nm, place):
+    for step in (1, 2):
+        save(step)
+    nm.flush_persistence()
+    forget_memory(place)
+    path = place.storage / "global_step2" / "0.pt"
+    data = bytearray(path.read_bytes())
+    data[REGIONS[region](data)] ^= 0x10
+    path.write_bytes(data)
+    nebulaml.init(str(place.storage), 0)
+    with pytest.raises(NebulaCorrupt, match=r"global_step2/0\.pt"):
+        nebulaml.get_checkpoint("global_step2").load("0.pt")
+    assert holds(nebulaml.get_checkpoint("global_step1"), 1)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4095, 500_000, -1])
+def test_a_truncated_file_is_found_and_never_loaded(kept, nm, place):
+    for step in (1, 2):
+        save(step)
+    nm.flush_persistence()
+    forget_memory(place)
+    path = place.storage / "global_step2" / "0.pt"
+    path.write_bytes(path.read_bytes()[:kept])
+    nebulaml.init(str(place.storage), 0)
+    with pytest.raises(NebulaCorrupt, match=r"0\.pt"):
+        nebulaml.get_checkpoint("global_step2").load("0.pt")
+    assert holds(nebulaml.get_checkpoint("global_step1"), 1)
+
+
+@pytest.mark.parametrize("document", ["manifest.json", "rank-00000.json"])
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.999])
+def test_a_flipped_byte_in_manifest_or_record_leaves_the_older_version(document, part, nm, place):
+    for step in (1, 2):
+        save(step)
+    nm.flush_persistence()
+    forget_memory(place)
+    path = place.storage / "global_step2" / ".nebula" / document
+    data = bytearray(path.read_bytes())
+    data[int((len(data) - 1) * part)] ^= 1
+    path.write_bytes(data)
+    nebulaml.init(str(place.storage), 0)
+    latest = nebulaml.get_latest_checkpoint()
+    if latest.tag == "global_step2":  # the manifest is sound, its record is not: found when it is read
+        with pytest.raises(NebulaCorrupt, match="global_step2"):
+            latest.load("0.pt")
+        latest = nebulaml.get_checkpoint("global_step1")
+    assert latest.tag == "global_step1" and holds(latest, 1)
+    assert path.read_bytes() == data  # evidence stays
+
+
+def test_a_manifest_of_a_newer_major_version_is_left_alone_and_named(nm, place):
+    for step in (1, 2):
+        save(step)
+    nm.flush_persistence()
+    forget_memory(place)
+    path = place.storage / "global_step2" / ".nebula" / "manifest.json"
+    text = path.read_text().replace('"version":"1.0"', '"version":"2.0"')
+    assert '"2.0"' in text
+    path.write_text(text)
+    nebulaml.init(str(place.storage), 0)
+    latest = nebulaml.get_latest_checkpoint()
+    assert latest.tag == "global_step1" and holds(latest, 1)
+    assert path.read_text() == text
+    assert "global_step2" in (place.runtime / "agent.log").read_text()
+
+
+def test_foreign_files_in_the_storage_path_are_never_touched(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_SWEEP_AGE", "0")  # what could be swept is swept at once
+    foreign = {
+        "notes.txt": b"mine",
+        "global_step1/readme": b"mine too",
+        "global_step7/model.pt": b"another program's checkpoint",
+        "other/.nebula/manifest.json": b"not json",
+        "other/.nebula/secret": b"?",
+        ".hidden": b"",
+        "tmp-1-1": b"looks like debris, in the wrong place",
+    }
+    for name, content in foreign.items():
+        path = place.storage / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    nebulaml.init(str(place.storage), 0, 2, keep_last=1)
+    for step in (1, 2, 3):
+        save(step).wait("durable", 30)
+    until(lambda: not (place.storage / "global_step2" / "0.pt").exists())
+    assert holds(nebulaml.get_latest_checkpoint(), 3)
+    forget_memory(place)
+    nebulaml.init(str(place.storage), 0, 2)
+    assert nebulaml.get_latest_checkpoint().tag == "global_step3"
+    for name, content in foreign.items():
+        assert (place.storage / name).read_bytes() == content, name

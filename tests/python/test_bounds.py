@@ -1,0 +1,160 @@
+"""A memory tier that holds 1.2 versions, and storage of 20 MB/s: what wait, stream and skip do, and what training pays."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import nebulaml
+import pytest
+import torch
+from nebulaml.errors import NebulaError
+
+MIB = 1 << 20
+SIZE = 24 * MIB
+IMAGE = 26 * MIB  # header and rounding
+BUDGET = IMAGE * 12 // 10
+SLOW_S = SIZE / 20e6  # one version's way into slow storage
+
+
+@pytest.fixture
+def slow(place, monkeypatch):
+    """1.2 versions of memory, and storage that takes 20 MB/s, on a local disk."""
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(BUDGET))
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "20")
+    return place
+
+
+def save(step):
+    """One version; how long it held the trainer, in seconds."""
+    value = torch.full((SIZE // 4,), float(step))
+    begun = time.monotonic()
+    checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+    saved = checkpoint.save("m.pt", value)
+    committed = checkpoint.commit()
+    seconds = time.monotonic() - begun
+    value.fill_(-1)
+    return bool(saved and committed), seconds
+
+
+def holds(step):
+    return bool((nebulaml.get_checkpoint(f"global_step{step}").load("m.pt") == step).all())
+
+
+def stored(place, step):
+    return (place.storage / f"global_step{step}" / ".nebula" / "manifest.json").exists()
+
+
+def memory_bytes(place):
+    return sum(path.stat().st_blocks * 512 for path in place.memory.glob("*.img"))
+
+
+def test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_none(slow):
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="wait", on_error="raise")
+    for step in (1, 2, 3):
+        saved, seconds = save(step)
+        assert saved and memory_bytes(slow) <= BUDGET
+        assert step == 1 or (stored(slow, step - 1) and seconds > 0.5 * SLOW_S)
+    nebulaml.flush_persistence()
+    assert all(holds(step) for step in (1, 2, 3))
+
+
+def test_stream_goes_past_memory_and_loses_none(slow):
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
+    took = []
+    for step in (1, 2, 3):
+        saved, seconds = save(step)
+        took.append(seconds)
+        assert saved and memory_bytes(slow) <= BUDGET
+    assert not stored(slow, 3)  # nobody waited for storage that takes 20 MB/s
+    assert holds(3) and holds(1)
+    nebulaml.flush_persistence()
+    assert all(holds(step) for step in (1, 2, 3))
+    assert took[1] < SLOW_S and took[2] < SLOW_S
+    assert not list(slow.storage.glob(".nebula-tmp-*"))
+
+
+def test_a_file_larger_than_all_memory_is_streamed(slow):
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
+    checkpoint = nebulaml.Checkpoint("global_step1")
+    checkpoint.save("m.pt", torch.arange(2 * SIZE // 4))
+    assert checkpoint.commit()
+    checkpoint.wait("durable", 60)
+    assert memory_bytes(slow) == 0
+    assert torch.equal(torch.load(slow.storage / "global_step1" / "m.pt"), torch.arange(2 * SIZE // 4))
+
+
+def test_a_streamed_version_survives_its_trainer(slow):
+    code = """
+        nm.init(sys.argv[1], 1000, 2, on_full="stream", on_error="raise")
+        for step in (1, 2):
+            c = nm.Checkpoint(f"global_step{step}")
+            c.save("m.pt", torch.full((int(sys.argv[2]) // 4,), float(step)))
+            c.commit()
+            c.wait("committed", 60)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    slow.run(code, slow.storage, SIZE, returncode=-9)
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="stream")
+    assert nebulaml.get_latest_checkpoint().tag == "global_step2" and holds(2)
+
+
+def test_a_streamed_version_that_died_with_its_agent_leaves_no_debris_and_the_one_before(slow):
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
+    assert save(1)[0] and save(2)[0]
+    assert not stored(slow, 2)
+    slow.kill_agent()
+    nebulaml._shutdown()
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="stream")
+    assert nebulaml.get_latest_checkpoint().tag == "global_step1" and holds(1)
+    assert not list(slow.storage.glob(".nebula-tmp-*"))
+
+
+def test_skip_fails_that_version_at_once_and_says_so(slow, caplog):
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="skip")
+    assert save(1)[0]
+    saved, seconds = save(2)
+    assert not saved and seconds < SLOW_S
+    assert "global_step2" in caplog.text or "m.pt" in caplog.text
+    assert nebulaml.get_checkpoint("global_step2") is None and holds(1)
+    rows = {row["tag"]: row for row in nebulaml.stats()}
+    assert rows["global_step2"]["result"] == "failed" and "full" in rows["global_step2"]["error"]
+    nebulaml.flush_persistence()
+    assert save(3)[0] and holds(3)  # there is room again
+
+
+def test_skip_raises_when_errors_are_to_be_raised(slow):
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="skip", on_error="raise")
+    assert save(1)[0]
+    with pytest.raises(NebulaError, match="MiB"):
+        save(2)
+
+
+def test_slow_storage_with_room_in_memory_stalls_nothing(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "20")
+    nebulaml.init(str(place.storage), 0, 2)
+    took = [save(step)[1] for step in range(1, 6)]
+    assert max(took) < SLOW_S
+    assert not stored(place, 5) and holds(5)
+
+
+def test_retention_in_storage_spares_multiples_the_newest_and_what_is_being_loaded(place):
+    nebulaml.init(str(place.storage), 0, 1, keep_last=1, keep_every=4)
+    for step in range(1, 8):
+        checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+        checkpoint.save("m.pt", torch.full((1000,), float(step)))
+        checkpoint.commit()
+        checkpoint.wait("durable", 30)
+    deadline = time.monotonic() + 30
+    while sorted(nebulaml.list_checkpoints()) != ["global_step4", "global_step7"]:
+        assert time.monotonic() < deadline, sorted(nebulaml.list_checkpoints())
+        time.sleep(0.02)
+    nebulaml._shutdown()
+    place.kill_agent()
+    shutil.rmtree(place.memory)
+    nebulaml.init(str(place.storage), 0, 1, keep_last=1)
+    assert nebulaml.get_latest_checkpoint().tag == "global_step7"
+    old = nebulaml.get_checkpoint("global_step4")
+    value = old.load("m.pt")
+    assert (value == 4).all() and Path(place.storage / "global_step4").exists()

@@ -1,0 +1,349 @@
+"""Copy-on-write captures: the file has the values of save(), whatever the program does next."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import threading
+import weakref
+
+import nebulaml
+import numpy
+import pytest
+import torch
+
+MIB = 1 << 20
+COUNT = 16 * MIB  # floats: 64 MiB, some 32 blocks
+
+
+def possible() -> bool:
+    """Whether this machine lets anybody protect pages."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(323, os.O_CLOEXEC) if os.uname().machine == "x86_64" else -1
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0 or os.access("/dev/userfaultfd", os.R_OK | os.W_OK)
+
+
+pytestmark = pytest.mark.skipif(not possible(), reason="no userfaultfd here")
+
+
+@pytest.fixture(autouse=True)
+def cow(monkeypatch):
+    monkeypatch.setenv("NEBULA_CAPTURE", "cow")
+
+
+def big(value: float = 1.0, count: int = COUNT) -> torch.Tensor:
+    return torch.full((count,), float(value))
+
+
+def saved(tag: str, obj: object) -> nebulaml.Checkpoint:
+    checkpoint = nebulaml.Checkpoint(tag)
+    assert checkpoint.save("m.pt", obj)
+    return checkpoint
+
+
+def row(tag: str) -> dict:
+    return next(row for row in nebulaml.stats() if row["tag"] == tag)
+
+
+def loaded(checkpoint: nebulaml.Checkpoint):
+    assert checkpoint.commit()
+    checkpoint.wait("committed", 60)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == checkpoint.tag
+    return found.load("m.pt")
+
+
+def overwrite_by_threads(t: torch.Tensor) -> None:
+    view = t.numpy()
+    parts = numpy.array_split(view, 8)
+
+    def work(part, backwards):
+        step = 1 << 18
+        starts = range(0, len(part), step)
+        for start in reversed(starts) if backwards else starts:
+            part[start : start + step] = -5
+
+    threads = [threading.Thread(target=work, args=(part, i % 2)) for i, part in enumerate(parts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def overwrite_by_read(t: torch.Tensor) -> None:
+    with open("/dev/zero", "rb", buffering=0) as zeros:
+        left = memoryview(t.numpy()).cast("B")
+        while left:
+            left = left[zeros.readinto(left) :]
+
+
+def overwrite_by_step(t: torch.Tensor) -> None:
+    t.requires_grad_(True)
+    t.grad = torch.ones_like(t)
+    torch.optim.SGD([t], lr=1.0).step()
+    t.requires_grad_(False)
+
+
+def overwrite_at_random(t: torch.Tensor) -> None:
+    view = t.numpy()
+    for index in numpy.random.default_rng(0).permutation(len(view) // 1024)[:4000]:
+        view[index * 1024] = 9
+    t.fill_(8)
+
+
+MUTATIONS = {
+    "fill": lambda t: t.fill_(7),
+    "backwards": lambda t: [part.fill_(3) for part in reversed(t.chunk(64))],
+    "threads": overwrite_by_threads,
+    "numpy": lambda t: numpy.copyto(t.numpy(), 4),
+    "data": lambda t: t.data.mul_(2),
+    "read": overwrite_by_read,
+    "optimizer": overwrite_by_step,
+    "random": overwrite_at_random,
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_values_are_those_of_the_save(nm, mutation):
+    t = torch.arange(COUNT, dtype=torch.float32)
+    expected = t.clone()
+    checkpoint = saved("a", {"t": t, "small": torch.ones(3)})
+    MUTATIONS[mutation](t)
+    got = loaded(checkpoint)
+    assert torch.equal(got["t"], expected) and torch.equal(got["small"], torch.ones(3))
+    assert not torch.equal(t, expected)
+
+
+def test_the_capture_was_copy_on_write_and_is_measured(nm):
+    t = big(count=64 * MIB)
+    for step in range(3):  # the first ones also wait for new images
+        checkpoint = saved(f"global_step{step}", t)
+        t.fill_(step)
+        assert checkpoint.commit()
+        checkpoint.wait("committed", 60)
+    cost = row("global_step2")
+    assert cost["faults"] > 0
+    assert 0 < cost["blocked_ms"] < cost["copy_ms"] and cost["capture_cpu_ms"] > 0
+
+
+def test_copy_takes_no_faults(nm, monkeypatch):
+    monkeypatch.setenv("NEBULA_CAPTURE", "copy")
+    nebulaml._shutdown()
+    nebulaml.init(None, 0, 2, on_error="raise")
+    t = big()
+    checkpoint = saved("copied", t)
+    t.fill_(2)
+    assert (loaded(checkpoint) == 1).all()
+    cost = row("copied")
+    assert cost["faults"] == 0 and cost["blocked_ms"] == cost["copy_ms"]
+
+
+def test_an_unknown_capture_is_refused(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_CAPTURE", "sometimes")
+    with pytest.raises(nebulaml.NebulaConfigError, match="auto, copy or cow"):
+        nebulaml.init(str(place.storage), on_error="raise")
+
+
+def test_the_program_may_let_go_of_what_it_saved(nm):
+    t = big(5)
+    checkpoint = saved("dropped", {"t": t})
+    del t
+    gc.collect()
+    assert (loaded(checkpoint)["t"] == 5).all()
+
+
+def test_storages_are_held_until_they_are_copied_and_no_longer(nm):
+    class Note:
+        pass
+
+    t = big(5)
+    t.untyped_storage().note = note = Note()
+    watch = weakref.ref(note)
+    checkpoint = saved("held", [t])
+    del t, note
+    nebulaml.engine.session().settle(60_000)
+    gc.collect()
+    assert watch() is None
+    assert (loaded(checkpoint)[0] == 5).all()
+
+
+def test_set_and_new_data_leave_the_saved_storage_alone(nm):
+    first, second = big(1), big(2)
+    checkpoint = saved("set", [first, second])
+    first.set_(torch.zeros(4))
+    second.data = torch.zeros(4)
+    got = loaded(checkpoint)
+    assert (got[0] == 1).all() and (got[1] == 2).all()
+
+
+def test_tensors_that_share_a_storage_still_do(nm):
+    whole = big(1)
+    checkpoint = saved("shared", {"whole": whole, "half": whole[: COUNT // 2]})
+    whole.zero_()
+    got = loaded(checkpoint)
+    assert (got["whole"] == 1).all() and got["half"].data_ptr() == got["whole"].data_ptr()
+
+
+@pytest.mark.parametrize("size", [0, 1024, 2 * COUNT * 4])
+def test_a_storage_that_is_resized_fails_its_version_or_is_exact(nm, caplog, size):
+    first = saved("global_step1", {"n": 1})
+    assert first.commit()
+    t = big(3, 4 * COUNT)
+    checkpoint = saved("global_step2", t)
+    t.untyped_storage().resize_(size)
+    with contextlib.suppress(nebulaml.NebulaError):
+        checkpoint.commit()
+    nebulaml.engine.session().settle(60_000)
+    found = nebulaml.get_latest_checkpoint()
+    if checkpoint.state == "failed":
+        assert found.tag == "global_step1" and found.load("m.pt") == {"n": 1}
+        assert "memory at 0x" in checkpoint.error and "being saved" in checkpoint.error
+        assert any("is lost" in record.message for record in caplog.records if record.levelno == logging.ERROR)
+    else:
+        assert found.tag == "global_step2" and (found.load("m.pt") == 3).all()
+    t = big(4)
+    assert (loaded(saved("global_step3", t)) == 4).all()
+
+
+def test_pages_given_back_fail_the_version_and_nothing_else(nm):
+    libc = ctypes.CDLL(None, use_errno=True)
+    t = big(3, 8 * COUNT)
+    checkpoint = saved("global_step1", t)
+    start = (t.data_ptr() + 4 * COUNT + 4095) & ~4095
+    assert libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(28 * COUNT & ~4095), 4) == 0  # MADV_DONTNEED
+    nebulaml.engine.session().settle(60_000)
+    assert checkpoint.state == "failed" and "given back" in checkpoint.error
+    with pytest.raises(nebulaml.NebulaError, match="given back"):
+        checkpoint.commit()
+    with pytest.raises(nebulaml.NebulaError, match="given back"):
+        checkpoint.wait("committed", 60)
+    assert nebulaml.get_latest_checkpoint() is None
+    assert (loaded(saved("global_step2", big(4))) == 4).all()
+
+
+def test_a_second_save_while_the_first_copies_gets_its_own_values(nm, place):
+    t = big(0, 4 * COUNT)
+    checkpoints = []
+    for step in range(4):
+        t.fill_(step)
+        checkpoints.append(saved(f"global_step{step}", t))
+        assert checkpoints[-1].commit()
+    t.fill_(-1)
+    for step, checkpoint in enumerate(checkpoints):
+        checkpoint.wait("durable", 60)
+        assert (torch.load(place.storage / f"global_step{step}" / "m.pt") == step).all()
+
+
+def test_a_name_saved_again_while_it_copies_has_the_later_values(nm):
+    t = big(1, 4 * COUNT)
+    checkpoint = saved("again", t)
+    checkpoint.save("m.pt", torch.ones(3))
+    assert torch.equal(loaded(checkpoint), torch.ones(3))
+
+
+def test_commit_comes_before_captured(nm):
+    t = big(1, 8 * COUNT)
+    checkpoint = saved("early", t)
+    assert checkpoint.commit()
+    t.fill_(2)
+    checkpoint.wait("durable", 60)
+    assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()
+
+
+def test_workers_of_a_data_loader_start_during_a_capture(nm):
+    t = big(6, 4 * COUNT)
+    data = torch.utils.data.TensorDataset(t[:4096].clone())
+    checkpoint = saved("forked", t)
+    loader = torch.utils.data.DataLoader(data, batch_size=64, num_workers=2)
+    seen = sum(len(batch[0]) for batch in loader)
+    t.zero_()
+    assert seen == 4096
+    assert (loaded(checkpoint) == 6).all()
+
+
+def test_a_forked_child_can_write_and_end(nm):
+    t = big(6, 4 * COUNT)
+    checkpoint = saved("forked", t)
+    pid = os.fork()
+    if pid == 0:
+        view = t.numpy()  # OpenMP, which torch uses, does not survive a fork
+        view[:] = 1
+        os._exit(0 if bool((view == 1).all()) else 1)
+    t.zero_()
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (loaded(checkpoint) == 6).all()
+
+
+def test_bytes_are_captured_the_same_way(nm):
+    t = big(6)
+    checkpoint = nebulaml.Checkpoint("bytes")
+    checkpoint.save_bytes("raw", [b"head", t, t[:10]])
+    t.zero_()
+    assert checkpoint.commit()
+    with nebulaml.get_latest_checkpoint().view("raw") as data:
+        assert bytes(data[:4]) == b"head" and len(data) == 4 + 4 * COUNT + 40
+        assert (torch.frombuffer(bytearray(data[4:]), dtype=torch.float32) == 6).all()
+
+
+def test_shared_memory_is_copied_at_once(nm):
+    t = big(6).share_memory_()
+    checkpoint = saved("shared memory", t)
+    t.zero_()
+    assert (loaded(checkpoint) == 6).all()
+    assert row("shared memory")["faults"] == 0
+
+
+@pytest.mark.parametrize("memory", ["named", "memfd"])
+def test_an_agent_killed_during_a_copy_loses_nothing(nm, place, monkeypatch, memory):
+    if memory == "memfd":  # its images die with it: the file is copied from what the trainer still maps
+        nebulaml._shutdown()
+        place.kill_agent()
+        monkeypatch.setenv("NEBULA_MEMORY_DIR", "/proc/nowhere")
+        nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    t = big(6, 8 * COUNT)
+    checkpoint = saved("killed", t)
+    place.kill_agent(wait=False)
+    t.zero_()
+    nebulaml.engine.session().settle(60_000)
+    assert (loaded(checkpoint) == 6).all()
+
+
+TRAIN = """
+    nm.init(sys.argv[1], 0, 2, on_error="raise")
+    w = torch.zeros(64 << 20)
+    for step in range(1, 4):
+        w.fill_(step)
+        c = nm.Checkpoint(f"global_step{step}")
+        c.save("m.pt", {"step": step, "w": w})
+        c.commit()
+        if step == 1:
+            c.wait("durable")
+        say("committed", step)
+"""
+
+
+def test_a_trainer_killed_during_a_copy_leaves_a_whole_version(place):
+    process = place.trainer(TRAIN + "    time.sleep(60)", place.storage)
+    for line in process.stdout:
+        if "committed 2" in line:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    process.stdout.close()
+    nebulaml.init(str(place.storage), 0, 2)
+    got = nebulaml.get_latest_checkpoint().load("m.pt")
+    assert got["step"] in (1, 2, 3) and (got["w"] == got["step"]).all()
+
+
+@pytest.mark.parametrize("ending", ["pass", "sys.exit(0)", "raise SystemExit", "del w, c; nm._shutdown()"])
+def test_the_interpreter_waits_for_running_copies(place, ending):
+    place.run(TRAIN + "    " + ending, place.storage)
+    nebulaml.init(str(place.storage), 0, 2)
+    got = nebulaml.get_latest_checkpoint().load("m.pt")
+    assert got["step"] == 3 and (got["w"] == 3).all()

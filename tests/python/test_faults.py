@@ -1,0 +1,169 @@
+"""Several ranks, bad storage, damaged files, an agent inside the trainer: what the user sees of each."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import time
+
+import nebulaml
+import pytest
+import torch
+from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError
+
+RANK = """
+    os.environ.update(RANK=sys.argv[2], WORLD_SIZE="2", LOCAL_RANK=sys.argv[2], LOCAL_WORLD_SIZE="2")
+    nm.init(sys.argv[1], 0, 2, on_error="raise")
+    c = nm.Checkpoint("global_step1", -2)
+    c.save(f"shard{sys.argv[2]}.pt", torch.full((1000,), float(sys.argv[2])))
+    sys.stdin.readline()
+    say(c.commit(), nm.get_latest_checkpoint() is None)
+    sys.stdin.readline()
+    found = nm.get_latest_checkpoint()
+    say(found.tag, *sorted(found.files), *(float(found.load(name)[0]) for name in sorted(found.files)))
+"""
+
+
+def line_from(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def test_a_checkpoint_is_there_when_every_rank_has_committed_and_not_before(place):
+    ranks = [place.trainer(RANK, place.storage, rank, stdin=True) for rank in (0, 1)]
+    assert line_from(ranks[1]) == "True True"  # it waits for nobody
+    assert line_from(ranks[0]) == "True False"
+    for process in ranks:
+        assert line_from(process) == "global_step1 shard0.pt shard1.pt 0.0 1.0"
+        process.stdin.close()
+        process.stdout.close()
+        assert process.wait(timeout=60) == 0
+
+
+def test_storage_that_cannot_be_written_stops_nothing_and_is_named(place, caplog):
+    place.storage.write_text("a file where a directory should be")
+    nebulaml.init(str(place.storage), 0)
+    checkpoint = nebulaml.Checkpoint("global_step1")
+    assert checkpoint.save("m.pt", torch.ones(10)) and checkpoint.commit()
+    assert nebulaml.flush_persistence(timeout=1) is False
+    assert "flush" in caplog.text and str(place.storage) in caplog.text
+    with pytest.raises(NebulaError):
+        checkpoint.wait("durable", timeout=1)
+    assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()  # memory still has it
+
+
+def forget_memory(place):
+    """As after a reboot: neither agent nor memory tier is left."""
+    nebulaml._shutdown()
+    place.kill_agent()
+    shutil.rmtree(place.memory)
+
+
+def test_a_flipped_byte_in_storage_is_found_and_named(nm, place):
+    checkpoint = nm.Checkpoint("global_step1")
+    checkpoint.save("m.pt", {"w": torch.arange(100_000)})
+    checkpoint.commit()
+    checkpoint.wait("durable", 30)
+    path = place.storage / "global_step1" / "m.pt"
+    forget_memory(place)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    nebulaml.init(str(place.storage), 0)
+    found = nebulaml.get_checkpoint("global_step1")
+    with pytest.raises(NebulaCorrupt, match=r"m\.pt"):
+        found.load("m.pt")
+
+
+def test_storage_alone_gives_everything_back(nm, place):
+    for step in (1, 2):
+        checkpoint = nm.Checkpoint(f"global_step{step}")
+        checkpoint.save("m.pt", {"w": torch.full((3_000_000,), float(step))})
+        checkpoint.commit()
+    nm.flush_persistence()
+    forget_memory(place)
+    nebulaml.init(str(place.storage), 0)
+    assert (nebulaml.get_latest_checkpoint().load("m.pt")["w"] == 2).all()
+    assert (nebulaml.get_checkpoint("global_step1").load("m.pt")["w"] == 1).all()
+
+
+def test_a_save_that_fails_is_reported_and_its_checkpoint_never_called_whole(place, monkeypatch, caplog):
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8M")
+    nebulaml.init(str(place.storage), 0, on_full="skip")
+    checkpoint = nebulaml.Checkpoint("global_step1")
+    assert checkpoint.save("small.pt", torch.ones(10))
+    assert checkpoint.save("large.pt", torch.ones(20_000_000)) is False
+    assert "large.pt" in caplog.text
+    assert checkpoint.commit() is False
+    assert nebulaml.get_latest_checkpoint() is None
+    assert checkpoint.error
+
+
+def test_threads_may_save_at_the_same_time(nm):
+    checkpoint = nm.Checkpoint("threads")
+
+    def work(index):
+        for turn in range(5):
+            checkpoint.save(f"{index}-{turn}.pt", torch.full((20_000,), float(index)))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert checkpoint.commit() and len(checkpoint.files) == 20
+    assert (checkpoint.load("3-4.pt") == 3).all()
+
+
+def test_the_agent_may_run_inside_the_trainer(place):
+    code = """
+        os.environ["NEBULA_AGENT"] = "inline"
+        nm.init(sys.argv[1], 0, on_error="raise")
+        with nm.Checkpoint("global_step1") as c:
+            c.save("m.pt", torch.ones(3))
+        c.wait("durable", 30)
+        say(nm.get_latest_checkpoint().load("m.pt").tolist())
+    """
+    assert place.run(code, place.storage).strip() == "[1.0, 1.0, 1.0]"
+    assert place.agents() == []
+
+
+def test_a_wait_can_be_interrupted(place):
+    code = """
+        nm.init(sys.argv[1], 0)
+        c = nm.Checkpoint("open", -2)
+        c.save("m.pt", 1)
+        say("waiting")
+        try:
+            c.wait("committed")
+        except KeyboardInterrupt:
+            say("interrupted")
+    """
+    process = place.trainer(code, place.storage)
+    assert process.stdout.readline().strip() == "waiting"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().strip() == "interrupted"
+    process.stdout.close()
+    process.kill()
+    process.wait(timeout=30)
+
+
+def test_two_trainers_of_one_job_and_rank_are_told_apart(nm, place):
+    nm.Checkpoint("mine").save("m.pt", 1)
+    code = """
+        try:
+            nm.init(sys.argv[1], 0, on_error="raise")
+        except ValueError as error:
+            say("refused", "job" in str(error))
+        nm.init(job="another")
+        say(nm.Checkpoint("theirs").save("m.pt", 2))
+    """
+    assert place.run(code, place.storage).split() == ["refused", "True", "True"]
+
+
+def test_a_job_name_must_be_text(place):
+    with pytest.raises(NebulaConfigError):
+        nebulaml.init(str(place.storage), job=b"bytes")

@@ -1,0 +1,150 @@
+"""Real kills: of the trainer, of the agent, of everything at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import nebulaml
+import pytest
+import torch
+
+TRAIN = """
+    nm.init(sys.argv[1], float(sys.argv[2]), 2, on_error="raise")
+    start = nm.get_latest_checkpoint()
+    first = start.load("m.pt")["step"] + 1 if start else 1
+    say("from", first)
+    w = torch.zeros(200_000)
+    for step in range(first, first + int(sys.argv[3])):
+        w += step
+        c = nm.Checkpoint(f"global_step{step}")
+        c.save("m.pt", {"step": step, "w": w})
+        w.add_(1).sub_(1)
+        c.commit()
+        say("committed", step)
+    say(sys.argv[4])
+"""
+
+
+def lines_until(process, word):
+    seen = []
+    for line in process.stdout:
+        seen.append(line.strip())
+        if word in line:
+            return seen
+    raise AssertionError(f"the trainer ended before it said {word!r}: {seen}")
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    process.stdout.close()
+
+
+def expected(step):
+    return float(sum(range(1, step + 1)))
+
+
+def test_a_trainer_killed_right_after_commit_resumes_from_memory(place):
+    process = place.trainer(TRAIN + "    time.sleep(60)", place.storage, 1000, 4, "idle")
+    lines_until(process, "committed 4")
+    kill(process)
+    nebulaml.init(str(place.storage), 1000, 2)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "global_step4"
+    got = found.load("m.pt")
+    assert got["step"] == 4 and (got["w"] == expected(4)).all()
+
+
+def test_the_agent_makes_the_newest_durable_after_the_trainer_was_killed(place):
+    process = place.trainer(TRAIN + "    time.sleep(60)", place.storage, 1000, 3, "idle")
+    lines_until(process, "committed 3")
+    kill(process)
+    path = place.storage / "global_step3" / ".nebula" / "manifest.json"
+    deadline = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert path.exists()
+    assert torch.load(place.storage / "global_step3" / "m.pt")["step"] == 3
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
+def test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint(place, moment):
+    process = place.trainer(TRAIN, place.storage, 0, 100_000, "never")
+    lines_until(process, "committed 3")
+    time.sleep(0.007 * moment)
+    process.send_signal(signal.SIGKILL)
+    rest = [int(line.split()[1]) for line in process.stdout if line.startswith("committed")]
+    process.wait(timeout=30)
+    last = max([3, *rest])
+    nebulaml.init(str(place.storage), 0, 2)
+    got = nebulaml.get_latest_checkpoint().load("m.pt")
+    assert got["step"] in (last, last + 1)  # it may have been killed between the commit and its line
+    assert (got["w"] == expected(got["step"])).all()
+
+
+def test_the_run_goes_on_where_it_was_killed(place):
+    process = place.trainer(TRAIN + "    time.sleep(60)", place.storage, 1000, 3, "idle")
+    lines_until(process, "committed 3")
+    kill(process)
+    output = place.run(TRAIN, place.storage, 1000, 2, "done")
+    assert output.split("\n")[0] == "from 4" and "committed 5" in output
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.002, 0.01, 0.05])
+def test_an_agent_killed_at_any_moment_does_not_stop_the_trainer(place, delay):
+    process = place.trainer(TRAIN, place.storage, 0, 60, "done")
+    lines_until(process, "committed 5")
+    time.sleep(delay)
+    place.kill_agent(wait=False)
+    lines_until(process, "done")
+    assert process.wait(timeout=60) == 0
+    nebulaml.init(str(place.storage), 0, 2)
+    got = nebulaml.get_latest_checkpoint().load("m.pt")
+    assert got["step"] == 60
+    nebulaml.flush_persistence()
+    assert torch.load(nebulaml.get_latest_checkpoint_path("m.pt"))["step"] == 60
+
+
+def test_everything_killed_at_once_resumes_from_the_memory_tier(place):
+    process = place.trainer(TRAIN + "    time.sleep(60)", place.storage, 1000, 4, "idle")
+    lines_until(process, "committed 4")
+    place.kill_agent(wait=False)
+    kill(process)
+    nebulaml.init(str(place.storage), 1000, 2)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "global_step4" and (found.load("m.pt")["w"] == expected(4)).all()
+
+
+def test_a_checkpoint_object_survives_the_agent(nm, place):
+    checkpoint = nm.Checkpoint("across", -2)
+    checkpoint.save("a.pt", torch.ones(1000))
+    place.kill_agent()
+    checkpoint.save("b.pt", torch.zeros(1000))
+    assert checkpoint.commit()
+    checkpoint.wait("durable", 30)
+    assert sorted(os.listdir(place.storage / "across")) == [".nebula", "a.pt", "b.pt"]
+
+
+def test_a_normal_exit_without_flush_leaves_everything_to_the_agent(place):
+    place.run(TRAIN, place.storage, 1000, 2, "done")
+    path = place.storage / "global_step2" / ".nebula" / "manifest.json"
+    deadline = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert path.exists()
+
+
+def test_a_forked_worker_leaves_the_parents_session_alone(nm):
+    checkpoint = nm.Checkpoint("forked")
+    checkpoint.save("a.pt", 1)
+    pid = os.fork()
+    if pid == 0:
+        nm.Checkpoint  # noqa: B018
+        os._exit(0)
+    os.waitpid(pid, 0)
+    loader = torch.utils.data.DataLoader(list(range(8)), num_workers=2)
+    assert len(list(loader)) == 8
+    checkpoint.save("b.pt", 2)
+    assert checkpoint.commit() and checkpoint.load("a.pt") == 1

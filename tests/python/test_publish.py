@@ -1,0 +1,308 @@
+"""Checkpoints under paths that somebody else chose: whole, durable, in order, and also when everybody dies."""
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+import zipfile
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def out(place):
+    return place.root / "out"
+
+
+def save(nm, tag, value, name="checkpoint", count=1):
+    checkpoint = nm.Checkpoint(tag, count)
+    checkpoint.save(name, {"w": torch.full((1000,), float(value))})
+    return checkpoint
+
+
+def value_at(path):
+    return torch.load(path)["w"][0].item()
+
+
+def settled(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.01)
+
+
+def test_a_file_appears_when_durable_and_costs_no_second_copy(nm, place, out):
+    checkpoint = save(nm, "global_step1", 1)
+    assert checkpoint.publish("checkpoint", out / "a" / "epoch=0.ckpt")
+    assert not (out / "a" / "epoch=0.ckpt").exists()
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    assert value_at(out / "a" / "epoch=0.ckpt") == 1
+    assert os.path.samefile(out / "a" / "epoch=0.ckpt", place.storage / "global_step1" / "checkpoint")
+    assert sorted(os.listdir(out / "a")) == ["epoch=0.ckpt"]
+
+
+def test_another_file_system_gets_a_verified_copy(nm, place):
+    elsewhere = tempfile.mkdtemp(prefix="nebula-publish-", dir="/dev/shm")
+    try:
+        if os.stat(elsewhere).st_dev == os.stat(place.root).st_dev:
+            pytest.skip("there is only one file system")
+        checkpoint = save(nm, "global_step1", 1)
+        checkpoint.publish("checkpoint", elsewhere + "/x.ckpt")
+        checkpoint.commit()
+        checkpoint.wait("durable")
+        assert value_at(elsewhere + "/x.ckpt") == 1
+        assert os.listdir(elsewhere) == ["x.ckpt"]
+    finally:
+        shutil.rmtree(elsewhere)
+
+
+def test_a_path_is_found_before_it_is_there_and_while_it_is_there_but_not_when_replaced(nm, out):
+    path = out / "last.ckpt"
+    assert nm.find_published(path) is None
+    checkpoint = save(nm, "global_step1", 1)
+    checkpoint.publish("checkpoint", path)
+    checkpoint.commit()
+    found, name = nm.find_published(path)
+    assert (found.tag, name) == ("global_step1", "checkpoint")
+    assert found.load(name)["w"][0] == 1
+    checkpoint.wait("durable")
+    assert nm.find_published(path)[0].tag == "global_step1"
+    torch.save({"w": torch.zeros(3)}, str(path) + ".new")
+    os.rename(str(path) + ".new", path)
+    assert nm.find_published(path) is None
+
+
+def test_a_path_published_again_holds_the_later_one(nm, out):
+    for step in range(1, 6):
+        checkpoint = save(nm, f"global_step{step}", step)
+        checkpoint.publish("checkpoint", out / "last.ckpt")
+        checkpoint.commit()
+    assert nm.flush_persistence()
+    assert value_at(out / "last.ckpt") == 5
+    assert nm.find_published(out / "last.ckpt")[0].tag == "global_step5"
+
+
+def test_top_k_removals_follow_the_saves_they_came_after(nm, out):
+    for step in range(1, 8):
+        checkpoint = save(nm, f"global_step{step}", step)
+        checkpoint.publish("checkpoint", out / f"{step}.ckpt")
+        checkpoint.commit()
+        if step > 2:
+            nm.unpublish(out / f"{step - 2}.ckpt")
+    nm.flush_persistence()
+    assert sorted(os.listdir(out)) == ["6.ckpt", "7.ckpt"]
+    assert nm.find_published(out / "3.ckpt") is None
+
+
+def test_nothing_is_removed_while_what_came_before_cannot_be_stored(nm, place, out):
+    first = save(nm, "global_step1", 1)
+    first.publish("checkpoint", out / "1.ckpt")
+    first.commit()
+    first.wait("durable")
+    os.rename(place.storage, str(place.storage) + ".away")
+    place.storage.write_text("in the way")
+    second = save(nm, "global_step2", 2)
+    second.publish("checkpoint", out / "2.ckpt")
+    second.commit()
+    nm.unpublish(out / "1.ckpt")
+    with pytest.raises(nm.NebulaTimeout):
+        second.wait("durable", timeout=1.5)
+    assert value_at(out / "1.ckpt") == 1
+    assert not (out / "2.ckpt").exists()
+    os.unlink(place.storage)
+    os.rename(str(place.storage) + ".away", place.storage)
+    nm.flush_persistence()
+    assert os.listdir(out) == ["2.ckpt"]
+
+
+def test_a_save_that_is_cancelled_never_appears(nm, place, out):
+    place.storage.write_text("in the way")
+    for step in (1, 2):
+        checkpoint = save(nm, f"global_step{step}", step)
+        checkpoint.publish("checkpoint", out / f"{step}.ckpt")
+        checkpoint.commit()
+    nm.unpublish(out / "1.ckpt")
+    assert nm.find_published(out / "1.ckpt") is None
+    os.unlink(place.storage)
+    nm.flush_persistence()
+    assert os.listdir(out) == ["2.ckpt"]
+
+
+def whole(nm, out, tag="checkpoint-1", value=1):
+    staging, target = out / ".staging" / tag, out / tag
+    (staging / "sub").mkdir(parents=True)
+    (staging / "config.json").write_text(json.dumps({"value": value}))
+    (staging / "sub" / "vocabulary.txt").write_text("words")
+    checkpoint = nm.Checkpoint(tag, 3)
+    checkpoint.save("optimizer.pt", {"w": torch.full((10,), float(value))})
+    checkpoint.save("sub/rng.pt", {"w": torch.full((10,), float(value))})
+    checkpoint.save_bytes(".metadata", [b"hidden"])
+    checkpoint.publish_directory(staging, target)
+    return checkpoint, target
+
+
+NAMES = [".metadata", ".nebula.json", "config.json", "optimizer.pt", "sub/rng.pt", "sub/vocabulary.txt"]
+
+
+def names_below(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_whole_directory_appears_with_what_was_staged_and_goes_with_its_checkpoint(nm, place, out):
+    checkpoint, target = whole(nm, out)
+    assert not target.exists()
+    checkpoint.commit()
+    assert nm.find_published(target / "sub" / "rng.pt")[1] == "sub/rng.pt"
+    assert nm.find_published(target)[1] == ""
+    checkpoint.wait("durable")
+    assert names_below(target) == NAMES
+    assert value_at(target / "sub" / "rng.pt") == 1
+    assert (target / ".metadata").read_bytes() == b"hidden"
+    assert not (out / ".staging" / "checkpoint-1").exists()
+    second, _ = whole(nm, out, "checkpoint-2", 2)
+    second.commit()
+    nm.unpublish(target)
+    nm.flush_persistence()
+    assert sorted(path.name for path in out.iterdir() if path.name != ".staging") == ["checkpoint-2"]
+    settled(lambda: not (place.storage / "checkpoint-1").exists())
+    assert nm.get_checkpoint("checkpoint-1") is None
+    assert nm.get_latest_checkpoint().tag == "checkpoint-2"
+    assert nm.flush_persistence(timeout=20)
+
+
+def test_files_join_a_directory_that_is_there_already(nm, out):
+    checkpoint, target = whole(nm, out)
+    target.mkdir()
+    (target / "incomplete.txt").write_text("an earlier attempt")
+    (target / "config.json").write_text("old")
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    assert names_below(target) == sorted([*NAMES, "incomplete.txt"])
+    assert json.loads((target / "config.json").read_text()) == {"value": 1}
+
+
+def test_a_directory_of_an_earlier_agent_takes_its_version_along(nm, place, out):
+    for step in (1, 2):
+        checkpoint, _ = whole(nm, out, f"checkpoint-{step}", step)
+        checkpoint.commit()
+        checkpoint.wait("durable")
+    place.kill_agent()
+    for path in place.memory.iterdir():
+        path.unlink()
+    nm.unpublish(out / "checkpoint-1")
+    nm.flush_persistence()
+    settled(lambda: not (place.storage / "checkpoint-1").exists())
+    assert (place.storage / "checkpoint-2").exists()
+
+
+def test_a_name_never_leads_out_of_its_directory(nm, out):
+    staging = out / ".staging"
+    checkpoint = nm.Checkpoint("checkpoint-1", 1)
+    checkpoint.save("../../escaped.pt", {"w": torch.ones(1)})
+    checkpoint.publish_directory(staging, out / "checkpoint-1")
+    checkpoint.commit()
+    with pytest.raises(nm.NebulaError, match="leads out"):
+        checkpoint.wait("durable")
+    assert not (out / "checkpoint-1").exists()
+    assert not list(out.parent.rglob("escaped.pt"))
+
+
+def test_what_cannot_appear_is_said_and_training_goes_on(nm, place, out):
+    out.mkdir()
+    (out / "file").write_text("no directory")
+    checkpoint = save(nm, "global_step1", 1)
+    checkpoint.publish("checkpoint", out / "file" / "x.ckpt")
+    checkpoint.commit()
+    with pytest.raises(nm.NebulaError, match=r"x\.ckpt"):
+        checkpoint.wait("durable")
+    assert value_at(place.storage / "global_step1" / "checkpoint") == 1
+    with pytest.raises(nm.NebulaNotFound):
+        checkpoint.publish("no such file", out / "y.ckpt")
+
+
+KILLED = """
+nm.init(sys.argv[1], 0, 2)
+for step in range(1, 5):
+    c = nm.Checkpoint(f"global_step{step}", 1)
+    c.save("checkpoint", {"w": torch.full((200000,), float(step))})
+    c.publish("checkpoint", f"{sys.argv[2]}/{step}.ckpt")
+    c.commit()
+    if step > 1:
+        nm.unpublish(f"{sys.argv[2]}/{step - 1}.ckpt")
+say("saved")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_publishing_survives_the_trainer(place, out):
+    place.run(KILLED, place.storage, out, returncode=-signal.SIGKILL)
+    settled(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
+    assert value_at(out / "4.ckpt") == 4
+
+
+def test_publishing_survives_trainer_and_agent(nm, place, out):
+    nm._shutdown()
+    place.storage.write_text("in the way")
+    place.run(KILLED, place.storage, out, returncode=-signal.SIGKILL)
+    place.kill_agent()
+    os.unlink(place.storage)
+    assert not out.exists()
+    nm.init(str(place.storage), 0, 2, on_error="raise")
+    found, name = nm.find_published(out / "4.ckpt")
+    assert found.load(name)["w"][0] == 4
+    nm.flush_persistence()
+    settled(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
+    assert value_at(out / "4.ckpt") == 4
+
+
+def test_bytes_and_tensors_are_saved_one_behind_the_other_and_read_back(nm):
+    tensor = torch.arange(5, dtype=torch.int32)
+    checkpoint = nm.Checkpoint("global_step1", 1)
+    checkpoint.save_bytes("x.bin", [b"head", tensor, memoryview(b"tail"), b"", bytearray(b"!")])
+    expected = b"head" + tensor.numpy().tobytes() + b"tail!"
+    tensor.zero_()
+    checkpoint.commit()
+    assert checkpoint.read_bytes("x.bin") == expected
+    with checkpoint.view("x.bin") as data:
+        assert data.readonly and data[4:8] == b"\0\0\0\0"
+    with pytest.raises(nm.NebulaConfigError):
+        checkpoint.save_bytes("y.bin", [torch.zeros(4, 4).t()[1:]])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_one_tensor_as_a_complete_torch_file(tmp_path, shape, dtype):
+    from nebulaml import pickling
+
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    parts, size = pickling.file_parts(torch.empty(shape, dtype=dtype), tensor)
+    whole = b"".join(part if isinstance(part, bytes) else bytes_of(part) for part in parts)
+    assert len(whole) == size
+    (tmp_path / "x.pt").write_bytes(whole)
+    loaded = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert loaded.dtype == dtype and torch.equal(loaded, tensor)
+    assert "archive/data/0" in zipfile.ZipFile(tmp_path / "x.pt").namelist() or tensor.numel() == 0
+
+
+def bytes_of(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def test_safetensors_are_exported_in_the_background(nm, out):
+    safetensors = pytest.importorskip("safetensors.torch")
+    shared = torch.ones(3)
+    checkpoint = nm.Checkpoint("global_step1", 1)
+    checkpoint.save(
+        "model.pt",
+        {"a": torch.arange(6.0).reshape(2, 3), "b": shared, "c": shared, "d": torch.ones(2, dtype=torch.bfloat16)},
+    )
+    checkpoint.commit()
+    assert checkpoint.export_safetensors(out / "model.safetensors")
+    nm.flush_persistence()
+    loaded = safetensors.load_file(out / "model.safetensors")
+    assert set(loaded) == {"a", "b", "c", "d"}
+    assert torch.equal(loaded["a"], torch.arange(6.0).reshape(2, 3)) and loaded["d"].dtype == torch.bfloat16
