@@ -1,0 +1,152 @@
+"""Each test has its own agent, memory directory and storage; jobs are real processes of a framework's own environment."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+
+
+def interpreter(environment: str) -> str:
+    """The Python of .envs/<environment>; the test is skipped, by name, where `make test-frameworks` has not made it."""
+    python = ROOT / ".envs" / environment / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"no environment {environment}: make .envs/{environment}/.ready")
+    return str(python)
+
+
+class Node:
+    """One node of the world: an agent's place and the processes started there."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.persist = base / "persist"
+        self.runtime = Path(tempfile.mkdtemp(prefix="nb-"))
+        self.memory = Path(tempfile.mkdtemp(prefix="nebula-test-", dir="/dev/shm"))
+        self.environment = {
+            **os.environ,
+            "NEBULA_RUNTIME_DIR": str(self.runtime),
+            "NEBULA_MEMORY_DIR": str(self.memory),
+            "NEBULA_OUTPUT_DIR": str(base / "nebula"),
+            "NEBULA_AGENT_LINGER": "20",
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def run(self, python: str, script: str, *args: str, ranks: int = 1, check: bool = True, timeout: float = 240) -> "Result":
+        """Runs a script on `ranks` ranks; waits for all. Output is rank 0's, one JSON object a line."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = []
+        for rank in range(ranks):
+            environment = {
+                **self.environment,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            log = open(self.base / f"{Path(script).stem}-rank{rank}.log", "ab")  # noqa: SIM115
+            processes.append(
+                subprocess.Popen(
+                    [python, str(HERE / script), *map(str, args)],
+                    env=environment,
+                    stdout=subprocess.PIPE if rank == 0 else log,
+                    stderr=log,
+                    cwd=self.base,
+                )
+            )
+        try:
+            output = processes[0].communicate(timeout=timeout)[0].decode()
+            for process in processes[1:]:
+                if processes[0].returncode != 0:
+                    process.kill()
+                process.wait(timeout=60)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+        result = Result(output, [process.returncode for process in processes])
+        if check and any(result.codes):
+            logs = "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.base.glob("*-rank*.log")))
+            pytest.fail(f"{script} {args} ended with {result.codes}\n{output[-2000:]}\n{logs}")
+        return result
+
+    def agent_pid(self) -> int | None:
+        with_agent = subprocess.run(["pgrep", "-f", "nebula agent"], capture_output=True, text=True).stdout.split()
+        for pid in map(int, with_agent):
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:
+                continue
+            if f"NEBULA_RUNTIME_DIR={self.runtime}".encode() in environment.split(b"\0"):
+                return pid
+        return None
+
+    def wait_durable(self, tag: str, timeout: float = 30) -> None:
+        """Until the manifest of a tag is there: the agent goes on after the job has ended."""
+        manifest = self.persist / tag / ".nebula" / "manifest.json"
+        end = time.monotonic() + timeout
+        while not manifest.exists():
+            assert time.monotonic() < end, f"{tag} is not durable after {timeout} s"
+            time.sleep(0.05)
+
+    def forget_memory(self) -> None:
+        """As if the node had been replaced: its agent and its memory are gone."""
+        pid = self.agent_pid()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.memory, ignore_errors=True)
+        self.memory.mkdir()
+
+    def close(self) -> None:
+        pid = self.agent_pid()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.memory, ignore_errors=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+class Result:
+    def __init__(self, output: str, codes: list[int]) -> None:
+        self.output = output
+        self.codes = codes
+        self.lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {line["step"]: line["loss"] for line in self.lines if "step" in line and "loss" in line}
+
+    @property
+    def end(self) -> dict:
+        return next(line for line in self.lines if line.get("end"))
+
+    @property
+    def resumed(self):
+        return next(line["resumed"] for line in self.lines if "resumed" in line)
+
+
+@pytest.fixture
+def node(tmp_path):
+    made = Node(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def this_python():
+    return sys.executable

@@ -1,0 +1,139 @@
+"""A small transformers.Trainer job on CPU: trains, may be killed, resumes. Prints one JSON line per step on rank 0."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--way", choices=["attach", "mixin", "stock", "subclass"], default="attach")
+parser.add_argument("--output", required=True)
+parser.add_argument("--persist")
+parser.add_argument("--steps", type=int, default=8)
+parser.add_argument("--every", type=int, default=2)
+parser.add_argument("--limit", type=int)
+parser.add_argument("--best", action="store_true")
+parser.add_argument("--resume", action="store_true")
+parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--term-at", type=int, default=-1)
+parser.add_argument("--jit", action="store_true")
+parser.add_argument("--fail-at", type=int, default=-1)
+args = parser.parse_args()
+rank = int(os.environ.get("RANK", "0"))
+
+
+def say(**line):
+    if rank == 0:
+        print(json.dumps(line), flush=True)
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 512
+
+    def __getitem__(self, index):
+        ids = torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids}
+
+
+class Watch(TrainerCallback):
+    def on_log(self, args_, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs:
+            say(step=state.global_step, loss=logs["loss"])
+
+    def on_step_end(self, args_, state, control, **kwargs):
+        if state.global_step == args.fail_at:
+            raise RuntimeError("the user's own error")
+        if state.global_step == args.term_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+
+    def on_step_begin(self, args_, state, control, **kwargs):
+        if state.global_step == args.kill_at:  # the step's own save has returned
+            time.sleep(0.3 if os.environ.get("WORLD_SIZE", "1") != "1" else 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Own(Trainer):
+    """As trl's trainers do: overrides private hooks and writes files of its own."""
+
+    def _save_checkpoint(self, model, trial):
+        self.own_calls = getattr(self, "own_calls", 0) + 1
+        super()._save_checkpoint(model, trial)
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        with open(os.path.join(output_dir, "own.txt"), "w") as file:
+            file.write(str(self.state.global_step))
+
+
+def main():
+    options = {}
+    if args.best:
+        options = {
+            "eval_strategy": "steps",
+            "eval_steps": args.every,
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "eval_loss",
+        }
+    if args.jit:
+        options["enable_jit_checkpoint"] = True
+    training = TrainingArguments(
+        output_dir=args.output, max_steps=args.steps, save_steps=args.every, save_total_limit=args.limit, logging_steps=1,
+        logging_nan_inf_filter=False, per_device_train_batch_size=2, report_to=[], use_cpu=True, seed=3, disable_tqdm=True,
+        learning_rate=1e-3, **options,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=32))
+    kind = Trainer
+    if args.way == "mixin":
+        import nebulaml as nm
+
+        class Mixed(nm.NebulaTrainerMixin, Trainer):
+            pass
+
+        kind = Mixed
+    if args.way == "subclass":
+        kind = Own
+    trainer = kind(
+        model=model,
+        args=training,
+        train_dataset=Data(),
+        eval_dataset=torch.utils.data.Subset(Data(), range(8)),
+        callbacks=[Watch()],
+    )
+    if args.way in ("attach", "subclass"):
+        import nebulaml as nm
+
+        if args.persist:
+            nm.init(args.persist, 0)
+        assert nm.attach(trainer) is trainer and isinstance(trainer, kind)
+    trainer.remove_callback(transformers.PrinterCallback)  # the lines of this job are its output
+    try:
+        trainer.train(resume_from_checkpoint=True if args.resume else None)
+    except RuntimeError as error:
+        say(error=str(error))
+    if rank == 0:
+        names = sorted(name for name in os.listdir(args.output) if name.startswith("checkpoint"))
+        newest = max(names, key=lambda name: int(name.split("-")[1])) if names else None
+        loaded = GPT2LMHeadModel.from_pretrained(os.path.join(args.output, newest)) if newest else None
+        sums = {name: value.double().sum().item() for name, value in trainer.model.state_dict().items()}
+        say(
+            end=True, weights=sums, names=names, best=trainer.state.best_model_checkpoint, step=trainer.state.global_step,
+            loaded=loaded and {name: value.double().sum().item() for name, value in loaded.state_dict().items()},
+            version=transformers.__version__,
+        )  # fmt: skip
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

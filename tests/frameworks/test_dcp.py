@@ -1,0 +1,164 @@
+"""torch.distributed.checkpoint and FSDP2: stock readers, other world sizes, saves in flight, real kills."""
+
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+
+def job(node, *more, **options):
+    return node.run(sys.executable, "dcp_job.py", "--path", node.persist, *more, **options)
+
+
+def close(losses, others):
+    assert losses.keys() == others.keys()
+    for step, loss in losses.items():
+        assert loss == pytest.approx(others[step], rel=1e-4), step
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run on two ranks."""
+    from conftest import Node
+
+    node = Node(tmp_path_factory.mktemp("whole"))
+    try:
+        yield job(node, ranks=2).losses
+    finally:
+        node.close()
+
+
+@pytest.mark.parametrize("way", ["save", "nebula-async", "stock-async"])
+def test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_load_reads_it(node, way, whole):
+    job(node, "--way", way, "--kill-at", 3, ranks=2, check=False)
+    assert job(node, "--load", 3, ranks=2).losses == {step: loss for step, loss in whole.items() if step > 3}
+    node.wait_durable("step3")
+    node.forget_memory()
+    assert job(node, "--load", 3, "--stock-load", "--steps", 4, ranks=2).losses == {4: whole[4]}
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_another_number_of_ranks_resumes_from_the_same_files(node, before, after, whole):
+    """130, 47 and 5 rows: shards are uneven, and one of three ranks has none of the last layer's bias."""
+    job(node, "--steps", 3, ranks=before)
+    node.wait_durable("step3")
+    close(job(node, "--load", 3, ranks=after).losses, {step: loss for step, loss in whole.items() if step > 3})
+
+
+def script(node, text):
+    done = subprocess.run([sys.executable, "-c", text], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+STATE = """
+import os, torch, torch.distributed.checkpoint as dcp
+import nebulaml as nm
+from nebulaml.dcp import NebulaStager, NebulaStorageReader, NebulaStorageWriter, async_save
+def state(value):
+    big = torch.full((300, 7), float(value))
+    return {"big": big, "tied": big, "row": big[3], "half": torch.full((5,), value, dtype=torch.bfloat16), "zero": torch.tensor(value),
+            "empty": torch.empty(0, 4), "turned": torch.arange(12.0).reshape(3, 4).t() * value, "note": {"value": value, "list": [1, value]}}
+def same(found, value):
+    wanted = state(value)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor) if name != "note" else found[name] == tensor, (name, found[name])
+"""
+
+
+def test_stock_tools_read_what_one_process_saved(node):
+    script(node, STATE + f"""
+path = {str(node.persist / "tag7")!r}
+given = state(7)
+async_save(given, checkpoint_id=path).result(timeout=60)
+assert {{".metadata", "__0_0.distcp"}} <= set(os.listdir(path)), os.listdir(path)
+found = state(0)
+dcp.load(found, checkpoint_id=path)
+same(found, 7)
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+dcp_to_torch_save(path, "whole.pt")
+same(torch.load("whole.pt", weights_only=True), 7)
+""")  # fmt: skip
+
+
+def test_it_loads_from_memory_before_anything_is_in_storage(node):
+    script(node, STATE + f"""
+path = {str(node.persist / "tag7")!r}
+nm.init(persistent_storage_path={str(node.persist)!r}, persistent_time_interval=3600)
+dcp.save(state(1), storage_writer=NebulaStorageWriter(path.replace("tag7", "tag6")))  # the first one persists at once
+dcp.save(state(7), storage_writer=NebulaStorageWriter(path))
+assert not os.path.exists(os.path.join(path, ".metadata"))
+found = state(0)
+dcp.load(found, storage_reader=NebulaStorageReader(path))
+same(found, 7)
+""")  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["async_save(given, checkpoint_id=path)", "dcp.async_save(given, checkpoint_id=path, storage_writer=writer)"])
+def test_saves_in_flight_hold_the_values_of_their_own_call(node, way):
+    script(node, STATE + f"""
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1) if "dcp." in {way!r} else None
+writer = NebulaStorageWriter()
+given, futures = state(0), []
+for value in range(1, 6):
+    for name, tensor in state(value).items():
+        if name == "note":
+            given[name]["value"] = given[name]["list"][1] = value
+        elif name not in ("tied", "row"):
+            given[name].copy_(tensor)
+    path = os.path.join({str(node.persist)!r}, f"tag{{value}}")
+    futures.append({way})
+for name in ("big", "half", "zero", "turned"):
+    given[name].fill_(-1)
+[future.result(timeout=60) for future in futures]
+nm.flush_persistence()
+for value in range(1, 6):
+    found = state(0)
+    dcp.load(found, checkpoint_id=os.path.join({str(node.persist)!r}, f"tag{{value}}"))
+    same(found, value)
+""")  # fmt: skip
+
+
+def test_a_stager_of_ours_serves_another_writer(node):
+    script(node, STATE + """
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+stager, given = NebulaStager(), state(1)
+futures = []
+for value in (1, 2, 3):
+    given["big"].fill_(value)
+    futures.append(dcp.async_save({"big": given["big"]}, checkpoint_id=f"plain{value}", async_stager=stager))
+[future.result(timeout=60) for future in futures]
+for value in (1, 2, 3):
+    found = {"big": torch.zeros(300, 7)}
+    dcp.load(found, checkpoint_id=f"plain{value}")
+    assert (found["big"] == value).all()
+""")  # fmt: skip
+
+
+class Evil:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('ran')",))
+
+
+def test_hostile_metadata_is_refused_before_it_runs():
+    from nebulaml.dcp import _MetadataUnpickler
+    from nebulaml.errors import NebulaCorrupt
+
+
+    with pytest.raises(NebulaCorrupt, match="exec"):
+        _MetadataUnpickler(io.BytesIO(pickle.dumps(Evil()))).load()
+
+
+def test_a_missing_checkpoint_is_named(node):
+    script(node, STATE + f"""
+try:
+    dcp.load(state(0), storage_reader=NebulaStorageReader({str(node.persist / "tag1")!r}))
+except BaseException as error:
+    assert "tag1" in str(error) and {str(node.persist)!r} in str(error), error
+else:
+    raise AssertionError("loaded")
+""")  # fmt: skip

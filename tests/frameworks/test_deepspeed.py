@@ -1,0 +1,190 @@
+"""Stock DeepSpeed, nothing patched: training resumed after SIGKILL equals uninterrupted training bit for bit.
+
+A short selection runs by default; NEBULA_TEST_FRAMEWORKS=all runs every version, stage and precision.
+"""
+
+import math
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import nebulaml
+import pytest
+from conftest import HERE, interpreter
+
+STOCK = ["deepspeed-0.19.6", "deepspeed-0.18.4"]
+NEW = "deepspeed-0.19.8"
+WAYS = [*[(name, "stock") for name in STOCK], (NEW, "import"), (NEW, "attach"), ("deepspeed-0.19.6", "attach")]
+SHORT = [("deepspeed-0.19.6", "stock", 2, True), (NEW, "import", 1, False)]
+ALL = [(env, way, stage, bf16) for env, way in WAYS for stage in (0, 1, 2, 3) for bf16 in (False, True)]
+FULL = os.environ.get("NEBULA_TEST_FRAMEWORKS") == "all"
+CASES = ALL if FULL else SHORT
+full = pytest.mark.skipif(not FULL, reason="one of the long ones: make test-frameworks")
+BOTH = pytest.mark.parametrize(
+    ("env", "way"), [("deepspeed-0.19.6", "stock"), pytest.param(NEW, "attach", marks=full)]
+)
+
+
+def job(node, env, way, *more, **options):
+    return node.run(
+        interpreter(env), "deepspeed_job.py", "--way", way, "--persist", node.persist, "--save-dir", node.base / "save",
+        *more, **options,
+    )  # fmt: skip
+
+
+_whole = {}
+
+
+def uninterrupted(node, env, *more, ranks=2):
+    """DeepSpeed alone, with its own torch.save: what every resumed run is compared with. Bit-reproducible, so once is enough."""
+    key = (env, ranks, *map(str, more))
+    for _ in range(3):
+        if key not in _whole:
+            run = node.run(
+                interpreter(env), "deepspeed_job.py", "--way", "torch", "--persist", node.base / "x",
+                "--save-dir", node.base / "plain", *more, ranks=ranks,
+            )  # fmt: skip
+            # ZeRO-3 on gloo has been seen to turn to NaN by itself, with no Nebula loaded: nothing to compare with.
+            if all(math.isfinite(loss) for loss in run.losses.values()):
+                _whole[key] = run
+    assert key in _whole, "DeepSpeed alone does not train"
+    return _whole[key]
+
+
+def equal(again, whole, step):
+    assert again.resumed == step
+    assert again.losses == {at: loss for at, loss in whole.losses.items() if at > step}
+    assert again.end["weights"] == whole.end["weights"]
+
+
+def logs(node):
+    return "\n".join(path.read_text(errors="replace") for path in node.base.glob("*-rank*.log"))
+
+
+@pytest.mark.parametrize(("env", "way", "stage", "bf16"), CASES)
+def test_resume_after_sigkill_of_all_ranks_equals_uninterrupted_training(node, env, way, stage, bf16):
+    more = ["--stage", stage, *(["--bf16"] if bf16 else [])]
+    whole = uninterrupted(node, env, *more)
+    job(node, env, way, *more, "--kill-at", 5, ranks=2, check=False)
+    equal(job(node, env, way, *more, "--resume", ranks=2), whole, 4)
+
+
+@pytest.mark.parametrize(
+    ("env", "way"), [("deepspeed-0.19.6", "stock"), pytest.param("deepspeed-0.18.4", "stock", marks=full), pytest.param(NEW, "import", marks=full)]
+)
+def test_resume_from_storage_when_the_node_lost_its_memory_and_its_save_dir(node, env, way):
+    whole = uninterrupted(node, env, "--stage", 2)
+    job(node, env, way, "--stage", 2, "--kill-at", 5, ranks=2, check=False)
+    node.wait_durable("global_step4")
+    node.forget_memory()
+    shutil.rmtree(node.base / "save")
+    equal(job(node, env, way, "--stage", 2, "--resume", "--load-dir", node.persist, ranks=2), whole, 4)
+
+
+@BOTH
+def test_a_rank_that_dies_inside_save_leaves_the_version_before(node, env, way):
+    whole = uninterrupted(node, env, "--stage", 1)
+    job(node, env, way, "--stage", 1, "--die-inside-save", 6, ranks=2, check=False, timeout=60)
+    equal(job(node, env, way, "--stage", 1, "--resume", ranks=2), whole, 4)
+
+
+@pytest.mark.parametrize("way", ["import", pytest.param("attach", marks=full)])
+def test_a_commit_at_the_next_step_is_exact_and_the_last_one_is_not_lost(node, way):
+    more = ["--stage", 2, "--bf16", "--overlap"]
+    whole = uninterrupted(node, NEW, "--stage", 2, "--bf16")
+    job(node, NEW, way, *more, "--steps", 6, ranks=2)
+    assert (node.base / "save" / "latest").read_text() == "global_step6"
+    equal(job(node, NEW, way, *more, "--resume", ranks=2), whole, 6)
+
+
+def test_a_tag_saved_again_with_16_bit_weights_is_one_whole_version(node):
+    env = "deepspeed-0.19.6"
+    more = ["--stage", 1, "--save-16bit"]
+    whole = uninterrupted(node, env, *more)
+    job(node, env, "stock", *more, "--kill-at", 7, ranks=2, check=False)
+    equal(job(node, env, "stock", *more, "--resume", "--tag", "global_step4", ranks=2), whole, 4)
+    node.wait_durable("global_step8")
+    for tag in ("global_step6", "global_step8"):
+        names = {path.name for path in (node.persist / tag).iterdir()}
+        assert {"mp_rank_00_model_states.pt", "pytorch_model.bin", "zero_pp_rank_1_mp_rank_00_optim_states.pt"} <= names
+    node.forget_memory()
+    equal(job(node, env, "stock", *more, "--resume", "--tag", "global_step6", ranks=2), whole, 6)
+
+
+@full
+def test_a_load_path_elsewhere_never_hits_this_jobs_memory(node):
+    env = "deepspeed-0.19.6"
+    job(node, env, "stock", "--steps", 4, ranks=2)
+    node.wait_durable("global_step4")
+    first = node.persist
+    node.persist = node.base / "other"
+    assert job(node, env, "stock", "--steps", 4, "--width", 48, ranks=2).end
+    again = job(node, env, "stock", "--steps", 6, "--resume", "--load-path", first, ranks=2)
+    equal(again, uninterrupted(node, env, "--steps", 6), 4)
+
+
+@full
+@pytest.mark.parametrize("env", STOCK)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeeds_own_tools_read_the_persisted_directory(node, env, stage):
+    job(node, env, "stock", "--stage", stage, "--steps", 4, ranks=2)
+    node.wait_durable("global_step4")
+    python = interpreter(env)
+
+    def tool(*arguments):
+        done = subprocess.run([python, "-m", *map(str, arguments)], env=node.environment, cwd=node.base, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    tool("deepspeed.utils.zero_to_fp32", node.persist, node.base / "fp32", "-t", "global_step4")
+    assert any((node.base / "fp32").iterdir())
+    plain = job(node, env, "stock", "--stage", stage, "--resume", "--no-nebula-load", "--load-dir", node.persist, ranks=2)
+    equal(plain, uninterrupted(node, env, "--stage", stage), 4)
+    folder = node.base / "universal" / "global_step4_universal"
+    tool("deepspeed.checkpoint.ds_to_universal", "--input_folder", node.persist / "global_step4", "--output_folder", folder, "--inject_missing_state")
+    load = ["--stage", stage, "--resume", "--universal", "--load-dir", node.base / "universal", "--tag", folder.name]
+    assert job(node, env, "stock", *load, "--no-nebula-load", ranks=2).end
+    wrong = job(node, env, "stock", *load, ranks=2, check=False)
+    assert any(wrong.codes)
+    assert '"enable_nebula_load": false' in logs(node)
+
+
+@full
+@pytest.mark.parametrize(("env", "way"), WAYS)
+def test_three_ranks_resume_exactly(node, env, way):
+    whole = uninterrupted(node, env, "--stage", 2, ranks=3)
+    job(node, env, way, "--stage", 2, "--kill-at", 5, ranks=3, check=False)
+    equal(job(node, env, way, "--stage", 2, "--resume", ranks=3), whole, 4)
+
+
+@full
+def test_the_deepspeed_launcher_tells_ranks_enough(node):
+    env = "deepspeed-0.19.6"
+    launcher = Path(interpreter(env)).with_name("deepspeed")
+    command = [
+        launcher, "--num_gpus", 2, "--master_port", 29791, HERE / "deepspeed_job.py", "--way", "stock", "--stage", 2,
+        "--persist", node.persist, "--save-dir", node.base / "save", "--steps", 4,
+    ]  # fmt: skip
+    environment = {**node.environment, "PATH": f"{launcher.parent}:{node.environment['PATH']}"}
+    done = subprocess.run(list(map(str, command)), env=environment, cwd=node.base, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    node.wait_durable("global_step4")
+    assert len(list((node.persist / "global_step4" / ".nebula").glob("rank-*.json"))) == 2
+
+
+def test_a_package_that_cannot_load_its_library_stops_the_job(node):
+    """DeepSpeed turns an ImportError into torch.save and one line in a log."""
+    package = Path(nebulaml.__file__).parent
+    for name in ("nebulaml", "torch_nebula"):
+        shutil.copytree(package.parent / name, node.base / "broken" / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    node.environment["PYTHONPATH"] = str(node.base / "broken")
+    done = job(node, "deepspeed-0.19.6", "stock", "--steps", 2, "--save-every", 2, check=False)
+    assert done.codes != [0]
+    assert "NebulaUnavailable: the C library of nebulaml cannot be loaded" in logs(node)
+
+
+@full
+def test_a_deepspeed_that_cannot_commit_is_refused_with_the_way_out(node):
+    done = job(node, "deepspeed-0.18.3", "stock", "--steps", 2, "--save-every", 2, check=False)
+    assert done.codes != [0]
+    assert "install deepspeed 0.18.4 or later" in logs(node)

@@ -1,0 +1,108 @@
+"""transformers.Trainer and accelerate through nebulaml.attach: the directories are those of the stock, whole and durable."""
+
+import os
+import time
+
+import pytest
+from conftest import interpreter
+
+ENV = "hf"
+
+
+def job(node, *more, directory="run", **options):
+    return node.run(interpreter(ENV), "hf_job.py", "--output", node.base / directory, *more, **options)
+
+
+def stock(node, *more, **options):
+    return job(node, "--way", "stock", *more, directory="stock", **options)
+
+
+def settled(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.02)
+
+
+def names_below(directory):
+    return sorted(
+        str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file() and p.name != ".nebula.json"
+    )
+
+
+@pytest.mark.parametrize("way", ["attach", "mixin", "subclass"])
+def test_resume_after_sigkill_equals_uninterrupted_training(node, way):
+    whole = stock(node)
+    job(node, "--way", way, "--kill-at", 5, check=False)
+    settled(lambda: (node.base / "run" / "checkpoint-4").exists())
+    again = job(node, "--way", way, "--resume")
+    assert sorted(again.losses) == [5, 6, 7, 8]
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["weights"] == whole.end["weights"] == again.end["loaded"]
+    assert again.end["names"] == whole.end["names"]
+
+
+def test_the_directory_is_stocks_and_stock_resumes_from_it(node):
+    whole = stock(node)
+    job(node, "--kill-at", 5, check=False)
+    settled(lambda: (node.base / "run" / "checkpoint-4").exists())
+    for step in (2, 4):
+        mine, theirs = node.base / "run" / f"checkpoint-{step}", node.base / "stock" / f"checkpoint-{step}"
+        assert names_below(mine) == names_below(theirs)
+        assert (mine / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
+    again = job(node, "--way", "stock", "--resume")
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+
+
+def test_a_directory_appears_only_whole(node):
+    node.persist.write_text("storage is not there")
+    job(node, "--persist", node.persist, "--kill-at", 5, check=False)
+    assert [n for n in os.listdir(node.base / "run") if n.startswith("checkpoint")] == []
+    os.unlink(node.persist)
+    settled(lambda: (node.base / "run" / "checkpoint-4").exists())
+    assert "optimizer.pt" in names_below(node.base / "run" / "checkpoint-4")
+
+
+def test_save_total_limit_counts_as_in_stock_and_frees_the_space(node):
+    whole = stock(node, "--limit", 2)
+    result = job(node, "--limit", 2)
+    assert result.end["names"] == whole.end["names"] == ["checkpoint-6", "checkpoint-8"]
+    stored = node.base / "run" / ".nebula"
+    settled(
+        lambda: sorted(n for n in os.listdir(stored) if n.startswith("checkpoint")) == ["checkpoint-6", "checkpoint-8"]
+    )
+
+
+def test_load_best_model_at_end(node):
+    whole = stock(node, "--best", "--limit", 1)
+    result = job(node, "--best", "--limit", 1)
+    assert os.path.basename(result.end["best"]) == os.path.basename(whole.end["best"])
+    assert result.end["best"] == str(node.base / "run" / os.path.basename(whole.end["best"]))
+    assert result.end["weights"] == whole.end["weights"]
+    assert result.end["names"] == whole.end["names"]
+
+
+def test_two_ranks_resume_bit_for_bit(node):
+    whole = stock(node, ranks=2)
+    job(node, "--kill-at", 5, ranks=2, check=False)
+    settled(lambda: (node.base / "run" / "checkpoint-4").exists())
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(names_below(node.base / "run" / "checkpoint-4"))
+    again = job(node, "--resume", ranks=2)
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["weights"] == whole.end["weights"]
+
+
+def test_an_exception_leaves_what_was_saved(node):
+    result = job(node, "--fail-at", 5)
+    assert any("error" in line for line in result.lines)
+    assert result.end["names"] == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_jit_checkpoint_on_sigterm(node):
+    stock_result = stock(node, "--jit", "--every", 100, "--term-at", 3)
+    result = job(node, "--jit", "--every", 100, "--term-at", 3)
+    assert result.end["names"] == stock_result.end["names"] != []
+    newest = result.end["names"][-1]
+    assert names_below(node.base / "run" / newest) == names_below(node.base / "stock" / newest)
+    again = job(node, "--resume")
+    assert min(again.losses) == int(newest.split("-")[1]) + 1

@@ -1,0 +1,141 @@
+"""Lightning through NebulaCallback and NebulaCheckpointIO: what stock Lightning sees and does stays the same."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import interpreter
+
+ENV = "lightning"
+PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
+
+
+def job(node, *more, directory="ckpts", persist=True, **options):
+    where = ["--persist", node.persist] if persist else []
+    return node.run(interpreter(ENV), "lightning_job.py", "--dirpath", node.base / directory, *where, *more, **options)
+
+
+def stock(node, *more, **options):
+    return job(node, "--way", "stock", *more, directory="stock", **options)
+
+
+def settled(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("way", ["nebula", "io"])
+def test_resume_by_path_after_sigkill_equals_uninterrupted_training(node, package, way):
+    whole = stock(node, "--package", package)
+    job(node, "--way", way, "--package", package, "--kill-at", 5, check=False)
+    again = job(node, "--way", way, "--package", package, "--ckpt", node.base / "ckpts" / "step=4.ckpt")
+    assert sorted(again.losses) == [5, 6, 7, 8]
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["weights"] == whole.end["weights"]
+    assert again.end["files"] == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt", "step=8.ckpt"]
+
+
+def test_a_name_that_only_memory_has_is_resumed(node):
+    whole = stock(node)
+    node.persist.write_text("storage is not there")
+    job(node, "--kill-at", 5, check=False)
+    assert not (node.base / "ckpts" / "step=4.ckpt").exists()
+    os.unlink(node.persist)
+    again = job(node, "--ckpt", node.base / "ckpts" / "step=4.ckpt")
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_last_is_found_after_sigkill_and_files_are_those_of_stock(node, package):
+    more = ["--package", package, "--save-last", "--top-k", 2]
+    whole = stock(node, *more)
+    job(node, *more, "--kill-at", 5, check=False)
+    again = job(node, *more, "--ckpt", "last")
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["files"] == whole.end["files"] == ["last.ckpt", "step=6.ckpt", "step=8.ckpt"]
+
+
+def test_best_and_load_from_checkpoint_read_the_published_path(node):
+    result = job(node, "--top-k", 1, "--then", "best")
+    best = next(line for line in result.lines if "best" in line)["best"]
+    loaded = next(line for line in result.lines if "loaded" in line)["loaded"]
+    assert best == str(node.base / "ckpts" / "step=8.ckpt")
+    assert result.end["files"] == ["step=8.ckpt"]
+    assert loaded == torch.load(best, weights_only=False)["state_dict"]["net.0.weight"].double().sum().item()
+    again = job(node, "--ckpt", "best", "--steps", 10, check=False)
+    assert "best" in again.output or again.codes[0] != 0  # as in stock: a new Trainer knows no best one
+
+
+def test_a_checkpoint_of_nebula_is_resumed_by_stock_lightning_and_the_other_way(node):
+    whole = stock(node, "--steps", 8)
+    job(node, "--steps", 4)
+    again = stock(node, "--ckpt", node.base / "ckpts" / "step=4.ckpt")
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    back = job(node, "--ckpt", node.base / "stock" / "step=4.ckpt")
+    assert back.losses == again.losses
+
+
+def test_the_latest_checkpoint_path_and_the_storage_options(node):
+    result = job(node, "--then", "api", "--save-last")
+    latest = next(line for line in result.lines if "latest" in line)
+    assert latest["latest"] == str(node.persist / "global_step8" / "checkpoint")
+    assert "state_dict" in latest["keys"]
+    job(node, "--then", "options")
+    for path in ("ckpts/own.ckpt", "ckpts/best.ckpt", "ckpts-other/global_step8/checkpoint"):
+        assert torch.load(node.base / path, weights_only=False)["global_step"] == 8
+
+
+def test_tied_weights_stay_one_storage(node):
+    job(node, "--steps", 2)
+    state = torch.load(node.base / "ckpts" / "step=2.ckpt", weights_only=False)["state_dict"]
+    assert state["tied"].data_ptr() == state["net.0.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_two_ranks_resume_bit_for_bit(node, package):
+    whole = stock(node, "--package", package, ranks=2)
+    job(node, "--package", package, "--kill-at", 5, ranks=2, check=False)
+    again = job(node, "--package", package, "--ckpt", node.base / "ckpts" / "step=4.ckpt", ranks=2)
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["weights"] == whole.end["weights"]
+
+
+def test_without_init_files_appear_all_the_same(node):
+    result = job(node, persist=False)
+    assert [name for name in result.end["files"] if name.endswith(".ckpt")] == [f"step={n}.ckpt" for n in (2, 4, 6, 8)]
+
+
+@pytest.mark.parametrize("how", ["--fail-at", "--interrupt-at"])
+def test_exception_and_interrupt_leave_what_was_saved(node, how):
+    result = job(node, how, 5, check=False)
+    assert any("error" in line or "interrupted" in line for line in result.lines)
+    settled(lambda: (node.base / "ckpts" / "step=4.ckpt").exists())
+    assert torch.load(node.base / "ckpts" / "step=4.ckpt", weights_only=False)["global_step"] == 4
+
+
+def test_teardown_twice_and_a_save_after_the_fit(node):
+    result = job(node, "--then", "twice")
+    assert "after.ckpt" in result.end["files"]
+
+
+def test_a_missing_path_is_named(node):
+    result = job(node, "--ckpt", node.base / "ckpts" / "nothing.ckpt", check=False)
+    assert result.codes[0] != 0
+    log = (node.base / "lightning_job-rank0.log").read_text()
+    assert "nothing.ckpt" in log
+
+
+def test_importing_the_package_imports_no_framework(node):
+    code = "import sys, nebulaml; print([m for m in ('lightning', 'pytorch_lightning', 'transformers', 'deepspeed') if m in sys.modules])"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=node.environment
+        ).stdout.strip()
+        == "[]"
+    )
