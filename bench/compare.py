@@ -1,0 +1,242 @@
+"""``make bench-peers``: everybody's way to save side by side, on the workloads that users feel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from . import environment, loops, peers, report, run, workloads
+from .peer import Peer
+from .workload import Workload
+
+BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
+SAVING = ("two_gib", "small")  # workloads of single saves
+COUNT = 5  # versions that a process saves, the last of them steady
+SECONDS = 15.0  # after which a slow one saves no more
+
+Result = dict[str, Any]
+
+
+class Runner:
+    """Starts the workers of one peer, in fresh places."""
+
+    def __init__(self, name: str, workload: Workload, args: argparse.Namespace) -> None:
+        self.name, self.peer, self.workload, self.args = name, peers.load(name), workload, args
+
+    def tasks(self, folder: Path, memory: Path) -> Callable[..., run.Worker]:
+        python = self.peer.python or sys.executable
+
+        def start(task: str, *more: str, fresh: bool = False, **variables: str) -> run.Worker:
+            arguments = [task, self.name, self.workload.name, str(folder), str(memory), "--scale", str(self.args.scale)]
+            variables = {**self.peer.environment(folder, memory, fresh), **variables}
+            return run.Worker([*arguments, *more], python, variables, folder / "stderr.txt")
+
+        return start
+
+    def measure(self, what: Callable[[Runner, Path, Path], Result]) -> Result:
+        with run.places(self.args.dir) as (folder, memory):
+            try:
+                return what(self, folder, memory)
+            finally:
+                for fresh in (False, True):
+                    self.peer.clean({**os.environ, **self.peer.environment(folder, memory, fresh)})
+
+
+def single(runner: Runner, folder: Path, memory: Path) -> Result:
+    """Versions one by one; the last is loaded as on a machine that has nothing but the storage."""
+    start = runner.tasks(folder, memory)
+    result = run.save(start("save", "--count", str(COUNT), "--seconds", str(SECONDS)), memory)
+    last = ["--tag", f"step{len(result['rounds'])}", "--version", str(result["rounds"][-1]["version"])]
+    runner.peer.clean({**os.environ, **runner.peer.environment(folder, memory, False)})
+    result["cold"] = run.load(start("load", *last, "--cold", fresh=True))
+    result["gate"] = result["cold"]["wrong"]
+    return result
+
+
+def finished(worker: run.Worker, at: str) -> Result:
+    try:
+        said = worker.wait_for(at)
+        worker.go_on()
+    finally:
+        worker.end()
+    return said
+
+
+def in_a_row(runner: Runner, folder: Path, memory: Path) -> Result:
+    start = runner.tasks(folder, memory)
+    result = finished(start("in-a-row"), "saved")
+    loaded = finished(start("load-row", fresh=True, BENCH_TAKEN=json.dumps(result["taken"])), "loaded")
+    return {**result, **loaded, "gate": loaded["wrong"]}
+
+
+def train(runner: Runner, folder: Path, memory: Path) -> Result:
+    start = runner.tasks(folder, memory)
+    result = finished(start("train"), "saved")
+    return {**result, "gate": finished(start("load-trained", fresh=True), "loaded")["wrong"]}
+
+
+def everybody(
+    what: Callable[..., Result], workload: Workload, title: str, args: argparse.Namespace
+) -> dict[str, Result]:
+    found: dict[str, Result] = {}
+    for name in args.peers:
+        begun = time.monotonic()
+        python = peers.load(name).python
+        try:
+            if python and not Path(python).exists():
+                raise RuntimeError(f"it is not installed: scripts/peers.sh makes {Path(python).parents[1]}")
+            found[name] = Runner(name, workload, args).measure(what)
+        except (RuntimeError, OSError) as error:
+            found[name] = {"failed": str(error)}
+        note = found[name].get("failed") or found[name]["gate"] or "gate passed"
+        print(f"{title:<24} {peers.load(name).title:<28} {time.monotonic() - begun:5.1f} s  {note}", file=sys.stderr)
+    return found
+
+
+def gate(result: Result) -> str:
+    return "passed" if result["gate"] is None else f"**failed**: {result['gate']}"
+
+
+def durable(peer: type[Peer], result: Result, size: int) -> str:
+    """Whether a version was on the disk when its peer called it done, by its source and by the kernel's count."""
+    left = result["rounds"][-1]["unsynced"]
+    if not peer.durable:
+        return "no"
+    # Logs and the like are no part of a version.
+    return "yes" if left is None or left < max(size // 100, 1 << 20) else f"**no**: {left >> 20} MiB were not synced"
+
+
+def rows(results: dict[str, Result], columns: list[str], cells: Callable[[type[Peer], Result], list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(["", *columns, "gate"]) + " |", "|---|" + "---:|" * len(columns) + "---|"]
+    for name, result in results.items():
+        peer = peers.load(name)
+        if "failed" in result:
+            lines.append(f"| {peer.title} | did not run: {result['failed']} |" + " |" * len(columns))
+        else:
+            lines.append("| " + " | ".join([peer.title, *cells(peer, result), gate(result)]) + " |")
+    return [*lines, ""]
+
+
+def single_table(workload: Workload, limits: dict[str, float], results: dict[str, Result]) -> list[str]:
+    def cells(peer: type[Peer], result: Result) -> list[str]:
+        steady = result["rounds"][report.WARMING :] or result["rounds"][-1:]
+        blocked, until, cpu, slower = (
+            median(entry[key] for entry in steady) for key in ("blocked", "durable", "cpu", "change_slower")
+        )
+        return [
+            report.seconds(result["rounds"][0]["blocked"]),
+            f"**{report.seconds(blocked)}**",
+            f"{blocked / limits['copy']:.2f}",
+            report.seconds(max(0.0, slower)),
+            report.seconds(until),
+            durable(peer, result, workload.bytes),
+            f"{limits['write'] / until:.2f}",
+            f"{cpu:.2f} s",
+            f"{result['memory'] / 2**20:.0f} MiB",
+            report.seconds(result["cold"]["touched"]),
+            f"{limits['read'] / result['cold']['touched']:.2f}",
+        ]
+
+    columns = ["blocked, first", "blocked, steady", "/ copy", "change slower by", "synced after", "durable by itself"]
+    columns += ["of write limit", "CPU", "memory", "load, cold", "of read limit"]
+    head = [
+        f"### {workload.title} ({workload.bytes / 2**20:.0f} MiB)",
+        "",
+        f"The machine: streaming copy {report.seconds(limits['copy'])}, O_DIRECT write + fsync "
+        f"{report.seconds(limits['write'])}, read {report.seconds(limits['read'])}.",
+        "",
+    ]
+    return head + rows(results, columns, cells)
+
+
+def row_table(workload: Workload, results: dict[str, Result]) -> list[str]:
+    def cells(peer: type[Peer], result: Result) -> list[str]:
+        blocked = sorted(result["blocked"])
+        return [
+            report.seconds(median(blocked)),
+            f"**{report.seconds(blocked[-1])}**",
+            report.seconds(result["lasted"]),
+            str(loops.IN_A_ROW - len(result["taken"])),
+            f"{result['right']} of {loops.IN_A_ROW}",
+            report.seconds(result["until_durable"]),
+            "yes" if peer.durable else "no",
+        ]
+
+    columns = ["blocked, median", "blocked, longest (= p99)", "all ten begun within", "skipped", "persisted and right"]
+    columns += ["all done after", "durable by itself"]
+    title = f"### Ten saves in a row ({workload.bytes / 1e6:.0f} MB every {loops.PERIOD} s)"
+    return [title, "", *rows(results, columns, cells)]
+
+
+def train_table(results: dict[str, Result]) -> list[str]:
+    def cells(peer: type[Peer], result: Result) -> list[str]:
+        lost = result["with_saves"] - result["quiet"]
+        return [
+            f"{result['bytes'] / 1e6:.0f} MB",
+            report.seconds(result["quiet"] / result["steps"]),
+            report.seconds(median(result["blocked"])),
+            f"**{lost / loops.SAVES * 1e3:.1f} ms**",
+            f"{lost / result['quiet']:.1%}",
+            f"{result['drift']:.1%}",
+            f"{result['took']} of {loops.SAVES}",
+            "yes" if peer.durable else "no",
+        ]
+
+    columns = ["state", "step without saves", "call to save", "time lost per save", "steps slower by"]
+    columns += ["drift of the quiet steps", "saved", "durable by itself"]
+    return [f"### A training loop, saved every {loops.EVERY} steps", "", *rows(results, columns, cells)]
+
+
+def versions(found: dict[str, Any]) -> list[str]:
+    lines = ["### Versions", "", "| | |", "|---|---|"]
+    seen: dict[str, str] = {}
+    for entry in found.values():
+        for name, result in entry["results"].items():
+            if said := result.get("versions"):
+                seen[peers.load(name).title] = ", ".join(f"{key} {value}" for key, value in said.items())
+    return [*lines, *[f"| {title} | {text} |" for title, text in seen.items()], ""]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="sizes times this; the documentation is left alone")
+    parser.add_argument("--peers", nargs="+", choices=peers.names(), default=peers.names())
+    parser.add_argument("--only", nargs="+", choices=[*SAVING, "row", "train"], default=[*SAVING, "row", "train"])
+    parser.add_argument("--dir", type=Path, default=Path("out"), help="a directory of the file system to measure")
+    args = parser.parse_args()
+    args.dir.mkdir(parents=True, exist_ok=True)
+    where = environment.describe(args.dir)
+    found: dict[str, Any] = {}
+    lines: list[str] = []
+    for name in args.only:
+        workload = workloads.load("row" if name == "train" else name).scaled(args.scale)
+        if name in SAVING:
+            limits = run.limits(workload, args.dir)
+            found[name] = {"limits": limits, "results": everybody(single, workload, workload.title, args)}
+            lines += single_table(workload, limits, found[name]["results"])
+        elif name == "row":
+            found[name] = {"results": everybody(in_a_row, workload, "ten in a row", args)}
+            lines += row_table(workload, found[name]["results"])
+        else:
+            found[name] = {"results": everybody(train, workload, "training loop", args)}
+            lines += train_table(found[name]["results"])
+    lines += versions(found) + report.environment(where)
+    full = args.scale == 1 and args.peers == peers.names() and len(args.only) == len(SAVING) + 2
+    path = Path("bench/results") / ("peers.json" if full else "peers-partial.json")
+    path.write_text(json.dumps({"environment": where, "workloads": found}, indent=1) + "\n")
+    if full:
+        report.into_document(Path("docs/performance.md"), lines, BEGIN, END)
+    print("\n".join(lines))
+    ours = [entry["results"]["nebula"] for entry in found.values() if "nebula" in entry["results"]]
+    return 1 if any("failed" in result or result["gate"] for result in ours) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Where a benchmark ran: without this its figures mean nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def file_system(path: Path) -> str:
+    """The type of the mount that holds a path."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, name, *_ = line.split()
+        if str(path.resolve()).startswith(mount) and len(mount) > len(best):
+            best, kind = mount, name
+    return kind
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """What is installed in this process's environment."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def describe(storage: Path) -> dict[str, str]:
+    """The block that goes with every table."""
+    return {
+        "processor": processor(),
+        "cores": str(os.cpu_count()),
+        "memory": f"{memory_bytes() / 2**30:.0f} GiB",
+        "kernel": platform.release(),
+        "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.system()),
+        "file system": file_system(storage),
+        "python": platform.python_version(),
+        **versions(("nebulaml", "torch", "safetensors")),
+        "commit": commit(),
+        # More than a fraction of the cores means that something else ran, and that times are not to be trusted.
+        "load when it began": f"{os.getloadavg()[0]:.1f}",
+    }

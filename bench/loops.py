@@ -1,0 +1,170 @@
+"""Tasks of a worker that save more than once before anybody waits: ten saves in a row, and a training loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .peer import Peer, State
+from .workload import Workload
+
+Tell = Callable[..., None]
+
+WARMING = 4  # versions saved and finished one by one before anything is measured
+IN_A_ROW = 10
+PERIOD = 0.5  # seconds between the beginnings of two saves
+EVERY = 10  # steps between two saves of the training loop
+SAVES = 4
+WIDTH, DEPTH, BATCH = 1024, 4, 1024
+
+
+def warm(peer: Peer, change: Callable[[], None], state: State) -> None:
+    """First saves, in which engines find the memory that they keep: what follows is their normal life."""
+    for index in range(WARMING):
+        peer.save(f"step{index + 1}", state)
+        peer.before_change()
+        change()
+        peer.wait_durable(f"step{index + 1}")
+
+
+def in_a_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
+    """Ten saves, one every half second; all tensors change right after each."""
+    state = workload.state()
+    peer.prepare()
+    peer.open()
+    warm(peer, lambda: workload.next_version(state), state)
+    version, blocked, taken = WARMING, [], {}
+    begun = time.perf_counter()
+    for index in range(IN_A_ROW):
+        # Who blocks for longer than a period saves late, as a training loop would.
+        time.sleep(max(0.0, begun + index * PERIOD - time.perf_counter()))
+        tag = f"step{version + 1}"
+        asked = time.perf_counter()
+        took = peer.save(tag, state) is not False
+        peer.before_change()
+        blocked.append(time.perf_counter() - asked)
+        if took:
+            taken[tag] = version
+        workload.next_version(state)
+        version += 1
+    lasted = time.perf_counter() - begun
+    for tag in taken:
+        peer.wait_durable(tag)
+    tell("saved", blocked=blocked, taken=taken, lasted=lasted, until_durable=time.perf_counter() - begun)
+    peer.close()
+
+
+def load_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
+    """Which of the versions are there and right; the tags and versions come from ``$BENCH_TAKEN``."""
+    taken: dict[str, int] = json.loads(os.environ["BENCH_TAKEN"])
+    peer.prepare()
+    peer.open()
+    bases = workload.state()
+    right, wrong = 0, None
+    for tag, version in taken.items():
+        try:
+            state = peer.load(tag, workload.sizes)
+            differs = [name for name, base in bases.items() if not torch.equal(state[name], base + version)]
+        except Exception as error:  # noqa: BLE001 - a version that is not there is a result
+            wrong = wrong or f"{tag}: {error}"
+            continue
+        if differs:
+            wrong = wrong or f"{tag}: {differs[0]} does not hold the values of version {version}"
+        else:
+            right += 1
+    tell("loaded", right=right, wrong=wrong)
+    peer.close()
+
+
+def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]:
+    """A step of a real model and optimizer, and its flat state: weights and both moments, about 150 MB."""
+    torch.manual_seed(0)
+    width = max(16, int(WIDTH * scale**0.5))
+    layers: list[nn.Module] = []
+    for _ in range(DEPTH):
+        layers += [nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width), nn.LayerNorm(width)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    x = torch.randn(max(8, int(BATCH * scale**0.5)), width)
+
+    def step(before_change: Callable[[], None]) -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.roll(1, 0)).backward()
+        before_change()
+        optimizer.step()
+
+    step(lambda: None)
+    state: State = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            state[f"{name}.{key}"] = value
+    return step, state
+
+
+def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
+    """Steps without saves before and after, and as many with a save every tenth in between."""
+    step, state = training(scale)
+    peer.prepare()
+    peer.open()
+    warm(peer, lambda: step(lambda: None), state)
+
+    def quiet() -> float:
+        begun = time.perf_counter()
+        for _ in range(EVERY * SAVES // 2):
+            step(lambda: None)
+        return time.perf_counter() - begun
+
+    before = quiet()
+    kept: State = {}
+    spent, took, blocked = 0.0, 0, []
+    for index in range(SAVES):
+        tag = f"step{WARMING + index + 1}"
+        values = {name: tensor.clone() for name, tensor in state.items()}
+        begun = time.perf_counter()
+        if peer.save(tag, state) is not False:
+            kept, last = values, tag
+            took += 1
+        blocked.append(time.perf_counter() - begun)
+        for _ in range(EVERY):
+            step(peer.before_change)
+        spent += time.perf_counter() - begun
+    peer.wait_durable(last)
+    after = quiet()
+    torch.save({"tag": last, "state": kept}, peer.memory / "expected.pt")
+    tell(
+        "saved",
+        steps=EVERY * SAVES,
+        quiet=before + after,
+        drift=abs(before - after) / (before + after),
+        with_saves=spent,
+        blocked=blocked,
+        took=took,
+        bytes=sum(tensor.nbytes for tensor in state.values()),
+    )
+    peer.close()
+
+
+def load_trained(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
+    """Whether the last version of the training loop is what it was when it was saved."""
+    expected = torch.load(peer.memory / "expected.pt")
+    peer.prepare()
+    peer.open()
+    sizes: dict[str, Any] = {name: tensor.shape for name, tensor in expected["state"].items()}
+    state = peer.load(expected["tag"], sizes)
+    wrong = [name for name, value in expected["state"].items() if not torch.equal(state[name], value)]
+    tell("loaded", wrong=f"{wrong[0]} does not hold the values it was saved with" if wrong else None)
+    peer.close()
+
+
+TASKS: dict[str, Callable[[Peer, Workload, Tell, float], None]] = {
+    "in-a-row": in_a_row,
+    "load-row": load_row,
+    "train": train,
+    "load-trained": load_trained,
+}

@@ -1,0 +1,19 @@
+"""The competitors: every module here that defines PEER takes part."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from ..peer import Peer
+
+BASIC = ["nebula", "dcp_async", "safetensors_file", "torch_save"]  # what `make bench` measures; they need no environment
+
+
+def names() -> list[str]:
+    """All peers by the names of their modules, Nebula first."""
+    return sorted((module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name != "nebula", name))
+
+
+def load(name: str) -> type[Peer]:
+    return importlib.import_module(f"{__name__}.{name}").PEER

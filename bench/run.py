@@ -1,0 +1,140 @@
+"""One round of one competitor, and of the machine's limits: processes started, driven and watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from . import peers
+from .watch import Watch
+from .workload import Workload
+
+COPY_THREADS = min(os.cpu_count() or 1, 4)  # as many as Nebula's capture uses
+LIMITS = Path("build/bench-limits")
+
+
+class Worker:
+    """A started worker, and its side of the protocol."""
+
+    def __init__(self, arguments: list[str], python: str, environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        self.process = subprocess.Popen(
+            [python, "-m", "bench.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(log, "a"),  # noqa: SIM115 - the process owns it
+            text=True,
+            # Threads of torch that wait sleep: spinning, they would count as CPU time of whoever saves.
+            env={**os.environ, "OMP_WAIT_POLICY": "passive", **environment},
+        )
+
+    def wait_for(self, at: str) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"it ended: {(self.log.read_text().splitlines() or ['no reason given'])[-1]}")
+        said = json.loads(line)
+        assert said.pop("at") == at
+        return said
+
+    def go_on(self) -> None:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+@contextmanager
+def places(root: Path) -> Iterator[tuple[Path, Path]]:
+    """An empty directory in storage and one in shared memory."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=root)).resolve()
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    memory = Path(tempfile.mkdtemp(prefix="nebula-bench-", dir=shared))
+    try:
+        yield folder, memory
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+def limits(workload: Workload, root: Path) -> dict[str, float]:
+    """Seconds that this machine needs for the workload's bytes."""
+    with places(root) as (folder, memory):
+        # Blocks of one size: the mean of the workload's.
+        command = [LIMITS, str(workload.bytes), str(len(workload.sizes)), str(COPY_THREADS), memory, folder]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RuntimeError(found.stderr.strip())
+    seconds = json.loads(found.stdout)
+    return {
+        **seconds,
+        "write": min(value for key, value in seconds.items() if key.startswith("write_")),
+        "read": min(value for key, value in seconds.items() if key.startswith("read_") or key == "buffered"),
+    }
+
+
+def measure(name: str, workload: Workload, root: Path, quick: bool, count: int) -> dict[str, Any]:
+    """One competitor once: ``count`` versions saved by one process, the last loaded by two others."""
+    peer = peers.load(name)
+    python = peer.python or sys.executable
+    with places(root) as (folder, memory):
+        flags = ["--quick"] if quick else []
+        log = folder / "stderr.txt"
+        kept = peer.environment(folder, memory, fresh=False)
+        fresh = peer.environment(folder, memory, fresh=True)
+
+        def worker(task: str, environment: dict[str, str], *more: str) -> Worker:
+            return Worker(
+                [task, name, workload.name, str(folder), str(memory), *flags, *more], python, environment, log
+            )
+
+        try:
+            result = save(worker("save", kept, "--count", str(count)), memory)
+            last = ["--tag", f"step{count}", "--version", str(result["rounds"][-1]["version"])]
+            result["warm"] = load(worker("load", kept, *last))
+            # Its memory is gone, as on another machine; the storage stays.
+            peer.clean({**os.environ, **kept})
+            result["cold"] = load(worker("load", fresh, *last, "--cold"))
+            result["gate"] = result["warm"]["wrong"] or result["cold"]["wrong"]
+        finally:
+            peer.clean({**os.environ, **kept})
+            peer.clean({**os.environ, **fresh})
+    return result
+
+
+def save(worker: Worker, memory: Path) -> dict[str, Any]:
+    try:
+        versions = worker.wait_for("baseline")["versions"]
+        with Watch(worker.process.pid, memory) as watch:
+            worker.go_on()
+            watch.pids += worker.wait_for("opened")["helpers"]
+            worker.go_on()
+            result = worker.wait_for("saved")
+        result["memory"], result["versions"] = watch.peak, versions
+        worker.go_on()
+    finally:
+        worker.end()
+    return result
+
+
+def load(worker: Worker) -> dict[str, Any]:
+    try:
+        result = worker.wait_for("loaded")
+        worker.go_on()
+    finally:
+        worker.end()
+    return result

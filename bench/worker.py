@@ -1,0 +1,167 @@
+"""One process of one competitor: ``python -m bench.worker save|load PEER WORKLOAD FOLDER MEMORY [options]``.
+
+Speaks JSON lines with the process that started it: says where it is, and waits for a line before it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import environment, loops, peers, watch, workloads
+from .peer import Peer, State
+from .workload import Workload
+
+LEAST = 3  # versions that a process saves however long they take
+REST = 0.5  # seconds between two versions, in which an engine may tidy up; their CPU time counts
+
+
+def tell(at: str, **fields: Any) -> None:
+    """One line to the parent; then waits for its answer."""
+    protocol.write(json.dumps({"at": at, **fields}) + "\n")
+    protocol.flush()
+    sys.stdin.readline()
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time of processes, all their threads included."""
+    seconds = 0.0
+    for pid in pids:
+        # The kernel's name for the clock of another process, to the nanosecond: see clock_getcpuclockid(3).
+        with contextlib.suppress(OSError):
+            seconds += time.clock_gettime((~pid << 3) | 2)
+    return seconds
+
+
+def quiet_change(workload: Workload, state: State) -> tuple[float, float]:
+    """Wall and CPU seconds of changing every tensor when nothing else runs: the best of three."""
+    walls, cpus = [], []
+    for _ in range(3):
+        wall, cpu = time.perf_counter(), time.process_time()
+        workload.next_version(state)
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return min(walls), min(cpus)
+
+
+def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None:
+    state = workload.state()
+    change_wall, change_cpu = quiet_change(workload, state)
+    version = 3  # so often was every tensor changed by now
+    peer.prepare()
+    tell("baseline", versions=environment.versions(peer.packages))
+    peer.open()
+    helpers = peer.helpers()
+    tell("opened", helpers=helpers)
+    rounds: list[dict[str, Any]] = []
+    started = time.monotonic()
+    for index in range(count):
+        if index > LEAST and time.monotonic() - started > seconds:
+            break
+        tag = f"step{index + 1}"
+        cpu = cpu_seconds([os.getpid(), *helpers])
+        begun = time.perf_counter()
+        if peer.save(tag, state) is False:
+            raise RuntimeError(f"{tag} was skipped")
+        peer.before_change()
+        blocked = time.perf_counter()
+        workload.next_version(state)
+        changed = time.perf_counter()
+        peer.wait_durable(tag)
+        done = time.perf_counter()
+        unsynced = watch.unsynced_bytes(peer.folder)
+        syncing = time.perf_counter()
+        if not peer.durable:
+            os.sync()
+        durable = done + time.perf_counter() - syncing
+        time.sleep(REST)
+        # Some start their processes with the first save.
+        helpers = sorted({*helpers, *watch.descendants(os.getpid())})
+        rounds.append(
+            {
+                "blocked": blocked - begun,
+                # A save that goes on in the background must not hide its cost in the steps that follow.
+                "change_slower": (changed - blocked) - change_wall,
+                "durable": durable - begun,
+                "cpu": cpu_seconds([os.getpid(), *helpers]) - cpu - change_cpu,
+                "version": version + index,
+                "unsynced": unsynced,
+            }
+        )
+    idle = cpu_seconds(helpers)
+    time.sleep(2)
+    tell("saved", rounds=rounds, idle_cpu=(cpu_seconds(helpers) - idle) / 2)
+    peer.close()
+
+
+def evict(folder: Path) -> None:
+    """Drops what the page cache holds of a directory; as root, all of the page cache."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
+def run_load(peer: Peer, workload: Workload, tag: str, version: int, cold: bool) -> None:
+    peer.prepare()
+    peer.open()
+    # The first tensor a process makes starts torch's threads; that is no part of loading.
+    torch.ones(1 << 20).sum()
+    if cold:
+        evict(peer.folder)
+    begun = time.perf_counter()
+    state = peer.load(tag, workload.sizes)
+    loaded = time.perf_counter()
+    for tensor in state.values():
+        tensor.sum()
+    touched = time.perf_counter()
+    wrong = workload.differs(state, version)
+    tell("loaded", load=loaded - begun, touched=touched - begun, wrong=wrong)
+    peer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=["save", "load", *loops.TASKS])
+    parser.add_argument("peer")
+    parser.add_argument("workload")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("memory", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--count", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--tag")
+    parser.add_argument("--version", type=int)
+    parser.add_argument("--cold", action="store_true")
+    args = parser.parse_args()
+    workload = workloads.load(args.workload)
+    if args.quick:
+        workload = workload.quick()
+    workload = workload.scaled(args.scale)
+    peer = peers.load(args.peer)(args.folder, args.memory)
+    if args.task == "save":
+        run_save(peer, workload, args.count, args.seconds)
+    elif args.task in loops.TASKS:
+        loops.TASKS[args.task](peer, workload, tell, args.scale)
+    else:
+        run_load(peer, workload, args.tag, args.version, args.cold)
+
+
+if __name__ == "__main__":
+    # What a peer prints must not end up between the lines of the protocol.
+    protocol = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    main()
