@@ -1,0 +1,109 @@
+"""The ways to save that the demo compares, behind one shape."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Engine(Protocol):
+    """What the training loop asks of a checkpoint engine."""
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Returns when training may go on; the checkpoint then holds the values of this moment."""
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest whole checkpoint, or None."""
+
+    def source(self, step: int) -> str:
+        """Where the checkpoint of that step lies, the place first that it is loaded from."""
+
+    def close(self) -> None:
+        """Returns when everything saved is durable."""
+
+
+class Nothing:
+    """Saves nothing: the uninterrupted run that the others are held against."""
+
+    def __init__(self, folder: Path) -> None:
+        pass
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        pass
+
+    def load(self) -> None:
+        return None
+
+    def source(self, step: int) -> str:
+        return "nowhere"
+
+    def close(self) -> None:
+        pass
+
+
+class Nebula:
+    """Each checkpoint is copied to memory that outlives this process, and made durable in the background."""
+
+    def __init__(self, folder: Path) -> None:
+        import nebulaml
+
+        self.nm = nebulaml
+        self.nm.init(
+            persistent_storage_path=str(folder),
+            persistent_time_interval=0,
+            num_of_version_in_retention=2,
+            on_error="raise",
+        )
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        checkpoint = self.nm.Checkpoint(f"global_step{step}")
+        checkpoint.save("state.pt", state)
+        checkpoint.commit()
+
+    def load(self) -> dict[str, Any] | None:
+        latest = self.nm.get_latest_checkpoint()
+        return None if latest is None else latest.load("state.pt")
+
+    def source(self, step: int) -> str:
+        return " and ".join(self.nm.list_checkpoints()[f"global_step{step}"]["source"])
+
+    def close(self) -> None:
+        self.nm.flush_persistence()
+
+
+class TorchSave:
+    """torch.save done right: a temporary file, fsync, rename, fsync of the directory."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        self.torch = torch
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        temporary, final = self.folder / "writing.tmp", self.folder / f"step{step:06d}.pt"
+        with open(temporary, "wb") as file:
+            self.torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, final)
+        directory = os.open(self.folder, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+        for old in sorted(self.folder.glob("step*.pt"))[:-2]:
+            old.unlink()
+
+    def load(self) -> dict[str, Any] | None:
+        files = sorted(self.folder.glob("step*.pt"))
+        return self.torch.load(files[-1], weights_only=False) if files else None
+
+    def source(self, step: int) -> str:
+        return "storage"
+
+    def close(self) -> None:
+        pass
+
+
+ENGINES = {"nothing": Nothing, "nebula": Nebula, "torch": TorchSave}
