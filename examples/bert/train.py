@@ -1,0 +1,73 @@
+"""Masked-language-model pretraining of a small BERT with Hugging Face's Trainer; one line brings Nebula.
+
+The corpus and the tokenizer are made from the docstrings of Python's own library.
+"""
+
+import argparse
+import ast
+import sysconfig
+from pathlib import Path
+
+import nebulaml as nm
+import torch
+from tokenizers import BertWordPieceTokenizer
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+LENGTH = 64
+
+
+def found_lines():
+    lines = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(errors="replace"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+                lines += [line for line in text.split("\n\n") if len(line) > 40]
+    return lines
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--path", default="runs/bert", help="the Trainer's output_dir")
+parser.add_argument("--data", help="a text file, one passage a line; Python's docstrings without it")
+parser.add_argument("--deepspeed", help="DeepSpeed's JSON, with or without a nebula section")
+parser.add_argument("--steps", type=int, default=30)
+parser.add_argument("--save-every", type=int, default=10)
+arguments = parser.parse_args()
+
+lines = Path(arguments.data).read_text().splitlines() if arguments.data else found_lines()
+folder = Path(arguments.path)
+folder.mkdir(parents=True, exist_ok=True)
+trainer_of_words = BertWordPieceTokenizer()
+trainer_of_words.train_from_iterator(lines, vocab_size=2000, show_progress=False)
+trainer_of_words.save_model(str(folder))
+tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+encoded = tokenizer(lines, truncation=True, max_length=LENGTH)["input_ids"]
+set_seed(0)
+model = BertForMaskedLM(
+    BertConfig(vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
+)
+if arguments.deepspeed:
+    import nebulaml.deepspeed  # noqa: F401  the nebula section of the JSON, also after DeepSpeed 0.19.6
+trainer = Trainer(
+    model=model,
+    args=TrainingArguments(
+        output_dir=arguments.path, max_steps=arguments.steps, save_steps=arguments.save_every, logging_steps=10,
+        per_device_train_batch_size=16, learning_rate=1e-3, save_total_limit=2, report_to=[], deepspeed=arguments.deepspeed,
+        disable_tqdm=True,
+    ),
+    train_dataset=[{"input_ids": torch.tensor(ids)} for ids in encoded],
+    data_collator=DataCollatorForLanguageModeling(tokenizer),
+)  # fmt: skip
+if not arguments.deepspeed:
+    nm.attach(trainer)
+last = get_last_checkpoint(arguments.path)
+print(f"resuming from {Path(last).name}" if last else "starting", flush=True)
+trainer.train(resume_from_checkpoint=last)
