@@ -9,40 +9,12 @@
 #include "agent/publish.h"
 #include "agent/report.h"
 #include "agent/restore.h"
-#include "agent/session.h"
-#include "agent/worker.h"
+#include "agent/session_private.h"
 #include "base/error.h"
 #include "os/os.h"
-#include "os/thread.h"
-
-#define FIND_OPEN_NS 30000000000 /* a version that nobody completes fails long before */
-#define WAIT_SLICE_MS 1000 /* between looks at whether a waiting client is still there */
-
-struct connection {
-        struct catalogue *catalogue;
-        int fd;
-        struct session *session; /* NULL until HELLO */
-        struct ipc_frame frame;
-};
-/* What a request answers when it succeeds; on_done frees it. */
-struct answer {
-        const void *data;
-        size_t size;
-        int fd; /* closed after sending; -1: none */
-        char *text;
-        union {
-                struct ipc_welcome welcome;
-                struct ipc_begun begun;
-                struct ipc_granted granted;
-                struct ipc_state state;
-                struct ipc_found found;
-                struct ipc_opened opened;
-                struct ipc_found_path found_path;
-        } body;
-};
 
 /* A client that waits sends nothing, so whatever can be read is its end. */
-static bool client_gone(void *argument)
+bool session_client_gone(void *argument)
 {
         const struct connection *connection = argument;
 
@@ -245,7 +217,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        status = grant_image(catalogue, connection->session, payload, client_gone, connection, &version, &grant, error);
+        status = grant_image(catalogue, connection->session, payload, session_client_gone, connection, &version, &grant, error);
         if (!status) {
                 granted->image_id = grant->image->id;
                 granted->version_id = version->id;
@@ -293,7 +265,7 @@ static enum nebula_status request_abandon(struct connection *connection, const v
         return NEBULA_OK;
 }
 
-static struct version *known_version(struct connection *connection, uint64_t id, struct nebula_error *error)
+struct version *session_version(struct connection *connection, uint64_t id, struct nebula_error *error)
 {
         struct version *version = catalogue_version(connection->catalogue, id);
 
@@ -310,7 +282,7 @@ static enum nebula_status request_commit(struct connection *connection, const vo
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         catalogue_lock(connection->catalogue);
-        version = known_version(connection, request->version_id, error);
+        version = session_version(connection, request->version_id, error);
         if (version && version->job != connection->session->job)
                 status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" belongs to another job", version->tag);
         else if (version)
@@ -327,7 +299,7 @@ static enum nebula_status request_fail(struct connection *connection, const void
         enum nebula_status status = NEBULA_OK;
 
         catalogue_lock(connection->catalogue);
-        version = known_version(connection, request->version_id, error);
+        version = session_version(connection, request->version_id, error);
         if (!version)
                 status = NEBULA_NOT_FOUND;
         else if (commit_open(version))
@@ -338,124 +310,6 @@ static enum nebula_status request_fail(struct connection *connection, const void
         return status;
 }
 
-/* Why a version will never be durable as things stand; NEBULA_OK: it may be. */
-static enum nebula_status durable_refused(const struct version *version, struct nebula_error *error)
-{
-        if (!version->job->persist_path[0])
-                return error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" cannot become durable: no persistent storage path is set",
-                                 version->tag);
-        if (version->superseded)
-                return error_set(error, NEBULA_FAILED, 0,
-                                 "checkpoint \"%.200s\" left memory for a newer one before it was due to be persisted", version->tag);
-        return NEBULA_OK;
-}
-
-/* Likewise for a copy on another node. Asks for one. */
-static enum nebula_status replica_refused(struct catalogue *catalogue, struct version *version, struct nebula_error *error)
-{
-        if (!version->job->replica_count)
-                return error_set(error, NEBULA_INVALID, 0, "no copies in other nodes' memory are asked for");
-        if (lifecycle_complete(version->life.state) && !version->in_memory)
-                return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" left memory before a copy was made", version->tag);
-        if (!version->replica_wanted)
-                catalogue_signal(catalogue);
-        version->replica_wanted = true;
-        return NEBULA_OK;
-}
-
-static enum nebula_status wait_timeout(const struct version *version, struct nebula_error *error)
-{
-        const struct job *job = version->job;
-
-        if (version->replica_wanted && job->replica_error.message[0])
-                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
-                                 version->tag, nebula_state_name(version->life.state), job->replica_error.message);
-        return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s%s%.250s", version->tag,
-                         nebula_state_name(version->life.state), job->store_error.message[0] ? "; storage fails: " : "",
-                         job->store_error.message);
-}
-
-/* One look. True: the wait is over, with *ret_status. */
-static bool wait_over(struct connection *connection, const struct ipc_wait *request, enum nebula_status *ret_status,
-                      struct nebula_error *error)
-{
-        struct version *version = known_version(connection, request->version_id, error);
-
-        *ret_status = NEBULA_OK;
-        if (!version)
-                *ret_status = NEBULA_NOT_FOUND;
-        else if (version->life.state == NEBULA_STATE_FAILED)
-                *ret_status = error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
-                                        version->error.message);
-        else if (request->state == NEBULA_STATE_DURABLE && version->stored && publish_waits(version))
-                return false;
-        else if (commit_rank_reached(version, connection->session, (enum nebula_state)request->state)) {
-                if (request->state == NEBULA_STATE_DURABLE)
-                        *ret_status = publish_failure(version->job, version, error);
-                return true;
-        } else if (request->state == NEBULA_STATE_REPLICATED)
-                *ret_status = replica_refused(connection->catalogue, version, error);
-        else if (request->state == NEBULA_STATE_DURABLE)
-                *ret_status = durable_refused(version, error);
-        return *ret_status != NEBULA_OK;
-}
-
-/* Waits for a change. NEBULA_OK: look again. `left_ms` is lowered; < 0 means no limit. */
-static enum nebula_status wait_slice(struct connection *connection, int64_t until_ns, bool *ret_timeout, struct nebula_error *error)
-{
-        struct catalogue *catalogue = connection->catalogue;
-        int64_t left_ms = until_ns == INT64_MAX ? WAIT_SLICE_MS : (until_ns - os->now_ns()) / 1000000;
-
-        *ret_timeout = until_ns != INT64_MAX && left_ms <= 0;
-        if (*ret_timeout)
-                return NEBULA_OK;
-        os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS);
-        if (catalogue->stopping || catalogue->broken)
-                return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
-        if (client_gone(connection))
-                return error_set(error, NEBULA_UNAVAILABLE, 0, "the client has gone");
-        return NEBULA_OK;
-}
-
-static int64_t deadline(int64_t timeout_ms)
-{
-        return timeout_ms < 0 || timeout_ms > INT64_MAX / 2000000 ? INT64_MAX : os->now_ns() + timeout_ms * 1000000;
-}
-
-static enum nebula_status request_wait(struct connection *connection, const void *payload, struct answer *answer,
-                                       struct nebula_error *error)
-{
-        const struct ipc_wait *request = payload;
-        struct catalogue *catalogue = connection->catalogue;
-        int64_t until = deadline(request->timeout_ms);
-        enum nebula_status status = NEBULA_OK;
-        bool timeout = false, asked = false;
-
-        if (request->state > NEBULA_STATE_DURABLE)
-                return error_set(error, NEBULA_INVALID, 0, "there is no state %u to wait for", request->state);
-        catalogue_lock(catalogue);
-        while (!wait_over(connection, request, &status, error)) {
-                struct version *version = catalogue_version(catalogue, request->version_id);
-
-                if (request->state == NEBULA_STATE_DURABLE && !version->wanted) {
-                        version->wanted = true;
-                        if (!asked)
-                                version->job->retry_at_ns = 0;
-                        asked = true;
-                        catalogue_signal(catalogue);
-                }
-                status = wait_slice(connection, until, &timeout, error);
-                if (!status && timeout && !wait_over(connection, request, &status, error)) {
-                        version = catalogue_version(catalogue, request->version_id);
-                        status = wait_timeout(version, error);
-                }
-                if (status || timeout)
-                        break;
-        }
-        catalogue_unlock(catalogue);
-        return status;
-}
-
 static enum nebula_status request_state(struct connection *connection, const void *payload, struct answer *answer,
                                         struct nebula_error *error)
 {
@@ -463,7 +317,7 @@ static enum nebula_status request_state(struct connection *connection, const voi
         struct version *version;
 
         catalogue_lock(connection->catalogue);
-        version = known_version(connection, request->version_id, error);
+        version = session_version(connection, request->version_id, error);
         if (version)
                 answer->body.state.state = (uint32_t)version->life.state;
         catalogue_unlock(connection->catalogue);
@@ -490,90 +344,13 @@ static enum nebula_status request_find(struct connection *connection, const void
 static enum nebula_status request_open(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error)
 {
-        answer->size = sizeof answer->body.opened;
-        return restore_open(connection->catalogue, connection->session, payload, &answer->body.opened, &answer->fd, error);
-}
+        struct ipc_opened *opened = NULL;
+        enum nebula_status status = restore_open(connection->catalogue, payload, &opened, &answer->fd, error);
 
-/* Whether this version is one that FLUSH answers for: only this rank's copying stands between it and completion. */
-static bool flush_covers(const struct version *version, const struct session *session, const char *tag)
-{
-        const struct part *own = version_part((struct version *)version, session->rank);
-
-        if (*tag && strcmp(tag, version->tag))
-                return false;
-        if (version->life.state == NEBULA_STATE_FAILED || version->superseded)
-                return false;
-        if (!commit_open(version))
-                return (!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version);
-        if (*tag)
-                return own != NULL;
-        for (size_t i = 0; i < version->part_count; i++)
-                if (!version->parts[i].closed)
-                        return false;
-        return own && (version->grants || version->file_goal == NEBULA_FILES_OPEN);
-}
-
-/* One look: asks for what is not durable. True when all is. */
-static bool flush_done(struct connection *connection, const char *tag)
-{
-        struct job *job = connection->session->job;
-        bool done = *tag || !publish_pending(connection->catalogue, job);
-
-        for (struct version *version = job->versions; version; version = version->next)
-                if (flush_covers(version, connection->session, tag)) {
-                        done = false;
-                        if (!version->wanted) {
-                                version->wanted = true;
-                                job->retry_at_ns = 0;
-                                catalogue_signal(connection->catalogue);
-                        }
-                }
-        return done;
-}
-
-/* The newest version of the tag, or of all when "": what became of it. */
-static enum nebula_status flush_result(struct job *job, const char *tag, int64_t since_ns, struct nebula_error *error)
-{
-        for (const struct version *version = job->versions; version; version = version->next) {
-                if (*tag && strcmp(tag, version->tag))
-                        continue;
-                if (version->life.state == NEBULA_STATE_FAILED && (*tag || (version->activity_ns >= since_ns &&
-                                                                            lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0)))
-                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
-                                         version->error.message);
-                if (*tag)
-                        return version->stored ? publish_failure(job, version, error) : durable_refused(version, error);
+        if (!status) {
+                answer->data = answer->text = (char *)opened;
+                answer->size = sizeof *opened + opened->chunk_count * sizeof opened->crc64[0];
         }
-        return *tag ? error_set(error, NEBULA_NOT_FOUND, 0, "there is no checkpoint \"%s\" to flush", tag) :
-                      publish_failure(job, NULL, error);
-}
-
-static enum nebula_status request_flush(struct connection *connection, const void *payload, struct answer *answer,
-                                        struct nebula_error *error)
-{
-        const struct ipc_flush *request = payload;
-        struct catalogue *catalogue = connection->catalogue;
-        struct job *job;
-        int64_t until = deadline(request->timeout_ms), since = os->now_ns();
-        enum nebula_status status = NEBULA_OK;
-        bool timeout = false;
-
-        catalogue_lock(catalogue);
-        job = connection->session->job;
-        commit_close_open(catalogue, job, connection->session->rank, NULL);
-        if (!job->persist_path[0]) {
-                catalogue_unlock(catalogue);
-                return *request->tag ? error_set(error, NEBULA_INVALID, 0, "nothing can be flushed: no persistent storage path is set") :
-                                       NEBULA_OK;
-        }
-        while (!status && !timeout && !flush_done(connection, request->tag))
-                status = wait_slice(connection, until, &timeout, error);
-        if (!status && timeout && !flush_done(connection, request->tag))
-                status = error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet%s%.300s",
-                                   job->store_error.message[0] ? "; storage fails: " : "", job->store_error.message);
-        else if (!status)
-                status = flush_result(job, request->tag, since, error);
-        catalogue_unlock(catalogue);
         return status;
 }
 
@@ -606,52 +383,6 @@ static enum nebula_status request_describe(struct connection *connection, const 
         return status;
 }
 
-/* The first job whose storage fails; NULL: none does. */
-static const struct job *failing_job(const struct catalogue *catalogue)
-{
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                if ((job->attempt || job->publish_attempt) && worker_pending(catalogue, job))
-                        return job;
-        return NULL;
-}
-
-static enum nebula_status request_stop(struct connection *connection, const void *payload, struct answer *answer,
-                                       struct nebula_error *error)
-{
-        const struct ipc_stop *request = payload;
-        struct catalogue *catalogue = connection->catalogue;
-        uint64_t failures = 0, failed = 0;
-        enum nebula_status status = NEBULA_OK;
-        bool timeout;
-
-        catalogue_lock(catalogue);
-        log_event(LOG_LEVEL_INFO, "%s", request->now ? "told to end at once" : "told to end");
-        if (!request->now) {
-                for (const struct job *job = catalogue->jobs; job; job = job->next)
-                        failures += job->failure_count;
-                catalogue->draining = true;
-                worker_want_all(catalogue, NULL);
-                while (!status && worker_pending(catalogue, NULL)) {
-                        const struct job *job = failing_job(catalogue);
-
-                        failed = 0;
-                        for (const struct job *other = catalogue->jobs; other; other = other->next)
-                                failed += other->failure_count;
-                        if (job && failed > failures)
-                                status = error_set(error, job->store_error.status ? job->store_error.status : NEBULA_STORAGE, 0,
-                                                   "not everything could be persisted, the agent goes on: %.380s",
-                                                   job->store_error.message);
-                        else
-                                status = wait_slice(connection, INT64_MAX, &timeout, error);
-                }
-                if (status)
-                        catalogue->draining = false;
-        }
-        catalogue->dropping = request->now;
-        catalogue_unlock(catalogue);
-        return status;
-}
-
 static enum nebula_status request_publish(struct connection *connection, const void *payload, struct answer *answer,
                                           struct nebula_error *error)
 {
@@ -660,7 +391,7 @@ static enum nebula_status request_publish(struct connection *connection, const v
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         catalogue_lock(connection->catalogue);
-        version = known_version(connection, request->version_id, error);
+        version = session_version(connection, request->version_id, error);
         if (version)
                 status = publish_request(connection->catalogue, version, request, error);
         catalogue_unlock(connection->catalogue);
@@ -678,49 +409,6 @@ static enum nebula_status request_unpublish(struct connection *connection, const
         catalogue_unlock(connection->catalogue);
         return status;
 }
-
-static struct version *find_published(struct connection *connection, const char *path, char ret_name[IPC_NAME_MAX],
-                                      bool *ret_open)
-{
-        struct catalogue *catalogue = connection->catalogue;
-        struct job *own = connection->session->job;
-        struct version *version = publish_find(catalogue, own, path, ret_name, ret_open);
-
-        for (struct job *job = catalogue->jobs; job && !version && !*ret_open; job = job->next)
-                if (job != own)
-                        version = publish_find(catalogue, job, path, ret_name, ret_open);
-        return version;
-}
-
-/* A version that is just being captured is waited for: whoever asks may have saved it a moment ago. */
-static enum nebula_status request_find_path(struct connection *connection, const void *payload, struct answer *answer,
-                                            struct nebula_error *error)
-{
-        const struct ipc_path *request = payload;
-        struct ipc_found_path *found = &answer->body.found_path;
-        int64_t until = os->now_ns() + FIND_OPEN_NS;
-        enum nebula_status status = NEBULA_OK;
-        bool timeout = false, open = false;
-        struct version *version;
-
-        catalogue_lock(connection->catalogue);
-        while (!(version = find_published(connection, request->path, found->name, &open)) && open && !status && !timeout)
-                status = wait_slice(connection, until, &timeout, error);
-        if (version) {
-                found->found = (struct ipc_found){ .version_id = version->id, .generation = version->generation,
-                                                   .step = version->step, .state = (uint32_t)version->life.state };
-                strcpy(found->found.tag, version->tag);
-                status = NEBULA_OK;
-        } else if (!status) {
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint was published as %.400s", request->path);
-        }
-        catalogue_unlock(connection->catalogue);
-        answer->size = sizeof *found;
-        return status;
-}
-
-typedef enum nebula_status request_run(struct connection *connection, const void *payload, struct answer *answer,
-                                       struct nebula_error *error);
 
 static request_run *const requests[] = {
         [IPC_HELLO] = request_hello,       [IPC_CONFIGURE] = request_configure, [IPC_BEGIN] = request_begin,

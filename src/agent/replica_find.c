@@ -1,0 +1,387 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/log.h"
+#include "agent/replica_private.h"
+#include "agent/retain.h"
+#include "base/error.h"
+#include "os/os.h"
+
+#define LISTING_NS (2 * SECOND_NS)    /* what peers hold is asked anew after this */
+#define WINDOW 4                      /* pieces that are asked for ahead */
+
+/* What one member holds of a job. */
+struct source {
+        struct member member;
+        struct peer_listing listing;
+};
+struct inventory {
+        struct inventory *next;
+        struct job *job;
+        struct source *sources;
+        size_t count;
+        int64_t at_ns;
+};
+static void inventory_clear(struct inventory *inventory)
+{
+        for (size_t i = 0; i < inventory->count; i++)
+                peer_listing_done(&inventory->sources[i].listing);
+        free(inventory->sources);
+        inventory->sources = NULL;
+        inventory->count = 0;
+}
+void replica_forget(struct replica *replica)
+{
+        while (replica->inventories) {
+                struct inventory *inventory = replica->inventories;
+
+                replica->inventories = inventory->next;
+                inventory_clear(inventory);
+                free(inventory);
+        }
+}
+
+static enum nebula_status ask_listing(const struct member *member, const struct tls_key *key, const struct peer_hello *hello,
+                                      uint64_t own_nonce, struct peer_listing *ret_listing, struct nebula_error *error)
+{
+        struct peer *peer;
+        enum nebula_status status = peer_open(member, key, hello, &peer, error);
+
+        if (status)
+                return status;
+        if (peer->hello.nonce == own_nonce) {
+                peer_free(peer);
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this node itself");
+        }
+        status = peer_send(peer, PEER_LIST, "", 0, error);
+        if (!status)
+                status = peer_receive(peer, error);
+        if (!status && peer->header.type != PEER_LISTED)
+                status = error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u came where a listing is due", (unsigned)peer->header.type);
+        if (!status)
+                status = peer_listing_parse(peer->body, peer->header.size, ret_listing, error);
+        peer_free(peer);
+        return status;
+}
+
+/* inventory_lock held. Asks every member, in the order in which the lost copies are likely to be found. */
+static enum nebula_status inventory_fill(struct replica *replica, struct inventory *inventory, struct nebula_error *error)
+{
+        const struct job *job = inventory->job;
+        struct peer_hello *hello = replica_hello(replica, job);
+        struct member_list members = { 0 };
+        size_t *order = NULL, count = 0, unheard = 0;
+        struct tls_key key;
+        int64_t until = os->now_ns() + ASKING_NS;
+        enum nebula_status status = hello ? member_key(job->persist_path, &key, error) :
+                                            error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
+
+        inventory_clear(inventory);
+        if (!status)
+                status = replica_members(replica, job, &members, &order, &count, error);
+        if (!status) {
+                inventory->sources = calloc(count + 1, sizeof *inventory->sources);
+                if (!inventory->sources)
+                        status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
+        }
+        for (size_t i = 0; !status && i < count; i++) {
+                struct source *source = &inventory->sources[inventory->count];
+                struct nebula_error failure = { 0 };
+                enum nebula_status result;
+
+                if (os->now_ns() > until) {
+                        unheard = count - i;
+                        break;
+                }
+                result = member_load(job->persist_path, members.names[order[i]], &source->member, &failure);
+                if (!result)
+                        result = ask_listing(&source->member, &key, hello, replica->catalogue->agent_nonce, &source->listing, &failure);
+                if (!result)
+                        inventory->count++;
+                else if (result != NEBULA_NOT_FOUND)
+                        log_event(LOG_LEVEL_WARN, "what a peer holds is not known: %s", failure.message);
+        }
+        if (unheard)
+                log_event(LOG_LEVEL_WARN, "%zu of %zu nodes were not asked for copies: time was up", unheard, count);
+        inventory->at_ns = os->now_ns();
+        free(order);
+        member_list_done(&members);
+        free(hello);
+        return status;
+}
+
+/* inventory_lock held. */
+static enum nebula_status inventory_get(struct replica *replica, struct job *job, bool fresh, struct inventory **ret_inventory,
+                                        struct nebula_error *error)
+{
+        struct inventory *inventory = replica->inventories;
+        enum nebula_status status = NEBULA_OK;
+
+        while (inventory && inventory->job != job)
+                inventory = inventory->next;
+        if (!inventory) {
+                inventory = calloc(1, sizeof *inventory);
+                if (!inventory)
+                        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
+                inventory->job = job;
+                inventory->at_ns = INT64_MIN / 2;
+                inventory->next = replica->inventories;
+                replica->inventories = inventory;
+        }
+        if (fresh && os->now_ns() - inventory->at_ns > LISTING_NS)
+                status = inventory_fill(replica, inventory, error);
+        *ret_inventory = inventory;
+        return status;
+}
+
+static const struct peer_copy *newest_copy(const struct inventory *inventory, const char *tag)
+{
+        const struct peer_copy *best = NULL;
+
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
+                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+                        struct retain_entry both[2] = { { 0 } };
+
+                        if (*tag && strcmp(tag, copy->tag))
+                                continue;
+                        if (best && *tag && copy->sequence <= best->sequence)
+                                continue;
+                        if (best) {
+                                both[0] = (struct retain_entry){ .step = name_step(best->tag), .sequence = best->sequence, .complete = true };
+                                both[1] = (struct retain_entry){ .step = name_step(copy->tag), .sequence = copy->sequence, .complete = true };
+                        }
+                        if (!best || *tag || retain_newest(both, 2) == 1)
+                                best = copy;
+                }
+        return best;
+}
+
+static bool same_version(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence)
+{
+        return copy->generation == generation && copy->sequence == sequence && !strcmp(copy->tag, tag);
+}
+
+/* Lock held. The files of all nodes' copies of one version together. */
+static struct version *remote_version(struct catalogue *catalogue, struct job *job, const struct inventory *inventory,
+                                      const struct peer_copy *best, struct nebula_error *error)
+{
+        struct version *version = job->versions;
+
+        while (version && !(version->remote && same_version(best, version->tag, version->generation, version->sequence)))
+                version = version->next;
+        if (!version) {
+                version = version_new(catalogue, job, best->tag, error);
+                if (!version)
+                        return NULL;
+                version->remote = version->recorded = true;
+                version->generation = best->generation;
+                version->sequence = best->sequence;
+                version->world = best->world;
+                strcpy(version->run, best->run);
+                lifecycle_init(&version->life, NEBULA_STATE_REPLICATED, (double)best->sequence / 1e9);
+                if (best->sequence > catalogue->last_sequence)
+                        catalogue->last_sequence = best->sequence;
+        }
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
+                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+
+                        for (size_t k = 0; same_version(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++) {
+                                struct agent_file *file = version_file(version, copy->files[k].name) ? NULL : version_file_add(version);
+
+                                if (!file)
+                                        continue;
+                                strcpy(file->name, copy->files[k].name);
+                                file->rank = copy->files[k].rank;
+                                file->format = copy->files[k].format;
+                                file->size = copy->files[k].size;
+                                file->generation = copy->files[k].generation;
+                        }
+                }
+        return version;
+}
+
+enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t *ret_version_id,
+                                struct nebula_error *error)
+{
+        struct replica *replica = catalogue->replica;
+        const struct peer_copy *best = NULL;
+        struct inventory *inventory;
+        struct version *version;
+        bool asked;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        asked = replica && job->replica_count;
+        catalogue_unlock(catalogue);
+        if (!asked)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "no copies in other nodes' memory are asked for");
+        pthread_mutex_lock(&replica->inventory_lock);
+        status = inventory_get(replica, job, true, &inventory, error);
+        if (!status) {
+                best = newest_copy(inventory, tag);
+                if (!best)
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds a copy");
+        }
+        if (!status) {
+                catalogue_lock(catalogue);
+                version = remote_version(catalogue, job, inventory, best, error);
+                if (version)
+                        *ret_version_id = version->id;
+                else
+                        status = NEBULA_NO_MEMORY;
+                catalogue_unlock(catalogue);
+        }
+        pthread_mutex_unlock(&replica->inventory_lock);
+        return status;
+}
+
+void replica_learn(struct catalogue *catalogue, struct job *job)
+{
+        struct replica *replica = catalogue->replica;
+        struct nebula_error error = { 0 };
+        struct inventory *inventory;
+        bool asked;
+
+        catalogue_lock(catalogue);
+        asked = replica && job->replica_count;
+        for (const struct version *version = job->versions; version && asked; version = version->next)
+                asked = !version_whole_in_memory(version);
+        catalogue_unlock(catalogue);
+        if (!asked)
+                return;
+        pthread_mutex_lock(&replica->inventory_lock);
+        if (inventory_get(replica, job, true, &inventory, &error)) {
+                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+        } else {
+                catalogue_lock(catalogue);
+                for (size_t i = 0; i < inventory->count; i++)
+                        for (size_t j = 0; j < inventory->sources[i].listing.count; j++)
+                                remote_version(catalogue, job, inventory, &inventory->sources[i].listing.copies[j], NULL);
+                catalogue_unlock(catalogue);
+        }
+        pthread_mutex_unlock(&replica->inventory_lock);
+}
+
+/* Fetching. */
+
+static enum nebula_status ask_piece(struct peer *peer, uint64_t copy, uint32_t file, uint64_t offset, struct nebula_error *error)
+{
+        struct peer_fetch fetch = { .copy = copy, .file = file, .offset = offset };
+        char *text;
+        size_t size;
+        enum nebula_status status = peer_fetch_format(&fetch, &text, &size, error);
+
+        if (status)
+                return status;
+        status = peer_send(peer, PEER_FETCH, text, size, error);
+        free(text);
+        return status;
+}
+
+static enum nebula_status take_piece(struct peer *peer, uint64_t copy, uint32_t file, uint64_t offset, char *data, uint64_t size,
+                                     struct nebula_error *error)
+{
+        uint64_t left = size - offset;
+        struct peer_answer answer;
+        enum nebula_status status = peer_receive(peer, error);
+
+        if (status)
+                return status;
+        if (peer->header.type == PEER_ANSWER) {
+                status = peer_answer_parse(peer->body, peer->header.size, &answer, error);
+                return status ? status : error_set(error, NEBULA_NOT_FOUND, 0, "%s", answer.message);
+        }
+        if (peer->header.type != PEER_DATA || peer->data.copy != copy || peer->data.file != file || peer->data.offset != offset ||
+            peer_take_size(peer) != (left < PEER_PIECE_BYTES ? left : PEER_PIECE_BYTES))
+                return error_set(error, NEBULA_CORRUPT, 0, "the peer sent something else than was asked for");
+        return peer_take(peer, data + offset, error);
+}
+
+static enum nebula_status fetch_from(struct replica *replica, const struct job *job, const struct member *member, uint64_t copy,
+                                     uint32_t file, char *data, uint64_t size, struct nebula_error *error)
+{
+        struct peer_hello *hello = replica_hello(replica, job);
+        struct peer *peer = NULL;
+        struct tls_key key;
+        uint64_t asked = 0;
+        enum nebula_status status = hello ? member_key(job->persist_path, &key, error) :
+                                            error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
+
+        if (!status)
+                status = peer_open(member, &key, hello, &peer, error);
+        for (uint64_t at = 0; !status && at < size; at += PEER_PIECE_BYTES) {
+                while (!status && asked < size && asked < at + WINDOW * (uint64_t)PEER_PIECE_BYTES) {
+                        status = ask_piece(peer, copy, file, asked, error);
+                        asked += PEER_PIECE_BYTES;
+                }
+                if (!status)
+                        status = take_piece(peer, copy, file, at, data, size, error);
+        }
+        peer_free(peer);
+        free(hello);
+        return status;
+}
+
+struct place {
+        struct member member;
+        uint64_t copy;
+        uint32_t file;
+};
+
+/* Every place that holds the file, as far as is known. */
+static struct place *find_places(struct replica *replica, struct job *job, bool fresh, const char *tag, uint64_t generation,
+                                 uint64_t sequence, const char *name, uint64_t size, size_t *ret_count)
+{
+        struct inventory *inventory;
+        struct place *places = NULL, *grown;
+        size_t count = 0;
+
+        pthread_mutex_lock(&replica->inventory_lock);
+        if (inventory_get(replica, job, fresh, &inventory, NULL))
+                goto done;
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
+                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+
+                        for (size_t k = 0; same_version(copy, tag, generation, sequence) && k < copy->file_count; k++) {
+                                if (!copy->files[k].held || copy->files[k].size != size || strcmp(copy->files[k].name, name))
+                                        continue;
+                                grown = realloc(places, (count + 1) * sizeof *places);
+                                if (!grown)
+                                        goto done;
+                                places = grown;
+                                places[count++] = (struct place){ inventory->sources[i].member, copy->id, (uint32_t)k };
+                        }
+                }
+done:
+        pthread_mutex_unlock(&replica->inventory_lock);
+        *ret_count = count;
+        return places;
+}
+
+enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
+                                 const char *name, void *data, uint64_t size, struct nebula_error *error)
+{
+        struct replica *replica = catalogue->replica;
+        enum nebula_status status = NEBULA_NOT_FOUND;
+
+        if (!replica)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "there are no peers");
+        error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds \"%.100s\" of \"%.100s\" any more", name, tag);
+        /* What was found may have moved since: then all are asked once more. */
+        for (int round = 0; round < 2 && status; round++) {
+                size_t count = 0;
+                struct place *places = find_places(replica, job, round > 0, tag, generation, sequence, name, size, &count);
+
+                for (size_t i = 0; status && i < count; i++) {
+                        status = fetch_from(replica, job, &places[i].member, places[i].copy, places[i].file, data, size, error);
+                        if (status)
+                                log_event(LOG_LEVEL_WARN, "\"%s\" of %s does not come from node \"%s\": %s", name, tag, places[i].member.node,
+                                          error ? error->message : "");
+                }
+                free(places);
+        }
+        return status;
+}

@@ -1,0 +1,51 @@
+/*
+ * replica_private.h - what the three files behind replica.h share.
+ *
+ *   replica.c        the thread: which version goes to which member, and when
+ *   replica_send.c   one version to one peer
+ *   replica_find.c   what peers hold, and the way back
+ */
+#ifndef NB_AGENT_REPLICA_PRIVATE_H
+#define NB_AGENT_REPLICA_PRIVATE_H
+
+#include "agent/holder.h"
+#include "agent/peer.h"
+#include "agent/replica.h"
+
+#define SECOND_NS INT64_C(1000000000)
+#define ASKING_NS (10 * SECOND_NS)    /* all members together */
+
+/* The connection through which one job's versions are sent. Only the replica thread uses it. */
+struct link {
+        struct link *next;
+        struct job *job;
+        struct tls_key key;
+        bool announced;
+        struct peer *peer;        /* NULL: none */
+        int64_t retry_at_ns;
+        char failed_text[512];    /* said already */
+};
+struct replica {
+        struct catalogue *catalogue;
+        struct holder *holder;
+        char node[IPC_NAME_MAX];
+        struct member own;
+        pthread_t thread;
+        struct link *links;
+        uint64_t bytes_per_s; /* 0: no bound */
+        pthread_mutex_t inventory_lock; /* guards inventories; held while members are asked, so that ranks ask once */
+        struct inventory *inventories;
+};
+
+/* This agent's greeting for a connection about `job`, the caller's; NULL: no memory. */
+struct peer_hello *replica_hello(const struct replica *replica, const struct job *job);
+/* Members but this one, best first. */
+enum nebula_status replica_members(const struct replica *replica, const struct job *job, struct member_list *ret_list,
+                                   size_t **ret_order, size_t *ret_count, struct nebula_error *error);
+/* All of a pinned version, acknowledged. A failure with *ret_broken unset leaves the connection whole. */
+enum nebula_status replica_send(struct replica *replica, struct link *link, struct version *version, bool *ret_broken,
+                                struct nebula_error *error);
+/* What peers were found to hold. */
+void replica_forget(struct replica *replica);
+
+#endif

@@ -1,0 +1,45 @@
+/*
+ * session_private.h - what the two files behind session.h share.
+ *
+ *   session.c       requests that are answered at once, and the table of all
+ *   session_wait.c  requests that wait for a change, and notice when their client has gone
+ */
+#ifndef NB_AGENT_SESSION_PRIVATE_H
+#define NB_AGENT_SESSION_PRIVATE_H
+
+#include "agent/catalogue.h"
+#include "agent/session.h"
+
+struct connection {
+        struct catalogue *catalogue;
+        int fd;
+        struct session *session; /* NULL until HELLO */
+        struct ipc_frame frame;
+};
+/* What a request answers when it succeeds; on_done frees it. */
+struct answer {
+        const void *data;
+        size_t size;
+        int fd; /* closed after sending; -1: none */
+        char *text; /* freed after sending */
+        union {
+                struct ipc_welcome welcome;
+                struct ipc_begun begun;
+                struct ipc_granted granted;
+                struct ipc_state state;
+                struct ipc_found found;
+                struct ipc_found_path found_path;
+        } body;
+};
+
+/* The version with this number; NULL, with an error, when it has been forgotten. Lock held. */
+struct version *session_version(struct connection *connection, uint64_t id, struct nebula_error *error);
+/* `argument`: the connection. */
+bool session_client_gone(void *argument);
+
+typedef enum nebula_status request_run(struct connection *connection, const void *payload, struct answer *answer,
+                                       struct nebula_error *error);
+
+request_run request_wait, request_flush, request_stop, request_find_path;
+
+#endif
