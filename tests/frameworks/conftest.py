@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+ENDING = HERE / "ending.py"
 
 
 def interpreter(environment: str) -> str:
@@ -63,7 +64,7 @@ class Node:
             log = open(self.base / f"{Path(script).stem}-rank{rank}.log", "ab")  # noqa: SIM115
             processes.append(
                 subprocess.Popen(
-                    [python, str(HERE / script), *map(str, args)],
+                    [python, str(ENDING), str(HERE / script), *map(str, args)],
                     env=environment,
                     stdout=subprocess.PIPE if rank == 0 else log,
                     stderr=log,

@@ -23,10 +23,20 @@ warnings.filterwarnings("ignore")
 WAYS = {
     "save": lambda state, path: dcp.save(state, storage_writer=NebulaStorageWriter(path)),
     "nebula-async": lambda state, path: async_save(state, checkpoint_id=path),
-    # Stock async_save talks in the background: on the default group it may deadlock with FSDP, ours never does.
-    "stock-async": lambda state, path: dcp.async_save(state, storage_writer=NebulaStorageWriter(path), process_group=side),
+    "stock-async": lambda state, path: stock_async(state, path),
 }
 side = None
+last = None
+
+
+def stock_async(state, path):
+    """Stock async_save talks in the background, each call on a thread of its own: it deadlocks with FSDP on the default group, and
+    with another save on a group of its own. Ours never does."""
+    global last
+    if last is not None:
+        last.result()
+    last = dcp.async_save(state, storage_writer=NebulaStorageWriter(path), process_group=side)
+    return last
 
 
 def main() -> int:
@@ -87,6 +97,8 @@ def main() -> int:
         futures.append(WAYS[args.way]({**state(), "extra": {"step": number}}, os.path.join(args.path, f"step{number}")))
         blocked.append(time.perf_counter() - start)
         if number == args.kill_at:
+            if args.way == "stock-async":
+                futures[-1].result()  # its thread may not have begun the checkpoint that is looked for next
             with contextlib.suppress(Exception):
                 nm.Checkpoint(f"step{number}").wait("committed", timeout=20)
             dist.barrier()

@@ -51,5 +51,6 @@ def train(model, optimizer, step):
 
 exec(compile(loop.replace("/scratch/run7", arguments.persist), "README.md", "exec"))  # noqa: S102
 if arguments.ddp:
+    dist.barrier()
     dist.destroy_process_group()
 sys.exit(0)

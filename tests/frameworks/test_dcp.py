@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import ENDING
 
 
 def job(node, *more, **options):
@@ -48,7 +49,9 @@ def test_another_number_of_ranks_resumes_from_the_same_files(node, before, after
 
 
 def script(node, text):
-    done = subprocess.run([sys.executable, "-c", text], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=120)
+    path = node.base / "script.py"
+    path.write_text(text)
+    done = subprocess.run([sys.executable, ENDING, path], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from conftest import HERE, interpreter
+from conftest import ENDING, HERE, interpreter
 
 STOCK = ["deepspeed-0.19.6", "deepspeed-0.18.4"]
 NEW = "deepspeed-0.19.8"
@@ -162,7 +162,7 @@ def test_the_deepspeed_launcher_tells_ranks_enough(node):
     env = "deepspeed-0.19.6"
     launcher = Path(interpreter(env)).with_name("deepspeed")
     command = [
-        launcher, "--num_gpus", 2, "--master_port", 29791, HERE / "deepspeed_job.py", "--way", "stock", "--stage", 2,
+        launcher, "--num_gpus", 2, "--master_port", 29791, ENDING, HERE / "deepspeed_job.py", "--way", "stock", "--stage", 2,
         "--persist", node.persist, "--save-dir", node.base / "save", "--steps", 4,
     ]  # fmt: skip
     environment = {**node.environment, "PATH": f"{launcher.parent}:{node.environment['PATH']}"}

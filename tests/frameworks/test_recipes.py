@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, interpreter
+from conftest import ENDING, ROOT, interpreter
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 RECIPES = {
@@ -21,7 +21,8 @@ def test_the_recipe_resumes(node, name):
     python = interpreter(environment) if environment else sys.executable
 
     def run(steps):
-        command = [python, *launcher, ROOT / "examples" / name / "train.py", "--steps", steps, "--save-every", 10, "--path", node.persist]
+        script = ROOT / "examples" / name / "train.py"
+        command = [python, *launcher, ENDING, script, "--steps", steps, "--save-every", 10, "--path", node.persist]
         done = subprocess.run(list(map(str, command)), env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
