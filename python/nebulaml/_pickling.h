@@ -1,6 +1,7 @@
 /*
- * _pickling.h - what the two halves of TorchPickler share: the type itself
- * (_pickling.c) and the reduction of tensors and storages (_reduce.c).
+ * _pickling.h - what the pickling files share: the type TorchPickler
+ * (_pickling.c), the reduction of tensors and storages (_reduce.c), and the
+ * way without a pickler for plain state (_plain.c).
  */
 #ifndef NB_PYTHON_PICKLING_H
 #define NB_PYTHON_PICKLING_H
@@ -24,6 +25,17 @@ struct pickler {
         PyObject *dtype_at;   /* address -> dtype, for the check that torch.save makes */
 };
 
+/* torch's objects that every tensor needs; reduce_load_torch fetches them once. */
+extern struct torch_objects {
+        bool ready;
+        PyObject *tensor_type, *typed_storage_type, *untyped_storage_type, *strided, *rebuild, *ordered_dict;
+        PyObject *dtypes;     /* dtype -> (storage type, item size, complex) */
+        PyObject *empty_dict_reduction;
+        PyObject *str_storage, *str_cpu;
+        PyObject *untyped_storage, *storage_offset, *shape, *stride, *dtype, *requires_grad, *is_cpu, *layout, *is_neg,
+                *backward_hooks, *cdata, *nbytes, *data_ptr, *is_conj, *is_nested;
+} torch;
+
 /* Adds TorchPickler to the extension module. Functions here return 0, or -1 with a Python error set. */
 int pickling_add_types(PyObject *module);
 /* A storage_ref that takes over `pid`. */
@@ -35,5 +47,8 @@ int reduce_load_torch(void);
 PyObject *reduce_object(struct pickler *pickler, PyObject *object);
 /* The persistent id of a storage that torch's own reduction, or the user, put into the stream; None for anything else. */
 PyObject *reduce_storage(struct pickler *pickler, PyObject *object);
+
+/* (pickle, storages) of an object that is plain throughout (_plain.c), as TorchPickler makes them; None for any other. */
+PyObject *plain_dump(PyObject *module, PyObject *object);
 
 #endif

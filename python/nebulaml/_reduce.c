@@ -10,16 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* torch's objects that every tensor needs, fetched once. */
-static struct {
-        bool ready;
-        PyObject *tensor_type, *typed_storage_type, *untyped_storage_type, *strided, *rebuild, *ordered_dict;
-        PyObject *dtypes;     /* dtype -> (storage type, item size, complex) */
-        PyObject *empty_dict_reduction;
-        PyObject *str_storage, *str_cpu;
-        PyObject *untyped_storage, *storage_offset, *shape, *stride, *dtype, *requires_grad, *is_cpu, *layout, *is_neg,
-                *backward_hooks, *cdata, *nbytes, *data_ptr, *is_conj, *is_nested;
-} torch;
+struct torch_objects torch;
 
 static int load_name(PyObject **name, const char *text)
 {
@@ -137,14 +128,15 @@ static int check_dtype(struct pickler *pickler, PyObject *address, PyObject *dty
 static PyObject *add_storage(struct pickler *pickler, PyObject *cdata, PyObject *storage, PyObject *owner, PyObject *dtype,
                              PyObject *storage_type, PyObject *location, PyObject *count)
 {
-        PyObject *address = NULL, *size = NULL, *entry = NULL, *key = NULL;
+        PyObject *address = NULL, *size = NULL, *entry = NULL, *number = NULL, *key = NULL;
         struct storage_ref *ref = NULL;
         bool done = false;
 
         address = PyObject_CallMethodNoArgs(storage, torch.data_ptr);
         size = address ? PyObject_CallMethodNoArgs(storage, torch.nbytes) : NULL;
         entry = size ? PyTuple_Pack(4, address, size, storage, owner) : NULL;
-        key = entry ? PyUnicode_FromFormat("%zd", PyList_GET_SIZE(pickler->storages)) : NULL;
+        number = entry ? PyLong_FromSsize_t(PyList_GET_SIZE(pickler->storages)) : NULL;
+        key = number ? PyObject_Str(number) : NULL; /* as torch: a text of one digit is an object that the program may hold too */
         if (!key || (dtype && check_dtype(pickler, address, dtype) < 0))
                 goto out;
         ref = pickling_storage_ref(PyTuple_Pack(5, torch.str_storage, storage_type, key, location, count));
@@ -155,6 +147,7 @@ out:
         Py_XDECREF(address);
         Py_XDECREF(size);
         Py_XDECREF(entry);
+        Py_XDECREF(number);
         Py_XDECREF(key);
         if (!done)
                 Py_CLEAR(ref);

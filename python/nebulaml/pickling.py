@@ -52,11 +52,16 @@ def _describer() -> Any:
     return describe
 
 
-def _dump(obj: Any) -> tuple[io.BytesIO, list[tuple[Any, ...]]]:
+def _dump(obj: Any) -> tuple[bytes | memoryview, list[tuple[Any, ...]]]:
+    plain = _nebula.plain_dump(obj)
+    return _pickled(obj) if plain is None else plain
+
+
+def _pickled(obj: Any) -> tuple[memoryview, list[tuple[Any, ...]]]:
     file = io.BytesIO()
     pickler = _nebula.TorchPickler(file, _describer())
     pickler.dump(obj)
-    return file, pickler.storages
+    return file.getbuffer(), pickler.storages
 
 
 def capture(obj: Any, name: str = "object") -> Capture:
@@ -65,7 +70,7 @@ def capture(obj: Any, name: str = "object") -> Capture:
     Raises NebulaPicklingError, naming the path inside the object, when torch.save cannot write it either.
     """
     try:
-        file, storages = _dump(obj)
+        pickle, storages = _dump(obj)
     except (RecursionError, MemoryError):
         raise
     except Exception as failure:
@@ -73,7 +78,7 @@ def capture(obj: Any, name: str = "object") -> Capture:
         if whole is None:
             raise _explain(obj, name, failure) from failure
         return Capture(whole, [], True)
-    return Capture(file.getbuffer(), storages)
+    return Capture(pickle, storages)
 
 
 def ranges(parts: Any, name: str) -> list[tuple[Any, ...]]:
@@ -101,11 +106,11 @@ def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any],
     Both are contiguous, of one shape and dtype; ``template`` decides what is pickled, and its memory is not touched.
     The CRC-32 fields stay 0, which torch does not look at: the checkpoint's own checksums cover the bytes.
     """
-    file, storages = _dump(template)
+    pickle, storages = _dump(template)
     size = tensor.numel() * tensor.element_size()
     if len(storages) != 1 or storages[0][1] != size:
         raise NebulaConfigError(f"a tensor with one storage of {size} bytes is expected, not {len(storages)} storages")
-    before, after = _nebula.zip_frame(file.getbuffer(), [size])
+    before, after = _nebula.zip_frame(pickle, [size])
     return [before, tensor, after], len(before) + size + len(after)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import io
+import pickle
+import sys
+import threading
 import zipfile
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nebulaml import pickling
+from nebulaml import _nebula, pickling
 from nebulaml.errors import NebulaError, NebulaPicklingError
 from same import assert_same
 
@@ -125,3 +129,113 @@ def test_the_pickler_frees_everything_it_held():
     gc.collect()
     assert watch() is None
     assert len(storages) == 1
+
+
+def pickles(obj):
+    return zipfile.ZipFile(torch_file(obj)).read("archive/data.pkl"), bytes(_nebula.plain_dump(obj)[0])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 999, 1000, 1001, 2000, 2001])
+def test_batches_of_plain_containers_are_those_of_torch_save(count):
+    pairs = [(f"k{i}", i) for i in range(count)]
+    ordered = collections.OrderedDict(pairs)
+    ordered._metadata = {"": {"version": 1}, "again": pairs}
+    for obj in (dict(pairs), pairs, tuple(pairs), collections.OrderedDict(pairs), ordered):
+        theirs, ours = pickles([obj, {"again": obj}])
+        assert theirs == ours
+
+
+def test_numbers_and_texts_of_any_size_are_those_of_torch_save():
+    edges = [sign * (1 << bits) + more for bits in range(63) for sign in (1, -1) for more in (-1, 0, 1)]
+    texts = ["", "0", "9", "10", "cpu", "storage", "é", "深", "\U0001f300", "x" * 70000]
+    same = torch.zeros(3)
+    obj = {"n": edges, "f": [0.0, -0.0, 1e300, float("inf"), -1.5], "t": texts, "b": (None, True, False, ())}
+    obj["tensors"] = [torch.zeros(1, 2, 3, 4)[:, 1:], same, same[1:], same, torch.tensor(2.0), torch.arange(5)[::2]]
+    obj["tensors"] += [torch.ones(2, requires_grad=True)] + [torch.zeros(1) for _ in range(300)]
+    theirs, ours = pickles(obj)
+    assert theirs == ours
+
+
+def test_a_model_and_its_optimizer_are_plain_state():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    theirs, ours = pickles({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 7})
+    assert theirs == ours
+
+
+def not_plain():
+    hooked = torch.ones(2, requires_grad=True)
+    hooked.register_hook(lambda gradient: gradient)
+    marked = torch.ones(2)
+    marked.note = "kept"
+    loop = ([],)
+    loop[0].append(loop)
+    both = torch.randn(4)
+    return {
+        "hooks": hooked, "attributes": marked, "a tuple in itself": loop, "two dtypes": [both, both.view(torch.int32)],
+        "a large number": 1 << 64, "a surrogate": "\ud800", "a set": {1}, "bytes": b"x", "a parameter": torch.nn.Parameter(both),
+        "sparse": torch.eye(2).to_sparse(), "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
+        "negative": torch.ones(2, dtype=torch.complex64).conj().imag, "meta": torch.ones(2, device="meta"),
+        "quantised": torch.quantize_per_tensor(both, 0.1, 0, torch.qint8), "a dtype": torch.float32,
+        "a subclass": collections.defaultdict(int), "no typed storage": torch.ones(2).to(torch.float8_e4m3fn),
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", not_plain())
+def test_what_is_not_plain_is_left_to_the_pickler(what):
+    assert _nebula.plain_dump({"first": torch.ones(3), "second": [not_plain()[what]]}) is None
+
+
+def test_the_plain_way_frees_everything_it_held():
+    key, tensor = "key of a tensor"[:-1], torch.ones(3)
+    values = [tensor, collections.OrderedDict({key: [tensor]}), {1: (key, 2.5)}]
+    counts = [sys.getrefcount(value) for value in (key, tensor, values, *values)]
+    for obj in (values, [*values, {1}]):  # plain, and given up at its end
+        for _ in range(3):
+            _nebula.plain_dump(obj)
+    del obj
+    assert counts == [sys.getrefcount(value) for value in (key, tensor, values, *values)]
+
+
+def test_a_container_that_another_thread_changes_never_gives_a_broken_pickle():
+    state = {f"k{i}": torch.full((2,), float(i)) for i in range(200)}
+    done = threading.Event()
+
+    def change():
+        while not done.is_set():
+            for i in range(200, 260):
+                state[f"k{i}"] = torch.full((2,), float(i))
+            for i in range(200, 260):
+                del state[f"k{i}"]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(300):
+            plain = _nebula.plain_dump(state)
+            if plain is None:
+                continue
+            loaded = pickle_of_keys(bytes(plain[0]))
+            assert all(loaded[f"k{i}"] == loaded["k0"] + i for i in range(200))
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+
+
+def pickle_of_keys(data):
+    """The dict, with the number of its storage in the place of each tensor."""
+
+    class Reader(pickle.Unpickler):
+        def persistent_load(self, pid):
+            return int(pid[2])
+
+        def find_class(self, module, name):
+            return (lambda storage, *rest: storage) if name == "_rebuild_tensor_v2" else super().find_class(module, name)
+
+    return Reader(io.BytesIO(data)).load()
