@@ -123,7 +123,7 @@ struct nebula_options {
         enum nebula_on_full on_full;
         uint32_t keep_last;            /* storage retention: newest versions kept; 0: all */
         uint64_t keep_every;           /* storage retention: also every version whose step is a multiple; 0: none */
-        uint32_t replica_count;        /* copies in other nodes' memory */
+        uint32_t replica_count;        /* copies in other nodes' memory, each on another node; 8 at most */
         const char *agent_path;        /* the `nebula` executable; NULL: found by itself */
 };
 

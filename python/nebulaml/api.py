@@ -49,7 +49,7 @@ def init(
     num_of_version_in_retention: versions kept in memory, 2 by default.
     on_full: when memory is full, "wait" until something durable can go, "stream" straight to storage, or "skip".
     on_error: "warn": a failure of Nebula is logged, and save() and commit() return False; "raise": it is raised.
-    replicas: copies in the memory of other nodes.
+    replicas: copies of each version in memory, each on another node; 8 at most.
     keep_last, keep_every: versions kept in storage: the newest so many, and those whose step is a multiple; all
         when neither is given.
     job: tells apart two jobs that share a path.

@@ -27,6 +27,7 @@
 #define WORLD_MAX (1u << 20)
 #define TOMBSTONE_MAX 256 /* per job; a tombstone is a few KiB */
 #define SESSION_MAX 4096  /* connections; one thread each */
+#define REPLICA_MAX 8     /* copies of a version; each costs its size in another node's memory and on the network */
 
 struct agent_file {
         char name[IPC_NAME_MAX];
@@ -81,8 +82,8 @@ struct version {
         bool adopted;      /* found in the memory directory: an earlier agent's */
         bool failed_by_storage; /* failed, but whole in memory */
         bool remote;            /* peers hold it, and this node does not (replica.h) */
-        bool replica_wanted;    /* somebody waits for a copy on another node */
-        uint64_t replica_nonce; /* of the agent that holds a copy; 0: none does */
+        bool replica_wanted;    /* somebody waits for its copies on other nodes */
+        uint64_t replica_nonces[REPLICA_MAX]; /* of the agents that hold the first copy, the second, ...; 0: none does */
         int64_t activity_ns;
         struct nebula_error error;
         double persist_seconds;

@@ -29,21 +29,25 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
 
 /* Links. */
 
-static struct link *link_get(struct replica *replica, struct job *job)
+static struct fan *fan_get(struct replica *replica, struct job *job)
 {
-        struct link *link = replica->links;
+        struct fan *fan = replica->fans;
 
-        while (link && link->job != job)
-                link = link->next;
-        if (link)
-                return link;
-        link = calloc(1, sizeof *link);
-        if (!link)
+        while (fan && fan->job != job)
+                fan = fan->next;
+        if (fan)
+                return fan;
+        fan = calloc(1, sizeof *fan);
+        if (!fan)
                 return NULL;
-        link->job = job;
-        link->next = replica->links;
-        replica->links = link;
-        return link;
+        fan->job = job;
+        for (size_t i = 0; i < REPLICA_MAX; i++) {
+                fan->links[i].job = job;
+                fan->links[i].index = i;
+        }
+        fan->next = replica->fans;
+        replica->fans = fan;
+        return fan;
 }
 
 static void link_close(struct link *link)
@@ -53,25 +57,22 @@ static void link_close(struct link *link)
 }
 
 /* The door, the key and the record of this node, once per job. */
-static enum nebula_status announce(struct replica *replica, struct link *link, struct nebula_error *error)
+static enum nebula_status announce(struct replica *replica, struct fan *fan, struct nebula_error *error)
 {
-        enum nebula_status status;
+        enum nebula_status status = member_key(fan->job->persist_path, &fan->key, error);
 
-        if (link->announced)
-                return NEBULA_OK;
-        status = member_key(link->job->persist_path, &link->key, error);
         if (!status)
-                status = holder_add_key(replica->holder, &link->key, error);
+                status = holder_add_key(replica->holder, &fan->key, error);
         if (!status)
                 status = holder_open(replica->holder, &replica->own, error);
         if (!status)
-                status = member_announce(link->job->persist_path, &replica->own, error);
-        link->announced = !status;
+                status = member_announce(fan->job->persist_path, &replica->own, error);
+        fan->announced = !status;
         return status;
 }
 
 enum nebula_status replica_members(const struct replica *replica, const struct job *job, struct member_list *ret_list,
-                                           size_t **ret_order, size_t *ret_count, struct nebula_error *error)
+                                   size_t **ret_order, size_t *ret_count, struct nebula_error *error)
 {
         char self[IPC_NAME_MAX + 16];
         enum nebula_status status = member_names(job->persist_path, ret_list, error);
@@ -91,8 +92,18 @@ enum nebula_status replica_members(const struct replica *replica, const struct j
         return NEBULA_OK;
 }
 
-/* To the first member in order that answers. */
-static enum nebula_status link_open(struct replica *replica, struct link *link, struct nebula_error *error)
+/* A copy goes to that agent already, or it is this one. */
+static bool is_taken(const struct replica *replica, const struct fan *fan, uint64_t nonce)
+{
+        bool taken = nonce == replica->catalogue->agent_nonce;
+
+        for (size_t i = 0; i < REPLICA_MAX; i++)
+                taken = taken || (fan->links[i].peer && fan->links[i].peer->hello.nonce == nonce);
+        return taken;
+}
+
+/* To the first member in order that answers and has no copy yet. */
+static enum nebula_status link_open(struct replica *replica, const struct fan *fan, struct link *link, struct nebula_error *error)
 {
         struct peer_hello *hello = replica_hello(replica, link->job);
         struct member_list members = { 0 };
@@ -104,15 +115,18 @@ static enum nebula_status link_open(struct replica *replica, struct link *link, 
 
         for (size_t i = 0; !status && !link->peer && i < count && os->now_ns() < until; i++) {
                 struct member member;
+                struct peer *peer;
                 enum nebula_status result = member_load(link->job->persist_path, members.names[order[i]], &member, &failure);
 
-                if (!result)
-                        result = peer_open(&member, &link->key, hello, &link->peer, &failure);
-                if (!result && link->peer->hello.nonce == replica->catalogue->agent_nonce) {
-                        link_close(link); /* NEBULA_PEERS names this node by another word */
+                if (!result && member.nonce && is_taken(replica, fan, member.nonce))
                         continue;
-                }
-                if (result && !first.status)
+                if (!result)
+                        result = peer_open(&member, &fan->key, hello, &peer, &failure);
+                if (!result && is_taken(replica, fan, peer->hello.nonce))
+                        peer_free(peer); /* NEBULA_PEERS names it, or this node, by another word */
+                else if (!result)
+                        link->peer = peer;
+                else if (!first.status)
                         first = failure;
         }
         if (!status && !link->peer) {
@@ -120,7 +134,7 @@ static enum nebula_status link_open(struct replica *replica, struct link *link, 
                 if (first.status && error)
                         *error = first;
                 else
-                        error_set(error, status, 0, "there is no other node yet");
+                        error_set(error, status, 0, "there is no other node yet%s", link->index ? " for one more copy" : "");
         }
         if (link->peer && first.status)
                 log_event(LOG_LEVEL_WARN, "copies of job \"%s\" go to node \"%s\" instead: %s", link->job->name, link->peer->hello.node, first.message);
@@ -136,29 +150,42 @@ static void complain(struct link *link, const char *what, const struct nebula_er
         if (!strcmp(link->failed_text, error->message))
                 return;
         snprintf(link->failed_text, sizeof link->failed_text, "%s", error->message);
-        log_event(LOG_LEVEL_WARN, "%s has no copy in another node's memory yet: %s", what, error->message);
+        log_event(LOG_LEVEL_WARN, link->index ? "%s lacks a copy in one more node's memory: %s" : "%s has no copy in another node's memory yet: %s",
+                  what, error->message);
 }
 
 /* Lock held. The next version to send: any that is waited for, oldest first, else the newest. */
-static struct version *candidate(struct job *job, uint64_t nonce)
+static struct version *candidate(const struct link *link)
 {
+        const struct job *job = link->job;
         struct version *newest = NULL, *wanted = NULL;
+        uint64_t nonce;
 
         for (struct version *version = job->versions; version; version = version->next) {
                 if (!version->in_memory || version->remote || !lifecycle_complete(version->life.state))
                         continue;
                 if (!newest || version->sequence > newest->sequence)
                         newest = version;
-                if (version->replica_wanted && !version->replica_nonce && (!wanted || version->sequence < wanted->sequence))
+                if (version->replica_wanted && !version->replica_nonces[link->index] && (!wanted || version->sequence < wanted->sequence))
                         wanted = version;
         }
         if (wanted)
                 return wanted;
-        return newest && (!newest->replica_nonce || (nonce && newest->replica_nonce != nonce)) ? newest : NULL;
+        nonce = newest ? newest->replica_nonces[link->index] : 0;
+        return nonce && (!link->peer || nonce == link->peer->hello.nonce) ? NULL : newest;
+}
+
+/* Every copy that is asked for is there. Lock held. */
+static bool all_copied(const struct version *version)
+{
+        for (size_t i = 0; i < version->job->replica_count; i++)
+                if (!version->replica_nonces[i])
+                        return false;
+        return true;
 }
 
 /* Lock held; dropped while sending. */
-static void replicate_one(struct replica *replica, struct link *link, struct version *version)
+static void replicate_one(struct replica *replica, const struct fan *fan, struct link *link, struct version *version)
 {
         struct catalogue *catalogue = replica->catalogue;
         struct job *job = link->job;
@@ -168,7 +195,7 @@ static void replicate_one(struct replica *replica, struct link *link, struct ver
 
         version->pins++;
         catalogue_unlock(catalogue);
-        status = link->peer ? NEBULA_OK : link_open(replica, link, &error);
+        status = link->peer ? NEBULA_OK : link_open(replica, fan, link, &error);
         if (!status)
                 status = replica_send(replica, link, version, &broken, &error);
         if (status)
@@ -179,12 +206,15 @@ static void replicate_one(struct replica *replica, struct link *link, struct ver
                 link_close(link);
         catalogue_lock(catalogue);
         version->pins--;
-        job->replica_error = error;
         if (status) {
+                job->replica_error = error;
                 link->retry_at_ns = os->now_ns() + RETRY_NS;
         } else {
                 link->retry_at_ns = 0;
-                version->replica_nonce = link->peer->hello.nonce;
+                version->replica_nonces[link->index] = link->peer->hello.nonce;
+        }
+        if (!status && all_copied(version)) {
+                memset(&job->replica_error, 0, sizeof job->replica_error);
                 version->replica_wanted = false;
                 if (version->life.state == NEBULA_STATE_COMMITTED)
                         version_move(catalogue, version, NEBULA_STATE_REPLICATED);
@@ -194,48 +224,70 @@ static void replicate_one(struct replica *replica, struct link *link, struct ver
 }
 
 /* Lock held. When to look again; *ret_worked: something was done, look at once. */
-static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
+static int64_t tend_link(struct replica *replica, const struct fan *fan, struct link *link, bool *ret_worked)
 {
-        struct catalogue *catalogue = replica->catalogue;
-        struct link *link = link_get(replica, job);
-        int64_t now = os->now_ns();
-        struct nebula_error error = { 0 };
+        struct job *job = fan->job;
         struct version *version;
-        enum nebula_status status;
+        int64_t now = os->now_ns();
 
-        if (!link)
-                return now + RETRY_NS;
-        if (!link->announced) {
-                if (link->retry_at_ns > now)
-                        return link->retry_at_ns;
-                catalogue_unlock(catalogue);
-                status = announce(replica, link, &error);
-                if (status)
-                        complain(link, "this node", &error);
-                catalogue_lock(catalogue);
-                job->replica_error = error;
-                link->retry_at_ns = status ? os->now_ns() + RETRY_NS : 0;
-                *ret_worked = true;
-                return now;
-        }
         if (link->peer && peer_gone(link->peer)) {
                 log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", link->peer->hello.node, job->name);
                 link_close(link);
                 for (version = job->versions; version; version = version->next)
-                        version->replica_nonce = 0; /* what is newest goes to another one */
+                        version->replica_nonces[link->index] = 0; /* what is newest goes to another one */
         }
-        version = candidate(job, link->peer ? link->peer->hello.nonce : 0);
+        version = candidate(link);
         if (version && link->retry_at_ns <= now) {
-                replicate_one(replica, link, version);
+                replicate_one(replica, fan, link, version);
                 *ret_worked = true;
                 return now;
         }
         /* Nobody trains and nothing is to be sent: the peer may end when it likes. */
-        if (!version && link->peer && !catalogue_session_count(catalogue, job))
+        if (!version && link->peer && !catalogue_session_count(replica->catalogue, job))
                 link_close(link);
         if (version)
                 return link->retry_at_ns;
         return link->peer ? now + LOOK_MS * (SECOND_NS / 1000) : INT64_MAX;
+}
+
+/* Likewise, for all copies of a job. */
+static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
+{
+        struct catalogue *catalogue = replica->catalogue;
+        struct fan *fan = fan_get(replica, job);
+        int64_t now = os->now_ns(), due = INT64_MAX;
+        struct nebula_error error = { 0 };
+        struct link *first;
+        enum nebula_status status;
+
+        if (!fan)
+                return now + RETRY_NS;
+        first = &fan->links[0];
+        if (!fan->announced) {
+                if (first->retry_at_ns > now)
+                        return first->retry_at_ns;
+                catalogue_unlock(catalogue);
+                status = announce(replica, fan, &error);
+                if (status)
+                        complain(first, "this node", &error);
+                catalogue_lock(catalogue);
+                job->replica_error = error;
+                first->retry_at_ns = status ? os->now_ns() + RETRY_NS : 0;
+                *ret_worked = true;
+                return now;
+        }
+        for (size_t i = 0; i < REPLICA_MAX; i++) {
+                struct link *link = &fan->links[i];
+                int64_t at;
+
+                if (i >= job->replica_count) {
+                        link_close(link); /* the job asks for fewer than it did */
+                        continue;
+                }
+                at = tend_link(replica, fan, link, ret_worked);
+                due = at < due ? at : due;
+        }
+        return due;
 }
 
 static void *replica_main(void *argument)
@@ -302,15 +354,16 @@ void replica_stop(struct catalogue *catalogue)
         if (!replica)
                 return;
         pthread_join(replica->thread, NULL);
-        while (replica->links) {
-                struct link *link = replica->links;
+        while (replica->fans) {
+                struct fan *fan = replica->fans;
 
-                replica->links = link->next;
-                if (link->announced)
-                        member_withdraw(link->job->persist_path, &replica->own);
-                link_close(link);
-                memset(&link->key, 0, sizeof link->key);
-                free(link);
+                replica->fans = fan->next;
+                if (fan->announced)
+                        member_withdraw(fan->job->persist_path, &replica->own);
+                for (size_t i = 0; i < REPLICA_MAX; i++)
+                        link_close(&fan->links[i]);
+                memset(&fan->key, 0, sizeof fan->key);
+                free(fan);
         }
         holder_free(replica->holder);
         replica_forget(replica);

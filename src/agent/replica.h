@@ -1,10 +1,10 @@
 /*
- * replica.h - copies of this node's versions in another node's memory, and the way back.
+ * replica.h - copies of this node's versions in other nodes' memory, and the way back.
  *
  * One thread sends: of each job that asks for replicas, the newest complete
- * version (and any that somebody waits for) goes to the node that placement.h
- * names, or, when nobody answers there, to the next on the ring. When that peer says that all of it has come and is
- * sound, the version moves to `replicated`. The peer keeps what this node keeps
+ * version (and any that somebody waits for) goes to the nodes that placement.h
+ * names, one for each copy, or, when nobody answers there, to the next on the ring. When as many peers as the job
+ * asks for say that all of it has come and is sound, the version moves to `replicated`. The peers keep what this node keeps
  * in memory. A peer that loses its memory gets the newest version again.
  *
  * Whatever goes wrong here costs the copy and nothing else: training, committing and persisting do not

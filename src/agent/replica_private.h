@@ -15,15 +15,21 @@
 #define SECOND_NS INT64_C(1000000000)
 #define ASKING_NS (10 * SECOND_NS)    /* all members together */
 
-/* The connection through which one job's versions are sent. Only the replica thread uses it. */
+/* The connection through which one copy of each of a job's versions is sent. */
 struct link {
-        struct link *next;
         struct job *job;
-        struct tls_key key;
-        bool announced;
+        size_t index;             /* which copy */
         struct peer *peer;        /* NULL: none */
         int64_t retry_at_ns;
         char failed_text[512];    /* said already */
+};
+/* All connections of one job, each to another member. Only the replica thread uses them. */
+struct fan {
+        struct fan *next;
+        struct job *job;
+        struct tls_key key;
+        bool announced;
+        struct link links[REPLICA_MAX];
 };
 struct replica {
         struct catalogue *catalogue;
@@ -31,8 +37,8 @@ struct replica {
         char node[IPC_NAME_MAX];
         struct member own;
         pthread_t thread;
-        struct link *links;
-        uint64_t bytes_per_s; /* 0: no bound */
+        struct fan *fans;
+        uint64_t bytes_per_s; /* of all copies together; 0: no bound */
         pthread_mutex_t inventory_lock; /* guards inventories; held while members are asked, so that ranks ask once */
         struct inventory *inventories;
 };

@@ -38,6 +38,9 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebu
                 return error_set(error, NEBULA_INVALID, 0, "a session needs a nonce");
         if (hello->role == IPC_ROLE_TRAINER && (!hello->world || hello->world > WORLD_MAX || hello->rank >= hello->world))
                 return error_set(error, NEBULA_INVALID, 0, "rank %u of world %u is impossible", hello->rank, hello->world);
+        if (hello->replica_count > REPLICA_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "%u copies in other nodes' memory are too many: %d at most",
+                                 hello->replica_count, REPLICA_MAX);
         if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
                 return error_set(error, NEBULA_INVALID, 0, "a persist interval is seconds, 0 or more");
         return NEBULA_OK;

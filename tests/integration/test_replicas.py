@@ -481,3 +481,42 @@ def test_a_record_is_withdrawn_at_a_clean_end_and_stays_after_a_kill(world):
     c.kill_agent(signal.SIGTERM)
     assert not record.exists()
     assert (world.persist / ".nebula" / "nodes" / "b.json").exists()
+
+
+def test_two_copies_lie_on_two_other_nodes_and_either_is_enough(world):
+    b, c = world.holder("b"), world.holder("c")
+    a = world.node("a")
+    job = a.start("first()\nfor step in (1, 2): copied(save(step), 40)\nsay('there'); sys.stdin.readline()", replicas=2)
+    assert job.stdout.readline() == "there\n", a.log
+    assert all("holds global_step2" in node.log for node in (b, c))
+    assert not (world.persist / "global_step2" / ".nebula" / "manifest.json").exists()
+    a.lose(job)
+    secret = str(world.persist / ".nebula" / "secret")
+    for node in (b, c):
+        alone = {"NEBULA_PEERS": f"127.0.0.1:{node.record()['port']}", "NEBULA_SECRET_FILE": secret}
+        assert a.run(LOAD, replicas=2, **alone).split()[0] == "global_step2"
+        a.lose()
+
+
+def test_a_copy_too_few_is_said_and_the_other_one_is_made(world):
+    b = world.holder("b")
+    a = world.node("a")
+    out = a.run(
+        """
+        save(0)
+        try:
+            save(1).wait("replicated", 5)
+        except nm.NebulaTimeout as error:
+            say(error)
+        """,
+        replicas=2,
+    )
+    assert "one more copy" in out and "holds global_step1" in b.log
+
+
+def test_what_is_sent_to_peers_stays_below_the_bound(world):
+    world.holder("b")
+    a = world.node("a", NEBULA_PEER_MBPS="1")
+    a.run("first(); copied(save(1), 40)")
+    seconds = float(re.search(r"step1 .*replicated on node .* in ([0-9.]+) s", a.log).group(1))
+    assert seconds >= 0.8 * 4 * 300_001 / 1e6, "more than 1 MB went out in a second"
