@@ -241,12 +241,12 @@ NEBULA_API enum nebula_status nebula_session_unpublish(nebula_session *session, 
 NEBULA_API enum nebula_status nebula_session_find_published(nebula_session *session, const char *path,
         nebula_checkpoint **ret_checkpoint, char ret_name[256], struct nebula_error *ret_error);
 
-/* The verified bytes of a file, read-only, valid until nebula_map_free. */
+/* The verified bytes of a file, valid until nebula_map_free. The memory is this process's own: whatever is done to it
+ * changes no checkpoint. */
 NEBULA_API enum nebula_status nebula_checkpoint_map(nebula_checkpoint *checkpoint, const char *name,
         nebula_map **ret_map, struct nebula_error *ret_error);
 NEBULA_API const void *nebula_map_data(const nebula_map *map);
 NEBULA_API uint64_t nebula_map_size(const nebula_map *map);
-NEBULA_API int nebula_map_fd(const nebula_map *map);
 /* A tensor of a file that nebula_checkpoint_save_tensors wrote. */
 NEBULA_API enum nebula_status nebula_map_tensor(const nebula_map *map, const char *name,
         struct nebula_tensor *ret_tensor, struct nebula_error *ret_error);

@@ -1,7 +1,7 @@
 /*
  * _map.c - Map: the verified bytes of one file.
  *
- * memoryview(map) reads them; `fd` is good as long as the object lives.
+ * memoryview(map) is writable: the memory is this process's own, and no checkpoint changes with it.
  */
 #include "_nebula.h"
 
@@ -41,33 +41,15 @@ static int map_buffer(PyObject *self, Py_buffer *view, int flags)
 {
         nebula_map *handle = ((struct map *)self)->handle;
 
-        /* PyBuffer_FillInfo takes no const pointer; read-only keeps the promise. */
         return PyBuffer_FillInfo(view, self, (void *)(uintptr_t)nebula_map_data(handle),
-                                 (Py_ssize_t)nebula_map_size(handle), 1, flags);
+                                 (Py_ssize_t)nebula_map_size(handle), 0, flags);
 }
-
-static PyObject *map_fd(PyObject *self, void *closure)
-{
-        return PyLong_FromLong(nebula_map_fd(((struct map *)self)->handle));
-}
-
-static PyObject *map_size(PyObject *self, void *closure)
-{
-        return PyLong_FromUnsignedLongLong(nebula_map_size(((struct map *)self)->handle));
-}
-
-static PyGetSetDef map_getset[] = {
-        { "fd", map_fd, NULL, "A read-only descriptor; the file behind it may be larger than `size`.", NULL },
-        { "size", map_size, NULL, "Size of the file in bytes.", NULL },
-        { NULL, NULL, NULL, NULL, NULL },
-};
 
 int map_add_type(PyObject *module)
 {
         static PyType_Slot slots[] = {
                 { Py_tp_doc, "The verified bytes of one file; see _map.c." },
                 { Py_tp_dealloc, map_dealloc },
-                { Py_tp_getset, map_getset },
                 { Py_bf_getbuffer, map_buffer },
                 { 0, NULL },
         };

@@ -1,7 +1,7 @@
 """Mapped files to objects.
 
-A file is mapped privately: its tensors are read from the page cache when they are touched, may be written to, and own
-the mapping. Nothing is copied.
+A map is memory of this process's own, verified: its tensors lie in it, may be written to, and keep it alive. Nothing
+is copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["load", "load_into"]
 
 
 class _MapFile(io.RawIOBase):
-    """A map as a file, for readers that want one; it ends where the map ends, the descriptor's file may not."""
+    """A map as a file, for readers that want one."""
 
     def __init__(self, mapped: _nebula.Map) -> None:
         self._view = memoryview(mapped)
@@ -59,9 +59,8 @@ def load(mapped: _nebula.Map, map_location: Any = None, weights_only: bool | Non
     is_zip = bytes(memoryview(mapped)[:4]) == b"PK\3\4"
     if not is_zip or not hasattr(torch.serialization, "_load"):
         return torch.load(file, map_location=map_location, weights_only=weights_only)
-    # torch.load(path, mmap=True) would do, but it takes the file's size for the archive's, and maps it shared when
-    # the user has set that default: writes to a loaded tensor would then change the checkpoint.
-    storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{mapped.fd}", False, mapped.size)
+    # What torch.load(path, mmap=True) does, over memory instead of a path.
+    storage = torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()
     module = torch._weights_only_unpickler if weights_only else pickle
     reader = torch.serialization._open_zipfile_reader(file)
     try:

@@ -38,6 +38,7 @@ struct agent_file {
         uint64_t *chunks;           /* checksums; NULL until sealed */
         size_t chunk_count;
         bool reading;               /* somebody brings it back from storage */
+        bool lent;                  /* a trainer has read it from storage by itself */
 };
 /* An image that a trainer copies into. */
 struct grant {

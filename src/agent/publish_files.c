@@ -76,31 +76,31 @@ static enum nebula_status copy_to(struct catalogue *catalogue, struct job *job, 
                                   const char *to, struct nebula_error *error)
 {
         struct ipc_open request = { .version_id = publish->version_id };
-        struct session session = { .job = job };
-        struct ipc_opened opened;
+        struct ipc_opened *opened = NULL;
         void *data = NULL;
         int source = -1, fd = -1, result = 0;
         enum nebula_status status;
 
         strcpy(request.name, name);
-        status = restore_open(catalogue, &session, &request, &opened, &source, error);
+        status = restore_open(catalogue, &request, &opened, &source, error);
         if (status)
                 return status;
-        if (opened.size)
-                result = os->map(source, 0, opened.size, OS_MAP_READ, &data);
+        if (opened->size)
+                result = os->map(source, 0, opened->size, OS_MAP_READ, &data);
         if (!result)
                 fd = os->open(to, OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW | OS_SHARED);
         if (!result && fd < 0)
                 result = fd;
         if (!result)
-                result = os_write_at(fd, data, opened.size, 0);
+                result = os_write_at(fd, data, opened->size, 0);
         if (!result)
                 result = os_sync(fd);
         if (fd >= 0 && os->close(fd) < 0 && !result)
                 result = -EIO;
         if (data)
-                os->unmap(data, opened.size);
+                os->unmap(data, opened->size);
         os->close(source);
+        free(opened);
         if (result < 0) {
                 os->unlink(to);
                 return fail(error, "write", to, result);

@@ -324,7 +324,7 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         if (!status)
                 status = memory_map(image, &data, error);
         if (!status)
-                status = manifest_read_file(store, &manifest, name, data, file.size, error);
+                status = manifest_read_file(store, &manifest, &file, data, error);
         if (status) {
                 if (image)
                         memory_bury(&catalogue->memory, image);
@@ -427,6 +427,48 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         return status;
 }
 
+/*
+ * The stored file itself, for a trainer that reads it straight into its own memory: fresh shared pages cost as much as
+ * the disk, and a copy of them more. Who asks for a file next gets an image, since then it is worth sharing.
+ */
+static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *job, const char *tag, const char *name,
+                                      uint64_t generation, struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct record_file file = { 0 };
+        struct ipc_opened *opened = NULL;
+        bool is_direct = false;
+        struct store *store;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (!status && !store->ops->open_read)
+                status = NEBULA_UNAVAILABLE;
+        if (!status)
+                status = manifest_load(store, tag, &manifest, error);
+        if (!status && !same_writing(&manifest, name, generation))
+                status = NEBULA_NOT_FOUND;
+        if (!status)
+                status = manifest_load_file(store, &manifest, name, &file, error);
+        if (!status)
+                opened = calloc(1, sizeof *opened + file.chunk_count * sizeof opened->crc64[0]);
+        if (!status && !opened)
+                status = NEBULA_NO_MEMORY;
+        if (!status)
+                status = manifest_open_file(store, &manifest, &file, ret_fd, &is_direct, error);
+        if (!status) {
+                *opened = (struct ipc_opened){ .size = file.size, .format = file.is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW,
+                                               .source = IPC_SOURCE_STORAGE, .chunk_bytes = file.chunk_bytes,
+                                               .chunk_count = (uint32_t)file.chunk_count, .is_direct = is_direct };
+                memcpy(opened->crc64, file.chunks, file.chunk_count * sizeof opened->crc64[0]);
+                *ret_opened = opened;
+        } else {
+                free(opened);
+        }
+        record_file_done(&file);
+        manifest_done(&manifest);
+        return status;
+}
+
 static void list_names(const struct version *version, char *text, size_t size)
 {
         size_t used = 0;
@@ -450,11 +492,12 @@ static struct version *complete_one(struct version *version, const char *name)
         return best;
 }
 
-enum nebula_status restore_open(struct catalogue *catalogue, const struct session *session, const struct ipc_open *request,
-                                struct ipc_opened *ret_opened, int *ret_fd, struct nebula_error *error)
+enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_open *request, struct ipc_opened **ret_opened,
+                                int *ret_fd, struct nebula_error *error)
 {
         struct version *version, *source;
         struct agent_file *file;
+        struct ipc_opened *opened = NULL;
         bool from_storage = false;
         char names[300];
         enum nebula_status status = NEBULA_OK;
@@ -475,23 +518,41 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
         }
         source->pins++;
         file = version_file(source, request->name);
+        if (request->reads_storage && !file->image && !file->reading && !file->lent && !source->remote) {
+                uint64_t generation = file->generation;
+
+                file->lent = true;
+                catalogue_unlock(catalogue);
+                lend_stored(catalogue, source->job, source->tag, request->name, generation, &opened, ret_fd, NULL);
+                catalogue_lock(catalogue);
+                if (opened)
+                        goto done;
+                file = version_file(source, request->name); /* the long way tells what is wrong */
+        }
         if (!file->image) {
                 from_storage = true;
                 status = bring_back(catalogue, source, request->name, error);
                 file = version_file(source, request->name);
         }
         if (!status)
+                opened = calloc(1, sizeof *opened);
+        if (!status && !opened)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
+        if (!status)
                 status = memory_open_read_only(&catalogue->memory, file->image, ret_fd, error);
         if (!status) {
                 enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
                                        from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;
 
-                *ret_opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format,
-                                                   .source = from };
+                *opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
         }
+done:
         source->pins--;
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
-        (void)session;
+        if (status)
+                free(opened);
+        else
+                *ret_opened = opened;
         return status;
 }

@@ -347,8 +347,14 @@ static enum nebula_status request_find(struct connection *connection, const void
 static enum nebula_status request_open(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error)
 {
-        answer->size = sizeof answer->body.opened;
-        return restore_open(connection->catalogue, connection->session, payload, &answer->body.opened, &answer->fd, error);
+        struct ipc_opened *opened = NULL;
+        enum nebula_status status = restore_open(connection->catalogue, payload, &opened, &answer->fd, error);
+
+        if (!status) {
+                answer->data = answer->text = (char *)opened;
+                answer->size = sizeof *opened + opened->chunk_count * sizeof opened->crc64[0];
+        }
+        return status;
 }
 
 static enum nebula_status request_report(struct connection *connection, const void *payload, struct answer *answer,

@@ -28,7 +28,6 @@ struct answer {
                 struct ipc_granted granted;
                 struct ipc_state state;
                 struct ipc_found found;
-                struct ipc_opened opened;
                 struct ipc_found_path found_path;
         } body;
 };

@@ -36,7 +36,7 @@ static const struct {
         [IPC_STATE] = { sizeof(struct ipc_version), sizeof(struct ipc_state), { { 0, 0 } } },
         [IPC_FIND] = { sizeof(struct ipc_find), sizeof(struct ipc_found),
                        { TEXT(ipc_find, persist_path), TEXT(ipc_find, tag) } },
-        [IPC_OPEN] = { sizeof(struct ipc_open), sizeof(struct ipc_opened), { TEXT(ipc_open, name) } },
+        [IPC_OPEN] = { sizeof(struct ipc_open), SIZE_MAX, { TEXT(ipc_open, name) } },
         [IPC_FLUSH] = { sizeof(struct ipc_flush), 0, { TEXT(ipc_flush, tag) } },
         [IPC_REPORT] = { sizeof(struct ipc_report), SIZE_MAX, { TEXT(ipc_report, persist_path) } },
         [IPC_DESCRIBE] = { sizeof(struct ipc_version), SIZE_MAX, { { 0, 0 } } },
@@ -114,6 +114,20 @@ static enum nebula_status refusal(const struct ipc_frame *frame, struct nebula_e
         return status;
 }
 
+/* As many checksums as the file has chunks, and no byte more. */
+static bool opened_is_sound(const struct ipc_frame *frame)
+{
+        const struct ipc_opened *opened = frame->payload;
+
+        if (frame->header.size < sizeof *opened ||
+            (frame->header.size - sizeof *opened) / sizeof opened->crc64[0] != opened->chunk_count ||
+            (frame->header.size - sizeof *opened) % sizeof opened->crc64[0])
+                return false;
+        if (!opened->chunk_bytes)
+                return !opened->chunk_count;
+        return opened->chunk_count == opened->size / opened->chunk_bytes + (opened->size % opened->chunk_bytes != 0);
+}
+
 enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type type, bool *ret_broken,
                                     struct nebula_error *error)
 {
@@ -134,6 +148,9 @@ enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type
         if (size != SIZE_MAX && frame->header.size != size)
                 return error_set(error, NEBULA_INTERNAL, 0, "the answer to type %u has %u bytes instead of %zu",
                                  (unsigned)type, frame->header.size, size);
+        if (type == IPC_OPEN && !opened_is_sound(frame))
+                return error_set(error, NEBULA_INTERNAL, 0, "the agent opened a file with %u bytes about its checksums",
+                                 frame->header.size);
         if (frame->header.has_fd != want_fd)
                 return error_set(error, NEBULA_INTERNAL, 0, "the answer to type %u came %s a descriptor",
                                  (unsigned)type, want_fd ? "without" : "with");

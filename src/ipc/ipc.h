@@ -21,7 +21,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 1u
+#define IPC_VERSION 2u
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
 #define IPC_PATH_MAX 4096
@@ -41,7 +41,7 @@ enum ipc_type {
         IPC_WAIT,       /* ipc_wait      -> nothing */
         IPC_STATE,      /* ipc_version   -> ipc_state */
         IPC_FIND,       /* ipc_find      -> ipc_found */
-        IPC_OPEN,       /* ipc_open      -> ipc_opened + fd (read-only) */
+        IPC_OPEN,       /* ipc_open      -> ipc_opened, its checksums + fd (read-only) */
         IPC_FLUSH,      /* ipc_flush     -> nothing */
         IPC_REPORT,     /* ipc_report    -> JSON text */
         IPC_DESCRIBE,   /* ipc_version   -> JSON text */
@@ -139,12 +139,17 @@ struct ipc_found {
 };
 struct ipc_open {
         uint64_t version_id;
+        uint32_t reads_storage, unused; /* reads_storage: the asker may be given the stored file, to read and check it himself */
         char name[IPC_NAME_MAX];
 };
 enum ipc_source { IPC_SOURCE_MEMORY = 0, IPC_SOURCE_PEER = 1, IPC_SOURCE_STORAGE = 2 };
 struct ipc_opened {
         uint64_t size; /* of the file; the fd may be larger */
         uint32_t format, source;
+        /* 0: the fd is an image whose bytes were verified. Else it is the stored file, to be checked while it is read. */
+        uint32_t chunk_bytes, chunk_count;
+        uint32_t is_direct, unused; /* is_direct: the fd wants whole pages (O_DIRECT) */
+        uint64_t crc64[];           /* of each chunk, the last one shorter */
 };
 struct ipc_flush {
         int64_t timeout_ms;
@@ -196,7 +201,7 @@ void ipc_frame_done(struct ipc_frame *frame); /* frees the buffer, closes an fd 
 size_t ipc_request_size(enum ipc_type type);
 /* Size and string termination of a request, as its receiver must check them. */
 enum nebula_status ipc_request_check(const struct ipc_frame *frame, struct nebula_error *error);
-/* The size of the answer to a request; 0 when it has no payload, SIZE_MAX when it is text of any size. */
+/* The size of the answer to a request; 0 when it has no payload, SIZE_MAX when it is of any size. */
 size_t ipc_answer_size(enum ipc_type type);
 /* An answer to `type` as its receiver must check it: an error it carries is returned as this call's own. *ret_broken
  * tells whether the frame breaks a rule, so that the connection must end, or is a plain refusal. */

@@ -8,15 +8,24 @@
 
 #define STACK_BYTES (256u << 10) /* a check has a frame of a few KiB */
 
+const struct bulk_ring *_Atomic bulk_ring;
+
 static pthread_once_t probe_once = PTHREAD_ONCE_INIT;
 static enum bulk_engine engine_chosen;
+
+static bool ring_works(void)
+{
+        const struct bulk_ring *ring = atomic_load(&bulk_ring);
+
+        return ring && ring->works();
+}
 
 static void choose_engine(void)
 {
         const char *wanted = getenv("NEBULA_IO");
 
         engine_chosen = wanted && !strcmp(wanted, "threads") ? BULK_ENGINE_THREADS
-                      : bulk_uring_works() ? BULK_ENGINE_URING : BULK_ENGINE_THREADS;
+                      : ring_works() ? BULK_ENGINE_URING : BULK_ENGINE_THREADS;
 }
 
 enum bulk_engine bulk_engine_used(void)
@@ -29,7 +38,7 @@ enum bulk_engine bulk_engine_used(void)
 int bulk_engine_force(enum bulk_engine engine)
 {
         pthread_once(&probe_once, choose_engine);
-        if (engine == BULK_ENGINE_URING && !bulk_uring_works())
+        if (engine == BULK_ENGINE_URING && !ring_works())
                 return -ENOSYS;
         engine_chosen = engine;
         return 0;
@@ -133,7 +142,7 @@ static int run_job(struct bulk_job *job)
         if (job->is_direct && (((uintptr_t)job->data | job->chunk_bytes) & (BULK_PAGE_BYTES - 1)))
                 return -EINVAL;
         pthread_mutex_init(&job->result_lock, NULL);
-        if (bulk_engine_used() == BULK_ENGINE_THREADS || !bulk_run_uring(job))
+        if (bulk_engine_used() == BULK_ENGINE_THREADS || !atomic_load(&bulk_ring)->run(job))
                 bulk_run_threads(job);
         pthread_mutex_destroy(&job->result_lock);
         return job->result;

@@ -40,8 +40,12 @@ void bulk_finish_chunk(struct bulk_job *job, uint64_t offset, uint64_t size);
 int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument);
 
 void bulk_run_threads(struct bulk_job *job);
-/* False when no ring could be had: nothing was done. */
-bool bulk_run_uring(struct bulk_job *job);
-bool bulk_uring_works(void);
+
+/* The engine that not every program has. */
+struct bulk_ring {
+        bool (*works)(void);
+        bool (*run)(struct bulk_job *job); /* false when no ring could be had: nothing was done */
+};
+extern const struct bulk_ring *_Atomic bulk_ring; /* NULL: not offered */
 
 #endif

@@ -34,7 +34,7 @@ struct uring_run {
         size_t checker_count;
 };
 
-bool bulk_uring_works(void)
+static bool ring_works(void)
 {
         struct io_uring ring;
         struct io_uring_probe *probe;
@@ -206,7 +206,7 @@ static void pump(struct uring_run *run)
         }
 }
 
-bool bulk_run_uring(struct bulk_job *job)
+static bool ring_run(struct bulk_job *job)
 {
         struct uring_run run = { .job = job };
         pthread_t threads[CHECKERS_MAX];
@@ -235,17 +235,17 @@ bool bulk_run_uring(struct bulk_job *job)
         return true;
 }
 
-#else
-
-bool bulk_uring_works(void)
+void bulk_offer_uring(void)
 {
-        return false;
+        static const struct bulk_ring ring = { .works = ring_works, .run = ring_run };
+
+        atomic_store(&bulk_ring, &ring);
 }
 
-bool bulk_run_uring(struct bulk_job *job)
+#else
+
+void bulk_offer_uring(void)
 {
-        (void)job;
-        return false;
 }
 
 #endif

@@ -83,9 +83,13 @@ enum nebula_status manifest_file_key(struct store *store, const struct manifest 
 /* Step 4 of "Order of writing": moves waiting files into place, removes what no manifest names. Idempotent. */
 enum nebula_status manifest_settle(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 
-/* Reads a whole file into `data` (mapped, `size` bytes) and checks every chunk; a mismatch names file and offset. */
-enum nebula_status manifest_read_file(struct store *store, const struct manifest *manifest, const char *name,
-                                      void *data, uint64_t size, struct nebula_error *error);
+/* Reads a whole file into `data` (mapped, recorded->size bytes) and checks every chunk; a mismatch names file and offset.
+ * `recorded` comes from manifest_load_file. */
+enum nebula_status manifest_read_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
+                                      void *data, struct nebula_error *error);
+/* The same file as a descriptor, for a store that has open_read; who reads it checks it. */
+enum nebula_status manifest_open_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
+                                      int *ret_fd, bool *ret_direct, struct nebula_error *error);
 /* Reads and checks every file, without keeping it; calls `report` per file. Goes on after a bad file; returns the first failure. */
 enum nebula_status manifest_verify(struct store *store, const struct manifest *manifest,
                                    void (*report)(void *argument, const struct manifest_file *file, enum nebula_status status,

@@ -9,6 +9,7 @@
 struct read_argument {
         const struct record_file *file;
         const char *root, *key;
+        void *data;
 };
 
 static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size,
@@ -39,36 +40,65 @@ static enum nebula_status check_size(struct store *store, const char *key, uint6
         return status;
 }
 
-enum nebula_status manifest_read_file(struct store *store, const struct manifest *manifest, const char *name,
-                                      void *data, uint64_t size, struct nebula_error *error)
+/* Calls `take` with the key of the file's bytes, which are as many as was recorded. */
+static enum nebula_status at_its_place(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
+                                       enum nebula_status (*take)(struct store *store, const char *key, void *argument,
+                                                                  struct nebula_error *error),
+                                       void *argument, struct nebula_error *error)
 {
-        const struct manifest_file *file = manifest_find_file(manifest, name);
-        struct record_file recorded = { 0 };
-        struct read_argument argument = { .file = &recorded, .root = store->root };
+        const struct manifest_file *file = manifest_find_file(manifest, recorded->name);
+        enum nebula_status status = NEBULA_NOT_FOUND;
         char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = manifest_load_file(store, manifest, name, &recorded, error);
 
-        if (status)
-                return status;
-        if (size != recorded.size) {
-                status = error_set(error, NEBULA_INVALID, 0, "\"%s\" has %" PRIu64 " bytes, %" PRIu64 " were asked for",
-                                   name, recorded.size, size);
-                goto out;
-        }
         /* A settle between the look and the read moves the file: the second look finds it in place. */
-        for (int attempt = 0; attempt < 2; attempt++) {
+        for (int attempt = 0; attempt < 2 && status == NEBULA_NOT_FOUND; attempt++) {
                 status = manifest_file_key(store, manifest, file, key, error);
                 if (status)
                         break;
-                argument.key = key;
-                status = check_size(store, key, size, error);
-                if (!status && size)
-                        status = store->ops->read_bulk(store, key, data, size, recorded.chunk_bytes, check_chunk,
-                                                       &argument, error);
-                if (status != NEBULA_NOT_FOUND)
-                        break;
+                status = check_size(store, key, recorded->size, error);
+                if (!status)
+                        status = take(store, key, argument, error);
         }
-out:
-        record_file_done(&recorded);
+        return status;
+}
+
+static enum nebula_status take_bytes(struct store *store, const char *key, void *argument, struct nebula_error *error)
+{
+        struct read_argument *read = argument;
+
+        read->key = key;
+        if (!read->file->size)
+                return NEBULA_OK;
+        return store->ops->read_bulk(store, key, read->data, read->file->size, read->file->chunk_bytes, check_chunk, read, error);
+}
+
+enum nebula_status manifest_read_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
+                                      void *data, struct nebula_error *error)
+{
+        struct read_argument read = { .file = recorded, .root = store->root, .data = data };
+
+        return at_its_place(store, manifest, recorded, take_bytes, &read, error);
+}
+
+struct open_argument {
+        int fd;
+        bool is_direct;
+};
+
+static enum nebula_status take_descriptor(struct store *store, const char *key, void *argument, struct nebula_error *error)
+{
+        struct open_argument *opened = argument;
+
+        return store->ops->open_read(store, key, &opened->fd, &opened->is_direct, error);
+}
+
+enum nebula_status manifest_open_file(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
+                                      int *ret_fd, bool *ret_direct, struct nebula_error *error)
+{
+        struct open_argument opened = { .fd = -1 };
+        enum nebula_status status = at_its_place(store, manifest, recorded, take_descriptor, &opened, error);
+
+        *ret_fd = opened.fd;
+        *ret_direct = opened.is_direct;
         return status;
 }

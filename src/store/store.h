@@ -58,6 +58,9 @@ struct store_ops {
         enum nebula_status (*read)(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
         enum nebula_status (*read_bulk)(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                         store_check *check, void *argument, struct nebula_error *error);
+        /* A descriptor to read the object through, for who checks it himself; *ret_direct: it wants whole pages (O_DIRECT).
+         * Optional (NULL where objects are no files). */
+        enum nebula_status (*open_read)(struct store *store, const char *key, int *ret_fd, bool *ret_direct, struct nebula_error *error);
         enum nebula_status (*stat)(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);
         enum nebula_status (*list)(struct store *store, const char *prefix, struct store_list *ret_list, struct nebula_error *error);
         enum nebula_status (*remove)(struct store *store, const char *key, struct nebula_error *error);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/bulk.h"
 #include "os/os.h"
 #include "store/store_private.h"
 
@@ -73,6 +74,7 @@ static enum nebula_status file_open(const char *url, struct store **ret_store, s
         file = calloc(1, sizeof *file);
         if (!file)
                 goto no_memory;
+        bulk_offer_uring();
         file->store.ops = &store_file;
         file->store.root = strndup(path, length);
         file->dirs = file_dirs_new();
@@ -301,6 +303,7 @@ const struct store_ops store_file = {
         .move = file_move,
         .read = file_read,
         .read_bulk = file_read_bulk,
+        .open_read = file_open_read,
         .stat = file_stat,
         .list = file_list,
         .remove = file_remove,

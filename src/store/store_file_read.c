@@ -74,3 +74,20 @@ enum nebula_status file_read_bulk(struct store *store, const char *key, void *da
                 os->close(fd);
         return status;
 }
+
+enum nebula_status file_open_read(struct store *store, const char *key, int *ret_fd, bool *ret_direct,
+                                  struct nebula_error *error)
+{
+        char path[STORE_PATH_MAX];
+        enum nebula_status status = file_path(store, key, path, error);
+
+        if (status)
+                return status;
+        *ret_direct = true;
+        *ret_fd = open_to_read(path, OS_DIRECT);
+        if (*ret_fd == -EINVAL) {
+                *ret_direct = false; /* a file system without O_DIRECT */
+                *ret_fd = open_to_read(path, 0);
+        }
+        return *ret_fd < 0 ? file_error(store, "read", path, *ret_fd, error) : NEBULA_OK;
+}

@@ -45,6 +45,7 @@ enum nebula_status file_read(struct store *store, const char *key, void *data, u
                              struct nebula_error *error);
 enum nebula_status file_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                   store_check *check, void *argument, struct nebula_error *error);
+enum nebula_status file_open_read(struct store *store, const char *key, int *ret_fd, bool *ret_direct, struct nebula_error *error);
 
 /* store_file_dirs.c: directories that are there, and durable. */
 #define FILE_DIRS_KEPT 64

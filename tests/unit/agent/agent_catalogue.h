@@ -126,11 +126,13 @@ static inline enum nebula_status bench_persist(struct bench *bench, struct versi
 static inline bool stored_holds(struct store *store, const struct manifest *manifest, const char *name, unsigned seed)
 {
         unsigned char *data = aligned_alloc(4096, 32768);
-        struct nebula_error error;
-        bool same = data && !manifest_read_file(store, manifest, name, data, BENCH_FILE_BYTES, &error);
+        struct record_file recorded = { 0 };
+        bool same = data && !manifest_load_file(store, manifest, name, &recorded, NULL) && recorded.size == BENCH_FILE_BYTES &&
+                    !manifest_read_file(store, manifest, &recorded, data, NULL);
 
         for (size_t i = 0; same && i < BENCH_FILE_BYTES; i++)
                 same = data[i] == bench_byte(seed, i);
+        record_file_done(&recorded);
         free(data);
         return same;
 }

@@ -1,4 +1,6 @@
 #include "agent/agent_client.h"
+#include "os/bulk.h"
+#include "sum/sum.h"
 #include "tap.h"
 
 static struct test_place place;
@@ -54,6 +56,53 @@ static void a_saved_version_is_committed_loaded_and_durable(void)
         CHECK(found.step == 5 && found.state == NEBULA_STATE_DURABLE);
         CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, &source));
         CHECK(source == IPC_SOURCE_STORAGE);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void the_first_who_can_read_storage_is_lent_the_file_and_the_next_gets_an_image(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_open request = { .reads_storage = true };
+        struct ipc_opened *opened;
+        struct ipc_found found;
+        uint64_t version;
+        int source = -1;
+        _Alignas(BULK_PAGE_BYTES) static unsigned char data[FILE_BYTES];
+        size_t wrong = 0;
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 21);
+        REQUIRE(agent && !client_connect(&client, &place));
+        REQUIRE(!save_whole(&client, "global_step5", 3, &version));
+        CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        client_done(&client);
+        agent_stop(agent, true);
+        agent = start();
+        client_init(&client, &place, 22);
+        REQUIRE(agent && !client_connect(&client, &place));
+        REQUIRE(!find(&client, "", "", &found));
+
+        request.version_id = found.version_id;
+        strcpy(request.name, "model.pt");
+        REQUIRE(!ask(&client, IPC_OPEN, &request, sizeof request));
+        opened = client.frame.payload;
+        CHECK(opened->source == IPC_SOURCE_STORAGE && opened->size == FILE_BYTES && opened->chunk_bytes);
+        CHECK(opened->chunk_count == (FILE_BYTES + opened->chunk_bytes - 1) / opened->chunk_bytes);
+        REQUIRE(opened->chunk_count == 1);
+        CHECK(!bulk_read(client.frame.fd, opened->is_direct, data, FILE_BYTES, opened->chunk_bytes, NULL, NULL, NULL));
+        CHECK(sum_crc64(0, data, FILE_BYTES) == opened->crc64[0]);
+        for (size_t i = 0; i < FILE_BYTES; i++)
+                wrong += data[i] != byte_at(3, i);
+        CHECK(!wrong);
+
+        CHECK(!ask(&client, IPC_OPEN, &request, sizeof request));
+        opened = client.frame.payload;
+        CHECK(!opened->chunk_bytes && !opened->chunk_count);
+        CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, &source));
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
@@ -524,6 +573,7 @@ static void another_path_never_hits_this_jobs_memory(void)
 }
 
 TAP_MAIN(TEST(a_saved_version_is_committed_loaded_and_durable),
+         TEST(the_first_who_can_read_storage_is_lent_the_file_and_the_next_gets_an_image),
          TEST(a_part_closes_with_the_next_tag_and_n_files_complete_a_version),
          TEST(a_tag_written_again_is_a_generation_that_carries_over),
          TEST(a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks),

@@ -124,7 +124,6 @@ static void tensors_come_back_with_shape_and_values(void)
         CHECK(ok(nebula_map_tensor(map, "step", &read, &error)) && *(const int64_t *)read.data == 42);
         CHECK(ok(nebula_map_tensor(map, "none", &read, &error)) && read.shape[0] == 0);
         CHECK(nebula_map_tensor(map, "absent", &read, &error) == NEBULA_NOT_FOUND);
-        CHECK(nebula_map_fd(map) >= 0);
         nebula_map_free(map);
         end();
 }
@@ -582,7 +581,7 @@ static void nothing_is_freed_twice_or_without_need(void)
         nebula_checkpoint_free(NULL);
         nebula_map_free(NULL);
         nebula_text_free(NULL);
-        CHECK(nebula_map_data(NULL) == NULL && nebula_map_size(NULL) == 0 && nebula_map_fd(NULL) == -1);
+        CHECK(nebula_map_data(NULL) == NULL && nebula_map_size(NULL) == 0);
 }
 
 static const struct tap_test tests[] = {
