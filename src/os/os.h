@@ -100,6 +100,7 @@ struct os_table {
         int (*fstat)(int fd, struct os_stat *ret_stat);
         int (*space)(const char *path, struct os_space *ret_space);
         int (*rename)(const char *from, const char *to);
+        int (*exchange)(const char *a, const char *b); /* both change places at once; -EINVAL: not in this file system */
         int (*link)(const char *from, const char *to);
         int (*unlink)(const char *path);
         int (*mkdir)(const char *path, uint32_t mode);

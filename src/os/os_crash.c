@@ -269,6 +269,33 @@ static int crash_rename(const char *from, const char *to)
         return result;
 }
 
+static void log_exchange(const char *a, const char *b)
+{
+        char name[256], to_name[256];
+        uint32_t directory = split(a, name), to_directory = split(b, to_name);
+
+        if (directory == CRASH_NONE && to_directory == CRASH_NONE)
+                return;
+        if (directory == CRASH_NONE || to_directory == CRASH_NONE)
+                abort(); /* as with renames */
+        add_op((struct crash_op){ .kind = CRASH_EXCHANGE, .directory = directory, .to_directory = to_directory,
+                                  .inode = crash_model_entry(&now, directory, name),
+                                  .to_inode = crash_model_entry(&now, to_directory, to_name), .name = need(strdup(name)),
+                                  .to_name = need(strdup(to_name)) });
+}
+
+static int crash_exchange(const char *a, const char *b)
+{
+        int result;
+
+        pthread_mutex_lock(&log_lock);
+        result = below->exchange(a, b);
+        if (!result)
+                log_exchange(a, b);
+        pthread_mutex_unlock(&log_lock);
+        return result;
+}
+
 static int crash_link(const char *from, const char *to)
 {
         char name[256];
@@ -393,6 +420,7 @@ int os_crash_begin(const char *path)
         table.allocate = crash_allocate;
         table.punch = crash_punch;
         table.rename = crash_rename;
+        table.exchange = crash_exchange;
         table.link = crash_link;
         table.unlink = crash_unlink;
         table.rmdir = crash_rmdir;
@@ -455,7 +483,11 @@ static void survive(struct crash_model *model, size_t at, const uint64_t *last, 
         enum crash_fate fate;
         uint32_t sector_bytes = 0;
 
-        if (op->kind == CRASH_RENAME) {
+        if (op->kind == CRASH_EXCHANGE) {
+                bool is_synced = at < last[op->directory] || at < last[op->to_directory];
+
+                fate = is_synced ? CRASH_KEPT : by_chance(seed, random);
+        } else if (op->kind == CRASH_RENAME) {
                 fate = fate_of_rename(op, at, last, seed, random);
         } else if (op->kind == CRASH_ADD || op->kind == CRASH_REMOVE) {
                 fate = at < last[op->directory] ? CRASH_KEPT : by_chance(seed, random);

@@ -18,9 +18,9 @@
  * a file's bytes and size by fsync of the file, a directory's entries by fsync
  * of the directory. Of the others each may be kept, lost or, for bytes, torn
  * at 512 or 4096 bytes, in any combination; so it also covers every order.
- * A rename never loses both names, and moves a directory whole. What no
- * surviving entry leads to is gone. Changes through shared mappings and
- * symbolic links are not followed.
+ * A rename never loses both names, and moves a directory whole; an exchange
+ * happens or does not. What no surviving entry leads to is gone. Changes through
+ * shared mappings and symbolic links are not followed.
  *
  * Threads: calls may come from any; begin, end and materialise while none do.
  */

@@ -141,6 +141,10 @@ void crash_model_apply(struct crash_model *model, const struct crash_op *op, enu
                         remove_entry(model, op->directory, op->name);
                 add_entry(model, op->to_directory, op->to_name, op->inode);
                 break;
+        case CRASH_EXCHANGE:
+                add_entry(model, op->directory, op->name, op->to_inode);
+                add_entry(model, op->to_directory, op->to_name, op->inode);
+                break;
         case CRASH_WRITE:
                 if (with_data)
                         write_sectors(&model->inodes[op->inode], op, sector_bytes, random);

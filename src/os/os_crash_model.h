@@ -15,6 +15,7 @@ enum crash_op_kind {
         CRASH_ADD,    /* directory, name -> inode */
         CRASH_REMOVE, /* directory, name */
         CRASH_RENAME, /* directory, name -> to_directory, to_name; inode */
+        CRASH_EXCHANGE, /* the same, and to_inode gets the first name */
         CRASH_WRITE,  /* inode, offset, size, data */
         CRASH_RESIZE, /* inode, size */
         CRASH_SYNC,   /* inode: a file or a directory */
@@ -22,7 +23,7 @@ enum crash_op_kind {
 
 struct crash_op {
         enum crash_op_kind kind;
-        uint32_t inode, directory, to_directory;
+        uint32_t inode, to_inode, directory, to_directory;
         char *name, *to_name; /* owned */
         uint64_t offset, size;
         char *data;           /* owned */

@@ -94,6 +94,7 @@ WRAP(fstat, PLAIN, (int fd, struct os_stat *ret_stat), (fd, ret_stat))
 WRAP(space, PLAIN, (const char *path, struct os_space *ret_space), (path, ret_space))
 WRAP(rename, TAKES_SPACE, (const char *from, const char *to), (from, to))
 WRAP(link, TAKES_SPACE, (const char *from, const char *to), (from, to))
+WRAP(exchange, TAKES_SPACE, (const char *a, const char *b), (a, b))
 WRAP(unlink, PLAIN, (const char *path), (path))
 WRAP(mkdir, TAKES_SPACE, (const char *path, uint32_t mode), (path, mode))
 WRAP(rmdir, PLAIN, (const char *path), (path))
@@ -130,7 +131,7 @@ static void fill_table(void)
         table = *below;
 #define SET(name) table.name = fault_##name
         SET(open); SET(close); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
-        SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(link);
+        SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link);
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
         SET(poll); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register); SET(uffd_protect);

@@ -181,6 +181,11 @@ static int linux_rename(const char *from, const char *to)
         return result_of(rename(from, to));
 }
 
+static int linux_exchange(const char *a, const char *b)
+{
+        return result_of(renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE));
+}
+
 static int linux_link(const char *from, const char *to)
 {
         return result_of(link(from, to));
@@ -408,7 +413,7 @@ const struct os_table os_linux = {
         .pread = linux_pread, .pwrite = linux_pwrite, .read = linux_read, .write = linux_write,
         .fsync = linux_fsync, .truncate = linux_truncate, .allocate = linux_allocate, .punch = linux_punch,
         .lock = linux_lock, .stat = linux_stat, .fstat = linux_fstat, .space = linux_space,
-        .rename = linux_rename, .link = linux_link, .unlink = linux_unlink,
+        .rename = linux_rename, .exchange = linux_exchange, .link = linux_link, .unlink = linux_unlink,
         .mkdir = linux_mkdir, .rmdir = linux_rmdir, .readlink = linux_readlink,
         .opendir = linux_opendir, .readdir = linux_readdir, .closedir = linux_closedir,
         .memfd = linux_memfd, .map = linux_map, .unmap = linux_unmap, .advise = linux_advise,

@@ -128,6 +128,37 @@ static void an_overwrite_may_be_torn(void)
         end();
 }
 
+static void an_exchange_happens_or_does_not(void)
+{
+        char other[400], other_after[400], text[64];
+        bool is_old = false, is_new = false;
+        struct os_stat found;
+
+        begin();
+        snprintf(other, sizeof other, "%s/other", root);
+        snprintf(other_after, sizeof other_after, "%s/other", after);
+        CHECK(!put("text", true) && !os->mkdir(other, 0700) && !os_sync_dir(root));
+        CHECK(os->exchange(file, other) == 0);
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+                bool has_old;
+
+                survivor(seed, text);
+                has_old = !strcmp(text, "text");
+                CHECK(!os_linux.stat(other_after, false, &found));
+                CHECK(has_old ? found.kind == OS_KIND_DIRECTORY : found.kind == OS_KIND_FILE && found.size == 4);
+                is_old |= has_old;
+                is_new |= !has_old;
+        }
+        CHECK(is_old && is_new);
+        CHECK(os_sync_dir(root) == 0);
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+                survivor(seed, text);
+                CHECK(!os_linux.stat(other_after, false, &found) && found.kind == OS_KIND_FILE);
+        }
+        os_crash_end();
+        end();
+}
+
 static void a_rename_leaves_one_name_at_least(void)
 {
         char below[400], moved[400], moved_after[400], text[64];
@@ -226,6 +257,6 @@ static void what_was_there_before_is_durable(void)
 }
 
 TAP_MAIN(TEST(what_was_not_synced_may_be_lost_or_kept), TEST(a_synced_file_needs_its_directory_synced_too),
-         TEST(an_overwrite_may_be_torn), TEST(a_rename_leaves_one_name_at_least),
+         TEST(an_overwrite_may_be_torn), TEST(a_rename_leaves_one_name_at_least), TEST(an_exchange_happens_or_does_not),
          TEST(a_file_in_a_directory_that_was_not_synced_is_gone), TEST(every_earlier_moment_can_be_asked_for),
          TEST(what_was_there_before_is_durable))
