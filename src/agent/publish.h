@@ -9,17 +9,20 @@
  *      removal     a path is to go
  *
  * A publish happens when its version is in storage, by hard link where that is
- * possible and else by a verified copy, and always by one rename. A removal happens when
- * every publish before it in the list has: so a framework that saves the new
- * file and removes the old one never has neither. It cancels publishes of its own path that have not happened.
- * A publish that was cancelled, or failed, holds removals up until a later one
- * has happened.
+ * possible and else by a verified copy, and always by one rename. A removal
+ * happens when every publish before it in the list has: so a framework that
+ * saves the new file and removes the old one never has neither. It cancels
+ * publishes of its own path that have not happened. A publish that was
+ * cancelled, or failed, holds removals up until a later one has happened.
  *
  * Removing a directory that was published also removes its version from memory
- * and storage; <directory>/.nebula.json says which one that is, for agents that come later.
+ * and storage; <directory>/.nebula.json says which one that is, for agents that
+ * come later.
  *
- * The list lies in the memory directory as <id>.publish and outlives the agent with the images.
- * Requests that happened stay listed, so that a path can be looked up.
+ * The list lies in the memory directory as <id>.publish and outlives the agent
+ * with the images. Requests that happened stay listed, so that a path can be
+ * looked up. What a power loss leaves half done lies beside its path under a
+ * name of ours (docs/formats.md), and goes with a later publish there.
  *
  * All functions need the catalogue's lock but where it says otherwise.
  */
@@ -66,14 +69,5 @@ void publish_adopt_all(struct catalogue *catalogue);
 /* At the end: the lists go from the memory directory. */
 void publish_forget(struct catalogue *catalogue);
 void publish_free_all(struct job *job);
-
-/* publish_files.c: what happens in file systems. No lock is held; each can be done again from any point. */
-enum nebula_status publish_put_file(struct catalogue *catalogue, struct job *job, const struct publish *publish,
-                                    struct nebula_error *error);
-enum nebula_status publish_put_directory(struct catalogue *catalogue, struct job *job, const struct publish *publish,
-                                         struct nebula_error *error);
-/* *ret_tag and *ret_generation: the version that the removed directory was of; "" when it was none of this job's. */
-enum nebula_status publish_take_away(struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
-                                     uint64_t *ret_generation, struct nebula_error *error);
 
 #endif

@@ -1,0 +1,246 @@
+#include <unistd.h>
+#include <utime.h>
+
+#include "agent/agent_publish.h"
+#include "tap.h"
+#include "test_dir.h"
+
+static char base[256], storage[300], memory[300], out[300];
+static const unsigned seeds[] = { 1, 5, 9, 0 };
+static struct bench bench;
+
+static void begin(void)
+{
+        test_dir_make_quick(base);
+        snprintf(storage, sizeof storage, "%s/storage", base);
+        snprintf(memory, sizeof memory, "%s/memory", base);
+        snprintf(out, sizeof out, "%s/out", base);
+        bench_init(&bench, memory, storage);
+        bench.catalogue.sweep_age_s = 900;
+}
+
+static void end(void)
+{
+        bench_done(&bench, true);
+        test_dir_remove(base);
+}
+
+/* As if the agent had been killed: the next one has what lies in the memory directory. */
+static void next_agent(void)
+{
+        bench_done(&bench, false);
+        bench_init(&bench, memory, storage);
+        bench.catalogue.sweep_age_s = 900;
+        publish_adopt_all(&bench.catalogue);
+        storage_scan(&bench.catalogue, bench.job, &bench.error);
+}
+
+static const char *at(const char *name)
+{
+        static char paths[4][400];
+        static int next;
+
+        next = (next + 1) % 4;
+        snprintf(paths[next], sizeof paths[next], "%s/%s", out, name);
+        return paths[next];
+}
+
+static char found_tag(const char *path)
+{
+        char name[IPC_NAME_MAX];
+        struct version *version;
+        bool open;
+
+        catalogue_lock(&bench.catalogue);
+        version = publish_find(&bench.catalogue, bench.job, path, name, &open);
+        catalogue_unlock(&bench.catalogue);
+        return version ? version->tag[0] : '-';
+}
+
+static void only_clean_absolute_paths_and_known_files_are_taken(void)
+{
+        static const char *const wrong[] = { "x", "/", "", "/a/", "/a/../b", "/a/..", "//a", "/a//b" };
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version);
+        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+                CHECK(ask(&bench, version, "a", wrong[i], "") == NEBULA_INVALID);
+                CHECK(ask_removal(&bench, wrong[i]) == NEBULA_INVALID);
+        }
+        CHECK(ask(&bench, version, "nothing", at("x"), "") == NEBULA_NOT_FOUND);
+        CHECK(ask(&bench, version, "", at("x"), "") == NEBULA_INVALID); /* a directory wants a staging directory */
+        CHECK(!ask(&bench, version, "a", "/a..b/..c", ""));
+        CHECK(bench.job->publishes && !bench.job->publishes->next);
+        end();
+}
+
+static void nothing_appears_before_its_version_is_stored(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), ""));
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == '-');
+        CHECK(publish_waits(version) && found_tag(at("x")) == 'a');
+        CHECK(!bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_file(at("x"), seeds) == 'a' && !publish_waits(version) && found_tag(at("x")) == 'a');
+        end();
+}
+
+static void a_removal_waits_for_every_publish_before_it(void)
+{
+        struct version *first, *second;
+
+        begin();
+        first = bench_version(&bench, "a", 1, 2);
+        REQUIRE(first && !ask(&bench, first, "a", at("1"), "") && !bench_persist(&bench, first) && work(&bench, 9));
+        second = bench_version(&bench, "b", 5, 2);
+        REQUIRE(second && !ask(&bench, second, "a", at("2"), "") && !ask_removal(&bench, at("1")));
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == 'a' && found_tag(at("1")) == '-');
+        next_agent();
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == 'a');
+        second = bench.job->versions;
+        while (second && strcmp(second->tag, "b"))
+                second = second->next;
+        REQUIRE(second && !bench_persist(&bench, second));
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == '-' && look_file(at("2"), seeds) == 'b');
+        end();
+}
+
+static void a_removal_cancels_what_has_not_happened(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !ask_removal(&bench, at("x")) &&
+                !ask(&bench, version, "a", at("y"), ""));
+        CHECK(!bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_file(at("x"), seeds) == '-' && look_file(at("y"), seeds) == 'a');
+        end();
+}
+
+static void what_somebody_replaced_is_not_found_any_more(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(found_tag(at("x")) == 'a');
+        CHECK(!os->unlink(at("x")));
+        put_text(at("x"), "mine");
+        CHECK(found_tag(at("x")) == '-');
+        end();
+}
+
+static void another_file_system_gets_a_copy_and_a_link_costs_nothing(void)
+{
+        struct version *version;
+        struct os_stat here, there;
+        char elsewhere[256], path[300];
+
+        begin();
+        test_dir_make(elsewhere);
+        snprintf(path, sizeof path, "%s/x", elsewhere);
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", path, "") && !ask(&bench, version, "a", at("x"), "") &&
+                !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_file(path, seeds) == 'a' && look_file(at("x"), seeds) == 'a' && debris_in(elsewhere) == 0);
+        CHECK(!os->stat(at("x"), false, &here) && here.link_count == 2);
+        CHECK(!os->stat(path, false, &there) && (there.device == here.device || there.link_count == 1));
+        test_dir_remove(elsewhere);
+        end();
+}
+
+static void files_join_a_directory_and_the_label_comes_last(void)
+{
+        char *text;
+        size_t size;
+        struct version *version;
+
+        begin();
+        stage(at("best"), "z");
+        stage(at("staging"), "a");
+        put_text(at("best/kept"), "theirs");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("best"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_directory(at("best"), seeds) == 'a' && debris_in(out) == 0);
+        REQUIRE(!os_read_file(at("best/kept"), 100, &text, &size));
+        CHECK(!strcmp(text, "theirs"));
+        free(text);
+        end();
+}
+
+static bool put_debris(const char *name, bool is_old)
+{
+        struct utimbuf long_ago = { 1, 1 };
+
+        put_text(at(name), "debris");
+        return is_old && utime(at(name), &long_ago);
+}
+
+static void what_agents_that_are_gone_left_goes_with_the_next_publish(void)
+{
+        struct version *version;
+        struct os_stat stat;
+
+        begin();
+        REQUIRE(!os_make_dirs(at(".nebula-0123456789abcdef-old"), 0755) && !os_make_dirs(at("staging"), 0755));
+        REQUIRE(!put_debris(".nebula-0123456789abcdef-old/model", true));
+        utime(at(".nebula-0123456789abcdef-old"), &(struct utimbuf){ 1, 1 });
+        REQUIRE(!put_debris(".nebula-0123456789abcde0-new", true) && !put_debris(".nebula-0123456789abcde1-new", false) &&
+                !put_debris(".nebula-0123456789abcde2-own", true) && !put_debris(".nebula-short-new", true) &&
+                !put_debris(".nebula-0123456789abcde3-new", true) && !put_debris("staging/.nebula-0123456789abcde4-new", false));
+        REQUIRE(!os->link(at(".nebula-0123456789abcde3-new"), at("linked")));
+        version = bench_version(&bench, "a", 1, 2);
+        stage(at("staging"), "a");
+        REQUIRE(version && !ask(&bench, version, "", at("best"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(os->stat(at(".nebula-0123456789abcdef-old"), false, &stat) == -ENOENT);
+        CHECK(os->stat(at(".nebula-0123456789abcde0-new"), false, &stat) == -ENOENT);
+        CHECK(!os->stat(at(".nebula-0123456789abcde1-new"), false, &stat)); /* somebody's work in progress */
+        CHECK(!os->stat(at(".nebula-0123456789abcde2-own"), false, &stat)); /* not our names */
+        CHECK(!os->stat(at(".nebula-short-new"), false, &stat));
+        CHECK(!os->stat(at(".nebula-0123456789abcde3-new"), false, &stat));
+        CHECK(look_directory(at("best"), seeds) == 'a' && debris_in(at("best")) == 0);
+        end();
+}
+
+static void a_list_that_was_damaged_is_refused_as_a_whole(void)
+{
+        char path[700], name[300], *text;
+        struct version *version;
+        struct os_dir *dir;
+        size_t size;
+        uint64_t id;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !ask(&bench, version, "b", at("y"), ""));
+        REQUIRE(!os->opendir(memory, &dir));
+        path[0] = 0;
+        while (os->readdir(dir, name, sizeof name) > 0)
+                if (memory_image_name(name, ".publish", &id))
+                        snprintf(path, sizeof path, "%s/%s", memory, name);
+        os->closedir(dir);
+        REQUIRE(path[0] && !os_read_file(path, 1 << 20, &text, &size));
+        text[size / 2] ^= 1;
+        REQUIRE(!os_write_file_atomic(path, text, size));
+        next_agent();
+        CHECK(!bench.job->publishes);
+        text[size / 2] ^= 1;
+        REQUIRE(!os_write_file_atomic(path, text, size));
+        free(text);
+        next_agent();
+        CHECK(bench.job->publishes && bench.job->publishes->next && !bench.job->publishes->next->next);
+        end();
+}
+
+TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(nothing_appears_before_its_version_is_stored),
+         TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
+         TEST(what_somebody_replaced_is_not_found_any_more), TEST(another_file_system_gets_a_copy_and_a_link_costs_nothing),
+         TEST(files_join_a_directory_and_the_label_comes_last), TEST(what_agents_that_are_gone_left_goes_with_the_next_publish),
+         TEST(a_list_that_was_damaged_is_refused_as_a_whole))
