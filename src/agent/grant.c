@@ -93,21 +93,22 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
                                     const struct ipc_image *request, bool (*given_up)(void *), void *argument,
                                     struct waiting *waiting, struct nebula_error *error)
 {
-        const struct nebula_error *storage;
+        const struct nebula_error *storage = NULL;
+        bool settling = catalogue->memory.settling > 0; /* another thread is about to have some: for nobody in particular */
 
         if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
                 return NEBULA_OK;
-        if (session->job->on_full == NEBULA_ON_FULL_SKIP) {
+        if (!settling && session->job->on_full == NEBULA_ON_FULL_SKIP) {
                 nothing_to_free(catalogue, request, NULL, error);
                 version_fail(catalogue, version, NEBULA_NO_MEMORY, "skipped, as on_full asks: the memory tier is full");
                 return NEBULA_NO_MEMORY;
         }
-        if (!relief_in_sight(catalogue, &storage) || os->now_ns() - waiting->since_ns > WAIT_MOST_NS)
+        if ((!settling && !relief_in_sight(catalogue, &storage)) || os->now_ns() - waiting->since_ns > WAIT_MOST_NS)
                 return nothing_to_free(catalogue, request, storage, error);
-        if (!waiting->said)
+        if (!waiting->said && !settling)
                 log_event(LOG_LEVEL_INFO, "%s waits for memory: %" PRIu64 " of %" PRIu64 " MiB are in use", version->tag,
                          catalogue->memory.used >> 20, catalogue->memory.budget >> 20);
-        waiting->said = true;
+        waiting->said = waiting->said || !settling;
         pthread_cond_signal(&catalogue->work);
         catalogue->change_count++; /* the worker looks for what was just asked for */
         os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, LOOK_AGAIN_MS);
@@ -159,7 +160,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                 }
                 if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
                         continue;
-                image = stream(catalogue, session, version, capacity, &waiting);
+                image = catalogue->memory.settling ? NULL : stream(catalogue, session, version, capacity, &waiting);
                 if (image) {
                         *ret_image = image;
                         return NEBULA_OK;

@@ -111,6 +111,9 @@ static void copy_free(struct holder *holder, struct copy *copy)
 
         if (!copy)
                 return;
+        catalogue_lock(catalogue);
+        catalogue->memory.settling++;
+        catalogue_unlock(catalogue);
         for (size_t i = 0; i < copy->what.file_count; i++) {
                 if (copy->images && copy->images[i])
                         memory_bury(&catalogue->memory, copy->images[i]);
@@ -119,6 +122,7 @@ static void copy_free(struct holder *holder, struct copy *copy)
         }
         catalogue_lock(catalogue);
         memory_unreserve(&catalogue->memory, copy->capacity);
+        catalogue->memory.settling--;
         catalogue_signal(catalogue); /* a save may wait for room */
         catalogue_unlock(catalogue);
         free(copy->images);

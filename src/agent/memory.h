@@ -50,6 +50,7 @@ struct memory {
         int lock_fd;
         uint64_t budget, used;            /* bytes; images and reservations */
         uint64_t named_limit, named_used;
+        uint32_t settling;                /* threads that give pages back, or make spare ones, without the lock: room follows */
         bool settled;
         struct image *images;
         struct image *doomed;             /* off the list; still counted in `used` */

@@ -71,6 +71,7 @@ bool worker_bury(struct catalogue *catalogue)
 
         if (!image)
                 return false;
+        catalogue->memory.settling++;
         while (image) {
                 capacity = image->spilled ? 0 : image->capacity;
                 catalogue_unlock(catalogue);
@@ -79,6 +80,7 @@ bool worker_bury(struct catalogue *catalogue)
                 memory_unreserve(&catalogue->memory, capacity);
                 image = memory_next_doomed(&catalogue->memory);
         }
+        catalogue->memory.settling--;
         pthread_cond_broadcast(&catalogue->moved);
         return true;
 }
@@ -385,11 +387,14 @@ static bool make_spare(struct catalogue *catalogue)
                         job->spare_due = false;
                         continue;
                 }
+                catalogue->memory.settling++;
                 catalogue_unlock(catalogue);
                 status = memory_create(&catalogue->memory, capacity, named, &image, NULL);
                 if (!status)
                         memory_map(image, &data, NULL);
                 catalogue_lock(catalogue);
+                catalogue->memory.settling--;
+                pthread_cond_broadcast(&catalogue->moved);
                 if (status) {
                         memory_unreserve(&catalogue->memory, capacity);
                         job->spare_due = false;

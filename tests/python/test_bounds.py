@@ -85,6 +85,19 @@ def test_a_file_larger_than_all_memory_is_streamed(slow):
     assert torch.equal(torch.load(slow.storage / "global_step1" / "m.pt"), torch.arange(2 * SIZE // 4))
 
 
+@pytest.mark.parametrize("where", ["below a file", "/dev/shm"])
+def test_stream_without_a_usable_local_disk_waits_as_wait_does(slow, monkeypatch, where):
+    (slow.root / "file").write_text("x")
+    monkeypatch.setenv("NEBULA_SPILL_DIR", where if where.startswith("/") else str(slow.root / "file" / "below"))
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
+    for step in (1, 2, 3):
+        assert save(step)[0] and memory_bytes(slow) <= BUDGET
+        assert step == 1 or stored(slow, step - 1)
+    assert "cannot be streamed, it waits for memory" in (slow.runtime / "agent.log").read_text()
+    nebulaml.flush_persistence()
+    assert all(holds(step) for step in (1, 2, 3))
+
+
 def test_a_streamed_version_survives_its_trainer(slow):
     code = """
         nm.init(sys.argv[1], 1000, 2, on_full="stream", on_error="raise")
@@ -122,6 +135,16 @@ def test_skip_fails_that_version_at_once_and_says_so(slow, caplog):
     assert rows["global_step2"]["result"] == "failed" and "full" in rows["global_step2"]["error"]
     nebulaml.flush_persistence()
     assert save(3)[0] and holds(3)  # there is room again
+
+
+def test_skip_saves_or_skips_each_version_and_storage_decides_which(slow):
+    nebulaml.init(str(slow.storage), 1000, 2, on_full="skip")
+    results = [save(step)[0] for step in range(1, 6)]
+    rows = {row["tag"]: row["result"] for row in nebulaml.stats()}
+    assert [rows[f"global_step{step}"] != "failed" for step in range(1, 6)] == results
+    assert results[0] and not all(results)  # 20 MB/s can take no version in the time that the next one takes to come
+    nebulaml.flush_persistence()
+    assert all((nebulaml.get_checkpoint(f"global_step{step}") is not None) == kept for step, kept in enumerate(results, 1))
 
 
 def test_skip_raises_when_errors_are_to_be_raised(slow):
