@@ -237,5 +237,5 @@ void cow_free(struct cow_capture *capture)
         cow_cancel(capture);
         if (capture->pid == os->pid())
                 cow_wait(capture, -1, NULL);
-        os->unmap(capture, capture->mapped_bytes);
+        cow_unmap(capture, capture->mapped_bytes);
 }

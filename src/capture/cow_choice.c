@@ -14,11 +14,13 @@ bool cow_pays(const struct capture_part *parts, size_t count)
         if (fd < 0)
                 return false;
         for (size_t i = 0; i < count; i++) {
-                uint64_t start = (uintptr_t)parts[i].data, middle = cow_block_of(start + parts[i].size / 2);
+                uint64_t middle = (uintptr_t)parts[i].data + parts[i].size / 2;
 
+                if (parts[i].size < COW_PART_MIN) /* copied at once, whatever is chosen */
+                        continue;
                 bytes += parts[i].size;
                 /* One block tells for its part: what is joined is joined as a whole, sooner or later. */
-                if (middle >= start && middle + COW_BLOCK_BYTES <= start + parts[i].size && os->huge_page(fd, middle) == 1)
+                if (os->huge_page(fd, cow_block_of(middle)) == 1)
                         huge_bytes += parts[i].size;
         }
         os->close(fd);

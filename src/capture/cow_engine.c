@@ -10,17 +10,43 @@ static struct cow_engine *engine;
 static bool engine_refused, engine_fork_handled;
 static struct nebula_error engine_refusal;
 
-static void *map_pages(uint64_t size, int flags)
+static uint64_t whole_blocks(uint64_t size)
 {
-        void *data;
-        int status = os->map(-1, 0, size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS | flags, &data);
+        return cow_block_of(size + COW_BLOCK_BYTES - 1);
+}
 
-        return status < 0 ? NULL : data;
+/* Blocks of our own. Around a part whole huge pages are protected: none of them may hold what the threads here write. */
+static void *map_blocks(uint64_t size)
+{
+        uint64_t before, after;
+        void *data;
+        char *begin;
+
+        size = whole_blocks(size);
+        if (os->map(-1, 0, size + COW_BLOCK_BYTES, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &data) < 0)
+                return NULL;
+        before = whole_blocks((uintptr_t)data) - (uintptr_t)data;
+        after = COW_BLOCK_BYTES - before;
+        begin = (char *)data + before;
+        if (before)
+                os->unmap(data, before);
+        if (after)
+                os->unmap(begin + size, after);
+        return begin;
 }
 
 void *cow_map(uint64_t size)
 {
-        return map_pages(size, OS_MAP_POPULATE);
+        volatile char *data = map_blocks(size);
+
+        for (uint64_t at = 0; data && at < size; at += COW_PAGE_BYTES)
+                data[at] = 0;
+        return (void *)data;
+}
+
+void cow_unmap(void *data, uint64_t size)
+{
+        os->unmap(data, whole_blocks(size));
 }
 
 void cow_workers_wake(struct cow_engine *for_engine)
@@ -60,7 +86,7 @@ static void unlock_after_fork(void)
 /* What the threads use of a stack, and the thread-local variables above it, is present: using it never faults. */
 static void *stack_new(void)
 {
-        volatile char *stack = map_pages(COW_STACK_BYTES, 0);
+        volatile char *stack = map_blocks(COW_STACK_BYTES);
 
         for (size_t used = COW_PAGE_BYTES; stack && used <= COW_STACK_USED_BYTES; used += COW_PAGE_BYTES)
                 stack[COW_STACK_BYTES - used] = 0;
@@ -91,7 +117,7 @@ static int start_thread(void *(*main_function)(void *), struct cow_engine *argum
         }
         pthread_attr_destroy(&attributes);
         if (status)
-                os->unmap(stack, COW_STACK_BYTES);
+                cow_unmap(stack, COW_STACK_BYTES);
         return status;
 }
 
@@ -171,9 +197,9 @@ close:
         os->close(new_engine->fd);
 unmap:
         if (page)
-                os->unmap(page, COW_PAGE_BYTES);
+                cow_unmap(page, COW_PAGE_BYTES);
         if (new_engine)
-                os->unmap(new_engine, sizeof *new_engine);
+                cow_unmap(new_engine, sizeof *new_engine);
         return status;
 }
 

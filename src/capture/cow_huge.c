@@ -13,10 +13,35 @@ static int compare_spans(const void *a, const void *b)
         return left->start < right->start ? -1 : left->start > right->start;
 }
 
-/* Sorts, joins what touches, keeps the whole blocks. Returns how many are left. */
+/* Whether all of a block is private anonymous memory, of one mapping or several. */
+static bool can_be_huge(const struct cow_maps *maps, uint64_t block)
+{
+        struct os_mapping mapping;
+
+        for (uint64_t at = block; at < block + COW_BLOCK_BYTES; at = mapping.end)
+                if (!cow_maps_find(maps, at, &mapping) || !mapping.private_anonymous)
+                        return false;
+        return true;
+}
+
+/* The blocks of a part. Those that it shares with what lies beside it, most often other parts, count too: else each
+ * part would keep up to 1,022 small pages at its ends. */
+static struct cow_span part_blocks(const struct cow_maps *maps, const struct capture_part *part)
+{
+        uint64_t start = (uintptr_t)part->data, end = start + part->size;
+        uint64_t first = cow_block_of(start), last = cow_block_of(end - 1);
+
+        if (first != start && !can_be_huge(maps, first))
+                first += COW_BLOCK_BYTES;
+        if (last + COW_BLOCK_BYTES == end || (last >= first && can_be_huge(maps, last)))
+                last += COW_BLOCK_BYTES;
+        return (struct cow_span){ first, last };
+}
+
+/* Sorts and joins what touches. Returns how many are left. */
 static size_t spans_join(struct cow_span *spans, size_t count)
 {
-        size_t joined = 0, kept = 0;
+        size_t joined = 0;
 
         qsort(spans, count, sizeof *spans, compare_spans);
         for (size_t i = 0; i < count; i++) {
@@ -27,13 +52,7 @@ static size_t spans_join(struct cow_span *spans, size_t count)
                         spans[joined++] = spans[i];
                 }
         }
-        for (size_t i = 0; i < joined; i++) {
-                uint64_t start = cow_block_of(spans[i].start + COW_BLOCK_BYTES - 1), end = cow_block_of(spans[i].end);
-
-                if (start < end)
-                        spans[kept++] = (struct cow_span){ start, end };
-        }
-        return kept;
+        return joined;
 }
 
 /* huge_lock held: the work is what is both known and in `spans`. */
@@ -62,21 +81,21 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
 {
         struct cow_engine *engine;
         struct cow_span *spans;
+        struct cow_maps maps;
         size_t span_count = 0;
 
-        if (cow_engine_get(&engine, NULL) != NEBULA_OK)
+        if (cow_engine_get(&engine, NULL) != NEBULA_OK || cow_maps_open(&maps, NULL) != NEBULA_OK)
                 return;
         spans = malloc((count ? count : 1) * sizeof *spans);
+        for (size_t i = 0; spans && i < count; i++) {
+                struct cow_span span = parts[i].size < COW_PART_MIN ? (struct cow_span){ 0, 0 } : part_blocks(&maps, &parts[i]);
+
+                if (span.start < span.end)
+                        spans[span_count++] = span;
+        }
+        cow_maps_close(&maps);
         if (!spans) /* advice, not a duty */
                 return;
-        for (size_t i = 0; i < count; i++) {
-                uint64_t start = (uintptr_t)parts[i].data & ~(uint64_t)(COW_PAGE_BYTES - 1);
-                uint64_t end = ((uintptr_t)parts[i].data + parts[i].size + COW_PAGE_BYTES - 1) &
-                               ~(uint64_t)(COW_PAGE_BYTES - 1);
-
-                if (parts[i].size >= COW_PART_MIN)
-                        spans[span_count++] = (struct cow_span){ start, end };
-        }
         span_count = spans_join(spans, span_count);
         for (size_t i = 0; i < span_count; i++)
                 os->advise((void *)(uintptr_t)spans[i].start, spans[i].end - spans[i].start, OS_ADVISE_HUGE);

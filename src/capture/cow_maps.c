@@ -108,6 +108,7 @@ enum nebula_status cow_maps_open(struct cow_maps *maps, struct nebula_error *err
         enum nebula_status status = NEBULA_OK;
 
         memset(maps, 0, sizeof *maps);
+        maps->asked_block = UINT64_MAX;
         maps->fd = os->open(MAPS_PATH, OS_READ);
         if (maps->fd < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, -maps->fd, "opening " MAPS_PATH);
@@ -116,7 +117,20 @@ enum nebula_status cow_maps_open(struct cow_maps *maps, struct nebula_error *err
                 status = read_list(maps, error);
         if (status != NEBULA_OK)
                 os->close(maps->fd);
+        else
+                maps->pagemap_fd = os->open("/proc/self/pagemap", OS_READ);
         return status;
+}
+
+bool cow_maps_is_huge(struct cow_maps *maps, uint64_t block)
+{
+        if (maps->pagemap_fd < 0)
+                return false;
+        if (maps->asked_block != block) {
+                maps->asked_block = block;
+                maps->asked_is_huge = os->huge_page(maps->pagemap_fd, block) == 1;
+        }
+        return maps->asked_is_huge;
 }
 
 bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapping *ret_mapping)
@@ -142,5 +156,7 @@ bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapp
 void cow_maps_close(struct cow_maps *maps)
 {
         free(maps->list);
+        if (maps->pagemap_fd >= 0)
+                os->close(maps->pagemap_fd);
         os->close(maps->fd);
 }

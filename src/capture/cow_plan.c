@@ -4,6 +4,8 @@
 #include "base/error.h"
 #include "capture/cow_private.h"
 
+#define GAP_BYTES (16u << 10) /* room for the headers of malloc, and for its padding */
+
 static uint64_t page_floor(uint64_t address)
 {
         return address & ~(uint64_t)(COW_PAGE_BYTES - 1);
@@ -41,7 +43,8 @@ struct plan {
         uint64_t span_mapping; /* start of the mapping that the last span lies in */
 };
 
-/* The pages [start, end) of the current mapping, minus what the last span already has. */
+/* The pages [start, end) of the current mapping, minus what the last span already has. The few pages between two parts
+ * that an allocator laid side by side are protected too: one span costs less than two, and can become huge pages. */
 static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
 {
         struct cow_span *last = plan->span_count ? &plan->spans[plan->span_count - 1] : NULL;
@@ -50,7 +53,7 @@ static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
                 start = last->end;
         if (start >= end)
                 return true;
-        if (last && start == last->end && plan->span_mapping == plan->mapping.start) {
+        if (last && start - last->end <= GAP_BYTES && plan->span_mapping == plan->mapping.start) {
                 last->end = end;
                 return true;
         }
@@ -68,15 +71,31 @@ static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
         return true;
 }
 
+/* A huge page that a part shares with others is protected whole: to protect a piece of it would split it for good, into
+ * pages that are then protected and freed one by one. */
+static uint64_t cover_floor(struct plan *plan, uint64_t address)
+{
+        uint64_t block = cow_block_of(address);
+
+        return block != address && cow_maps_is_huge(&plan->maps, block) ? block : page_floor(address);
+}
+
+static uint64_t cover_ceil(struct plan *plan, uint64_t address)
+{
+        uint64_t block = cow_block_of(address);
+
+        return block != address && cow_maps_is_huge(&plan->maps, block) ? block + COW_BLOCK_BYTES : page_ceil(address);
+}
+
 /* Spans over a part's pages, or none when some page of it can't be protected. */
 static bool part_cover(struct plan *plan, const struct cow_part *part)
 {
         size_t span_count = plan->span_count;
         uint64_t last_end = span_count ? plan->spans[span_count - 1].end : 0;
         uint64_t last_mapping = plan->span_mapping;
-        uint64_t end = page_ceil(part->end);
+        uint64_t end = cover_ceil(plan, part->end);
 
-        for (uint64_t at = page_floor(part->start); at < end; at = plan->mapping.end) {
+        for (uint64_t at = cover_floor(plan, part->start); at < end; at = plan->mapping.end) {
                 bool known = at >= plan->mapping.start && at < plan->mapping.end;
 
                 if (!known && !cow_maps_find(&plan->maps, at, &plan->mapping)) {

@@ -10,14 +10,14 @@
  *      cow_worker.c   background copies; taking registrations back
  *      cow_huge.c     huge pages
  *
- * A span is a run of whole pages that parts touch, inside one mapping. A block
- * is 2 MiB of address space, aligned, the size of a huge page; it is what is
- * copied and released at once, so that a huge page is never split. A chunk is
- * what one capture wants of one block.
+ * A span is a run of whole pages that parts touch, inside one mapping; of a
+ * huge page it has all or nothing. A block is 2 MiB of address space, aligned,
+ * the size of a huge page; it is what is copied and released at once, so that
+ * a huge page is never split. A chunk is what one capture wants of one block.
  *
- * Everything that the fault thread or a worker writes lies in pages of the
+ * Everything that the fault thread or a worker writes lies in blocks of the
  * engine's and the captures' own (cow_map), on stacks of their own, or in
- * images. Those pages never contain a byte of a part, so neither thread ever
+ * images. Those blocks never contain a byte of a part, so neither thread ever
  * waits for a fault that only it could serve. For the same reason they
  * allocate nothing and call nothing that does.
  *
@@ -156,8 +156,9 @@ static inline uint64_t cow_block_of(uint64_t address)
 
 /* cow_engine.c */
 enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_error *error);
-/* Whole pages that belong to nobody else, zeroed and present; NULL when there are none. Returned with os->unmap. */
+/* Memory in blocks that belong to nobody else, zeroed and present; NULL when there is none. */
 void *cow_map(uint64_t size);
+void cow_unmap(void *data, uint64_t size);
 void cow_workers_wake(struct cow_engine *engine);
 /* Makes the next 16 KiB of the caller's stack writable without a fault, before it takes blocks_lock: a stack may
  * hold an array that is being captured. start_lock held, so that no cow_start protects it again. */
@@ -166,12 +167,17 @@ void cow_stack_touch(void);
 /* cow_maps.c */
 struct cow_maps {
         int fd;
+        int pagemap_fd; /* < 0: huge pages can't be told from others */
+        uint64_t asked_block; /* the last one that cow_maps_is_huge was asked for, and its answer */
+        bool asked_is_huge;
         struct os_mapping *list; /* where the kernel answers no single questions */
         size_t count;
 };
 enum nebula_status cow_maps_open(struct cow_maps *maps, struct nebula_error *error);
 /* The mapping that holds `address`; false when there is none. */
 bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapping *ret_mapping);
+/* Whether a block is one huge page. Answers are remembered, so `maps` is opened for each capture. */
+bool cow_maps_is_huge(struct cow_maps *maps, uint64_t block);
 void cow_maps_close(struct cow_maps *maps);
 
 /* cow_plan.c */

@@ -101,18 +101,18 @@ void *cow_worker_main(void *argument)
         os->thread_nice(COW_WORKER_NICE); /* training comes first */
         for (;;) {
                 uint32_t turn = atomic_load(&engine->work_turn);
-                int64_t retire_ms, huge_ms;
+                int64_t wait_ms;
 
                 if (cow_block_next(engine, &block)) {
                         cow_block_serve(engine, block, NULL);
                         continue;
                 }
-                retire_ms = retire_step(engine);
-                huge_ms = idle_ms(engine) < 0 ? -1 : cow_huge_step(engine);
-                if (retire_ms < 0 || (huge_ms >= 0 && huge_ms < retire_ms))
-                        retire_ms = huge_ms;
-                if (retire_ms != 0)
-                        os->futex_wait(&engine->work_turn, turn, retire_ms);
+                wait_ms = retire_step(engine);
+                /* Later, since the kernel joins no pages across the ends of a registration. */
+                if (wait_ms < 0 && idle_ms(engine) >= 0)
+                        wait_ms = cow_huge_step(engine);
+                if (wait_ms != 0)
+                        os->futex_wait(&engine->work_turn, turn, wait_ms);
         }
         return NULL;
 }
