@@ -17,7 +17,8 @@
 #define SECOND_NS 1000000000
 #define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
 #define POLL_MOST_NS ((int64_t)SECOND_NS)
-#define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* whether another node wants a version that this one need not persist */
+#define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* at most: whether another node wants a version that this one need not persist */
+#define WANTED_LEAST_NS ((int64_t)SECOND_NS / 20)
 #define BEHIND_NS (5 * (int64_t)SECOND_NS)        /* a newer version is complete: listings may be stale for so long */
 #define LIST_AFTER_NS ((int64_t)SECOND_NS)        /* who does not commit looks only to say who is missing */
 #define CLOCK_SLACK_NS (10ull * SECOND_NS)        /* by which the clocks of nodes may differ */
@@ -523,6 +524,16 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         catalogue_signal(catalogue);
 }
 
+/* Mostly a version is flushed soon after it was complete, if at all: a look a quarter as late as the version is old. */
+static int64_t wanted_delay(const struct version *version, int64_t now)
+{
+        int64_t delay = (now - version->waiting_since_ns) / 4;
+
+        if (delay < WANTED_LEAST_NS)
+                return WANTED_LEAST_NS;
+        return delay < WANTED_POLL_NS ? delay : WANTED_POLL_NS;
+}
+
 /* Any node may want a version durable: then all must persist it. Told through committed.json, and looked for there. */
 static void exchange_wanted(struct catalogue *catalogue, struct version *version, int64_t now)
 {
@@ -555,7 +566,7 @@ static void exchange_wanted(struct catalogue *catalogue, struct version *version
         version->wanted_told = told;
         version->tell_failed = wanted && !told;
         version->wanted = version->wanted || told;
-        version->poll_at_ns = now + (version->wanted && !told ? POLL_MOST_NS : version->wanted ? 0 : WANTED_POLL_NS);
+        version->poll_at_ns = now + (version->wanted && !told ? POLL_MOST_NS : version->wanted ? 0 : wanted_delay(version, now));
         catalogue_signal(catalogue);
 }
 
