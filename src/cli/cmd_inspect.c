@@ -206,15 +206,35 @@ static void print_records(const struct zip_entry *entries, size_t count)
         table_free(table);
 }
 
+/* Of the view's bytes; `place` names them in what is said when they are no zip file. */
+static int inspect_view(bool json, const char *tag, const char *name, const struct view *view, const char *place)
+{
+        struct zip_entry *entries = NULL;
+        struct nebula_error error;
+        size_t count;
+        int code = CLI_OK;
+
+        if (zip_read(view->data, view->size, &entries, &count, &error)) {
+                error_prefix(&error, "%s", place);
+                code = cli_fail(json, &error);
+        } else if (json) {
+                code = cli_print_json(json_pack("{s:s, s:s, s:I, s:o}", "tag", tag, "name", name, "size",
+                                                (json_int_t)view->size, "records", describe_records(entries, count)),
+                                      CLI_OK);
+        } else {
+                print_records(entries, count);
+        }
+        free(entries);
+        return code;
+}
+
 static int inspect_file(bool json, struct store *store, const struct manifest *manifest, const char *name)
 {
         const struct manifest_file *file = manifest_find_file(manifest, name);
-        struct zip_entry *entries = NULL;
         struct nebula_error error;
         struct view view;
-        char key[1200];
-        size_t count;
-        int code = CLI_OK;
+        char key[1200], place[TARGET_PATH_MAX + 1200];
+        int code;
 
         if (!file) {
                 error_set(&error, NEBULA_NOT_FOUND, 0, "\"%s\" has no file \"%s\"", manifest->tag, name);
@@ -222,35 +242,42 @@ static int inspect_file(bool json, struct store *store, const struct manifest *m
         }
         if (manifest_file_key(store, manifest, file, key, &error) || view_open(store, key, &view, &error))
                 return cli_fail(json, &error);
-        if (zip_read(view.data, view.size, &entries, &count, &error)) {
-                error_prefix(&error, "%s/%s", store->root, key);
-                code = cli_fail(json, &error);
-        } else if (json) {
-                code = cli_print_json(json_pack("{s:s, s:s, s:I, s:o}", "tag", manifest->tag, "name", name, "size",
-                                                (json_int_t)view.size, "records", describe_records(entries, count)),
-                                      CLI_OK);
-        } else {
-                print_records(entries, count);
-        }
-        free(entries);
+        snprintf(place, sizeof place, "%s/%s", store->root, key);
+        code = inspect_view(json, manifest->tag, name, &view, place);
         view_close(&view);
         return code;
 }
 
 /* What the agent says about a version that only its memory holds, or that is younger there than in storage. */
-static enum nebula_status ask_memory(const struct cli_common *common, const char *tag, uint64_t than, json_t **ret_version)
+static enum nebula_status ask_memory(const struct cli_common *common, const char *tag, uint64_t than, struct link **ret_link,
+                                     uint64_t *ret_version_id, json_t **ret_version)
 {
         char path[TARGET_PATH_MAX];
         struct link *link = NULL;
-        uint64_t version_id;
         enum nebula_status status = target_path(common->path, path, NULL);
 
         if (!status)
                 status = link_open(path, &link, NULL);
         if (!status)
-                status = link_find_younger(link, path, tag, than, &version_id, ret_version, NULL);
-        link_close(link);
+                status = link_find_younger(link, path, tag, than, ret_version_id, ret_version, NULL);
+        if (status)
+                link_close(link);
+        else
+                *ret_link = link;
         return status;
+}
+
+static int inspect_memory_file(bool json, struct link *link, uint64_t version_id, const char *tag, const char *name)
+{
+        struct nebula_error error;
+        struct view view;
+        int code;
+
+        if (view_open_memory(link, version_id, name, &view, &error))
+                return cli_fail(json, &error);
+        code = inspect_view(json, tag, name, &view, "in the agent's memory");
+        view_close(&view);
+        return code;
 }
 
 static void print_remembered(const json_t *version)
@@ -279,9 +306,12 @@ int command_inspect(int argc, char **argv)
         const struct args_option options[] = { CLI_COMMON(common) };
         struct store *store = NULL;
         struct manifest manifest = { 0 };
+        struct link *link;
+        uint64_t version_id;
         struct nebula_error error;
         enum nebula_status stored;
         struct args args;
+        const char *name;
         json_t *version;
         int code;
 
@@ -290,15 +320,22 @@ int command_inspect(int argc, char **argv)
         stored = target_open(common.path, &store, &error);
         if (!stored)
                 stored = target_load(store, args.positionals[0], &manifest, &error);
-        if (args.count == 1 && stored != NEBULA_CORRUPT &&
-            !ask_memory(&common, args.positionals[0], manifest.sequence, &version))
-                code = answer(common.json, version, print_remembered);
-        else if (stored)
+        name = args.count == 2 ? args.positionals[1] : NULL;
+        if (stored != NEBULA_CORRUPT && !ask_memory(&common, args.positionals[0], manifest.sequence, &link, &version_id, &version)) {
+                if (name) {
+                        code = inspect_memory_file(common.json, link, version_id, text_of(version, "tag"), name);
+                        json_decref(version);
+                } else {
+                        code = answer(common.json, version, print_remembered);
+                }
+                link_close(link);
+        } else if (stored) {
                 code = cli_fail(common.json, &error);
-        else if (args.count == 2)
-                code = inspect_file(common.json, store, &manifest, args.positionals[1]);
-        else
+        } else if (name) {
+                code = inspect_file(common.json, store, &manifest, name);
+        } else {
                 code = answer(common.json, describe(store, &manifest), print_version);
+        }
         manifest_done(&manifest);
         if (store)
                 store_close(store);

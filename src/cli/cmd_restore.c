@@ -10,6 +10,7 @@
 #include "cli/sink.h"
 #include "cli/table.h"
 #include "cli/target.h"
+#include "cli/view.h"
 #include "os/os.h"
 #include "store/verify.h"
 
@@ -135,72 +136,31 @@ static enum nebula_status restore_stored(struct restore *restore, struct store *
         return status;
 }
 
-/* An image in memory may not have its CRC-32s yet. If it has, they must be right; else our private copy gets them. */
-static enum nebula_status seal(void *data, uint64_t size, struct nebula_error *error)
+static enum nebula_status restore_memory_file(struct restore *restore, struct link *link, uint64_t version_id,
+                                              const char *name, struct nebula_error *error)
 {
-        struct zip_entry *entries;
-        uint64_t *chunks;
-        size_t count;
-        bool is_sealed = false;
-        enum nebula_status status = zip_read(data, size, &entries, &count, error);
+        struct sink sink;
+        struct view view;
+        char path[256];
+        enum nebula_status status = name_encode(name, path, error);
 
+        if (!status)
+                status = view_open_memory(link, version_id, name, &view, error);
         if (status)
                 return status;
-        for (size_t i = 0; i < count; i++)
-                is_sealed = is_sealed || entries[i].crc32;
-        free(entries);
-        if (is_sealed)
-                return zip_verify(data, size, error);
-        status = image_seal(data, size, true, IMAGE_CHUNK_BYTES, &chunks, &count, error);
-        if (!status)
-                free(chunks);
-        return status;
-}
-
-static enum nebula_status copy_image(struct restore *restore, int fd, const struct ipc_opened *opened, const char *path,
-                                     struct nebula_error *error)
-{
-        void *data = NULL;
-        struct sink sink;
-        int result = opened->size ? os->map(fd, 0, opened->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE, &data) : 0;
-        enum nebula_status status = NEBULA_OK;
-
-        if (result < 0)
-                return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map the agent's image of %s", path);
-        if (opened->format == IPC_FORMAT_ZIP && opened->size)
-                status = seal(data, opened->size, error);
-        if (!status)
-                status = sink_begin(&sink, restore->to, path, opened->size, error);
+        status = sink_begin(&sink, restore->to, path, view.size, error);
         if (!status) {
-                for (uint64_t offset = 0; offset < opened->size; offset += PIECE_BYTES) {
-                        uint64_t piece = opened->size - offset < PIECE_BYTES ? opened->size - offset : PIECE_BYTES;
+                for (uint64_t offset = 0; offset < view.size; offset += PIECE_BYTES) {
+                        uint64_t piece = view.size - offset < PIECE_BYTES ? view.size - offset : PIECE_BYTES;
 
-                        sink_write(&sink, (const char *)data + offset, offset, piece);
+                        sink_write(&sink, (const char *)view.data + offset, offset, piece);
                         progress_add(piece);
                 }
                 status = sink_finish(&sink, error);
         }
-        if (data)
-                os->unmap(data, opened->size);
-        return status;
-}
-
-static enum nebula_status restore_memory_file(struct restore *restore, struct link *link, uint64_t version_id,
-                                              const char *name, struct nebula_error *error)
-{
-        struct ipc_opened opened;
-        char path[256];
-        int fd;
-        enum nebula_status status = name_encode(name, path, error);
-
         if (!status)
-                status = link_file(link, version_id, name, &opened, &fd, error);
-        if (status)
-                return status;
-        status = copy_image(restore, fd, &opened, path, error);
-        os->close(fd);
-        if (!status)
-                note_restored(restore, name, path, opened.size);
+                note_restored(restore, name, path, view.size);
+        view_close(&view);
         return status;
 }
 

@@ -4,6 +4,8 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "cli/link.h"
+#include "image/image.h"
 #include "os/os.h"
 
 enum nebula_status view_open_path(const char *path, struct view *ret_view, struct nebula_error *error)
@@ -56,6 +58,53 @@ enum nebula_status view_open(struct store *store, const char *key, struct view *
                         return error_set(error, NEBULA_NO_MEMORY, -result, "no memory to read %s/%s", store->root, key);
                 status = store->ops->read(store, key, view.data, 0, view.size, error);
         }
+        if (status)
+                view_close(&view);
+        else
+                *ret_view = view;
+        return status;
+}
+
+/* An image in memory may not have its CRC-32s yet. If it has, they must be right; else our private copy gets them. */
+static enum nebula_status seal(void *data, uint64_t size, struct nebula_error *error)
+{
+        struct zip_entry *entries;
+        uint64_t *chunks;
+        size_t count;
+        bool is_sealed = false;
+        enum nebula_status status = zip_read(data, size, &entries, &count, error);
+
+        if (status)
+                return status;
+        for (size_t i = 0; i < count; i++)
+                is_sealed = is_sealed || entries[i].crc32;
+        free(entries);
+        if (is_sealed)
+                return zip_verify(data, size, error);
+        status = image_seal(data, size, true, IMAGE_CHUNK_BYTES, &chunks, &count, error);
+        if (!status)
+                free(chunks);
+        return status;
+}
+
+enum nebula_status view_open_memory(struct link *link, uint64_t version_id, const char *name, struct view *ret_view,
+                                    struct nebula_error *error)
+{
+        struct ipc_opened opened;
+        struct view view = { 0 };
+        int fd, result = 0;
+        enum nebula_status status = link_file(link, version_id, name, &opened, &fd, error);
+
+        if (status)
+                return status;
+        view.size = opened.size;
+        if (view.size)
+                result = os->map(fd, 0, view.size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE, &view.data);
+        os->close(fd);
+        if (result < 0)
+                return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map the agent's image of %s", name);
+        if (opened.format == IPC_FORMAT_ZIP && view.size)
+                status = seal(view.data, view.size, error);
         if (status)
                 view_close(&view);
         else

@@ -433,6 +433,12 @@ def test_versions_in_memory_are_listed_inspected_and_restored(run, train, tmp_pa
     assert told["source"] == "memory" and told["tag"] == "global_step3"
     with zipfile.ZipFile(tmp_path / "out/model.pt") as archive:
         assert archive.testzip() is None
+        crcs = {one.filename: f"{one.CRC:08x}" for one in archive.infolist()}
+    told = json.loads(run("inspect", "latest", "model.pt", "--json").stdout)
+    assert told["tag"] == "global_step3" and {one["name"]: one["crc32"] for one in told["records"]} == crcs
+    assert "data.pkl" in run("inspect", "latest", "model.pt").stdout
+    missing = run("inspect", "latest", "other.pt")
+    assert missing.returncode == 3 and "other.pt" in missing.stderr
     assert torch.load(tmp_path / "out/model.pt")["a"][:2].tolist() == [3, 0]
     assert run("restore", "global_step99", "--to", "out").returncode == 3
 
