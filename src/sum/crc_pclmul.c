@@ -1,7 +1,7 @@
 /*
  * Folding with PCLMULQDQ: four lanes of 16 bytes, each moved 64 bytes forward per
- * step (fold.c has the derivation). What is left, 16 bytes congruent to all before, goes through the
- * portable code with an empty register: that multiplies by x^W and reduces, as a CRC ends.
+ * step (fold.c has the derivation). What is left, one lane congruent to all before,
+ * is finished by the portable code.
  */
 #include "sum/sum_private.h"
 
@@ -32,7 +32,8 @@ TARGET static inline __m128i fold(__m128i lane, __m128i by, __m128i there)
 }
 
 /* Lanes of one polynomial into one, and that over the whole lanes of the rest. */
-TARGET static inline __m128i join(const __m128i lanes[LANES], const struct sum_fold *folds, const uint8_t *data, size_t size)
+TARGET static inline void join(const __m128i lanes[LANES], const struct sum_fold *folds, const uint8_t *data, size_t size,
+                               uint8_t ret_lane[16])
 {
         __m128i by = load_fold(&folds[SUM_FOLD_16]), lane = lanes[0];
 
@@ -40,50 +41,51 @@ TARGET static inline __m128i join(const __m128i lanes[LANES], const struct sum_f
                 lane = fold(lane, by, lanes[k]);
         for (; size >= 16; data += 16, size -= 16)
                 lane = fold(lane, by, load(data));
-        return lane;
+        _mm_storeu_si128((__m128i *)(void *)ret_lane, lane);
+}
+
+/* All whole 16 bytes of one polynomial into one lane; `raw`: the register to begin with. */
+TARGET static inline void fold_all(__m128i raw, const struct sum_fold *folds, const uint8_t *data, size_t size,
+                                   uint8_t ret_lane[16])
+{
+        __m128i by = load_fold(&folds[SUM_FOLD_64]), lanes[LANES];
+
+        for (int k = 0; k < LANES; k++)
+                lanes[k] = load(data + 16 * k);
+        lanes[0] = _mm_xor_si128(lanes[0], raw);
+        for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
+                for (int k = 0; k < LANES; k++)
+                        lanes[k] = fold(lanes[k], by, load(data + 16 * k));
+        }
+        join(lanes, folds, data, size, ret_lane);
 }
 
 TARGET static uint32_t pclmul_crc32(uint32_t raw, const uint8_t *data, size_t size)
 {
-        __m128i by = load_fold(&sum_folds32[SUM_FOLD_64]), lanes[LANES];
-        uint8_t left[16];
+        uint8_t lane[16];
 
         if (size < SIZE_MIN)
                 return sum_portable.crc32(raw, data, size);
-        for (int k = 0; k < LANES; k++)
-                lanes[k] = load(data + 16 * k);
-        lanes[0] = _mm_xor_si128(lanes[0], _mm_cvtsi32_si128((int)raw));
-        for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
-                for (int k = 0; k < LANES; k++)
-                        lanes[k] = fold(lanes[k], by, load(data + 16 * k));
-        }
-        _mm_storeu_si128((__m128i *)(void *)left, join(lanes, sum_folds32, data, size));
-        return sum_portable.crc32(sum_portable.crc32(0, left, 16), data + size / 16 * 16, size % 16);
+        fold_all(_mm_cvtsi32_si128((int)raw), sum_folds32, data, size, lane);
+        return sum_finish32(lane, data, size);
 }
 
 TARGET static uint64_t pclmul_crc64(uint64_t raw, const uint8_t *data, size_t size)
 {
-        __m128i by = load_fold(&sum_folds64[SUM_FOLD_64]), lanes[LANES];
-        uint8_t left[16];
+        uint8_t lane[16];
 
         if (size < SIZE_MIN)
                 return sum_portable.crc64(raw, data, size);
-        for (int k = 0; k < LANES; k++)
-                lanes[k] = load(data + 16 * k);
-        lanes[0] = _mm_xor_si128(lanes[0], _mm_cvtsi64_si128((long long)raw));
-        for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
-                for (int k = 0; k < LANES; k++)
-                        lanes[k] = fold(lanes[k], by, load(data + 16 * k));
-        }
-        _mm_storeu_si128((__m128i *)(void *)left, join(lanes, sum_folds64, data, size));
-        return sum_portable.crc64(sum_portable.crc64(0, left, 16), data + size / 16 * 16, size % 16);
+        fold_all(_mm_cvtsi64_si128((long long)raw), sum_folds64, data, size, lane);
+        return sum_finish64(lane, data, size);
 }
 
+/* Each byte is loaded once for both. */
 TARGET static void pclmul_both(const uint8_t *data, size_t size, uint32_t *raw32, uint64_t *raw64)
 {
         __m128i by32 = load_fold(&sum_folds32[SUM_FOLD_64]), by64 = load_fold(&sum_folds64[SUM_FOLD_64]);
         __m128i lanes32[LANES], lanes64[LANES];
-        uint8_t left32[16], left64[16];
+        uint8_t lane32[16], lane64[16];
 
         if (size < SIZE_MIN) {
                 sum_portable.both(data, size, raw32, raw64);
@@ -101,10 +103,10 @@ TARGET static void pclmul_both(const uint8_t *data, size_t size, uint32_t *raw32
                         lanes64[k] = fold(lanes64[k], by64, there);
                 }
         }
-        _mm_storeu_si128((__m128i *)(void *)left32, join(lanes32, sum_folds32, data, size));
-        _mm_storeu_si128((__m128i *)(void *)left64, join(lanes64, sum_folds64, data, size));
-        *raw32 = sum_portable.crc32(sum_portable.crc32(0, left32, 16), data + size / 16 * 16, size % 16);
-        *raw64 = sum_portable.crc64(sum_portable.crc64(0, left64, 16), data + size / 16 * 16, size % 16);
+        join(lanes32, sum_folds32, data, size, lane32);
+        join(lanes64, sum_folds64, data, size, lane64);
+        *raw32 = sum_finish32(lane32, data, size);
+        *raw64 = sum_finish64(lane64, data, size);
 }
 
 TARGET static void pclmul_copy(void *to, const void *from, size_t size)

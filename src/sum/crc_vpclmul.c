@@ -35,8 +35,8 @@ TARGET static inline __m128i fold_lane(__m128i lane, __m128i by, __m128i there)
 }
 
 /* Registers of one polynomial into one lane, over all whole 16 bytes of the rest. */
-TARGET static inline __m128i join(const __m512i registers[REGISTERS], const struct sum_fold *folds, const uint8_t *data,
-                                  size_t size)
+TARGET static inline void join(const __m512i registers[REGISTERS], const struct sum_fold *folds, const uint8_t *data,
+                               size_t size, uint8_t ret_lane[16])
 {
         __m512i by = load_fold(&folds[SUM_FOLD_64]), lanes = registers[0];
         __m128i by_lane = _mm512_castsi512_si128(load_fold(&folds[SUM_FOLD_16])), lane;
@@ -50,50 +50,49 @@ TARGET static inline __m128i join(const __m512i registers[REGISTERS], const stru
         lane = fold_lane(lane, by_lane, _mm512_extracti32x4_epi32(lanes, 3));
         for (; size >= 16; data += 16, size -= 16)
                 lane = fold_lane(lane, by_lane, _mm_loadu_si128((const __m128i *)(const void *)data));
-        return lane;
+        _mm_storeu_si128((__m128i *)(void *)ret_lane, lane);
+}
+
+TARGET static inline void fold_all(__m128i raw, const struct sum_fold *folds, const uint8_t *data, size_t size,
+                                   uint8_t ret_lane[16])
+{
+        __m512i by = load_fold(&folds[SUM_FOLD_256]), registers[REGISTERS];
+
+        for (int k = 0; k < REGISTERS; k++)
+                registers[k] = load(data + 64 * k);
+        registers[0] = _mm512_xor_si512(registers[0], _mm512_zextsi128_si512(raw));
+        for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
+                for (int k = 0; k < REGISTERS; k++)
+                        registers[k] = fold(registers[k], by, load(data + 64 * k));
+        }
+        join(registers, folds, data, size, ret_lane);
 }
 
 TARGET static uint32_t vpclmul_crc32(uint32_t raw, const uint8_t *data, size_t size)
 {
-        __m512i by = load_fold(&sum_folds32[SUM_FOLD_256]), registers[REGISTERS];
-        uint8_t left[16];
+        uint8_t lane[16];
 
         if (size < SIZE_MIN)
                 return sum_pclmul.crc32(raw, data, size);
-        for (int k = 0; k < REGISTERS; k++)
-                registers[k] = load(data + 64 * k);
-        registers[0] = _mm512_xor_si512(registers[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)raw)));
-        for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
-                for (int k = 0; k < REGISTERS; k++)
-                        registers[k] = fold(registers[k], by, load(data + 64 * k));
-        }
-        _mm_storeu_si128((__m128i *)(void *)left, join(registers, sum_folds32, data, size));
-        return sum_portable.crc32(sum_portable.crc32(0, left, 16), data + size / 16 * 16, size % 16);
+        fold_all(_mm_cvtsi32_si128((int)raw), sum_folds32, data, size, lane);
+        return sum_finish32(lane, data, size);
 }
 
 TARGET static uint64_t vpclmul_crc64(uint64_t raw, const uint8_t *data, size_t size)
 {
-        __m512i by = load_fold(&sum_folds64[SUM_FOLD_256]), registers[REGISTERS];
-        uint8_t left[16];
+        uint8_t lane[16];
 
         if (size < SIZE_MIN)
                 return sum_pclmul.crc64(raw, data, size);
-        for (int k = 0; k < REGISTERS; k++)
-                registers[k] = load(data + 64 * k);
-        registers[0] = _mm512_xor_si512(registers[0], _mm512_zextsi128_si512(_mm_cvtsi64_si128((long long)raw)));
-        for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
-                for (int k = 0; k < REGISTERS; k++)
-                        registers[k] = fold(registers[k], by, load(data + 64 * k));
-        }
-        _mm_storeu_si128((__m128i *)(void *)left, join(registers, sum_folds64, data, size));
-        return sum_portable.crc64(sum_portable.crc64(0, left, 16), data + size / 16 * 16, size % 16);
+        fold_all(_mm_cvtsi64_si128((long long)raw), sum_folds64, data, size, lane);
+        return sum_finish64(lane, data, size);
 }
 
 TARGET static void vpclmul_both(const uint8_t *data, size_t size, uint32_t *raw32, uint64_t *raw64)
 {
         __m512i by32 = load_fold(&sum_folds32[SUM_FOLD_256]), by64 = load_fold(&sum_folds64[SUM_FOLD_256]);
         __m512i registers32[REGISTERS], registers64[REGISTERS];
-        uint8_t left32[16], left64[16];
+        uint8_t lane32[16], lane64[16];
 
         if (size < SIZE_MIN) {
                 sum_pclmul.both(data, size, raw32, raw64);
@@ -111,10 +110,10 @@ TARGET static void vpclmul_both(const uint8_t *data, size_t size, uint32_t *raw3
                         registers64[k] = fold(registers64[k], by64, there);
                 }
         }
-        _mm_storeu_si128((__m128i *)(void *)left32, join(registers32, sum_folds32, data, size));
-        _mm_storeu_si128((__m128i *)(void *)left64, join(registers64, sum_folds64, data, size));
-        *raw32 = sum_portable.crc32(sum_portable.crc32(0, left32, 16), data + size / 16 * 16, size % 16);
-        *raw64 = sum_portable.crc64(sum_portable.crc64(0, left64, 16), data + size / 16 * 16, size % 16);
+        join(registers32, sum_folds32, data, size, lane32);
+        join(registers64, sum_folds64, data, size, lane64);
+        *raw32 = sum_finish32(lane32, data, size);
+        *raw64 = sum_finish64(lane64, data, size);
 }
 
 const struct sum_ops sum_vpclmul = { vpclmul_crc32, vpclmul_crc64, vpclmul_both, sum_copy_avx512 };

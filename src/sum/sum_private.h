@@ -45,6 +45,17 @@ uint32_t sum_power32(uint64_t n);
 uint64_t sum_multiply64(uint64_t a, uint64_t b);
 uint32_t sum_multiply32(uint32_t a, uint32_t b);
 
+/* The register after data whose whole 16 bytes were folded into `lane`: congruent to all of them, it goes through
+ * the portable code with an empty register, which multiplies by x^W and reduces, as a CRC ends; and then the rest. */
+static inline uint32_t sum_finish32(const uint8_t lane[16], const uint8_t *data, size_t size)
+{
+        return sum_portable.crc32(sum_portable.crc32(0, lane, 16), data + size / 16 * 16, size % 16);
+}
+static inline uint64_t sum_finish64(const uint8_t lane[16], const uint8_t *data, size_t size)
+{
+        return sum_portable.crc64(sum_portable.crc64(0, lane, 16), data + size / 16 * 16, size % 16);
+}
+
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 9)
 #define SUM_X86 1
 extern const struct sum_ops sum_pclmul;  /* crc_pclmul.c */
