@@ -11,55 +11,50 @@
 
 #define BACKLOG 128 /* ranks of one node that knock at the same moment */
 
-static int make_address(const char *path, struct sockaddr_un *ret_address)
+/* A socket, and the address that it is to be bound or connected to. */
+static int make_socket(const char *path, struct sockaddr_un *ret_address)
 {
         size_t length = strlen(path);
+        int fd;
 
         if (length >= sizeof ret_address->sun_path)
                 return -ENAMETOOLONG;
         memset(ret_address, 0, sizeof *ret_address);
         ret_address->sun_family = AF_UNIX;
         memcpy(ret_address->sun_path, path, length + 1);
-        return 0;
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        return fd < 0 ? -errno : fd;
+}
+
+static int close_failed(int fd)
+{
+        int result = -errno;
+
+        close(fd);
+        return result;
 }
 
 int os_linux_listen(const char *path)
 {
         struct sockaddr_un address;
-        int result = make_address(path, &address);
-        int fd;
+        int fd = make_socket(path, &address);
 
-        if (result)
-                return result;
-        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0)
-                return -errno;
+                return fd;
         /* Before bind, so that there is no moment at which others may connect. */
-        if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, BACKLOG)) {
-                result = -errno;
-                close(fd);
-                return result;
-        }
+        if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, BACKLOG))
+                return close_failed(fd);
         return fd;
 }
 
 int os_linux_connect(const char *path)
 {
         struct sockaddr_un address;
-        int result = make_address(path, &address);
-        int fd;
+        int fd = make_socket(path, &address);
 
-        if (result)
-                return result;
-        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0)
-                return -errno;
-        if (connect(fd, (struct sockaddr *)&address, sizeof address)) {
-                result = -errno;
-                close(fd);
-                return result;
-        }
-        return fd;
+                return fd;
+        return connect(fd, (struct sockaddr *)&address, sizeof address) ? close_failed(fd) : fd;
 }
 
 int os_linux_accept(int fd)
