@@ -131,13 +131,11 @@ enum nebula_status member_key(const char *persist_path, struct tls_key *ret_key,
 enum nebula_status member_format(const struct member *member, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
         json_t *body = document_new(KIND);
-        char nonce[17];
         enum nebula_status status;
 
-        document_crc64_text(member->nonce, nonce);
         if (!body || json_object_set_new(body, "node", json_string(member->node)) ||
             json_object_set_new(body, "address", json_string(member->address)) ||
-            json_object_set_new(body, "port", json_integer(member->port)) || json_object_set_new(body, "nonce", json_string(nonce)) ||
+            json_object_set_new(body, "port", json_integer(member->port)) || json_object_set_new(body, "nonce", document_hex(member->nonce)) ||
             json_object_set_new(body, "time", json_real(catalogue_now())))
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the record of a node");
         else

@@ -18,14 +18,6 @@ static void note_path(const struct catalogue *catalogue, uint64_t id, const char
         snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 "%s", catalogue->memory.directory, id, suffix);
 }
 
-static json_t *hex(uint64_t value)
-{
-        char text[17];
-
-        document_crc64_text(value, text);
-        return json_string(text);
-}
-
 static json_t *parts_of(const struct version *version)
 {
         json_t *parts = json_array();
@@ -34,7 +26,7 @@ static json_t *parts_of(const struct version *version)
                 const struct part *part = &version->parts[i];
 
                 json_array_append_new(parts, json_pack("{s:I, s:I, s:o, s:b, s:b, s:I, s:f, s:f}", "rank", (json_int_t)part->rank,
-                                                       "pid", (json_int_t)part->pid, "nonce", hex(part->nonce), "closed",
+                                                       "pid", (json_int_t)part->pid, "nonce", document_hex(part->nonce), "closed",
                                                        part->closed, "idle", part->spoken_for, "files",
                                                        (json_int_t)part->file_count, "begun", part->begun, "captured",
                                                        part->captured));
@@ -47,7 +39,7 @@ static json_t *file_json(const char *name, uint32_t rank, uint64_t size, enum ip
 {
         return json_pack("{s:s, s:I, s:I, s:s, s:I, s:o}", "name", name, "rank", (json_int_t)rank, "size", (json_int_t)size,
                          "format", format == IPC_FORMAT_ZIP ? "zip" : "raw", "generation", (json_int_t)generation, "image",
-                         hex(image && image->named ? image->id : 0));
+                         document_hex(image && image->named ? image->id : 0));
 }
 
 static json_t *files_of(const struct version *version)
@@ -70,7 +62,7 @@ static json_t *grants_of(const struct version *version)
         for (const struct grant *grant = version->grants; grant; grant = grant->next) {
                 json_t *object = file_json(grant->name, grant->rank, grant->size, grant->format, version->generation, grant->image);
 
-                json_object_set_new(object, "nonce", hex(grant->nonce));
+                json_object_set_new(object, "nonce", document_hex(grant->nonce));
                 json_array_append_new(grants, object);
         }
         return grants;

@@ -75,14 +75,6 @@ void peer_data_read(const uint8_t bytes[PEER_HEAD_BYTES], struct peer_data *ret_
 
 /* Documents. */
 
-static json_t *hex(uint64_t value)
-{
-        char text[17];
-
-        document_crc64_text(value, text);
-        return json_string(text);
-}
-
 static enum nebula_status no_memory(struct nebula_error *error)
 {
         return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a frame to a peer");
@@ -106,7 +98,7 @@ static enum nebula_status format(json_t *members, char **ret_text, size_t *ret_s
 enum nebula_status peer_hello_format(const struct peer_hello *hello, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
         return format(json_pack("{s:s, s:s, s:s, s:o}", "node", hello->node, "job", hello->job, "path", hello->path, "nonce",
-                                hex(hello->nonce)), ret_text, ret_size, error);
+                                document_hex(hello->nonce)), ret_text, ret_size, error);
 }
 
 enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_hello *ret_hello, struct nebula_error *error)
@@ -141,7 +133,7 @@ static json_t *copy_json(const struct peer_copy *copy)
                         return NULL;
                 }
         }
-        return json_pack("{s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "id", hex(copy->id), "owner", copy->owner, "tag", copy->tag,
+        return json_pack("{s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "id", document_hex(copy->id), "owner", copy->owner, "tag", copy->tag,
                          "run", copy->run, "generation", (json_int_t)copy->generation, "sequence", (json_int_t)copy->sequence,
                          "world", (json_int_t)copy->world, "files", files);
 }
@@ -271,7 +263,7 @@ enum nebula_status peer_keep_format(const struct peer_keep *keep, char **ret_tex
         json_t *ids = json_array();
 
         for (size_t i = 0; i < keep->count; i++)
-                if (json_array_append_new(ids, hex(keep->ids[i]))) {
+                if (json_array_append_new(ids, document_hex(keep->ids[i]))) {
                         json_decref(ids);
                         return no_memory(error);
                 }
@@ -313,7 +305,7 @@ void peer_keep_done(struct peer_keep *keep)
 
 enum nebula_status peer_fetch_format(const struct peer_fetch *fetch, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
-        return format(json_pack("{s:o, s:I, s:I}", "copy", hex(fetch->copy), "file", (json_int_t)fetch->file, "offset",
+        return format(json_pack("{s:o, s:I, s:I}", "copy", document_hex(fetch->copy), "file", (json_int_t)fetch->file, "offset",
                                 (json_int_t)fetch->offset), ret_text, ret_size, error);
 }
 

@@ -84,21 +84,13 @@ static void list_path(const struct catalogue *catalogue, const struct job *job, 
         snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 "%s", catalogue->memory.directory, id, suffix);
 }
 
-static json_t *hex(uint64_t value)
-{
-        char text[17];
-
-        document_crc64_text(value, text);
-        return json_string(text);
-}
-
 static json_t *entry_json(const struct publish *publish)
 {
-        return json_pack("{s:o, s:i, s:i, s:b, s:b, s:o, s:I, s:s, s:s, s:s, s:s, s:o, s:I, s:I}", "id", hex(publish->id),
+        return json_pack("{s:o, s:i, s:i, s:b, s:b, s:o, s:I, s:s, s:s, s:s, s:s, s:o, s:I, s:I}", "id", document_hex(publish->id),
                          "kind", (int)publish->kind, "state", (int)publish->state, "cancelled", publish->cancelled,
-                         "replaces", publish->replaces, "version", hex(publish->version_id), "generation",
+                         "replaces", publish->replaces, "version", document_hex(publish->version_id), "generation",
                          (json_int_t)publish->generation, "tag", publish->tag, "name", publish->name, "path", publish->path,
-                         "staging", publish->staging, "inode", hex(publish->inode), "size", (json_int_t)publish->size,
+                         "staging", publish->staging, "inode", document_hex(publish->inode), "size", (json_int_t)publish->size,
                          "mtime_ns", (json_int_t)publish->mtime_ns);
 }
 

@@ -96,18 +96,17 @@ struct label {
 static enum nebula_status write_label(const struct job *job, const struct publish *publish, const char *directory,
                                       struct nebula_error *error)
 {
-        char path[PUBLISH_PATH_MAX], id[17], *text;
+        char path[PUBLISH_PATH_MAX], *text;
         json_t *body = document_new("published");
         size_t size;
         enum nebula_status status;
         int result;
 
-        document_crc64_text(publish->id, id);
         if (!body || json_object_set_new(body, "tag", json_string(publish->tag)) ||
             json_object_set_new(body, "generation", json_integer((json_int_t)publish->generation)) ||
             json_object_set_new(body, "job", json_string(job->name)) ||
             json_object_set_new(body, "persist_path", json_string(job->persist_path)) ||
-            json_object_set_new(body, "publish", json_string(id))) {
+            json_object_set_new(body, "publish", document_hex(publish->id))) {
                 json_decref(body);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe %.200s", directory);
         }

@@ -17,9 +17,9 @@ json_t *document_new(const char *kind)
         return json_pack("{s:s, s:s}", "nebula", kind, "version", DOCUMENT_VERSION);
 }
 
-void document_crc64_text(uint64_t crc64, char ret_text[17])
+json_t *document_hex(uint64_t value)
 {
-        snprintf(ret_text, 17, "%016" PRIx64, crc64);
+        return json_sprintf("%016" PRIx64, value);
 }
 
 static int crc64_from_text(const char *text, uint64_t *ret_crc64)
@@ -45,7 +45,7 @@ enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_si
         /* 16 digits: microseconds of a time since 1970 come back as they were, without a tail of nines. */
         const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(16);
         size_t size = json_dumpb(body, NULL, 0, flags);
-        char digits[17];
+        uint64_t crc64;
         char *text;
 
         if (size == 0)
@@ -58,8 +58,8 @@ enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_si
                 return error_set(error, NEBULA_NO_MEMORY, 0, "cannot format a JSON document");
         }
         size--; /* the closing brace gives way to the seal */
-        document_crc64_text(sum_crc64(0, text, size), digits);
-        size += (size_t)snprintf(text + size, SEAL_SIZE + 1, SEAL_KEY "\"%s\"}\n", digits);
+        crc64 = sum_crc64(0, text, size);
+        size += (size_t)snprintf(text + size, SEAL_SIZE + 1, SEAL_KEY "\"%016" PRIx64 "\"}\n", crc64);
         *ret_text = text;
         *ret_size = size;
         return NEBULA_OK;

@@ -58,7 +58,7 @@ json_t *document_object(struct document_reader *reader, const json_t *object, co
 /* Marks the reader as failed: `what` is wrong with field `key`. */
 void document_wrong(struct document_reader *reader, const char *key, const char *what);
 
-/* A checksum as it is written. */
-void document_crc64_text(uint64_t crc64, char ret_text[17]);
+/* A checksum or an id as it is written, 16 hex digits; NULL: no memory. */
+json_t *document_hex(uint64_t value);
 
 #endif

@@ -17,12 +17,9 @@ static json_t *format_file(const struct manifest_file *file)
 
 static json_t *format_record(const struct manifest_record *record)
 {
-        char digits[17];
-
-        document_crc64_text(record->crc64, digits);
-        return json_pack("{s:I, s:I, s:s, s:I, s:s}", "rank", (json_int_t)record->rank, "generation",
+        return json_pack("{s:I, s:I, s:s, s:I, s:o}", "rank", (json_int_t)record->rank, "generation",
                          (json_int_t)record->generation, "path", record->path, "size", (json_int_t)record->size,
-                         "crc64", digits);
+                         "crc64", document_hex(record->crc64));
 }
 
 enum nebula_status manifest_format(const struct manifest *manifest, char **ret_text, size_t *ret_size, struct nebula_error *error)

@@ -36,11 +36,9 @@ bool manifest_path_sound(const char *path)
 static json_t *format_file(const struct record_file *file)
 {
         json_t *chunks = json_array();
-        char digits[17];
 
         for (size_t i = 0; chunks && i < file->chunk_count; i++) {
-                document_crc64_text(file->chunks[i], digits);
-                if (json_array_append_new(chunks, json_string(digits))) {
+                if (json_array_append_new(chunks, document_hex(file->chunks[i]))) {
                         json_decref(chunks);
                         chunks = NULL;
                 }
