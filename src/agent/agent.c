@@ -160,6 +160,14 @@ static void *keeper_thread(void *argument)
         return NULL;
 }
 
+static void tell_threads_to_stop(struct catalogue *catalogue)
+{
+        catalogue_lock(catalogue);
+        catalogue->stopping = true;
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+}
+
 static int start_threads(struct agent *agent)
 {
         int result = os_thread_start(&agent->worker, worker_thread, agent, false);
@@ -167,15 +175,18 @@ static int start_threads(struct agent *agent)
         if (result < 0)
                 return result;
         result = os_thread_start(&agent->keeper, keeper_thread, agent, false);
-        if (result >= 0) {
-                result = os_thread_start(&agent->listener, listener_main, agent, false);
-                if (result >= 0)
-                        return 0;
-        }
-        catalogue_lock(&agent->catalogue);
-        agent->catalogue.stopping = true;
-        catalogue_signal(&agent->catalogue);
-        catalogue_unlock(&agent->catalogue);
+        if (result < 0)
+                goto undo_worker;
+        result = os_thread_start(&agent->listener, listener_main, agent, false);
+        if (result < 0)
+                goto undo_keeper;
+        return 0;
+
+undo_keeper:
+        tell_threads_to_stop(&agent->catalogue);
+        pthread_join(agent->keeper, NULL);
+undo_worker:
+        tell_threads_to_stop(&agent->catalogue);
         pthread_join(agent->worker, NULL);
         return result;
 }
@@ -233,20 +244,23 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
                 error_set(error, NEBULA_UNAVAILABLE, -result, "cannot listen on %s", place->socket);
                 goto undo_memory;
         }
+        /* Before the threads that look at it. */
+        if (replica_start(&agent->catalogue, error))
+                log_event(LOG_LEVEL_WARN, "no copies on other nodes: %s", error ? error->message : "");
         result = start_threads(agent);
         if (result < 0) {
                 error_set(error, NEBULA_UNAVAILABLE, -result, "cannot start the agent's threads");
-                goto undo_listen;
+                goto undo_replica;
         }
-        if (replica_start(&agent->catalogue, error))
-                log_event(LOG_LEVEL_WARN, "no copies on other nodes: %s", error ? error->message : "");
         log_event(LOG_LEVEL_INFO, "agent %u is ready: version %s, memory budget %" PRIu64 " MiB in %s", os->pid(), NEBULA_VERSION,
                  agent->catalogue.memory.budget >> 20,
                  agent->catalogue.memory.directory[0] ? agent->catalogue.memory.directory : "memfds");
         *ret_agent = agent;
         return NEBULA_OK;
 
-undo_listen:
+undo_replica:
+        tell_threads_to_stop(&agent->catalogue);
+        replica_stop(&agent->catalogue);
         os->close(agent->listen_fd);
         os->unlink(place->socket);
 undo_memory:
