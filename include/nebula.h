@@ -171,6 +171,10 @@ NEBULA_API void nebula_session_close(nebula_session *session);
 /* Every save that has returned is complete in memory, or has failed, on return. timeout_ms < 0: no limit. */
 NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms,
         struct nebula_error *ret_error);
+/* `unmapping` is called before an image that a `fill` may have seen leaves this process's memory, on any thread that makes
+ * a call on the session: what was registered for it with a device is to be taken back. No call on this session may be made there. */
+NEBULA_API void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void *argument, void *image),
+        void *argument);
 /* Everything committed (tag NULL) or one tag is durable on return. timeout_ms < 0: no limit. */
 NEBULA_API enum nebula_status nebula_session_flush(nebula_session *session, const char *tag,
         int64_t timeout_ms, struct nebula_error *ret_error);
@@ -196,6 +200,18 @@ struct nebula_keep {
         void (*release)(void *argument, const struct nebula_error *failure);
         void *argument;
         const unsigned char *is_unprotectable; /* one per range: a device or running I/O may write to it; NULL: none */
+        /*
+         * Both or neither. A range without an address is written by the caller, say by a device: `fill` begins that in
+         * the image, which is shared memory of image_bytes, range i at image + offsets[i]; `filled` returns when every
+         * such byte is there. `fill` is called inside the save, where no other call on this session may be made (and again
+         * when the agent died: with another image); `filled` once for each `fill` that succeeded: before the save
+         * returns, or, if may_overlap is not 0, perhaps later, on a thread of the session. When either fails, so does
+         * the save, or later the checkpoint.
+         */
+        enum nebula_status (*fill)(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
+                                   struct nebula_error *ret_error);
+        enum nebula_status (*filled)(void *argument, struct nebula_error *ret_error);
+        int may_overlap;
 };
 NEBULA_API enum nebula_status nebula_checkpoint_save_pickle_kept(nebula_checkpoint *checkpoint, const char *name,
         const void *pickle, size_t pickle_size, const struct nebula_range *storages, size_t count,

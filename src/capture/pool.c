@@ -16,6 +16,8 @@ struct mapped {
 struct capture_pool {
         struct mapped *images;
         size_t count, capacity;
+        void (*unmapping)(void *argument, void *image);
+        void *argument;
 };
 
 enum nebula_status capture_pool_new(struct capture_pool **ret_pool, struct nebula_error *error)
@@ -30,6 +32,8 @@ enum nebula_status capture_pool_new(struct capture_pool **ret_pool, struct nebul
 
 static void drop(struct capture_pool *pool, size_t index)
 {
+        if (pool->unmapping)
+                pool->unmapping(pool->argument, pool->images[index].data);
         os->unmap(pool->images[index].data, pool->images[index].capacity_bytes);
         pool->images[index] = pool->images[--pool->count];
 }
@@ -129,6 +133,12 @@ void capture_pool_keep(struct capture_pool *pool, const uint64_t *live_ids, size
                 if (!is_live)
                         drop(pool, i);
         }
+}
+
+void capture_pool_watch(struct capture_pool *pool, void (*unmapping)(void *argument, void *image), void *argument)
+{
+        pool->unmapping = unmapping;
+        pool->argument = argument;
 }
 
 void capture_pool_free(struct capture_pool *pool)

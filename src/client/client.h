@@ -80,6 +80,7 @@ struct client_copy {
         struct capture_part *large;   /* what huge pages are asked for, once the bytes are copied; or NULL */
         size_t large_count;
         void (*release)(void *argument, const struct nebula_error *failure);
+        enum nebula_status (*filled)(void *argument, struct nebula_error *ret_error); /* NULL: nobody else writes */
         void *argument;
 };
 
@@ -101,6 +102,8 @@ struct nebula_session {
         pthread_mutex_t request_lock; /* guards all that follows, and puts requests in order */
         struct client_wire wire;
         struct capture_pool *pool;        /* NULL until the first save */
+        void (*unmapping)(void *argument, void *image); /* whom the pool tells; or NULL */
+        void *unmapping_argument;
         bool is_broken;                   /* an invariant failed: `failure` answers everything from now on */
         struct nebula_error failure;      /* of the last attempt to connect */
         int64_t retry_at_ns, retry_pause_ms; /* before then, `failure` is the answer: no save waits for a hopeless start */

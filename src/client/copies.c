@@ -109,10 +109,16 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
                                  struct nebula_error *error)
 {
         struct cow_stats stats;
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status = NEBULA_OK, cow_status = NEBULA_OK;
 
+        if (copy->filled) {
+                int64_t begun_ns = os->now_ns();
+
+                status = copy->filled(copy->argument, error);
+                copy->captured.copy_ns += os->now_ns() - begun_ns;
+        }
         if (copy->capture) {
-                status = cow_wait(copy->capture, -1, error);
+                cow_status = cow_wait(copy->capture, -1, status == NEBULA_OK ? error : NULL);
                 cow_stats(copy->capture, &stats);
                 copy->captured.copy_ns += stats.copy_ns;
                 copy->captured.cpu_ns += stats.cpu_ns;
@@ -120,6 +126,8 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
                 cow_free(copy->capture);
                 copy->capture = NULL;
         }
+        if (status == NEBULA_OK)
+                status = cow_status;
         if (status != NEBULA_OK) {
                 tell_abandoned(session, wire, copy, error->message);
                 return status;

@@ -20,6 +20,7 @@ struct plan {
         const void *pickle;
         struct capture_part *parts;
         size_t part_count;
+        const uint64_t *offsets;        /* of each range in the image */
         size_t cow_count;               /* the first so many may be copied after save returned */
         const struct nebula_keep *keep; /* NULL: the caller's memory is its own again when save returns */
         int64_t begun_ns;               /* when save was called */
@@ -27,7 +28,7 @@ struct plan {
 
 /* An image that the agent lent, mapped. */
 struct lent {
-        uint64_t image_id;
+        uint64_t image_id, capacity_bytes;
         void *data;
 };
 
@@ -58,12 +59,15 @@ static enum nebula_status plan_init(struct plan *plan, struct nebula_checkpoint 
         return NEBULA_OK;
 }
 
-static enum nebula_status check_ranges(const struct nebula_range *ranges, size_t count, struct nebula_error *error)
+static enum nebula_status check_ranges(const struct plan *plan, const struct nebula_range *ranges, size_t count,
+                                       struct nebula_error *error)
 {
+        bool may_lack = plan->keep && plan->keep->fill;
+
         if (count > 0 && !ranges)
                 return error_set(error, NEBULA_INVALID, 0, "%zu ranges were promised, none given", count);
         for (size_t i = 0; i < count; i++) {
-                if (ranges[i].size > 0 && !ranges[i].data)
+                if (ranges[i].size > 0 && !ranges[i].data && !may_lack)
                         return error_set(error, NEBULA_INVALID, 0, "range %zu has %llu bytes, but no address", i,
                                          (unsigned long long)ranges[i].size);
         }
@@ -74,6 +78,8 @@ static enum nebula_status plan_keep(struct plan *plan, const struct nebula_keep 
 {
         if (keep && !keep->release)
                 return error_set(error, NEBULA_INVALID, 0, "memory that is kept needs a function that releases it");
+        if (keep && !keep->fill != !keep->filled)
+                return error_set(error, NEBULA_INVALID, 0, "fill and filled come together");
         plan->keep = keep;
         return NEBULA_OK;
 }
@@ -84,7 +90,7 @@ static void add_parts_that(struct plan *plan, const struct nebula_range *ranges,
         const unsigned char *flags = plan->keep ? plan->keep->is_unprotectable : NULL;
 
         for (size_t i = 0; i < count; i++)
-                if (ranges[i].size > 0 && (flags && flags[i]) == is_unprotectable)
+                if (ranges[i].size > 0 && ranges[i].data && (flags && flags[i]) == is_unprotectable)
                         plan->parts[plan->part_count++] = (struct capture_part){ ranges[i].data, ranges[i].size, offsets[i] };
 }
 
@@ -93,6 +99,7 @@ static void add_parts(struct plan *plan, const struct nebula_range *ranges, cons
         add_parts_that(plan, ranges, offsets, count, false);
         plan->cow_count = plan->part_count;
         add_parts_that(plan, ranges, offsets, count, true);
+        plan->offsets = offsets;
 }
 
 static enum nebula_status request_image(struct plan *plan, struct lent *lent, struct nebula_error *error)
@@ -117,11 +124,13 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
                 return session_break(session, error, "the agent lent an image of %llu bytes for a file of %llu",
                                      (unsigned long long)granted->capacity_bytes, (unsigned long long)plan->size);
         lent->image_id = granted->image_id;
+        lent->capacity_bytes = granted->capacity_bytes;
         checkpoint_know(plan->checkpoint, granted->version_id, session->wire.agent_nonce);
         if (!session->pool)
                 status = capture_pool_new(&session->pool, error);
         if (status != NEBULA_OK)
                 return status;
+        capture_pool_watch(session->pool, session->unmapping, session->unmapping_argument);
         memcpy(live_ids, granted->live_ids, granted->live_count * sizeof *live_ids);
         capture_pool_keep(session->pool, live_ids,
                           granted->live_count + copies_images(session, live_ids + granted->live_count));
@@ -200,15 +209,18 @@ static int64_t capture_cow(const struct plan *plan, struct capture_pool *pool, v
         return os->thread_cpu_ns() - begun_ns;
 }
 
-/* Takes `capture` over. The agent hears of the file when it is whole, and the caller's memory is released then. */
+/* Takes `capture` over. The agent hears of the file when it is whole, and the caller's memory is released then.
+ * `is_filling`: that `filled` is to be called then. */
 static enum nebula_status copy_later(const struct plan *plan, const struct lent *lent, struct cow_capture *capture,
-                                     const struct ipc_captured *captured, struct nebula_error *error)
+                                     bool is_filling, const struct ipc_captured *captured, struct nebula_error *error)
 {
         struct nebula_session *session = plan->checkpoint->session;
         struct client_copy *copy = calloc(1, sizeof *copy);
 
         if (!copy) {
                 cow_free(capture);
+                if (is_filling)
+                        plan->keep->filled(plan->keep->argument, NULL);
                 abandon(session, lent->image_id, "no memory to follow a copy");
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to follow the copy of \"%.80s\"", plan->name);
         }
@@ -218,6 +230,7 @@ static enum nebula_status copy_later(const struct plan *plan, const struct lent 
         };
         if (plan->keep) {
                 copy->release = plan->keep->release;
+                copy->filled = is_filling ? plan->keep->filled : NULL;
                 copy->argument = plan->keep->argument;
         }
         memcpy(copy->name, plan->name, sizeof copy->name);
@@ -227,6 +240,22 @@ static enum nebula_status copy_later(const struct plan *plan, const struct lent 
                         copy->large[copy->large_count++] = plan->parts[i];
         copies_add(session, copy);
         return NEBULA_OK;
+}
+
+/* The caller's own writes to the image: begun, or waited for. Whatever fails there is no reason to save again. */
+static enum nebula_status begin_filling(const struct plan *plan, const struct lent *lent, struct nebula_error *error)
+{
+        const struct nebula_keep *keep = plan->keep;
+
+        error_set(error, NEBULA_FAILED, 0, "the caller could not fill the image of \"%.80s\"", plan->name);
+        return keep->fill(keep->argument, lent->data, lent->capacity_bytes, plan->offsets, error) == NEBULA_OK ?
+               NEBULA_OK : NEBULA_FAILED;
+}
+
+static enum nebula_status end_filling(const struct plan *plan, struct nebula_error *error)
+{
+        error_set(error, NEBULA_FAILED, 0, "the caller could not fill the image of \"%.80s\"", plan->name);
+        return plan->keep->filled(plan->keep->argument, error) == NEBULA_OK ? NEBULA_OK : NEBULA_FAILED;
 }
 
 /* request_lock is held. NEBULA_NOT_FOUND: the agent lost the image, and the values are still here. */
@@ -239,9 +268,11 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
         struct cow_capture *capture = NULL;
         int64_t started_ns = 0;
         enum nebula_status status;
-        bool ask_huge;
+        bool ask_huge, is_filling = plan->keep && plan->keep->fill;
 
         status = request_image(plan, &lent, &why);
+        if (status == NEBULA_OK && is_filling)
+                status = begin_filling(plan, &lent, &why); /* first: a device copies while we do */
         if (status != NEBULA_OK) {
                 if (lent.image_id && !session->is_broken)
                         abandon(session, lent.image_id, why.message);
@@ -256,10 +287,21 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
         } else {
                 captured.cpu_ns = capture_now(plan, session->pool, lent.data);
         }
+        if (is_filling && !(plan->keep->may_overlap && copies_ready(session) == NEBULA_OK)) {
+                is_filling = false;
+                status = end_filling(plan, &why);
+                if (status != NEBULA_OK) {
+                        cow_free(capture);
+                        abandon(session, lent.image_id, why.message);
+                        if (error)
+                                *error = why;
+                        return status;
+                }
+        }
         captured.blocked_ns = os->now_ns() - plan->begun_ns;
         captured.copy_ns = capture ? started_ns - plan->begun_ns : captured.blocked_ns;
-        if (capture || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
-                return copy_later(plan, &lent, capture, &captured, error);
+        if (capture || is_filling || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
+                return copy_later(plan, &lent, capture, is_filling, &captured, error);
         status = tell_captured(session, &captured, error);
         if (ask_huge) /* so that later saves are cheaper */
                 cow_advise_huge(plan->parts, plan->cow_count);
@@ -328,7 +370,7 @@ enum nebula_status nebula_checkpoint_save_pickle_kept(nebula_checkpoint *checkpo
         if (status == NEBULA_OK && (!pickle || pickle_size == 0))
                 status = error_set(ret_error, NEBULA_INVALID, 0, "the pickle of \"%.80s\" is empty", name);
         if (status == NEBULA_OK)
-                status = check_ranges(storages, count, ret_error);
+                status = check_ranges(&plan, storages, count, ret_error);
         if (status == NEBULA_OK)
                 status = plan_pickle(&plan, pickle, pickle_size, storages, count, ret_error);
         if (status == NEBULA_OK)
@@ -358,7 +400,7 @@ enum nebula_status nebula_checkpoint_save_bytes_kept(nebula_checkpoint *checkpoi
         if (status == NEBULA_OK)
                 status = plan_keep(&plan, keep, ret_error);
         if (status == NEBULA_OK)
-                status = check_ranges(ranges, count, ret_error);
+                status = check_ranges(&plan, ranges, count, ret_error);
         for (size_t i = 0; status == NEBULA_OK && i < count; i++) {
                 if (ranges[i].size > INT64_MAX - plan.size) {
                         status = error_set(ret_error, NEBULA_INVALID, 0, "the ranges of \"%.80s\" are together larger "

@@ -41,6 +41,8 @@ static void after_fork_in_child(void)
                 pthread_mutex_init(&session->request_lock, NULL);
                 if (session->was_locked) {
                         client_wire_close(&session->wire);
+                        if (session->pool) /* it would be called in a child that has one thread, and no device */
+                                capture_pool_watch(session->pool, NULL, NULL);
                         capture_pool_free(session->pool);
                 } else if (session->wire.fd >= 0) {
                         os->close(session->wire.fd);
@@ -190,6 +192,18 @@ void nebula_session_close(nebula_session *session)
         session_free(session);
         if (is_last)
                 capture_copy_rest();
+}
+
+void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void *argument, void *image), void *argument)
+{
+        if (!session)
+                return;
+        pthread_mutex_lock(&session->request_lock);
+        session->unmapping = unmapping;
+        session->unmapping_argument = argument;
+        if (session->pool)
+                capture_pool_watch(session->pool, unmapping, argument);
+        pthread_mutex_unlock(&session->request_lock);
 }
 
 enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms, struct nebula_error *ret_error)
