@@ -1,12 +1,14 @@
 /*
  * _checkpoint.c - Checkpoint: one checkpoint that is written, or was found.
  *
- * save_pickle(name, pickle, storages, on_failure, unprotectable), and save_ranges without a pickle: storages is a
+ * save_pickle(name, pickle, storages, on_failure, unprotectable, filler), and save_ranges without a pickle: storages is a
  * list of tuples that begin with (address, size in bytes); whatever else they
  * hold keeps the memory alive, and is held until the bytes are copied, which may
  * be after the call has returned. on_failure(exception) is called, on any
  * thread, when that fails; it may be None. unprotectable: None, or a byte for
- * each storage, not 0 where a device may write to it.
+ * each storage, not 0 where a device may write to it. filler: None, or what writes the storages whose address is
+ * None: filler.start(image's address, its size in bytes, [offset of each storage]) begins that, during the call, and
+ * filler.finish() returns when it is done, after the call if filler.overlap is true; either may raise.
  */
 #include "_nebula.h"
 
@@ -65,7 +67,8 @@ static struct nebula_range *ranges_of(PyObject *storages, size_t *ret_count)
                         PyErr_SetString(PyExc_TypeError, "storages must be a list of (address, size, ...)");
                         goto failed;
                 }
-                ranges[i].data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(entry, 0));
+                if (PyTuple_GET_ITEM(entry, 0) != Py_None)
+                        ranges[i].data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(entry, 0));
                 ranges[i].size = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(entry, 1));
                 if (PyErr_Occurred())
                         goto failed;
@@ -84,15 +87,23 @@ void checkpoint_leave(void)
         atomic_store(&interpreter_leaves, true);
 }
 
+bool checkpoint_has_left(void)
+{
+        return atomic_load(&interpreter_leaves);
+}
+
 /* What a save holds until its bytes are copied. */
 struct kept {
-        PyObject *storages, *on_failure;
+        PyObject *storages, *on_failure, *filler;
+        PyObject *interruption; /* what filler raised that is no Exception, say KeyboardInterrupt; or NULL */
 };
 
 static void kept_free(struct kept *kept)
 {
         Py_DECREF(kept->storages);
         Py_DECREF(kept->on_failure);
+        Py_DECREF(kept->filler);
+        Py_XDECREF(kept->interruption);
         PyMem_RawFree(kept);
 }
 
@@ -118,9 +129,82 @@ static void kept_release(void *argument, const struct nebula_error *failure)
         PyGILState_Release(state);
 }
 
-static struct kept *kept_new(PyObject *storages, PyObject *on_failure)
+/* What filler raised, in words. */
+static enum nebula_status filler_failed(struct kept *kept, struct nebula_error *ret_error)
 {
-        struct kept *kept = PyMem_RawMalloc(sizeof *kept);
+        PyObject *type, *value, *trace, *text;
+        const char *utf8;
+
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        text = value ? PyUnicode_FromFormat("%s: %S", ((PyTypeObject *)type)->tp_name, value) : NULL;
+        utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
+        if (ret_error) {
+                *ret_error = (struct nebula_error){ .status = NEBULA_FAILED };
+                PyOS_snprintf(ret_error->message, sizeof ret_error->message, "the copy from the device failed: %s",
+                              utf8 ? utf8 : "no reason is known");
+        }
+        if (value && !PyErr_GivenExceptionMatches(type, PyExc_Exception))
+                Py_XSETREF(kept->interruption, Py_NewRef(value));
+        PyErr_Clear();
+        Py_XDECREF(text);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return NEBULA_FAILED;
+}
+
+/* Takes over `result`. */
+static enum nebula_status filler_answered(struct kept *kept, PyObject *result, struct nebula_error *ret_error)
+{
+        if (!result)
+                return filler_failed(kept, ret_error);
+        Py_DECREF(result);
+        return NEBULA_OK;
+}
+
+/* Called inside a save, without the GIL, which nobody holds who waits for that save. */
+static enum nebula_status kept_fill(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
+                                    struct nebula_error *ret_error)
+{
+        PyGILState_STATE state = PyGILState_Ensure();
+        struct kept *kept = argument;
+        PyObject *list = PyList_New(PyList_GET_SIZE(kept->storages)), *result;
+        enum nebula_status status;
+
+        for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
+                PyObject *offset = PyLong_FromUnsignedLongLong(offsets[i]);
+
+                if (offset)
+                        PyList_SET_ITEM(list, i, offset);
+                else
+                        Py_CLEAR(list);
+        }
+        result = list ? PyObject_CallMethod(kept->filler, "start", "NKO", PyLong_FromVoidPtr(image),
+                                            (unsigned long long)image_bytes, list) : NULL;
+        status = filler_answered(kept, result, ret_error);
+        Py_XDECREF(list);
+        PyGILState_Release(state);
+        return status;
+}
+
+static enum nebula_status kept_filled(void *argument, struct nebula_error *ret_error)
+{
+        struct kept *kept = argument;
+        enum nebula_status status;
+        PyGILState_STATE state;
+
+        if (atomic_load(&interpreter_leaves)) /* as in kept_release */
+                return NEBULA_FAILED;
+        state = PyGILState_Ensure();
+        status = filler_answered(kept, PyObject_CallMethod(kept->filler, "finish", NULL), ret_error);
+        PyGILState_Release(state);
+        return status;
+}
+
+static struct kept *kept_new(PyObject *storages, PyObject *on_failure, PyObject *filler)
+{
+        struct kept *kept = PyMem_RawCalloc(1, sizeof *kept);
 
         if (!kept)
                 return (struct kept *)PyErr_NoMemory();
@@ -131,19 +215,40 @@ static struct kept *kept_new(PyObject *storages, PyObject *on_failure)
                 return NULL;
         }
         kept->on_failure = Py_NewRef(on_failure);
+        kept->filler = Py_NewRef(filler);
         return kept;
+}
+
+static bool take_filler(PyObject *filler, struct nebula_keep *keep)
+{
+        PyObject *overlap = filler == Py_None ? NULL : PyObject_GetAttrString(filler, "overlap");
+
+        if (filler == Py_None)
+                return true;
+        if (!overlap)
+                return false;
+        keep->fill = kept_fill;
+        keep->filled = kept_filled;
+        keep->may_overlap = PyObject_IsTrue(overlap) == 1;
+        Py_DECREF(overlap);
+        return !PyErr_Occurred();
 }
 
 /* The ranges of `storages`, by the call that fits: as a pickle's storages, or one behind the other. Takes no reference. */
 static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pickle, PyObject *storages,
-                           PyObject *on_failure, const Py_buffer *unprotectable)
+                           PyObject *on_failure, const Py_buffer *unprotectable, PyObject *filler)
 {
         struct nebula_keep keep = { .release = kept_release, .is_unprotectable = unprotectable->buf };
         struct nebula_error error = { 0 };
         enum nebula_status status = NEBULA_INVALID;
         struct nebula_range *ranges = NULL;
-        struct kept *kept = kept_new(storages, on_failure);
+        struct kept *kept = kept_new(storages, on_failure, filler);
         size_t count = 0;
+
+        if (kept && !take_filler(filler, &keep)) {
+                kept_free(kept);
+                kept = NULL;
+        }
 
         if (kept)
                 ranges = ranges_of(kept->storages, &count);
@@ -158,7 +263,9 @@ static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pi
                 else
                         status = nebula_checkpoint_save_bytes_kept(handle_of(self), name, ranges, count, &keep, &error);
                 Py_END_ALLOW_THREADS
-                if (status != NEBULA_OK)
+                if (status != NEBULA_OK && kept->interruption)
+                        PyErr_SetObject((PyObject *)Py_TYPE(kept->interruption), kept->interruption);
+                else if (status != NEBULA_OK)
                         nebula_raise(&error);
         }
         if (kept && status != NEBULA_OK)
@@ -169,13 +276,14 @@ static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pi
 
 static PyObject *checkpoint_save_pickle(PyObject *self, PyObject *arguments)
 {
-        PyObject *storages, *on_failure = Py_None, *result;
+        PyObject *storages, *on_failure = Py_None, *filler = Py_None, *result;
         Py_buffer pickle, unprotectable = { 0 };
         const char *name;
 
-        if (!PyArg_ParseTuple(arguments, "sy*O!|Oz*", &name, &pickle, &PyList_Type, &storages, &on_failure, &unprotectable))
+        if (!PyArg_ParseTuple(arguments, "sy*O!|Oz*O", &name, &pickle, &PyList_Type, &storages, &on_failure, &unprotectable,
+                              &filler))
                 return NULL;
-        result = save_kept(self, name, &pickle, storages, on_failure, &unprotectable);
+        result = save_kept(self, name, &pickle, storages, on_failure, &unprotectable, filler);
         if (unprotectable.obj)
                 PyBuffer_Release(&unprotectable);
         PyBuffer_Release(&pickle);
@@ -205,13 +313,13 @@ static PyObject *checkpoint_save_bytes(PyObject *self, PyObject *arguments)
 
 static PyObject *checkpoint_save_ranges(PyObject *self, PyObject *arguments)
 {
-        PyObject *parts, *on_failure = Py_None, *result;
+        PyObject *parts, *on_failure = Py_None, *filler = Py_None, *result;
         Py_buffer unprotectable = { 0 };
         const char *name;
 
-        if (!PyArg_ParseTuple(arguments, "sO!|Oz*", &name, &PyList_Type, &parts, &on_failure, &unprotectable))
+        if (!PyArg_ParseTuple(arguments, "sO!|Oz*O", &name, &PyList_Type, &parts, &on_failure, &unprotectable, &filler))
                 return NULL;
-        result = save_kept(self, name, NULL, parts, on_failure, &unprotectable);
+        result = save_kept(self, name, NULL, parts, on_failure, &unprotectable, filler);
         if (unprotectable.obj)
                 PyBuffer_Release(&unprotectable);
         return result;
@@ -338,7 +446,7 @@ static PyObject *checkpoint_tag(PyObject *self, void *closure)
 }
 
 static PyMethodDef checkpoint_methods[] = {
-        { "save_pickle", checkpoint_save_pickle, METH_VARARGS, "save_pickle(name, pickle, [(address, size, ...)], on_failure, unprotectable)" },
+        { "save_pickle", checkpoint_save_pickle, METH_VARARGS, "save_pickle(name, pickle, [(address, size, ...)], on_failure, unprotectable, filler)" },
         { "save_bytes", checkpoint_save_bytes, METH_VARARGS, "save_bytes(name, data)" },
         { "save_ranges", checkpoint_save_ranges, METH_VARARGS, "save_ranges(name, [(address, size, ...)]): one behind the other" },
         { "publish", checkpoint_publish, METH_VARARGS, "publish(name or None, path, staging or None)" },

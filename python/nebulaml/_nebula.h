@@ -14,6 +14,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdbool.h>
 
 #include "nebula.h"
 
@@ -28,8 +29,11 @@ PyObject *nebula_text(char *text);
 PyObject *checkpoint_object(PyObject *session, nebula_checkpoint *checkpoint);
 /* From now on no thread of the library takes the GIL. */
 void checkpoint_leave(void);
+bool checkpoint_has_left(void);
 PyObject *map_object(PyObject *checkpoint, nebula_map *map);
 
+/* watch_images(f): f(address) is called before an image leaves this process's memory. */
+PyObject *session_watch_images(PyObject *module, PyObject *watcher);
 int session_add_type(PyObject *module);
 int checkpoint_add_type(PyObject *module);
 int map_add_type(PyObject *module);

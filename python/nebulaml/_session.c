@@ -8,6 +8,7 @@
  */
 #include "_nebula.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 struct session {
@@ -16,6 +17,31 @@ struct session {
 };
 
 static PyTypeObject *session_type;
+static PyObject *image_watcher; /* NULL: nobody asks. The GIL guards it */
+static atomic_bool has_image_watcher;
+
+PyObject *session_watch_images(PyObject *module, PyObject *watcher)
+{
+        Py_XSETREF(image_watcher, Py_NewRef(watcher));
+        atomic_store(&has_image_watcher, true);
+        Py_RETURN_NONE;
+}
+
+/* Called by whatever thread is in a call on a session, without the GIL. */
+static void image_unmapping(void *unused, void *image)
+{
+        PyGILState_STATE state;
+        PyObject *result;
+
+        if (!atomic_load(&has_image_watcher) || checkpoint_has_left())
+                return;
+        state = PyGILState_Ensure();
+        result = PyObject_CallFunction(image_watcher, "N", PyLong_FromVoidPtr(image));
+        if (!result)
+                PyErr_WriteUnraisable(image_watcher);
+        Py_XDECREF(result);
+        PyGILState_Release(state);
+}
 
 static bool parse_options(PyObject *arguments, PyObject *keywords, struct nebula_options *ret_options)
 {
@@ -58,6 +84,8 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
                 return NULL;
         Py_BEGIN_ALLOW_THREADS
         status = nebula_session_open(&options, &handle, &error);
+        if (status == NEBULA_OK)
+                nebula_session_watch_images(handle, image_unmapping, NULL);
         Py_END_ALLOW_THREADS
         if (status != NEBULA_OK) {
                 Py_DECREF(self);

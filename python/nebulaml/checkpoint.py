@@ -120,17 +120,19 @@ class Checkpoint:
 
     # -- writing
 
-    def save(self, name: str, obj: Any) -> bool:
+    def save(self, name: str, obj: Any, overlap: bool = False) -> bool:
         """Fixes the values of anything that torch.save takes as file ``name``.
 
         When it returns, every tensor may be changed. False: it could not be saved (and on_error is "warn").
+        overlap: tensors on a GPU are still being copied then; the next step of any torch optimizer waits for that, on the
+            device. Until then the program changes no such storage of more than 1 MiB in another way.
         Raises NebulaPicklingError for what cannot be pickled, NebulaConfigError for an impossible name.
         """
         from . import pickling
 
         if not isinstance(name, str):
             raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
-        taken = pickling.capture(obj, name)
+        taken = pickling.capture(obj, name, overlap)
         failure = engine.guarded(f"saving {name!r} of checkpoint {self._tag!r}", self._save, name, taken)
         if failure is not None:
             self._failure, self._lost_file = failure, True
@@ -143,13 +145,15 @@ class Checkpoint:
             from . import pickling
 
             lost = functools.partial(self._lost, name)
-            self._open().save_pickle(name, taken.pickle, taken.storages, lost, pickling.unprotectable(taken.storages))
+            flags = pickling.unprotectable(taken.storages)
+            self._open().save_pickle(name, taken.pickle, taken.storages, lost, flags, taken.filler)
 
     def _save_ranges(self, name: str, ranges: list[tuple[Any, ...]]) -> None:
-        from . import pickling
+        from . import device, pickling
 
         lost = functools.partial(self._lost, name)
-        self._open().save_ranges(name, ranges, lost, pickling.unprotectable(ranges))
+        filler = device.plan(ranges, False)
+        self._open().save_ranges(name, ranges, lost, pickling.unprotectable(ranges), filler)
 
     def _lost(self, name: str, failure: BaseException) -> None:
         """Called on any thread: the bytes of a save that had returned could not be copied."""

@@ -94,7 +94,7 @@ class NebulaTrainerMixin:
         staging = self.__dict__.get("_nebula_staging")
         return os.path.join(directory, STAGING) if staging else directory
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
         state = self._nebula()
         parent = os.path.abspath(super()._get_output_dir(trial))
         folder = f"checkpoint-{self.state.global_step}"
@@ -105,7 +105,7 @@ class NebulaTrainerMixin:
         self._nebula_staging = True
         try:
             with captured(Capture(_tag(parent, self.args.output_dir, folder), staging, -2)) as capture:
-                super()._save_checkpoint(model, trial)
+                super()._save_checkpoint(model, trial, *args, **kwargs)
         finally:
             self._nebula_staging = False
             self.args.save_total_limit, self.args.push_to_hub = limit, push
@@ -130,6 +130,8 @@ class NebulaTrainerMixin:
             best = os.path.join(parent, f"checkpoint-{step}")
             if best in self._nebula().rotation.directories(parent):
                 self.state.best_model_checkpoint = best
+        elif (best := self.state.best_model_checkpoint) and STAGING in best.split(os.sep):  # transformers before 4.51
+            self.state.best_model_checkpoint = os.path.join(parent, os.path.basename(best))
         written = os.path.join(staging, "trainer_state.json")
         if os.path.exists(written):
             self.state.save_to_json(written)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _nebula
+from . import _nebula, device
 from .errors import NebulaConfigError, NebulaError, NebulaPicklingError
 
 __all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
@@ -24,6 +24,7 @@ class Capture(NamedTuple):
     pickle: bytes | memoryview
     storages: list[tuple[Any, ...]]
     whole: bool = False  # `pickle` is a finished file instead
+    filler: device.Filler | None = None  # what copies those storages whose address is None
 
 
 def _describer() -> Any:
@@ -42,12 +43,12 @@ def _describer() -> Any:
             count = obj.nbytes()
         fake_device = getattr(obj, "_fake_device", None)
         location = str(fake_device) if fake_device is not None else torch.serialization.location_tag(owner)
-        device = owner.device.type
-        if device == "cpu":
+        kind = owner.device.type
+        if kind == "cpu" or device.covers(owner):
             return owner, owner, dtype, storage_type, location, count
         if owner._cdata not in copies:
             copies[owner._cdata] = owner.cpu()
-        return owner, copies[owner._cdata], None if device == "meta" else dtype, storage_type, location, count
+        return owner, copies[owner._cdata], None if kind == "meta" else dtype, storage_type, location, count
 
     return describe
 
@@ -64,8 +65,8 @@ def _pickled(obj: Any) -> tuple[memoryview, list[tuple[Any, ...]]]:
     return file.getbuffer(), pickler.storages
 
 
-def capture(obj: Any, name: str = "object") -> Capture:
-    """The pickle and the storages of anything that torch.save takes.
+def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
+    """The pickle and the storages of anything that torch.save takes; see device.py for ``overlap``.
 
     Raises NebulaPicklingError, naming the path inside the object, when torch.save cannot write it either.
     """
@@ -78,17 +79,23 @@ def capture(obj: Any, name: str = "object") -> Capture:
         if whole is None:
             raise _explain(obj, name, failure) from failure
         return Capture(whole, [], True)
-    return Capture(pickle, storages)
+    return Capture(pickle, storages, False, device.plan(storages, overlap))
 
 
 def ranges(parts: Any, name: str) -> list[tuple[Any, ...]]:
-    """(address, size, owner) of each part, a bytes-like object or a contiguous tensor; the owner keeps it alive."""
+    """(address, size, owner) of each part, a bytes-like object or a contiguous tensor; the owner keeps it alive.
+
+    The address is None where device.plan finds the tensor on a device.
+    """
     found: list[tuple[Any, ...]] = []
     for index, part in enumerate(parts):
         if isinstance(part, torch.Tensor):
             if not part.is_contiguous():
                 raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
             part = part.detach()
+            if device.covers(part.untyped_storage()):
+                found.append((None, part.numel() * part.element_size(), part))
+                continue
             if part.device.type != "cpu":
                 part = part.cpu()
             found.append((part.data_ptr(), part.numel() * part.element_size(), part))

@@ -83,15 +83,30 @@ class Capture:
         return os.path.relpath(absolute, self.staging) if absolute.startswith(self.staging + os.sep) else None
 
 
-def _targets(name: str, function: Any) -> list[tuple[Any, str]]:
-    """Every loaded module's attribute that is that very function: frameworks import it by name."""
-    found = []
-    for module in list(sys.modules.values()):
-        for attribute in (name, "safe_save_file", "_torch_save", "torch_save"):
-            with contextlib.suppress(Exception):
-                if module is not None and module.__dict__.get(attribute) is function:
-                    found.append((module, attribute))
-    return found
+_ATTRIBUTES = ("save", "save_file", "safe_save_file", "_torch_save", "torch_save")
+_scan_lock = threading.Lock()  # guards both below
+_scanned: dict[str, Any] = {}  # a framework brings thousands of modules: each is looked through once
+_found: dict[Any, list[tuple[Any, str]]] = {}
+
+
+def _targets(*functions: Any) -> list[tuple[Any, str, Any]]:
+    """Every loaded module's attribute that is one of those functions: frameworks import them by name."""
+    with _scan_lock:
+        if any(function not in _found for function in functions):
+            _scanned.clear()
+            _found.clear()
+            _found.update((function, []) for function in functions)
+        for name, module in list(sys.modules.items()):
+            if _scanned.get(name) is module:
+                continue
+            _scanned[name] = module
+            names = getattr(module, "__dict__", {})
+            for attribute in _ATTRIBUTES:
+                value = names.get(attribute)
+                for function in functions:
+                    if value is function:
+                        _found[function].append((module, attribute))
+        return [(*place, function) for function in functions for place in _found[function]]
 
 
 @contextlib.contextmanager
@@ -108,7 +123,7 @@ def captured(capture: Capture) -> Iterator[Capture]:
             return plain_save(obj, f, *args, **kwargs)
         return capture.checkpoint.save(name, obj)
 
-    patches = [(module, attribute, plain_save, save) for module, attribute in _targets("save", plain_save)]
+    ours: dict[Any, Any] = {plain_save: save}
     safetensors = sys.modules.get("safetensors.torch")
     if safetensors is not None:
         plain_save_file = safetensors.save_file
@@ -119,14 +134,12 @@ def captured(capture: Capture) -> Iterator[Capture]:
                 return plain_save_file(tensors, filename, metadata=metadata)
             return capture.checkpoint.save_bytes(name, safetensors_parts(tensors, metadata))
 
-        patches += [
-            (module, attribute, plain_save_file, save_file)
-            for module, attribute in _targets("save_file", plain_save_file)
-        ]
-    for module, attribute, _, ours in patches:
-        setattr(module, attribute, ours)
+        ours[plain_save_file] = save_file
+    places = _targets(*ours)
+    for module, attribute, original in places:
+        setattr(module, attribute, ours[original])
     try:
         yield capture
     finally:
-        for module, attribute, original, _ in patches:
+        for module, attribute, original in places:
             setattr(module, attribute, original)

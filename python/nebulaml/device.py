@@ -1,0 +1,344 @@
+"""Device memory into images: which copies, on which stream, and what the next optimizer step waits for.
+
+An image is shared memory that C hands out while it saves. Its pages are registered with the device once, so that the
+device writes into it by itself, on a stream of its own that first waits for the work queued before the save. The order is
+that of the state: small storages first, then the large ones in chunks, device by device.
+
+    save(...)                   returns when the copies are done
+    save(..., overlap=True)     returns when they are queued; whoever steps an optimizer next queues a wait before it
+
+A thread of the C library waits for the end of a copy and then tells the agent; it is also what flush, load and the end
+of the interpreter wait for. Nothing here starts a thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Hashable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from . import _nebula
+
+__all__ = ["Backend", "Filler", "covers", "plan", "use"]
+
+log = logging.getLogger("nebulaml")
+
+CHUNK_BYTES = 32 << 20  # so that what training itself copies from the device gets a turn
+SMALL_BYTES = 1 << 20  # copied first: what a forward pass changes in place, statistics and counters, is small
+STAGING_COUNT = 2  # one is filled by the device while the other is emptied by us
+
+
+class Backend(Protocol):
+    """What capture needs of a kind of device. Events have synchronize(), which raises what went wrong before them."""
+
+    def place(self, storage: torch.UntypedStorage) -> Hashable | None:
+        """The device that the storage lies on; None when it is not of this kind."""
+
+    def register(self, address: int, size: int) -> bool:
+        """Lets devices write to host memory while the program runs; False when that is refused."""
+
+    def unregister(self, address: int) -> None:
+        """Takes that back."""
+
+    def staging(self, size: int) -> tuple[int, Any]:
+        """Host memory that devices write to well: its address, and what keeps it."""
+
+    def side_stream(self, place: Hashable) -> Any:
+        """The stream for copies from that device; what is queued there now waits for what the program has queued."""
+
+    def copy(self, stream: Any, storage: torch.UntypedStorage, offset: int, size: int, address: int) -> None:
+        """Queues a copy of ``size`` bytes at ``offset`` to host memory; the memory is not reused before it is done."""
+
+    def event(self, stream: Any) -> Any:
+        """An event behind all that is queued on the stream."""
+
+    def hold(self, place: Hashable, event: Any) -> None:
+        """What the program queues on that device from now on waits for the event; the host does not."""
+
+
+class _Cuda:
+    """CUDA, and ROCm under torch's names for it."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Hashable, torch.cuda.Stream] = {}
+
+    def place(self, storage: torch.UntypedStorage) -> Hashable | None:
+        device = storage.device
+        return device if device.type == "cuda" else None
+
+    def register(self, address: int, size: int) -> bool:
+        code = int(torch.cuda.cudart().cudaHostRegister(address, size, 1))  # 1: portable, for all devices
+        if code != 0:
+            _discard_error()
+        return code == 0  # also not when it is registered already: for a mapping that is gone, perhaps
+
+    def unregister(self, address: int) -> None:
+        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+            _discard_error()
+
+    def staging(self, size: int) -> tuple[int, Any]:
+        try:
+            buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except RuntimeError:
+            buffer = torch.empty(size, dtype=torch.uint8, device="cpu")  # slower, and as right
+        return buffer.data_ptr(), buffer
+
+    def side_stream(self, place: Any) -> Any:
+        if place not in self._streams:
+            self._streams[place] = torch.cuda.Stream(place)
+        self._streams[place].wait_stream(torch.cuda.current_stream(place))
+        return self._streams[place]
+
+    def copy(self, stream: Any, storage: torch.UntypedStorage, offset: int, size: int, address: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, offset, (size,), (1,))
+            memory = (ctypes.c_char * size).from_address(address)
+            torch.frombuffer(memory, dtype=torch.uint8).copy_(source, non_blocking=True)
+            source.record_stream(stream)
+
+    def event(self, stream: Any) -> Any:
+        event = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
+        event.record(stream)
+        return event
+
+    def hold(self, place: Any, event: Any) -> None:
+        torch.cuda.current_stream(place).wait_event(event)
+        torch.cuda.default_stream(place).wait_event(event)
+
+
+def _discard_error() -> None:
+    """An error that a call has returned is reported once more by the next kernel: let that be one of ours."""
+    try:
+        torch.zeros(1, device="cuda").add_(1)
+        torch.cuda.synchronize()
+    except RuntimeError:
+        pass
+
+
+class _Part(NamedTuple):
+    index: int  # among the ranges of the save
+    storage: torch.UntypedStorage
+    offset: int  # bytes
+    size: int
+
+
+_lock = threading.Lock()  # guards all below
+_backend: Backend | None = None
+_registered: dict[int, Backend | None] = {}  # images by address; None: it was refused
+_refusal_said = False
+_pending: list[Filler] = []  # overlapped copies that may still be running
+_has_hook = False
+_watches = False
+
+_staging_lock = threading.Lock()  # held while the staging memory is in use
+_staging: list[tuple[int, Any]] = []
+
+
+def use(backend: Backend | None) -> None:
+    """Another backend than CUDA's, for tests; None: what the machine has. Only while nothing is being saved."""
+    global _backend, _refusal_said
+    with _lock:
+        _backend, _refusal_said = backend, False
+        _registered.clear()
+    with _staging_lock:
+        _staging.clear()
+
+
+def _active() -> Backend | None:
+    """The backend, when there can be device memory at all."""
+    global _backend
+    if _backend is None and torch.cuda.is_initialized():
+        _backend = _Cuda()
+    return _backend
+
+
+def covers(storage: Any) -> bool:
+    """Whether the storage is copied from here, rather than by torch before the save."""
+    backend = _active()
+    return backend is not None and isinstance(storage, torch.UntypedStorage) and backend.place(storage) is not None
+
+
+def plan(ranges: list[tuple[Any, ...]], overlap: bool) -> Filler | None:
+    """Takes the ranges (address, size, owner, ...) that lie on devices out of the hands of C: their address becomes None.
+
+    Returns what fills them, for _nebula's save; None when there are none.
+    """
+    backend = _active()
+    if backend is None:
+        return None
+    groups: dict[Hashable, list[_Part]] = {}
+    for index, entry in enumerate(ranges):
+        size, owner, offset = entry[1], entry[2], 0
+        if isinstance(owner, torch.Tensor):
+            owner, offset = owner.untyped_storage(), owner.storage_offset() * owner.element_size()
+        place = backend.place(owner) if size > 0 and isinstance(owner, torch.UntypedStorage) else None
+        if place is not None:
+            groups.setdefault(place, []).append(_Part(index, owner, offset, size))
+            ranges[index] = (None, *entry[1:])
+    return Filler(backend, groups, overlap) if groups else None
+
+
+class Filler:
+    """The copies of one save. C calls start() within the save, and finish() in it or, with ``overlap``, after it."""
+
+    def __init__(self, backend: Backend, groups: dict[Hashable, list[_Part]], overlap: bool) -> None:
+        self.overlap = overlap
+        self._backend, self._groups = backend, groups
+        self._events: list[tuple[Hashable, Any]] = []
+        self._failure: BaseException | None = None
+
+    def start(self, image: int, size: int, offsets: list[int]) -> None:
+        """Queues all copies into the image at that address, of ``size`` bytes."""
+        self._events.clear()
+        if not _is_registered(self._backend, image, size):
+            self._copy_staged(image, offsets)
+            return
+        streams: list[Any] = []
+        try:
+            for place, parts in self._groups.items():
+                stream = self._backend.side_stream(place)
+                streams.append(stream)
+                self._queue(stream, image, offsets, [part for part in parts if part.size <= SMALL_BYTES])
+                if self.overlap:
+                    self._backend.hold(place, self._backend.event(stream))
+                self._queue(stream, image, offsets, [part for part in parts if part.size > SMALL_BYTES])
+                self._events.append((place, self._backend.event(stream)))
+        except BaseException:
+            self._drain(streams)
+            raise
+        if self.overlap:
+            _gate(self)
+
+    def finish(self) -> None:
+        """Returns when every byte is there."""
+        try:
+            for _, event in self._events:
+                event.synchronize()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            with _lock:
+                if self in _pending:
+                    _pending.remove(self)
+
+    def hold(self) -> None:
+        """The program's next work on these devices waits. Where even that fails, the file is not to be trusted."""
+        for place, event in self._events:
+            try:
+                self._backend.hold(place, event)
+            except Exception as failure:
+                self._failure = failure
+
+    def _queue(self, stream: Any, image: int, offsets: list[int], parts: list[_Part]) -> None:
+        for part in parts:
+            for done in range(0, part.size, CHUNK_BYTES):
+                size = min(CHUNK_BYTES, part.size - done)
+                target = image + offsets[part.index] + done
+                self._backend.copy(stream, part.storage, part.offset + done, size, target)
+
+    def _drain(self, streams: list[Any]) -> None:
+        """Nothing may write into an image that goes back to the agent."""
+        for stream in streams:
+            try:
+                self._backend.event(stream).synchronize()
+            except Exception:  # a device that reports errors writes no more
+                log.debug("nebula: a device failed while its copies were given up", exc_info=True)
+
+    def _copy_staged(self, image: int, offsets: list[int]) -> None:
+        """Through a little memory that the device may write to; all of it is done on return."""
+        with _staging_lock:
+            if not _staging:
+                _staging.extend(self._backend.staging(CHUNK_BYTES) for _ in range(STAGING_COUNT))
+            running: list[tuple[Any, int, int, int]] = []  # event, staging address, target, size
+            for place, parts in self._groups.items():
+                stream = self._backend.side_stream(place)
+                try:
+                    for part in parts:
+                        for done in range(0, part.size, CHUNK_BYTES):
+                            if len(running) == STAGING_COUNT:
+                                self._empty(running.pop(0))
+                            used = {entry[1] for entry in running}
+                            staging = next(address for address, _ in _staging if address not in used)
+                            size = min(CHUNK_BYTES, part.size - done)
+                            self._backend.copy(stream, part.storage, part.offset + done, size, staging)
+                            target = image + offsets[part.index] + done
+                            running.append((self._backend.event(stream), staging, target, size))
+                    while running:
+                        self._empty(running.pop(0))
+                except BaseException:
+                    self._drain([stream])
+                    raise
+
+    @staticmethod
+    def _empty(entry: tuple[Any, int, int, int]) -> None:
+        event, staging, target, size = entry
+        event.synchronize()
+        ctypes.memmove(target, staging, size)
+
+
+def _is_registered(backend: Backend, image: int, size: int) -> bool:
+    """Registers an image that is seen for the first time; it stays so until its mapping goes."""
+    global _refusal_said, _watches
+    with _lock:
+        if image in _registered:
+            return _registered[image] is not None
+        if not _watches:
+            _nebula.watch_images(_unmapping)
+            _watches = True
+    registered = backend.register(image, size)
+    with _lock:
+        _registered[image] = backend if registered else None
+        say = not registered and not _refusal_said
+        _refusal_said = _refusal_said or say
+    if say:
+        log.warning(
+            "nebula: shared memory of %d bytes cannot be registered with the device (is the limit of locked memory, "
+            "ulimit -l, too low?): device tensors are copied through %d bytes of pinned memory, and overlap=True "
+            "copies before it returns",
+            size,
+            STAGING_COUNT * CHUNK_BYTES,
+        )
+    return registered
+
+
+def _unmapping(image: int) -> None:
+    with _lock:
+        backend = _registered.pop(image, None)
+    if backend is not None:
+        backend.unregister(image)
+
+
+def _gate(filler: Filler) -> None:
+    global _has_hook
+    with _lock:
+        if not _has_hook:
+            register_optimizer_step_pre_hook(_before_step)
+            _has_hook = True
+        _pending.append(filler)
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Before a step of any torch optimizer in this process, also one inside another library's."""
+    if not _pending:
+        return
+    with _lock:
+        running = list(_pending)
+    for filler in running:
+        filler.hold()
+
+
+def _forget_in_child() -> None:
+    """A forked child has no device and none of the parent's copies."""
+    global _lock, _staging_lock
+    _lock, _staging_lock = threading.Lock(), threading.Lock()
+    _pending.clear()
+    _registered.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

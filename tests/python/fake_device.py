@@ -1,0 +1,150 @@
+"""A device made of threads: its memory is CPU memory that was marked, its streams run late, and its copies really copy.
+
+What a program does on the device is queued with enqueue(). Copies from it are held up until let_go(), so that whatever
+should have waited for them, and did not, is seen in what they read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Event:
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.failure: BaseException | None = None
+
+    def synchronize(self) -> None:
+        assert self.done.wait(60), "the fake device hangs"
+        if self.failure is not None:
+            raise self.failure
+
+
+class Stream:
+    """Runs what is queued, one after the other. A failure stays, as a device's does."""
+
+    def __init__(self) -> None:
+        self.work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            step = self.work.get()
+            try:
+                step()
+            except BaseException as failure:
+                self.failure = failure
+
+    def event(self) -> Event:
+        event = Event()
+
+        def reach() -> None:
+            event.failure = self.failure
+            event.done.set()
+
+        self.work.put(reach)
+        return event
+
+
+class Device:
+    """The backend of device.py, and what a program sees of a device."""
+
+    def __init__(self, name: str = "fake:0") -> None:
+        self.name = name
+        self.marked: set[int] = set()
+        self.kept: list[torch.UntypedStorage] = []
+        self.current, self.side = Stream(), Stream()
+        self.open = threading.Event()
+        self.open.set()
+        self.registered: dict[int, int] = {}
+        self.registrations: list[int] = []
+        self.refuses = self.copy_fails = self.queue_fails = False
+        self.copied: list[tuple[int, int]] = []  # (storage's address, bytes), as they were queued
+        self.ended = 0  # copies that were queued and write no more
+
+    # -- the program's side
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        self.marked.add(storage.data_ptr())
+        self.kept.append(storage)
+        return tensor
+
+    def enqueue(self, work: Callable[[], object]) -> None:
+        self.current.work.put(work)
+
+    def hold_up(self) -> None:
+        self.open.clear()
+
+    def let_go(self) -> None:
+        self.open.set()
+
+    def synchronize(self) -> None:
+        self.current.event().synchronize()
+
+    # -- the backend
+
+    def place(self, storage: torch.UntypedStorage) -> str | None:
+        return self.name if storage.data_ptr() in self.marked else None
+
+    def register(self, address: int, size: int) -> bool:
+        self.registrations.append(address)
+        if self.refuses:
+            return False
+        assert address not in self.registered
+        self.registered[address] = size
+        return True
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]
+
+    def staging(self, size: int) -> tuple[int, Any]:
+        buffer = torch.empty(size, dtype=torch.uint8)
+        self.registered[buffer.data_ptr()] = size
+        return buffer.data_ptr(), buffer
+
+    def side_stream(self, place: str) -> Stream:
+        before = self.current.event()
+        self.side.work.put(before.synchronize)
+        return self.side
+
+    def copy(self, stream: Stream, storage: torch.UntypedStorage, offset: int, size: int, address: int) -> None:
+        if self.queue_fails and self.copied:
+            raise RuntimeError("the fake device takes no more work")
+        assert any(begin <= address and address + size <= begin + room for begin, room in self.registered.items())
+        self.copied.append((storage.data_ptr(), size))
+
+        def run() -> None:
+            assert self.open.wait(60)
+            self.ended += 1
+            if self.copy_fails:
+                raise RuntimeError("the fake device failed")
+            ctypes.memmove(address, storage.data_ptr() + offset, size)
+
+        stream.work.put(run)
+
+    def event(self, stream: Stream) -> Event:
+        return stream.event()
+
+    def hold(self, place: str, event: Event) -> None:
+        self.current.work.put(event.done.wait)
+
+
+class SGD(torch.optim.Optimizer):
+    """Steps on the device: what it changes is queued there."""
+
+    def __init__(self, parameters: Any, device: Device, lr: float = 1.0) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.device = device
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.device.enqueue(lambda p=parameter, lr=group["lr"]: p.data.sub_(lr))
