@@ -261,6 +261,20 @@ NEBULA_API enum nebula_status nebula_session_find_published(nebula_session *sess
  * changes no checkpoint. */
 NEBULA_API enum nebula_status nebula_checkpoint_map(nebula_checkpoint *checkpoint, const char *name,
         nebula_map **ret_map, struct nebula_error *ret_error);
+/* The same, but what only storage has is not read yet, and zeros until then: nebula_map_fetch brings a range, verified, and
+ * nebula_map_read brings ranges to where they belong, with no copy of them in the map. One call at a time. */
+NEBULA_API enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, const char *name,
+        nebula_map **ret_map, struct nebula_error *ret_error);
+NEBULA_API enum nebula_status nebula_map_fetch(nebula_map *map, uint64_t offset, uint64_t size,
+        struct nebula_error *ret_error);
+/* `size` bytes from `offset` of the file on, and where they go. */
+struct nebula_part {
+        uint64_t offset, size;
+        void *data;
+};
+/* Parts come in the order of their offsets and do not overlap. After a failure their contents are undefined. */
+NEBULA_API enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *parts, size_t count,
+        struct nebula_error *ret_error);
 NEBULA_API const void *nebula_map_data(const nebula_map *map);
 NEBULA_API uint64_t nebula_map_size(const nebula_map *map);
 /* A tensor of a file that nebula_checkpoint_save_tensors wrote. */

@@ -413,7 +413,8 @@ static PyObject *checkpoint_state(PyObject *self, PyObject *unused)
         return status == NEBULA_OK ? PyUnicode_FromString(nebula_state_name(state)) : nebula_raise(&error);
 }
 
-static PyObject *checkpoint_map(PyObject *self, PyObject *name)
+static PyObject *open_map(PyObject *self, PyObject *name,
+                          enum nebula_status (*open)(nebula_checkpoint *, const char *, nebula_map **, struct nebula_error *))
 {
         const char *utf8 = PyUnicode_AsUTF8(name);
         struct nebula_error error = { 0 };
@@ -423,9 +424,19 @@ static PyObject *checkpoint_map(PyObject *self, PyObject *name)
         if (!utf8)
                 return NULL;
         Py_BEGIN_ALLOW_THREADS
-        status = nebula_checkpoint_map(handle_of(self), utf8, &map, &error);
+        status = open(handle_of(self), utf8, &map, &error);
         Py_END_ALLOW_THREADS
         return status == NEBULA_OK ? map_object(self, map) : nebula_raise(&error);
+}
+
+static PyObject *checkpoint_map(PyObject *self, PyObject *name)
+{
+        return open_map(self, name, nebula_checkpoint_map);
+}
+
+static PyObject *checkpoint_map_lazily(PyObject *self, PyObject *name)
+{
+        return open_map(self, name, nebula_checkpoint_map_lazily);
 }
 
 static PyObject *checkpoint_report(PyObject *self, PyObject *unused)
@@ -455,6 +466,7 @@ static PyMethodDef checkpoint_methods[] = {
         { "wait", checkpoint_wait, METH_VARARGS, "wait(state, timeout_ms)" },
         { "state", checkpoint_state, METH_NOARGS, "The name of its state." },
         { "map", checkpoint_map, METH_O, "map(name) -> Map of the verified bytes" },
+        { "map_lazily", checkpoint_map_lazily, METH_O, "map_lazily(name) -> Map whose bytes may have to be fetched" },
         { "report", checkpoint_report, METH_NOARGS, "What the agent knows of it, as JSON text." },
         { NULL, NULL, 0, NULL },
 };

@@ -45,11 +45,66 @@ static int map_buffer(PyObject *self, Py_buffer *view, int flags)
                                  (Py_ssize_t)nebula_map_size(handle), 0, flags);
 }
 
+static PyObject *map_fetch(PyObject *self, PyObject *args)
+{
+        struct nebula_error error = { 0 };
+        unsigned long long offset, size;
+        enum nebula_status status;
+
+        if (!PyArg_ParseTuple(args, "KK", &offset, &size))
+                return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_map_fetch(((struct map *)self)->handle, offset, size, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyObject *map_read(PyObject *self, PyObject *list)
+{
+        Py_ssize_t count = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
+        struct nebula_part *parts;
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (count < 0) {
+                PyErr_SetString(PyExc_TypeError, "read takes a list of (offset, size, address)");
+                return NULL;
+        }
+        parts = PyMem_Calloc((size_t)count + 1, sizeof *parts);
+        if (!parts)
+                return PyErr_NoMemory();
+        for (Py_ssize_t i = 0; i < count; i++) {
+                unsigned long long offset, size, address;
+
+                if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "KKK", &offset, &size, &address)) {
+                        PyMem_Free(parts);
+                        return NULL;
+                }
+                parts[i] = (struct nebula_part){ .offset = offset, .size = size, .data = (void *)(uintptr_t)address };
+        }
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_map_read(((struct map *)self)->handle, parts, (size_t)count, &error);
+        Py_END_ALLOW_THREADS
+        PyMem_Free(parts);
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
+static PyMethodDef map_methods[] = {
+        { "fetch", map_fetch, METH_VARARGS, "fetch(offset, size): after it these bytes are there." },
+        { "read", map_read, METH_O, "read([(offset, size, address)]): brings bytes to where they belong; parts in the order of their offsets." },
+        { NULL, NULL, 0, NULL },
+};
+
 int map_add_type(PyObject *module)
 {
         static PyType_Slot slots[] = {
                 { Py_tp_doc, "The verified bytes of one file; see _map.c." },
                 { Py_tp_dealloc, map_dealloc },
+                { Py_tp_methods, map_methods },
                 { Py_bf_getbuffer, map_buffer },
                 { 0, NULL },
         };

@@ -311,11 +311,11 @@ class Checkpoint:
 
     # -- reading
 
-    def _map(self, name: str) -> _nebula.Map:
+    def _map(self, name: str, lazily: bool = False) -> _nebula.Map:
         if not isinstance(name, str):
             raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
         try:
-            return self._known().map(name)
+            return self._known().map_lazily(name) if lazily else self._known().map(name)
         except NebulaNotFound as failure:
             try:
                 files = self.files
@@ -339,7 +339,7 @@ class Checkpoint:
     @contextlib.contextmanager
     def view(self, name: str) -> Iterator[memoryview]:
         """The verified bytes of file ``name``, read-only, copied nowhere; valid inside the ``with`` block."""
-        with memoryview(self._map(name)) as data:
+        with memoryview(self._map(name)).toreadonly() as data:
             yield data
 
     def read_bytes(self, name: str) -> bytes:
@@ -350,8 +350,10 @@ class Checkpoint:
     def load_into(self, name: str, state_dict: Any, weights_only: bool | None = None) -> Any:
         """Copies the values of file ``name`` into the tensors of ``state_dict`` (or of a module), in place.
 
-        Nothing is changed unless all fits: the same keys, lengths, shapes and dtypes. Returns ``state_dict``.
+        Nothing is changed unless all fits: the same keys, lengths, shapes and dtypes. Values are checked on their way,
+        with no copy of them in between: after an error about damaged or unreadable bytes some have been replaced.
+        Returns ``state_dict``.
         """
         from . import loading
 
-        return loading.load_into(loading.load(self._map(name), "cpu", weights_only), state_dict, name)
+        return loading.load_into(self._map(name, lazily=True), state_dict, name, weights_only)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import pickletools
 from typing import Any
 
 import torch
@@ -18,11 +19,21 @@ from .errors import NebulaConfigError, NebulaError
 
 __all__ = ["load", "load_into"]
 
+# What builds objects without a look at the values of tensors.
+_PLAIN = {
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_tensor_v3"),
+    ("torch._utils", "_rebuild_parameter"),
+    ("collections", "OrderedDict"),
+}
+
 
 class _MapFile(io.RawIOBase):
     """A map as a file, for readers that want one."""
 
     def __init__(self, mapped: _nebula.Map) -> None:
+        self._mapped = mapped
+        self.failure: NebulaError | None = None
         self._view = memoryview(mapped)
         self._position = 0
 
@@ -43,24 +54,33 @@ class _MapFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
         part = self._view[self._position : self._position + len(target)]
+        try:
+            self._mapped.fetch(self._position, len(part))
+        except NebulaError as failure:
+            self.failure = failure  # readers in C++ make other errors of it
+            raise
         target[: len(part)] = part
         self._position += len(part)
         return len(part)
 
 
-def load(mapped: _nebula.Map, map_location: Any = None, weights_only: bool | None = None) -> Any:
+def load(
+    mapped: _nebula.Map,
+    map_location: Any = None,
+    weights_only: bool | None = None,
+    storage: torch.UntypedStorage | None = None,
+) -> Any:
     """What torch.load makes of the file.
 
-    weights_only None: False, unless NEBULA_WEIGHTS_ONLY=1.
+    weights_only None: False, unless NEBULA_WEIGHTS_ONLY=1. ``storage``: that of the map, for who needs its address.
     """
     if weights_only is None:
         weights_only = os.environ.get("NEBULA_WEIGHTS_ONLY", "") == "1"
     file = _MapFile(mapped)
-    is_zip = bytes(memoryview(mapped)[:4]) == b"PK\3\4"
-    if not is_zip or not hasattr(torch.serialization, "_load"):
+    if not _is_zip(mapped):
         return torch.load(file, map_location=map_location, weights_only=weights_only)
     # What torch.load(path, mmap=True) does, over memory instead of a path.
-    storage = torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()
+    storage = _storage_of(mapped) if storage is None else storage
     module = torch._weights_only_unpickler if weights_only else pickle
     reader = torch.serialization._open_zipfile_reader(file)
     try:
@@ -75,12 +95,52 @@ def load(mapped: _nebula.Map, map_location: Any = None, weights_only: bool | Non
         ) from None
 
 
-def load_into(source: Any, target: Any, name: str) -> Any:
-    """Copies loaded values into existing tensors, in place.
+def _is_zip(mapped: _nebula.Map) -> bool:
+    view = memoryview(mapped)
+    mapped.fetch(0, min(4, len(view)))
+    return bytes(view[:4]) == b"PK\3\4" and hasattr(torch.serialization, "_load")
+
+
+def _storage_of(mapped: _nebula.Map) -> torch.UntypedStorage:
+    return torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()
+
+
+def _needs_no_values(mapped: _nebula.Map) -> bool:
+    """Whether the file's objects can be built before their tensors' values are there.
+
+    What rebuilds plain tensors only notes where their values will be; any other function in the pickle may look.
+    """
+    file = _MapFile(mapped)
+    try:
+        with torch.serialization._open_zipfile_reader(file) as archive:
+            plain = archive.get_record("data.pkl")
+    except Exception as failure:
+        raise file.failure or failure from None
+    for opcode, argument, _ in pickletools.genops(plain):
+        if opcode.name == "GLOBAL" and not _is_plain(*argument.split(" ", 1)):
+            return False
+        if opcode.name in ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"):
+            return False
+    return True
+
+
+def _is_plain(module: str, name: str) -> bool:
+    if module == "torch":
+        return name.endswith("Storage") or name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)
+    return (module, name) in _PLAIN
+
+
+def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | None = None) -> Any:
+    """Copies the values of a map, whose bytes may still be in storage, into existing tensors, in place.
 
     Containers must have the same keys and lengths, tensors the same shape and dtype; all is checked before anything
     is changed. Values that are not tensors replace those of ``target``. Returns ``target``.
     """
+    view = memoryview(mapped)
+    if not _is_zip(mapped) or not _needs_no_values(mapped):
+        mapped.fetch(0, len(view))
+    storage = _storage_of(mapped)
+    source = load(mapped, "cpu", weights_only, storage)
     root = target
     if isinstance(target, torch.nn.Module):
         target = target.state_dict()
@@ -95,7 +155,7 @@ def load_into(source: Any, target: Any, name: str) -> Any:
         shown = "\n  ".join(plan.problems[:20])
         more = f"\n  and {len(plan.problems) - 20} more" if len(plan.problems) > 20 else ""
         raise NebulaConfigError(f"{name} does not fit what it is loaded into:\n  {shown}{more}")
-    plan.run()
+    plan.run(mapped, storage)
     return root
 
 
@@ -151,12 +211,40 @@ class _Plan:
         else:
             self.copies.append((target, source))
 
-    def run(self) -> None:
+    def run(self, mapped: _nebula.Map, storage: torch.UntypedStorage) -> None:
+        base, end = storage.data_ptr(), 0
+        straight, rest, pairs = [], [], []
+        for target, source in self.copies:
+            (pairs if _is_raw(source) and _is_raw(target) else rest).append((target, source))
+        for target, source in sorted(pairs, key=lambda pair: pair[1].data_ptr()):
+            offset, size = source.data_ptr() - base, source.numel() * source.element_size()
+            if offset >= end and 0 < size <= storage.nbytes() - offset:
+                straight.append((offset, size, target.data_ptr()))
+                torch.autograd.graph.increment_version(target)
+                end = offset + size
+            else:  # tied to the one before
+                rest.append((target, source))
+        mapped.read(straight)
         with torch.no_grad():
-            for target, source in self.copies:
+            for target, source in rest:
+                if source.layout == torch.strided:
+                    offset, size = source.untyped_storage().data_ptr() - base, source.untyped_storage().nbytes()
+                    if offset >= 0 and size <= storage.nbytes() - offset:
+                        mapped.fetch(offset, size)
                 target.copy_(source)
         for container, key, value in self.values:
             container[key] = value
+
+
+def _is_raw(tensor: torch.Tensor) -> bool:
+    """Whether its values are its bytes in order, in memory of this process."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -11,6 +11,7 @@
  *      save.c        layout, image, capture
  *      copies.c      captures that go on after save returned
  *      map.c         reading back
+ *      stored.c      what is read from storage by this process itself
  *
  * Every request goes through session_call: on the session's own connection
  * under request_lock, or, when it may wait for long, on a connection that
@@ -198,5 +199,18 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
                                  struct nebula_error *error);
 /* Waits for all of them and ends the thread. */
 void copies_done(struct nebula_session *session);
+
+/* stored.c: false means that a read failed or that bytes are damaged. */
+struct client_stored;
+/* Takes over `fd`, unless it returns NULL: no memory. */
+struct client_stored *stored_new(int fd, const struct ipc_opened *opened);
+void stored_free(struct client_stored *stored);
+/* The chunks of a range into their places at `data`, which has the whole file's size, in whole pages. */
+bool stored_fetch(struct client_stored *stored, void *data, uint64_t offset, uint64_t size);
+bool stored_fetch_all(struct client_stored *stored, void *data);
+/* Copies ranges of a file to where they belong, on a few threads: from `data`, and what was not fetched there from storage, with no
+ * copy in between. stored NULL: all of it is at `data`. Parts are in the order of their offsets and do not overlap. */
+bool stored_scatter(const struct client_stored *stored, const void *data, uint64_t size, const struct nebula_part *parts,
+                    size_t count);
 
 #endif

@@ -9,14 +9,15 @@
 #include "base/error.h"
 #include "client/client.h"
 #include "image/image.h"
-#include "os/bulk.h"
 #include "os/os.h"
-#include "sum/sum.h"
 
 struct nebula_map {
         void *data; /* NULL when the file is empty */
         uint64_t size;
         bool is_zip;
+        struct client_stored *stored;    /* NULL: every byte is there */
+        nebula_checkpoint *checkpoint;   /* held */
+        char name[IPC_NAME_MAX];
 };
 
 /* A mapping beyond the end of its file would end the trainer with SIGBUS: so its size is looked at. */
@@ -37,93 +38,162 @@ static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebul
         return NEBULA_OK;
 }
 
-static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size,
-                                      struct nebula_error *error)
+/* Room for a file that is read here. */
+static enum nebula_status make_room(struct nebula_map *map, struct nebula_error *error)
 {
-        const struct ipc_opened *opened = argument;
+        int result = map->size == 0 ? 0 : os->map(-1, 0, map->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS,
+                                                  &map->data);
 
-        return sum_crc64(0, data, size) == opened->crc64[offset / opened->chunk_bytes] ? NEBULA_OK : NEBULA_CORRUPT;
+        if (result < 0)
+                return error_set(error, NEBULA_NO_MEMORY, -result, "no memory for a file of %llu bytes", (unsigned long long)map->size);
+        if (map->size)
+                os->advise(map->data, map->size, OS_ADVISE_HUGE); /* fewer pages to make; without it all works as well */
+        return NEBULA_OK;
 }
 
-/* False: not read, or damaged; nothing is kept. */
-static bool read_stored(struct nebula_map *map, int fd, struct ipc_opened *opened)
+/* reads_storage: whether the agent may lend the stored file. */
+static enum nebula_status open_file(struct nebula_map *map, bool reads_storage, struct client_wire *wire, struct nebula_error *error)
 {
-        uint64_t size = map->size;
-        int result = size == 0 ? 0 :
-                     os->map(-1, 0, size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &map->data);
+        struct ipc_open request = { .reads_storage = reads_storage };
+        struct client_call call = {
+                .type = IPC_OPEN, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = map->checkpoint, .timeout_ms = -1, /* as long as reading takes */
+        };
 
-        if (result < 0) {
-                map->data = NULL;
-                return false;
-        }
-        if (size == 0)
-                return true;
-        os->advise(map->data, size, OS_ADVISE_HUGE); /* fewer pages to make; without it all works as well */
-        result = bulk_read(fd, opened->is_direct, map->data, size, opened->chunk_bytes, check_chunk, opened, NULL);
-        if (result == 0)
-                return true;
-        os->unmap(map->data, size);
-        map->data = NULL;
-        return false;
+        memcpy(request.name, map->name, sizeof request.name);
+        return session_call_alone(map->checkpoint->session, wire, &call, error);
 }
 
-/* *ret_again: the stored file could not be read here; the agent finds out why, and what else there is. */
-static enum nebula_status open_file(nebula_checkpoint *checkpoint, struct ipc_open *request, struct nebula_map *map,
-                                    bool *ret_again, struct nebula_error *error)
+static enum nebula_status open_map(struct nebula_map *map, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
-        struct client_call call = {
-                .type = IPC_OPEN, .request = request, .size = sizeof *request, .version_id = &request->version_id,
-                .checkpoint = checkpoint, .timeout_ms = -1, /* as long as reading takes */
-        };
-        enum nebula_status status = session_call_alone(checkpoint->session, &wire, &call, error);
+        enum nebula_status status = open_file(map, true, &wire, error);
 
-        *ret_again = false;
         if (status == NEBULA_OK) {
-                struct ipc_opened *opened = wire.frame.payload;
+                const struct ipc_opened *opened = wire.frame.payload;
 
                 map->size = opened->size;
                 map->is_zip = opened->format == IPC_FORMAT_ZIP;
-                if (opened->chunk_bytes)
-                        *ret_again = !read_stored(map, wire.frame.fd, opened);
-                else
+                if (!opened->chunk_bytes) {
                         status = map_image(map, wire.frame.fd, error);
+                } else {
+                        map->stored = stored_new(wire.frame.fd, opened);
+                        if (map->stored)
+                                wire.frame.fd = -1;
+                        status = map->stored ? make_room(map, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a map");
+                }
         }
         client_wire_close(&wire);
         return status;
 }
 
-enum nebula_status nebula_checkpoint_map(nebula_checkpoint *checkpoint, const char *name, nebula_map **ret_map,
-                                         struct nebula_error *ret_error)
+/* The lent file could not be read, or is damaged: the agent says which, or has another source. */
+static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula_error *error)
 {
-        struct ipc_open request = { .reads_storage = true };
+        struct client_wire wire = { .fd = -1 };
+        enum nebula_status status = open_file(map, false, &wire, error);
+        struct nebula_map image = { .size = map->size };
+
+        if (status == NEBULA_OK && ((const struct ipc_opened *)wire.frame.payload)->size != map->size)
+                status = error_set(error, NEBULA_FAILED, 0, "\"%s\" of checkpoint \"%s\" was written again while it was read", map->name,
+                                   map->checkpoint->tag);
+        if (status == NEBULA_OK)
+                status = map_image(&image, wire.frame.fd, error);
+        if (status == NEBULA_OK && map->size) {
+                memcpy(map->data, image.data, map->size);
+                os->unmap(image.data, map->size);
+        }
+        client_wire_close(&wire);
+        if (status == NEBULA_OK) {
+                stored_free(map->stored);
+                map->stored = NULL;
+        }
+        return status;
+}
+
+static enum nebula_status fetch_all(struct nebula_map *map, struct nebula_error *error)
+{
+        if (!map->stored)
+                return NEBULA_OK;
+        if (!stored_fetch_all(map->stored, map->data))
+                return fetch_from_agent(map, error);
+        stored_free(map->stored);
+        map->stored = NULL;
+        return NEBULA_OK;
+}
+
+enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, const char *name, nebula_map **ret_map,
+                                                struct nebula_error *ret_error)
+{
         struct nebula_map *map;
         enum nebula_status status;
-        bool again;
 
         if (!checkpoint || !name || !ret_map)
-                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_map needs a checkpoint, a name and a "
-                                 "place for the map");
-        status = client_text(request.name, sizeof request.name, name, "the file's name", ret_error);
-        if (status != NEBULA_OK)
-                return status;
-        status = copies_settle(checkpoint->session, 0, -1, ret_error);
-        if (status != NEBULA_OK)
-                return status;
+                return error_set(ret_error, NEBULA_INVALID, 0, "a map needs a checkpoint, a name and a place for the result");
         map = calloc(1, sizeof *map);
         if (!map)
                 return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a map");
-        status = open_file(checkpoint, &request, map, &again, ret_error);
-        if (status == NEBULA_OK && again) {
-                request.reads_storage = false;
-                status = open_file(checkpoint, &request, map, &again, ret_error);
-        }
+        map->checkpoint = checkpoint;
+        atomic_fetch_add(&checkpoint->user_count, 1);
+        status = client_text(map->name, sizeof map->name, name, "the file's name", ret_error);
+        if (status == NEBULA_OK)
+                status = copies_settle(checkpoint->session, 0, -1, ret_error);
+        if (status == NEBULA_OK)
+                status = open_map(map, ret_error);
         if (status != NEBULA_OK) {
                 nebula_map_free(map);
                 return status;
         }
         *ret_map = map;
         return NEBULA_OK;
+}
+
+enum nebula_status nebula_checkpoint_map(nebula_checkpoint *checkpoint, const char *name, nebula_map **ret_map,
+                                         struct nebula_error *ret_error)
+{
+        nebula_map *map = NULL;
+        enum nebula_status status = nebula_checkpoint_map_lazily(checkpoint, name, ret_map ? &map : NULL, ret_error);
+
+        if (status == NEBULA_OK)
+                status = fetch_all(map, ret_error);
+        if (status != NEBULA_OK) {
+                nebula_map_free(map);
+                return status;
+        }
+        *ret_map = map;
+        return NEBULA_OK;
+}
+
+static bool lies_in(const struct nebula_map *map, uint64_t offset, uint64_t size)
+{
+        return offset <= map->size && size <= map->size - offset;
+}
+
+enum nebula_status nebula_map_fetch(nebula_map *map, uint64_t offset, uint64_t size, struct nebula_error *ret_error)
+{
+        if (!map || !lies_in(map, offset, size))
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_fetch needs a map and a range that lies in it");
+        if (!map->stored || stored_fetch(map->stored, map->data, offset, size))
+                return NEBULA_OK;
+        return fetch_from_agent(map, ret_error);
+}
+
+enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *parts, size_t count, struct nebula_error *ret_error)
+{
+        enum nebula_status status;
+        uint64_t end = 0;
+
+        if (!map || (count && !parts))
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_read needs a map and parts");
+        for (size_t i = 0; i < count; end = parts[i].offset + parts[i].size, i++)
+                if (!lies_in(map, parts[i].offset, parts[i].size) || parts[i].offset < end || (parts[i].size && !parts[i].data))
+                        return error_set(ret_error, NEBULA_INVALID, 0, "part %zu does not lie in the file behind the one before it", i);
+        if (stored_scatter(map->stored, map->data, map->size, parts, count))
+                return NEBULA_OK;
+        status = fetch_from_agent(map, ret_error);
+        if (status == NEBULA_OK)
+                stored_scatter(NULL, map->data, map->size, parts, count); /* from memory: it can't fail */
+        return status;
 }
 
 const void *nebula_map_data(const nebula_map *map)
@@ -154,5 +224,7 @@ void nebula_map_free(nebula_map *map)
                 return;
         if (map->data)
                 os->unmap(map->data, map->size);
+        stored_free(map->stored);
+        nebula_checkpoint_free(map->checkpoint);
         free(map);
 }

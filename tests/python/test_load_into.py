@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
+import nebulaml
 import pytest
 import torch
+from nebulaml import _nebula, engine
 from same import assert_same
 
 
@@ -60,3 +64,106 @@ def test_a_module_is_loaded_in_place(nm):
     weight = target.weight
     checkpoint.load_into("m.pt", target)
     assert target.weight is weight and torch.equal(weight, source.weight)
+
+
+@pytest.fixture
+def cold(nm, place):
+    """Saves an object so that only storage has it; returns the checkpoint as a new agent finds it."""
+
+    def only_stored(obj):
+        checkpoint = nm.Checkpoint("cold")
+        checkpoint.save("s.pt", obj)
+        checkpoint.commit()
+        checkpoint.wait("durable", timeout=60)
+        nm._shutdown()
+        place.kill_agent()
+        for file in place.memory.rglob("*"):
+            if file.is_file():
+                file.unlink()
+        nm.init(str(place.storage), 0, 2, on_error="raise")
+        return nm.get_checkpoint("cold")
+
+    return only_stored
+
+
+def memory_used():
+    """Bytes of the node's memory tier."""
+    status = json.loads(engine.session().report(_nebula.REPORT_STATUS, None))
+    return status["agent"]["memory_used"]
+
+
+def test_what_only_storage_has_is_read_by_the_program_first_and_kept_when_asked_for_again(cold):
+    state = {"w": torch.randn(700_001), "s": 3}
+    checkpoint = cold(state)
+    loaded = checkpoint.load("s.pt")
+    assert_same(state, loaded)
+    assert memory_used() == 0
+    loaded["w"].zero_()
+    assert_same(state, checkpoint.load("s.pt"))
+    assert memory_used() > 700_001 * 4
+
+
+def test_bytes_from_storage_go_straight_into_all_kinds_of_tensors(cold):
+    torch.manual_seed(2)
+    big = torch.randn(3_000_000)  # spans chunks
+    state = {
+        "big": big,
+        "view": big[5:100],
+        "tied": big,
+        "turned": torch.randn(30, 20).t(),
+        "empty": torch.zeros(0, 3),
+        "half": torch.randn(1000).half(),
+        "f8": torch.randn(64).to(torch.float8_e4m3fn),
+        "conj": torch.randn(5, dtype=torch.complex64).conj(),
+        "parameter": torch.nn.Parameter(torch.randn(17)),
+        "list": [torch.arange(9), "text"],
+    }
+    target = {
+        **{name: torch.zeros_like(value) for name, value in state.items() if name != "list"},
+        "turned": torch.zeros(20, 30),
+        "list": [torch.zeros(9, dtype=torch.long), "other"],
+    }
+    version = target["big"]._version
+    cold(state).load_into("s.pt", target)
+    for name in state:
+        if name != "list":
+            assert torch.equal(state[name].float() if name == "f8" else state[name], target[name].float() if name == "f8" else target[name]), name
+    assert target["list"][1] == "text" and torch.equal(target["list"][0], torch.arange(9))
+    assert target["big"]._version > version  # autograd notices
+
+
+def test_objects_that_look_at_values_while_they_are_built_get_them(cold):
+    sparse = torch.sparse_coo_tensor([[0, 2], [1, 0]], [3.0, 4.0], (3, 2))
+    target = {"sparse": torch.sparse_coo_tensor([[0, 2], [1, 0]], [0.0, 0.0], (3, 2)), "w": torch.zeros(3)}
+    cold({"sparse": sparse, "w": torch.ones(3)}).load_into("s.pt", target)
+    assert torch.equal(target["sparse"].to_dense(), sparse.to_dense()) and target["w"].all()
+
+
+@pytest.mark.parametrize("way", ["load", "load_into"])
+def test_a_flipped_byte_in_storage_is_found_on_either_way(cold, place, way):
+    checkpoint = cold({"w": torch.zeros(3_000_000)})
+    file = place.storage / "cold" / "s.pt"
+    with open(file, "r+b") as stream:
+        stream.seek(9_000_000)
+        stream.write(b"\1")
+    more = [] if way == "load" else [{"w": torch.ones(3_000_000)}]
+    with pytest.raises(RuntimeError, match=r"s\.pt: damaged between byte 8388608 and") as caught:
+        getattr(checkpoint, way)("s.pt", *more)
+    assert type(caught.value).__name__ == "NebulaCorrupt"
+
+
+def test_loading_into_tensors_takes_no_second_copy_of_them(cold, place):
+    cold({"w": torch.arange(32 << 20, dtype=torch.float32)})
+    nebulaml._shutdown()
+    output = place.run("""
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        target = {"w": torch.ones(32 << 20)}
+        open("/proc/self/clear_refs", "w").write("5")  # the peak starts again here
+        def peak(name): return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+        before = peak("VmHWM")
+        nm.get_checkpoint("cold").load_into("s.pt", target)
+        say(peak("VmHWM") - before, torch.equal(target["w"], torch.arange(32 << 20, dtype=torch.float32)))
+    """, place.storage)
+    kib, same = output.split()[-2:]
+    assert same == "True"
+    assert int(kib) < 64 << 10, "128 MiB were loaded"

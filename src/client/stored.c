@@ -1,0 +1,200 @@
+/*
+ * A file that the agent lent from storage: read here, chunk by chunk, each compared with its checksum before any byte of
+ * it is used. Nothing is reported in detail: whoever reads in vain asks the agent, which finds out what is wrong.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/client.h"
+#include "image/image.h"
+#include "os/bulk.h"
+#include "os/os.h"
+#include "os/thread.h"
+#include "sum/sum.h"
+
+#define READERS_MAX 8u /* each with one request on its way: as many as the disk is fastest with */
+
+struct client_stored {
+        int fd;
+        bool is_direct;
+        uint64_t size, chunk_bytes, chunk_count;
+        uint64_t *crc64;
+        bool *present; /* chunks that lie in the map already */
+};
+
+struct client_stored *stored_new(int fd, const struct ipc_opened *opened)
+{
+        struct client_stored *stored = calloc(1, sizeof *stored);
+
+        if (!stored)
+                return NULL;
+        stored->fd = -1;
+        stored->is_direct = opened->is_direct;
+        stored->size = opened->size;
+        stored->chunk_bytes = opened->chunk_bytes;
+        stored->chunk_count = opened->chunk_count;
+        stored->crc64 = calloc(stored->chunk_count + 1, sizeof *stored->crc64); /* + 1: an empty file has none */
+        stored->present = calloc(stored->chunk_count + 1, sizeof *stored->present);
+        if (!stored->crc64 || !stored->present) {
+                stored_free(stored);
+                return NULL;
+        }
+        memcpy(stored->crc64, opened->crc64, stored->chunk_count * sizeof *stored->crc64);
+        stored->fd = fd;
+        return stored;
+}
+
+void stored_free(struct client_stored *stored)
+{
+        if (!stored)
+                return;
+        if (stored->fd >= 0)
+                os->close(stored->fd);
+        free(stored->crc64);
+        free(stored->present);
+        free(stored);
+}
+
+static uint64_t chunk_size(const struct client_stored *stored, uint64_t index)
+{
+        uint64_t offset = index * stored->chunk_bytes;
+
+        return stored->size - offset < stored->chunk_bytes ? stored->size - offset : stored->chunk_bytes;
+}
+
+/* `to` has room for whole pages, which is what a direct file is read by: the last read ends where the file does. */
+static bool read_chunk(const struct client_stored *stored, uint64_t index, char *to)
+{
+        uint64_t offset = index * stored->chunk_bytes, size = chunk_size(stored, index), done = 0;
+        uint64_t asked = (size + BULK_PAGE_BYTES - 1) / BULK_PAGE_BYTES * BULK_PAGE_BYTES;
+
+        while (done < size) {
+                int64_t count = os->pread(stored->fd, to + done, asked - done, offset + done);
+
+                if (count == -EINTR)
+                        continue;
+                if (count <= 0)
+                        return false;
+                done += (uint64_t)count;
+        }
+        return sum_crc64(0, to, size) == stored->crc64[index];
+}
+
+static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size,
+                                      struct nebula_error *error)
+{
+        const struct client_stored *stored = argument;
+
+        return sum_crc64(0, data, size) == stored->crc64[offset / stored->chunk_bytes] ? NEBULA_OK : NEBULA_CORRUPT;
+}
+
+bool stored_fetch_all(struct client_stored *stored, void *data)
+{
+        if (stored->size && bulk_read(stored->fd, stored->is_direct, data, stored->size, (uint32_t)stored->chunk_bytes, check_chunk,
+                                      stored, NULL))
+                return false;
+        memset(stored->present, true, stored->chunk_count * sizeof *stored->present);
+        return true;
+}
+
+bool stored_fetch(struct client_stored *stored, void *data, uint64_t offset, uint64_t size)
+{
+        for (uint64_t index = offset / stored->chunk_bytes; size && index * stored->chunk_bytes < offset + size; index++) {
+                if (stored->present[index])
+                        continue;
+                if (!read_chunk(stored, index, (char *)data + index * stored->chunk_bytes))
+                        return false;
+                stored->present[index] = true;
+        }
+        return true;
+}
+
+/* One call of stored_scatter. */
+struct scatter {
+        const struct client_stored *stored;
+        const char *data;
+        uint64_t size, chunk_bytes;
+        const struct nebula_part *parts; /* in the order of their offsets */
+        size_t count;
+        atomic_uint_fast64_t next; /* chunk */
+        atomic_bool failed;
+};
+
+/* The first part that ends behind `offset`. */
+static size_t first_part(const struct scatter *scatter, uint64_t offset)
+{
+        size_t low = 0, high = scatter->count;
+
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+
+                if (scatter->parts[middle].offset + scatter->parts[middle].size <= offset)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+static void scatter_chunk(struct scatter *scatter, uint64_t index, char *bounce)
+{
+        const struct client_stored *stored = scatter->stored;
+        uint64_t begin = index * scatter->chunk_bytes;
+        uint64_t end = scatter->size - begin < scatter->chunk_bytes ? scatter->size : begin + scatter->chunk_bytes;
+        bool is_here = !stored || stored->present[index], is_read = false;
+        const char *from = is_here ? scatter->data + begin : bounce;
+
+        for (size_t i = first_part(scatter, begin); i < scatter->count && scatter->parts[i].offset < end; i++) {
+                const struct nebula_part *part = &scatter->parts[i];
+                uint64_t first = part->offset > begin ? part->offset : begin;
+                uint64_t last = part->offset + part->size < end ? part->offset + part->size : end;
+
+                if (first >= last)
+                        continue;
+                if (!is_here && !is_read && !read_chunk(stored, index, bounce)) {
+                        atomic_store(&scatter->failed, true);
+                        return;
+                }
+                is_read = true;
+                memcpy((char *)part->data + (first - part->offset), from + (first - begin), last - first);
+        }
+}
+
+static void *scatter_chunks(void *argument)
+{
+        struct scatter *scatter = argument;
+        uint64_t size = (scatter->chunk_bytes + BULK_PAGE_BYTES - 1) / BULK_PAGE_BYTES * BULK_PAGE_BYTES;
+        char *bounce = scatter->stored ? aligned_alloc(BULK_PAGE_BYTES, size) : NULL;
+
+        if (scatter->stored && !bounce)
+                return NULL; /* others do it, or the caller finds that nobody did */
+        while (!atomic_load(&scatter->failed)) {
+                uint64_t index = atomic_fetch_add(&scatter->next, 1);
+
+                if (index * scatter->chunk_bytes >= scatter->size)
+                        break;
+                scatter_chunk(scatter, index, bounce);
+        }
+        free(bounce);
+        return NULL;
+}
+
+bool stored_scatter(const struct client_stored *stored, const void *data, uint64_t size, const struct nebula_part *parts,
+                    size_t count)
+{
+        struct scatter scatter = { .stored = stored, .data = data, .size = size, .parts = parts, .count = count,
+                                   .chunk_bytes = stored ? stored->chunk_bytes : IMAGE_CHUNK_BYTES };
+        size_t wanted = stored || os->cpu_count() > READERS_MAX ? READERS_MAX : os->cpu_count();
+        pthread_t threads[READERS_MAX];
+        size_t started = 0;
+
+        while (started + 1 < wanted && (started + 1) * scatter.chunk_bytes < size &&
+               !os_thread_start(&threads[started], scatter_chunks, &scatter, false))
+                started++;
+        scatter_chunks(&scatter);
+        while (started)
+                pthread_join(threads[--started], NULL);
+        return !atomic_load(&scatter.failed) && atomic_load(&scatter.next) * scatter.chunk_bytes >= size;
+}
