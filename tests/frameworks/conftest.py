@@ -18,6 +18,10 @@ HERE = Path(__file__).resolve().parent
 ENDING = HERE / "ending.py"
 
 
+FULL = os.environ.get("NEBULA_TEST_FRAMEWORKS") == "all"
+full = pytest.mark.skipif(not FULL, reason="one of the long ones: make test-frameworks")
+
+
 def interpreter(environment: str) -> str:
     """The Python of .envs/<environment>; the test is skipped, by name, where `make test-frameworks` has not made it."""
     python = ROOT / ".envs" / environment / "bin" / "python"

@@ -128,6 +128,7 @@ def main() -> int:
             blocked.append(time.perf_counter() - start)
         if step == args.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
+    assert (args.way == "torch") == ("nebulaml" not in sys.modules)
     if rank == 0:
         weights = {name: value.double().sum().item() for name, value in engine.module.state_dict().items()}
         print(json.dumps({"end": True, "weights": weights, "blocked": blocked}), flush=True)

@@ -4,23 +4,21 @@ A short selection runs by default; NEBULA_TEST_FRAMEWORKS=all runs every version
 """
 
 import math
-import os
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
 
 import nebulaml
 import pytest
-from conftest import ENDING, HERE, interpreter
+from conftest import ENDING, FULL, HERE, full, interpreter
 
 STOCK = ["deepspeed-0.19.6", "deepspeed-0.18.4"]
 NEW = "deepspeed-0.19.8"
 WAYS = [*[(name, "stock") for name in STOCK], (NEW, "import"), (NEW, "attach"), ("deepspeed-0.19.6", "attach")]
 SHORT = [("deepspeed-0.19.6", "stock", 2, True), (NEW, "import", 1, False)]
 ALL = [(env, way, stage, bf16) for env, way in WAYS for stage in (0, 1, 2, 3) for bf16 in (False, True)]
-FULL = os.environ.get("NEBULA_TEST_FRAMEWORKS") == "all"
 CASES = ALL if FULL else SHORT
-full = pytest.mark.skipif(not FULL, reason="one of the long ones: make test-frameworks")
 BOTH = pytest.mark.parametrize(
     ("env", "way"), [("deepspeed-0.19.6", "stock"), pytest.param(NEW, "attach", marks=full)]
 )
@@ -37,19 +35,28 @@ _whole = {}
 
 
 def uninterrupted(node, env, *more, ranks=2):
-    """DeepSpeed alone, with its own torch.save: what every resumed run is compared with. Bit-reproducible, so once is enough."""
+    """DeepSpeed alone, with its own torch.save: what every resumed run is compared with. Bit-reproducible, so once is enough.
+
+    ZeRO-3 in fp32 on gloo has been seen to turn to NaN by itself: then there is nothing to compare with, and the run is made again,
+    with a warning. This hides nothing of Nebula: the job asserts that it is not even imported. A run with Nebula is never made again.
+    """
     key = (env, ranks, *map(str, more))
     for _ in range(3):
         if key not in _whole:
-            run = node.run(
-                interpreter(env), "deepspeed_job.py", "--way", "torch", "--persist", node.base / "x",
-                "--save-dir", node.base / "plain", *more, ranks=ranks,
-            )  # fmt: skip
-            # ZeRO-3 on gloo has been seen to turn to NaN by itself, with no Nebula loaded: nothing to compare with.
+            run = alone(node, env, *more, ranks=ranks)
             if all(math.isfinite(loss) for loss in run.losses.values()):
                 _whole[key] = run
+            else:
+                warnings.warn(f"DeepSpeed alone turned to NaN: {key}", stacklevel=2)
     assert key in _whole, "DeepSpeed alone does not train"
     return _whole[key]
+
+
+def alone(node, env, *more, **options):
+    return node.run(
+        interpreter(env), "deepspeed_job.py", "--way", "torch", "--persist", node.base / "x", "--save-dir", node.base / "plain",
+        *more, **options,
+    )  # fmt: skip
 
 
 def equal(again, whole, step):
@@ -66,6 +73,10 @@ def logs(node):
 def test_resume_after_sigkill_of_all_ranks_equals_uninterrupted_training(node, env, way, stage, bf16):
     more = ["--stage", stage, *(["--bf16"] if bf16 else [])]
     whole = uninterrupted(node, env, *more)
+    if (env, stage, bf16) == ("deepspeed-0.18.4", 0, True):
+        # It does not save the fp32 weights behind those in bf16, so that its own resume is not exact either: that one counts here.
+        alone(node, env, *more, ranks=2)
+        whole = alone(node, env, *more, "--resume", "--tag", "global_step4", ranks=2)
     job(node, env, way, *more, "--kill-at", 5, ranks=2, check=False)
     equal(job(node, env, way, *more, "--resume", ranks=2), whole, 4)
 
