@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "fake_agent.h"
 #include "tap.h"
 
@@ -284,6 +285,117 @@ static void a_lost_image_is_captured_again(void)
         CHECK(save("t", "n", "value", 5));
         CHECK(fake_seen(IPC_IMAGE) == 2);
         CHECK(holds("t", "n", "value", 5));
+        end();
+}
+
+/* A caller that writes the second of three ranges itself, when it is waited for. */
+static struct filling {
+        char *to;
+        int fill_count, filled_count, released_count, unmapped_count;
+        bool fill_fails, filled_fails, was_lost;
+        _Atomic bool may_end;
+} filling;
+
+static enum nebula_status filling_fill(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
+                                       struct nebula_error *ret_error)
+{
+        struct filling *at = argument;
+
+        at->fill_count++;
+        at->to = (char *)image + offsets[1];
+        if (at->fill_fails || offsets[2] + 3 > image_bytes)
+                return error_set(ret_error, NEBULA_NOT_FOUND, 0, "no device");
+        return NEBULA_OK;
+}
+
+static enum nebula_status filling_filled(void *argument, struct nebula_error *ret_error)
+{
+        struct filling *at = argument;
+
+        while (!atomic_load(&at->may_end))
+                usleep(1000);
+        at->filled_count++;
+        if (at->filled_fails)
+                return error_set(ret_error, NEBULA_TIMEOUT, 0, "the device is gone");
+        memcpy(at->to, "device", 6);
+        return NEBULA_OK;
+}
+
+static void filling_release(void *argument, const struct nebula_error *failure)
+{
+        struct filling *at = argument;
+
+        at->released_count++;
+        at->was_lost = failure && strstr(failure->message, "the device is gone");
+}
+
+static void filling_unmapping(void *argument, void *image)
+{
+        struct filling *at = argument;
+
+        at->unmapped_count += (char *)image <= at->to && at->to <= (char *)image + 4096;
+}
+
+static enum nebula_status fill_save(bool may_overlap, bool may_end)
+{
+        static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
+        const struct nebula_keep keep = { .release = filling_release, .argument = &filling, .fill = filling_fill,
+                                          .filled = filling_filled, .may_overlap = may_overlap };
+
+        atomic_store(&filling.may_end, may_end);
+        return nebula_checkpoint_save_bytes_kept(checkpoint, "n", ranges, 3, &keep, &error);
+}
+
+static void what_the_caller_fills_is_in_the_file(void)
+{
+        for (int may_overlap = 0; may_overlap < 2; may_overlap++) {
+                filling = (struct filling){ 0 };
+                start();
+                nebula_session_watch_images(session, filling_unmapping, &filling);
+                CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+                CHECK(ok(fill_save(may_overlap, !may_overlap)));
+                CHECK(fake_seen(IPC_CAPTURED) == !may_overlap); /* an overlapped save has returned before the end */
+                atomic_store(&filling.may_end, true);
+                CHECK(ok(nebula_session_settle(session, -1, &error)));
+                CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+                CHECK(holds("t", "n", "the device's.", 13));
+                CHECK(filling.fill_count == 1 && filling.filled_count == 1 && filling.released_count == 1);
+                CHECK(filling.unmapped_count == 0);
+                end();
+                CHECK(filling.unmapped_count == 1);
+        }
+}
+
+static void what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint(void)
+{
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        filling = (struct filling){ .fill_fails = true };
+        CHECK(fill_save(true, true) == NEBULA_FAILED && !strcmp(error.message, "no device"));
+        CHECK(filling.fill_count == 1 && filling.filled_count == 0 && filling.released_count == 0);
+        filling = (struct filling){ .filled_fails = true };
+        CHECK(fill_save(false, true) == NEBULA_FAILED && !strcmp(error.message, "the device is gone"));
+        CHECK(filling.filled_count == 1 && filling.released_count == 0);
+        CHECK(fake_seen(IPC_ABANDON) == 2);
+        filling = (struct filling){ .filled_fails = true };
+        CHECK(ok(fill_save(true, true)));
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
+        CHECK(filling.filled_count == 1 && filling.released_count == 1 && filling.was_lost);
+        CHECK(fake_seen(IPC_ABANDON) == 3 && fake_seen(IPC_CAPTURED) == 0);
+        end();
+}
+
+static void a_lost_image_is_filled_again_while_the_save_runs(void)
+{
+        filling = (struct filling){ 0 };
+        start();
+        fake.forgets = true;
+        fake_dies_at(IPC_CAPTURED, 1);
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(fill_save(false, true)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        CHECK(filling.fill_count == 2 && filling.filled_count == 2 && filling.released_count == 1);
+        CHECK(holds("t", "n", "the device's.", 13));
         end();
 }
 
@@ -597,6 +709,9 @@ static const struct tap_test tests[] = {
         TEST(the_agents_refusal_is_passed_on_in_its_words),
         TEST(an_agent_that_dies_at_any_request_is_survived),
         TEST(a_lost_image_is_captured_again),
+        TEST(what_the_caller_fills_is_in_the_file),
+        TEST(what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint),
+        TEST(a_lost_image_is_filled_again_while_the_save_runs),
         TEST(a_version_that_the_agent_forgot_is_begun_again),
         TEST(agents_that_die_again_and_again_end_in_an_error),
         TEST(without_an_agent_calls_fail_at_once_and_say_what_was_tried),
