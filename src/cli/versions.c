@@ -32,8 +32,15 @@ static void add_manifest(struct versions *versions, const struct manifest *manif
         version->generation = manifest->generation;
         version->size = manifest_size(manifest);
         version->file_count = manifest->file_count;
-        version->committed = (double)manifest->sequence / 1e9;
+        version->committed = version->moved = (double)manifest->sequence / 1e9;
         version->in_storage = true;
+}
+
+static double last_move(const json_t *report)
+{
+        const json_t *moves = json_object_get(report, "moves");
+
+        return number_of(json_array_get(moves, json_array_size(moves) - 1), "at");
 }
 
 static void add_report(struct versions *versions, const json_t *report)
@@ -54,6 +61,7 @@ static void add_report(struct versions *versions, const json_t *report)
                 version->size = (uint64_t)number_of(report, "size");
                 version->file_count = json_array_size(json_object_get(report, "files"));
                 version->committed = number_of(report, "committed_at");
+                version->moved = version->committed > 0 ? version->committed : last_move(report);
                 version->in_storage = lies_in(report, "storage");
                 snprintf(version->state, sizeof version->state, "%s", text_of(report, "state"));
         }
@@ -65,9 +73,8 @@ static int compare(const void *a, const void *b)
 {
         const struct version *x = a, *y = b;
 
-        /* What is not committed yet is the youngest. */
-        if (x->committed != y->committed)
-                return x->committed == 0 ? 1 : y->committed == 0 ? -1 : x->committed < y->committed ? -1 : 1;
+        if (x->moved != y->moved)
+                return x->moved < y->moved ? -1 : 1;
         return strcmp(x->tag, y->tag);
 }
 
@@ -189,7 +196,7 @@ void versions_table_rows(const struct versions *versions, struct table *table)
                 table_cell(table, style_of(one->state), "%s", one->state);
                 table_cell(table, STYLE_PLAIN, "%s", human_size(one->size, size));
                 table_cell(table, STYLE_PLAIN, "%zu", one->file_count);
-                table_cell(table, STYLE_PLAIN, "%s", human_age(one->committed, now, age));
+                table_cell(table, STYLE_PLAIN, "%s", human_age(one->moved, now, age));
                 table_cell(table, STYLE_PLAIN, "%s%s%s", one->in_memory ? "memory" : "",
                            one->in_memory && one->in_storage ? "+" : "", one->in_storage ? "storage" : "");
         }

@@ -17,6 +17,7 @@ struct version {
         size_t file_count;
         char state[16]; /* a state of nebula.h */
         double committed; /* seconds since 1970; 0: not yet */
+        double moved;     /* when it was committed, else when its state changed last */
         bool in_memory, in_storage;
         char error[256]; /* why it failed or waits, or "" */
 };

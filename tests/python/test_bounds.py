@@ -144,7 +144,9 @@ def test_skip_saves_or_skips_each_version_and_storage_decides_which(slow):
     assert [rows[f"global_step{step}"] != "failed" for step in range(1, 6)] == results
     assert results[0] and not all(results)  # 20 MB/s can take no version in the time that the next one takes to come
     nebulaml.flush_persistence()
-    assert all((nebulaml.get_checkpoint(f"global_step{step}") is not None) == kept for step, kept in enumerate(results, 1))
+    assert all(
+        (nebulaml.get_checkpoint(f"global_step{step}") is not None) == kept for step, kept in enumerate(results, 1)
+    )
 
 
 def test_skip_raises_when_errors_are_to_be_raised(slow):

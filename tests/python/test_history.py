@@ -1,0 +1,134 @@
+"""The history, the listing and the status say the same of the same versions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import nebulaml
+import pytest
+import torch
+
+KEY = ("tag", "generation")
+COLUMNS = [
+    *("tag", "step", "generation", "world", "files", "size_bytes", "result"),
+    *("blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable"),
+    *("persist_seconds", "persist_mib_per_s", "error"),
+]
+
+
+def program() -> str:
+    return os.environ.get("NEBULA_AGENT_PATH") or str(Path(nebulaml.__file__).parent / "nebula")
+
+
+def told(place, *arguments):
+    command = [program(), *arguments, "--json", "--path", str(place.storage)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout)
+
+
+def save(tag, count=1000):
+    checkpoint = nebulaml.Checkpoint(tag)
+    checkpoint.save("m.pt", torch.zeros(count))
+    checkpoint.commit()
+    return checkpoint
+
+
+def recorded(place, count):
+    """The rows of the file, once it has so many."""
+    path, deadline = place.root / "output" / "checkpointHistories.csv", time.monotonic() + 20
+    rows = []
+    while len(rows) < count:
+        assert time.monotonic() < deadline, rows
+        time.sleep(0.02)
+        rows = list(csv.DictReader(path.open())) if path.exists() else []
+    return rows
+
+
+def first_frame(place):
+    """The tags that `nebula status --watch` shows."""
+    command = [program(), "status", "--watch", "--path", str(place.storage)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        lines = iter(process.stdout.readline, "")
+        assert any(line.startswith("TAG ") for line in lines)
+        tags = []
+        for line in lines:
+            if not line.strip() or line.startswith("agent"):
+                break
+            tags.append(line.split()[0])
+        process.kill()
+    return tags
+
+
+def test_history_stats_list_and_status_agree_on_every_version(place, monkeypatch):
+    """Durable ones, some that left memory before they were due, a tag written twice, and one that failed between them."""
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "32M")
+    nebulaml.init(str(place.storage), 1000, 2, on_full="skip")
+    save("global_step1").wait("durable", 30)
+    for step in (2, 3, 4):
+        save(f"global_step{step}")
+    save("best").wait("durable", 30)
+    save("best").wait("durable", 30)
+    save("global_step5", 10 << 20)  # more than all memory
+    save("global_step6").wait("durable", 30)
+
+    stats = nebulaml.stats()
+    results = {tuple(row[name] for name in KEY): row["result"] for row in stats}
+    assert results == {
+        **{(f"global_step{step}", 1): "superseded" for step in (2, 3, 4)},
+        ("global_step1", 1): "durable",
+        ("best", 1): "durable",
+        ("best", 2): "durable",
+        ("global_step5", 1): "failed",
+        ("global_step6", 1): "durable",
+    }
+    rows = recorded(place, len(stats))
+    assert list(rows[0]) == COLUMNS and all(list(row) == COLUMNS for row in stats)
+    by_key = {tuple(str(row[name]) for name in KEY): row for row in stats}
+    for row in rows:
+        live = by_key.pop(tuple(row[name] for name in KEY))
+        for name in COLUMNS:
+            if isinstance(live[name], float):
+                assert float(row[name]) == pytest.approx(live[name], abs=0.06)
+            else:
+                assert row[name] == str(live[name])
+    assert not by_key, "a version has no line"
+
+    listed = told(place, "list")["versions"]
+    assert [row["tag"] for row in listed] == ["global_step1", "best", "global_step5", "global_step6"]
+    for row in listed:
+        live = next(one for one in stats if all(one[name] == row[name] for name in KEY))
+        assert (row["state"], row["size"], row["files"]) == (live["result"], live["size_bytes"], live["files"])
+        assert ("storage" in row["where"]) == (live["result"] == "durable") and row["error"] == live["error"]
+    assert listed[1]["generation"] == 2
+    status = told(place, "status")
+    assert status["storage"]["versions"] == listed and not status["queue"]
+    assert first_frame(place) == [row["tag"] for row in listed]
+    assert {tag: row["state"] for tag, row in nebulaml.list_checkpoints().items()} == {
+        row["tag"]: row["state"] for row in listed
+    }
+    loadable = {row["tag"] for row in listed if row["state"] != "failed"}
+    assert loadable == {tag for row in stats if nebulaml.get_checkpoint(tag := row["tag"]) is not None}
+
+
+def test_the_history_goes_on_with_the_next_agent_and_has_each_version_once(place):
+    nebulaml.init(str(place.storage), 0, 2)
+    save("global_step1").wait("durable", 30)
+    recorded(place, 1)
+    place.kill_agent()
+    save("global_step2").wait("durable", 30)
+    assert [row["tag"] for row in recorded(place, 2)] == ["global_step1", "global_step2"]
+
+
+@pytest.mark.parametrize("capture", ["copy", "auto"])
+def test_a_save_says_what_it_cost(place, monkeypatch, capture):
+    monkeypatch.setenv("NEBULA_CAPTURE", capture)
+    nebulaml.init(str(place.storage), 0, 2)
+    save("global_step1", 8 << 20).wait("durable", 30)
+    (row,) = nebulaml.stats()
+    assert row["blocked_ms"] > 0 and row["copy_ms"] > 0 and row["capture_cpu_ms"] > 0
+    assert row["begun"] < row["captured"] <= row["committed"] < row["durable"]
+    assert capture != "copy" or row["faults"] == 0
