@@ -84,8 +84,10 @@ _LAZY: dict[str, str] = {
     "NebulaDeepspeedStrategy": ".lightning",
     "NebulaTrainerMixin": ".hf",
     "attach": ".attaching",
+    "export_safetensors": ".export",
     "rng_state": ".rng",
     "set_rng_state": ".rng",
+    "wait_for_exports": ".export",
 }
 
 

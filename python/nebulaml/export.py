@@ -1,0 +1,195 @@
+"""Safetensors files of checkpoints, made in the background by a process of low priority.
+
+``nebulaml.export_safetensors(checkpoint, path)`` writes a line to that process and returns. It waits until the checkpoint is durable, reads
+the tensors back from the fastest place, verified, and lets the file appear at `path` by one rename. It works off what it was
+asked for even when the trainer has died. This module is both ends; nothing of it runs in the trainer but a write to a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from . import api, engine
+from .errors import NebulaConfigError, NebulaError
+
+__all__ = ["export_safetensors", "wait_for_exports"]
+
+log = logging.getLogger("nebulaml")
+
+NICENESS = 10
+POLL_S = 0.25
+DICTS = ("state_dict", "model_state_dict", "model", "module")  # where training loops and frameworks keep the weights
+
+_lock = threading.Lock()  # guards the process
+_process: subprocess.Popen[bytes] | None = None
+
+
+def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str | None = None, key: str | None = None) -> bool:
+    """Makes the safetensors file `path` of a checkpoint as soon as that is durable; returns at once.
+
+    name: the file of the checkpoint that has the weights; may be left out when it has only one.
+    key: where in that file's dict the weights are; without it the whole, or its state_dict, model_state_dict, model or module.
+
+    Tied weights are stored once, under the first of their names, and the file's metadata names the others, as safetensors' own
+    ``save_model`` does it. False: it could not be asked for; what fails later is one line on stderr. Raises NebulaConfigError without a
+    storage path: such checkpoints are never durable.
+    """
+    storage = engine.settings().persist_path
+    if storage is None:
+        raise NebulaConfigError("an export waits until the checkpoint is durable: give persistent_storage_path to init()")
+    target = os.path.abspath(os.path.expanduser(path))
+    request = {"storage": storage, "tag": checkpoint.tag, "path": target, "name": name, "key": key}
+    line = json.dumps(request).encode() + b"\n"
+    if len(line) > 4096:
+        raise NebulaConfigError(f"the names of this export take {len(line)} bytes: 4096 is the most")  # a pipe takes so much whole
+    with _lock:
+        for _ in range(2):  # the one of before may have died
+            try:
+                os.write(_started().stdin.fileno(), line)  # type: ignore[union-attr]
+                return True
+            except BlockingIOError:
+                log.error("nebula: %s is not exported: more exports are waiting than can be kept", checkpoint.tag)
+                return False
+            except OSError as failure:
+                _forget()
+                reason = failure
+    log.error("nebula: %s is not exported: %s", checkpoint.tag, reason)
+    return False
+
+
+def wait_for_exports(timeout: float | None = None) -> bool:
+    """Returns when all that was asked for is there; False when it is not after `timeout` seconds, or something of it failed."""
+    with _lock:
+        process = _process
+        _forget()
+    if process is None:
+        return True
+    try:
+        return process.wait(timeout) == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _started() -> subprocess.Popen[bytes]:
+    global _process
+    if _process is None:
+        package = str(Path(__file__).resolve().parents[1])
+        search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        # A session of its own: what ends the trainer, or a launcher that ends its group, leaves it to finish.
+        _process = subprocess.Popen(
+            [sys.executable, "-m", "nebulaml.export"],
+            stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": ""}, start_new_session=True,
+        )  # fmt: skip
+        os.set_blocking(_process.stdin.fileno(), False)  # type: ignore[union-attr]
+    return _process
+
+
+def _forget() -> None:
+    global _process
+    if _process is not None:
+        with contextlib.suppress(OSError):
+            _process.stdin.close()  # type: ignore[union-attr]
+        _process = None
+
+
+def weights_of(state: Any, key: str | None) -> dict[str, Any]:
+    """The flat dict of tensors in what a file holds. Raises NebulaConfigError when there is none."""
+    import torch
+
+    if key is not None:
+        candidates = [state[key]] if isinstance(state, dict) and key in state else []
+    else:
+        candidates = [state, *(state[name] for name in DICTS if name in state)] if isinstance(state, dict) else []
+    for found in candidates:
+        if isinstance(found, dict) and found and all(isinstance(value, torch.Tensor) for value in found.values()):
+            return found
+    known = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+    raise NebulaConfigError(f"no flat dict of tensors there; the file holds {known}" + (f", key={key!r} was wanted" if key else ""))
+
+
+def without_ties(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What safetensors can hold of a state dict, and the metadata that names what was left out: {left out: kept}.
+
+    Of the names of one storage the first one that covers it whole is kept, as in safetensors' ``save_model``. Where none
+    does, views that overlap are copied, which ``save_model`` refuses.
+    """
+    by_storage: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        if tensor.numel():
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    kept, left_out = dict(state), {}
+    for names in by_storage.values():
+        whole = sorted(name for name in names if state[name].nbytes == state[name].untyped_storage().nbytes())
+        for name in sorted(names):
+            if whole and name != whole[0]:
+                left_out[name] = whole[0]
+                del kept[name]
+            elif not whole and len(names) > 1:
+                kept[name] = state[name].clone()
+    return {name: tensor.contiguous() for name, tensor in kept.items()}, left_out
+
+
+def _write(checkpoint: Any, request: dict[str, Any]) -> None:
+    import torch
+
+    from .redirect import safetensors_parts
+
+    names = [request["name"]] if request["name"] else list(checkpoint.files)
+    if len(names) != 1:
+        raise NebulaConfigError(f"it has the files {names}: say which one is to be exported")
+    state, left_out = without_ties(weights_of(checkpoint.load(names[0], "cpu"), request["key"]))
+    temporary = f"{request['path']}.{os.getpid()}.tmp"
+    os.makedirs(os.path.dirname(temporary), exist_ok=True)
+    try:
+        with open(temporary, "wb") as file:
+            for part in safetensors_parts(state, {"format": "pt", **left_out}):
+                file.write(part.view(-1).view(torch.uint8).numpy() if isinstance(part, torch.Tensor) else part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, request["path"])
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    folder = os.open(os.path.dirname(temporary), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def _serve(request: dict[str, Any]) -> None:
+    """One export: waits until the version is durable, or gone."""
+    api.init(job=f"export-{os.getpid()}", world=1, on_error="raise")  # the trainer is the job's own rank 0
+    while (known := api.list_checkpoints(request["storage"]).get(request["tag"])) is not None and known["state"] != "durable":
+        if known["state"] == "failed":
+            raise NebulaError("it failed")
+        time.sleep(POLL_S)
+    checkpoint = api.get_checkpoint(request["tag"], request["storage"])
+    if checkpoint is None:
+        raise NebulaError("it gave way to a newer one before it was durable")
+    _write(checkpoint, request)
+
+
+def main() -> int:
+    """The other end of the pipe: one request after the other, until the trainer has closed it."""
+    os.nice(NICENESS)
+    failed = 0
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            _serve(request)
+        except Exception as failure:
+            failed = 1
+            print(f"nebula: {request['tag']} is not exported to {request['path']}: {failure}", file=sys.stderr, flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

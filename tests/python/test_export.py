@@ -1,0 +1,101 @@
+"""Safetensors files in the background: what they hold, who makes them, and what a failure does."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from nebulaml import export
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(7, 4)
+        self.head = torch.nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+        self.light = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        self.turned = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
+        self.register_buffer("count", torch.tensor(5))
+        self.register_buffer("empty", torch.empty(0, 3))
+
+
+def header(path):
+    with safetensors.safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+def test_the_file_is_what_save_model_writes_and_load_model_reads(nm, tmp_path):
+    model = Tied()
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("state.pt", {"step": 1, "model": model.state_dict()})
+        checkpoint.save("rng.pt", nm.rng_state())
+        assert nm.export_safetensors(checkpoint, tmp_path / "new" / "mine.safetensors", "state.pt")  # asked for before the commit
+    assert nm.wait_for_exports(120)
+    safetensors.save_model(model, str(tmp_path / "theirs.safetensors"), {"format": "pt"})
+    mine, theirs = safetensors.load_file(tmp_path / "new" / "mine.safetensors"), safetensors.load_file(tmp_path / "theirs.safetensors")
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) and mine[name].dtype == theirs[name].dtype for name in theirs)
+    assert header(tmp_path / "new" / "mine.safetensors") == header(tmp_path / "theirs.safetensors")
+    other = Tied()
+    safetensors.load_model(other, str(tmp_path / "new" / "mine.safetensors"))
+    assert torch.equal(other.head.weight, model.embedding.weight)
+    assert os.listdir(tmp_path / "new") == ["mine.safetensors"]
+
+
+def test_every_version_that_asks_gets_its_own_values_and_the_call_returns_at_once(nm, tmp_path):
+    weights = torch.zeros(1000)
+    for step in range(1, 4):
+        weights.fill_(step)
+        with nm.Checkpoint(f"global_step{step}") as checkpoint:
+            checkpoint.save("model.pt", {"w": weights})
+        assert nm.export_safetensors(checkpoint, tmp_path / f"{step}.safetensors")
+    assert not (tmp_path / "3.safetensors").exists()  # its process is still starting
+    process = export._process
+    while os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0):
+        assert process.poll() is None, "ended without lowering its priority"
+    assert nm.wait_for_exports(120)
+    for step in range(1, 4):
+        assert (safetensors.load_file(tmp_path / f"{step}.safetensors")["w"] == step).all()
+
+
+def test_the_file_appears_although_the_trainer_is_killed(place, tmp_path):
+    trainer = place.trainer(
+        """
+        nm.init(sys.argv[1], 0)
+        with nm.Checkpoint("global_step1") as checkpoint:
+            checkpoint.save("model.pt", {"w": torch.arange(5.0)})
+        nm.export_safetensors(checkpoint, sys.argv[2])
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        place.storage, tmp_path / "x.safetensors",
+    )  # fmt: skip
+    assert trainer.wait(60) == -signal.SIGKILL
+    end = time.monotonic() + 120
+    while not (tmp_path / "x.safetensors").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert torch.equal(safetensors.load_file(tmp_path / "x.safetensors")["w"], torch.arange(5.0))
+
+
+def test_what_cannot_be_exported_is_said_and_the_next_one_is_served(nm, tmp_path, capfd):
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model.pt", {"optimizer": {"state": {}, "lr": 1.0}})
+    assert nm.export_safetensors(checkpoint, tmp_path / "bad.safetensors")
+    with nm.Checkpoint("global_step2") as checkpoint:
+        checkpoint.save("model.pt", {"ema": {"w": torch.ones(2)}, "raw": {"w": torch.zeros(2)}})
+    assert nm.export_safetensors(checkpoint, tmp_path / "good.safetensors", key="ema")
+    assert not nm.wait_for_exports(120)
+    assert "global_step1 is not exported" in capfd.readouterr().err
+    assert (safetensors.load_file(tmp_path / "good.safetensors")["w"] == 1).all()
+    assert os.listdir(tmp_path) == ["good.safetensors"]
+
+
+def test_views_of_one_storage_that_none_covers_are_kept_apart():
+    storage = torch.arange(10.0)
+    kept, left_out = export.without_ties({"a": storage[:6], "b": storage[4:], "c": storage[:0]})
+    assert left_out == {} and torch.equal(kept["a"], storage[:6]) and torch.equal(kept["b"], storage[4:])
+    assert len({tensor.untyped_storage().data_ptr() for tensor in (kept["a"], kept["b"])}) == 2  # so that the writer takes them
