@@ -1,7 +1,7 @@
 /*
  * _pickling.h - what the pickling files share: the type TorchPickler
  * (_pickling.c), the reduction of tensors and storages (_reduce.c), and the
- * way without a pickler for plain state (_plain.c).
+ * way without a pickler for plain state (_plain.c and what it names).
  */
 #ifndef NB_PYTHON_PICKLING_H
 #define NB_PYTHON_PICKLING_H

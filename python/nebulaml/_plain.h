@@ -1,0 +1,101 @@
+/*
+ * _plain.h - what the files that write the pickle of plain state share.
+ *
+ *      _plain.c         containers, and the way through an object
+ *      _plain_tensor.c  tensors and storages, and what is known of torch
+ *      _plain_out.c     bytes, memo, texts and numbers
+ *
+ * A function that writes returns how that ended. put... functions write without
+ * looking: the caller has asked for room().
+ */
+#ifndef NB_PYTHON_PLAIN_H
+#define NB_PYTHON_PLAIN_H
+
+#include "_pickling.h"
+
+#include <stdint.h>
+
+/* Opcodes of protocol 2. */
+enum {
+        OP_MARK = '(', OP_STOP = '.', OP_NONE = 'N', OP_TRUE = 0x88, OP_FALSE = 0x89, OP_INT1 = 'K', OP_INT2 = 'M',
+        OP_INT4 = 'J', OP_LONG1 = 0x8a, OP_FLOAT = 'G', OP_TEXT = 'X', OP_PUT1 = 'q', OP_PUT4 = 'r', OP_GET1 = 'h',
+        OP_GET4 = 'j', OP_DICT = '}', OP_LIST = ']', OP_TUPLE0 = ')', OP_TUPLE1 = 0x85, OP_TUPLE = 't',
+        OP_SETITEM = 's', OP_SETITEMS = 'u', OP_APPEND = 'a', OP_APPENDS = 'e', OP_REDUCE = 'R', OP_BUILD = 'b',
+        OP_PERSID = 'Q', OP_PROTO = 0x80,
+};
+
+/* A hash table of numbers; 0 is no key. */
+struct table {
+        struct pair {
+                uint64_t key, value;
+        } *pairs;
+        size_t count, capacity; /* a power of two */
+};
+
+struct stored {
+        uint64_t key_memo; /* where the pickle keeps this storage's key */
+        size_t row;
+        Py_ssize_t element_count;
+};
+
+struct writer {
+        PyObject *bytes; /* the pickle, with room behind its end */
+        char *at, *end;
+        uint64_t memo_count;
+        struct table memo;      /* address of an object -> its memo number */
+        struct table by_cdata;  /* a storage -> its index in `stored` */
+        struct table dtype_at;  /* address of memory -> 1 + its row of known.dtypes */
+        struct stored *stored;
+        size_t stored_capacity;
+        PyObject *storages;     /* as TorchPickler.storages */
+};
+
+/* How writing one object ended. */
+enum outcome {
+        WRITTEN,
+        NOT_PLAIN,
+        FAILED, /* with a Python error */
+};
+
+/* _plain_out.c */
+bool plain_grow(struct writer *writer, size_t size);
+/* Room for `size` more bytes, which the caller then writes without asking. */
+static inline bool room(struct writer *writer, size_t size)
+{
+        return (size_t)(writer->end - writer->at) >= size || plain_grow(writer, size);
+}
+
+static inline void put(struct writer *writer, int op)
+{
+        *writer->at++ = (char)op;
+}
+
+static inline void put_little(struct writer *writer, uint64_t value, int byte_count)
+{
+        for (int i = 0; i < byte_count; i++)
+                put(writer, (int)(value >> 8 * i & 0xff));
+}
+
+void put_int(struct writer *writer, int64_t value); /* needs room for 11 bytes */
+/* Gives what was written last the next memo number. Needs room for 5 bytes. */
+uint64_t put_memo(struct writer *writer);
+void put_get(struct writer *writer, uint64_t number);
+/* Where `key` is, or would be; the table has room for one pair at least. */
+struct pair *table_place(const struct table *table, uint64_t key);
+/* The pair of `key`, a new one with value 0 when *ret_is_new; NULL with a Python error. */
+struct pair *table_at(struct table *table, uint64_t key, bool *ret_is_new);
+/* true: `object` was written before, and is referred to. Else the caller writes it; its number is the next. */
+bool write_known(struct writer *writer, const PyObject *object);
+/* Holds the object: were it freed, another could come to lie at its address. */
+enum outcome memoize(struct writer *writer, PyObject *object);
+enum outcome write_text(struct writer *writer, PyObject *text);
+enum outcome write_global(struct writer *writer, PyObject *object); /* a class or function of a module */
+enum outcome write_number(struct writer *writer, PyObject *number);
+enum outcome write_float(struct writer *writer, PyObject *number);
+
+/* _plain_tensor.c */
+/* Fetches what is needed of torch, once; false with a Python error. */
+bool plain_load(void);
+enum outcome write_tensor(struct writer *writer, PyObject *tensor);
+
+#endif

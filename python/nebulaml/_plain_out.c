@@ -1,0 +1,207 @@
+/* The end of the pickle of plain state that bytes come out of: see _plain.h. */
+#include "_plain.h"
+
+#include <string.h>
+
+static uint64_t hash(uint64_t key)
+{
+        key *= 0x9e3779b97f4a7c15u;
+        return key ^ key >> 32;
+}
+
+struct pair *table_place(const struct table *table, uint64_t key)
+{
+        size_t i = (size_t)hash(key) & (table->capacity - 1);
+
+        while (table->pairs[i].key && table->pairs[i].key != key)
+                i = (i + 1) & (table->capacity - 1);
+        return &table->pairs[i];
+}
+
+static bool table_grow(struct table *table)
+{
+        struct table larger = { .count = table->count, .capacity = table->capacity ? 4 * table->capacity : 256 };
+
+        larger.pairs = PyMem_Calloc(larger.capacity, sizeof *larger.pairs);
+        if (!larger.pairs) {
+                PyErr_NoMemory();
+                return false;
+        }
+        for (size_t i = 0; i < table->capacity; i++)
+                if (table->pairs[i].key)
+                        *table_place(&larger, table->pairs[i].key) = table->pairs[i];
+        PyMem_Free(table->pairs);
+        *table = larger;
+        return true;
+}
+
+struct pair *table_at(struct table *table, uint64_t key, bool *ret_is_new)
+{
+        struct pair *pair;
+
+        if (2 * table->count >= table->capacity && !table_grow(table))
+                return NULL;
+        pair = table_place(table, key);
+        *ret_is_new = pair->key == 0;
+        if (*ret_is_new) {
+                *pair = (struct pair){ key, 0 };
+                table->count++;
+        }
+        return pair;
+}
+
+bool plain_grow(struct writer *writer, size_t size)
+{
+        Py_ssize_t used = writer->at - PyBytes_AS_STRING(writer->bytes);
+        Py_ssize_t capacity = 2 * PyBytes_GET_SIZE(writer->bytes) + (Py_ssize_t)size;
+
+        if (_PyBytes_Resize(&writer->bytes, capacity) < 0)
+                return false;
+        writer->at = PyBytes_AS_STRING(writer->bytes) + used;
+        writer->end = PyBytes_AS_STRING(writer->bytes) + capacity;
+        return true;
+}
+
+void put_int(struct writer *writer, int64_t value)
+{
+        int byte_count = 8;
+
+        if (value >= 0 && value <= 0xff) {
+                put(writer, OP_INT1);
+                put_little(writer, (uint64_t)value, 1);
+        } else if (value >= 0 && value <= 0xffff) {
+                put(writer, OP_INT2);
+                put_little(writer, (uint64_t)value, 2);
+        } else if (value >= INT32_MIN && value <= INT32_MAX) {
+                put(writer, OP_INT4);
+                put_little(writer, (uint64_t)value, 4);
+        } else {
+                /* The shortest that keeps the sign. */
+                while (value >> (8 * byte_count - 9) == 0 || value >> (8 * byte_count - 9) == -1)
+                        byte_count--;
+                put(writer, OP_LONG1);
+                put(writer, byte_count);
+                put_little(writer, (uint64_t)value, byte_count);
+        }
+}
+
+uint64_t put_memo(struct writer *writer)
+{
+        uint64_t number = writer->memo_count++;
+
+        put(writer, number < 256 ? OP_PUT1 : OP_PUT4);
+        put_little(writer, number, number < 256 ? 1 : 4);
+        return number;
+}
+
+void put_get(struct writer *writer, uint64_t number)
+{
+        put(writer, number < 256 ? OP_GET1 : OP_GET4);
+        put_little(writer, number, number < 256 ? 1 : 4);
+}
+
+bool write_known(struct writer *writer, const PyObject *object)
+{
+        const struct pair *pair;
+
+        if (writer->memo.count == 0)
+                return false;
+        pair = table_place(&writer->memo, (uint64_t)(uintptr_t)object);
+        if (!pair->key)
+                return false;
+        put_get(writer, pair->value);
+        return true;
+}
+
+enum outcome memoize(struct writer *writer, PyObject *object)
+{
+        bool is_new;
+        struct pair *pair = table_at(&writer->memo, (uint64_t)(uintptr_t)object, &is_new);
+
+        if (!pair)
+                return FAILED;
+        if (is_new)
+                Py_INCREF(object);
+        if (!room(writer, 5))
+                return FAILED;
+        pair->value = put_memo(writer);
+        return WRITTEN;
+}
+
+enum outcome write_text(struct writer *writer, PyObject *text)
+{
+        Py_ssize_t size;
+        const char *utf8;
+
+        if (!room(writer, 5))
+                return FAILED;
+        if (write_known(writer, text))
+                return WRITTEN;
+        utf8 = PyUnicode_AsUTF8AndSize(text, &size);
+        if (!utf8) { /* lone surrogates */
+                PyErr_Clear();
+                return NOT_PLAIN;
+        }
+        if (size > INT32_MAX)
+                return NOT_PLAIN;
+        if (!room(writer, (size_t)size + 10))
+                return FAILED;
+        put(writer, OP_TEXT);
+        put_little(writer, (uint64_t)size, 4);
+        memcpy(writer->at, utf8, (size_t)size);
+        writer->at += size;
+        return memoize(writer, text);
+}
+
+enum outcome write_global(struct writer *writer, PyObject *object)
+{
+        PyObject *module, *name = NULL;
+        enum outcome outcome = FAILED;
+        const char *module_text, *name_text;
+
+        if (!room(writer, 5))
+                return FAILED;
+        if (write_known(writer, object))
+                return WRITTEN;
+        module = PyObject_GetAttrString(object, "__module__");
+        name = module ? PyObject_GetAttrString(object, "__qualname__") : NULL;
+        module_text = name ? PyUnicode_AsUTF8(module) : NULL;
+        name_text = module_text ? PyUnicode_AsUTF8(name) : NULL;
+        if (name_text && room(writer, strlen(module_text) + strlen(name_text) + 3)) {
+                writer->at += sprintf(writer->at, "c%s\n%s", module_text, name_text);
+                put(writer, '\n'); /* where sprintf left its zero */
+                outcome = memoize(writer, object);
+        }
+        Py_XDECREF(module);
+        Py_XDECREF(name);
+        return outcome;
+}
+
+enum outcome write_number(struct writer *writer, PyObject *number)
+{
+        int overflow;
+        long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+
+        if (value == -1 && PyErr_Occurred())
+                return FAILED;
+        if (overflow)
+                return NOT_PLAIN;
+        if (!room(writer, 11))
+                return FAILED;
+        put_int(writer, value);
+        return WRITTEN;
+}
+
+enum outcome write_float(struct writer *writer, PyObject *number)
+{
+        double value = PyFloat_AS_DOUBLE(number);
+        uint64_t bits;
+
+        if (!room(writer, 9))
+                return FAILED;
+        memcpy(&bits, &value, sizeof bits);
+        put(writer, OP_FLOAT);
+        for (int i = 7; i >= 0; i--)
+                put(writer, (int)(bits >> 8 * i & 0xff));
+        return WRITTEN;
+}

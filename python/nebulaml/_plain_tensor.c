@@ -1,0 +1,346 @@
+/* Tensors and storages in the pickle of plain state: as _reduce.c, without the objects in between. See _plain.h. */
+#include "_plain.h"
+
+#include <string.h>
+
+#define DTYPE_COUNT_MAX 16
+
+/* A property of tensors, read without a search for it. */
+struct property {
+        PyObject *name;
+        PyGetSetDef *definition; /* NULL: it is not C's own in this torch */
+};
+
+struct dtype_row {
+        PyObject *dtype, *storage_type;
+        Py_ssize_t item_size;
+        bool is_complex;
+};
+
+/* What is needed of torch beyond `torch`, fetched once. */
+static struct {
+        bool is_ready;
+        struct property is_cpu, layout, is_nested, backward_hooks, dtype, requires_grad, shape;
+        struct property cdata;
+        PyObject *is_neg, *is_conj, *untyped_storage, *storage_offset, *stride, *nbytes, *data_ptr; /* methods */
+        struct dtype_row dtypes[DTYPE_COUNT_MAX];
+        size_t dtype_count;
+} known;
+
+static PyObject *read_property(const struct property *property, PyObject *object)
+{
+        if (property->definition)
+                return property->definition->get(object, property->definition->closure);
+        return PyObject_GetAttr(object, property->name);
+}
+
+/* Whether it is `wanted`; on an error of Python's it is not, and PyErr_Occurred(). */
+static bool property_is(const struct property *property, PyObject *object, const PyObject *wanted)
+{
+        PyObject *value = read_property(property, object);
+
+        Py_XDECREF(value); /* what it is compared with lives on */
+        return value && value == wanted;
+}
+
+static bool method_is(PyObject *method, PyObject *object, const PyObject *wanted)
+{
+        PyObject *value = PyObject_CallOneArg(method, object);
+
+        Py_XDECREF(value);
+        return value && value == wanted;
+}
+
+/* The number that a call answered with; -1 and PyErr_Occurred() when there is none. Takes `value` over. */
+static int64_t number_of(PyObject *value)
+{
+        int64_t number = value ? PyLong_AsLongLong(value) : -1;
+
+        Py_XDECREF(value);
+        return number;
+}
+
+/* The row of an ordinary CPU tensor's dtype; NULL for any other tensor, or with PyErr_Occurred(). See is_ordinary. */
+static const struct dtype_row *ordinary_row(PyObject *tensor)
+{
+        PyObject **attributes = _PyObject_GetDictPtr(tensor), *dtype;
+        const struct dtype_row *row = known.dtypes;
+
+        if ((attributes && *attributes && PyDict_GET_SIZE(*attributes) > 0) ||
+            !property_is(&known.is_cpu, tensor, Py_True) || !property_is(&known.layout, tensor, torch.strided) ||
+            !property_is(&known.is_nested, tensor, Py_False) || !property_is(&known.backward_hooks, tensor, Py_None) ||
+            !method_is(known.is_neg, tensor, Py_False))
+                return NULL;
+        dtype = read_property(&known.dtype, tensor);
+        Py_XDECREF(dtype);
+        while (row < known.dtypes + known.dtype_count && row->dtype != dtype)
+                row++;
+        if (!dtype || row == known.dtypes + known.dtype_count)
+                return NULL;
+        return row->is_complex && !method_is(known.is_conj, tensor, Py_False) ? NULL : row;
+}
+
+/* The key of a storage. A text of one digit is an object that Python has only once, so the program may hold it too. */
+static enum outcome write_key(struct writer *writer, Py_ssize_t index, uint64_t *ret_memo)
+{
+        PyObject *number, *text;
+        enum outcome outcome;
+        char key[24];
+        int length;
+
+        if (index < 10) {
+                number = PyLong_FromSsize_t(index);
+                text = number ? PyObject_Str(number) : NULL;
+                outcome = text ? write_text(writer, text) : FAILED;
+                if (outcome == WRITTEN)
+                        *ret_memo = table_place(&writer->memo, (uint64_t)(uintptr_t)text)->value;
+                Py_XDECREF(number);
+                Py_XDECREF(text);
+                return outcome;
+        }
+        length = snprintf(key, sizeof key, "%zd", index);
+        if (!room(writer, (size_t)length + 10))
+                return FAILED;
+        put(writer, OP_TEXT);
+        put_little(writer, (uint64_t)length, 4);
+        memcpy(writer->at, key, (size_t)length);
+        writer->at += length;
+        *ret_memo = put_memo(writer);
+        return WRITTEN;
+}
+
+/* Numbers a storage that is seen for the first time, and writes its key. */
+static enum outcome add_storage(struct writer *writer, PyObject *storage, size_t row, struct stored *ret_stored)
+{
+        Py_ssize_t index = PyList_GET_SIZE(writer->storages);
+        int64_t size = number_of(PyObject_CallOneArg(known.nbytes, storage));
+        PyObject *address = size >= 0 ? PyObject_CallOneArg(known.data_ptr, storage) : NULL, *entry;
+        struct pair *dtype_at = NULL;
+        enum outcome outcome = FAILED;
+        bool is_new;
+
+        if (!address)
+                return FAILED;
+        if (PyLong_AsVoidPtr(address)) {
+                dtype_at = table_at(&writer->dtype_at, (uint64_t)(uintptr_t)PyLong_AsVoidPtr(address), &is_new);
+                if (!dtype_at)
+                        goto out;
+                if (!is_new && dtype_at->value != row + 1) {
+                        outcome = NOT_PLAIN; /* torch.save refuses it */
+                        goto out;
+                }
+                dtype_at->value = row + 1;
+        }
+        entry = Py_BuildValue("(OLOO)", address, (long long)size, storage, storage);
+        if (!entry || PyList_Append(writer->storages, entry) < 0) {
+                Py_XDECREF(entry);
+                goto out;
+        }
+        Py_DECREF(entry);
+        outcome = write_key(writer, index, &ret_stored->key_memo);
+        ret_stored->row = row;
+        ret_stored->element_count = (Py_ssize_t)size / known.dtypes[row].item_size;
+out:
+        Py_DECREF(address);
+        return outcome;
+}
+
+static bool room_for_stored(struct writer *writer, size_t count)
+{
+        size_t capacity = writer->stored_capacity ? 2 * writer->stored_capacity : 256;
+        struct stored *larger;
+
+        if (count <= writer->stored_capacity)
+                return true;
+        larger = PyMem_Realloc(writer->stored, capacity * sizeof *larger);
+        if (!larger) {
+                PyErr_NoMemory();
+                return false;
+        }
+        writer->stored = larger;
+        writer->stored_capacity = capacity;
+        return true;
+}
+
+/* ('storage', type, key, location, count) as a persistent id. */
+static enum outcome write_storage(struct writer *writer, PyObject *storage, size_t row)
+{
+        int64_t cdata = number_of(read_property(&known.cdata, storage));
+        enum outcome outcome = FAILED;
+        struct stored *stored;
+        struct pair *pair;
+        bool is_new;
+
+        if (cdata == -1 && PyErr_Occurred())
+                return FAILED;
+        pair = table_at(&writer->by_cdata, (uint64_t)cdata, &is_new);
+        if (!pair || !room(writer, 1))
+                return FAILED;
+        put(writer, OP_MARK);
+        outcome = write_text(writer, torch.str_storage);
+        if (outcome == WRITTEN)
+                outcome = write_global(writer, known.dtypes[row].storage_type);
+        if (outcome != WRITTEN)
+                return outcome;
+        if (is_new)
+                pair->value = writer->by_cdata.count - 1;
+        if (!room(writer, 5) || !room_for_stored(writer, (size_t)pair->value + 1))
+                return FAILED;
+        stored = &writer->stored[pair->value];
+        if (is_new)
+                outcome = add_storage(writer, storage, row, stored);
+        else if (stored->row == row)
+                put_get(writer, stored->key_memo);
+        else
+                outcome = NOT_PLAIN; /* torch.save refuses it, unless it is empty */
+        if (outcome == WRITTEN)
+                outcome = write_text(writer, torch.str_cpu);
+        if (outcome != WRITTEN)
+                return outcome;
+        if (!room(writer, 18))
+                return FAILED;
+        put_int(writer, stored->element_count);
+        put(writer, OP_TUPLE);
+        put_memo(writer);
+        put(writer, OP_PERSID);
+        return WRITTEN;
+}
+
+/* A tuple of numbers that nothing else refers to. Takes it over. */
+static enum outcome write_numbers(struct writer *writer, PyObject *numbers)
+{
+        enum outcome outcome = FAILED;
+        Py_ssize_t count;
+
+        if (!numbers)
+                return FAILED;
+        count = PyTuple_GET_SIZE(numbers);
+        if (!room(writer, 11 * (size_t)count + 7))
+                goto out;
+        outcome = WRITTEN;
+        if (count == 0) {
+                put(writer, OP_TUPLE0);
+                goto out;
+        }
+        if (count > 3)
+                put(writer, OP_MARK);
+        for (Py_ssize_t i = 0; outcome == WRITTEN && i < count; i++) {
+                PyObject *number = PyTuple_GET_ITEM(numbers, i);
+
+                outcome = PyLong_CheckExact(number) ? write_number(writer, number) : NOT_PLAIN;
+        }
+        if (outcome == WRITTEN && !room(writer, 6))
+                outcome = FAILED;
+        if (outcome == WRITTEN) {
+                put(writer, count > 3 ? OP_TUPLE : OP_TUPLE1 + (int)count - 1);
+                put_memo(writer);
+        }
+out:
+        Py_DECREF(numbers);
+        return outcome;
+}
+
+/* As Tensor.__reduce_ex__: _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, OrderedDict()). */
+enum outcome write_tensor(struct writer *writer, PyObject *tensor)
+{
+        const struct dtype_row *row = ordinary_row(tensor);
+        PyObject *storage, *requires_grad;
+        enum outcome outcome;
+        int64_t offset;
+
+        if (!row)
+                return PyErr_Occurred() ? FAILED : NOT_PLAIN;
+        outcome = write_global(writer, torch.rebuild);
+        if (outcome != WRITTEN)
+                return outcome;
+        if (!room(writer, 1))
+                return FAILED;
+        put(writer, OP_MARK);
+        storage = PyObject_CallOneArg(known.untyped_storage, tensor);
+        outcome = storage ? write_storage(writer, storage, (size_t)(row - known.dtypes)) : FAILED;
+        Py_XDECREF(storage);
+        if (outcome != WRITTEN)
+                return outcome;
+        offset = number_of(PyObject_CallOneArg(known.storage_offset, tensor));
+        if (offset < 0 || !room(writer, 11))
+                return PyErr_Occurred() ? FAILED : NOT_PLAIN;
+        put_int(writer, offset);
+        outcome = write_numbers(writer, read_property(&known.shape, tensor));
+        if (outcome == WRITTEN)
+                outcome = write_numbers(writer, PyObject_CallOneArg(known.stride, tensor));
+        if (outcome != WRITTEN)
+                return outcome;
+        requires_grad = read_property(&known.requires_grad, tensor);
+        Py_XDECREF(requires_grad);
+        if (!requires_grad || !room(writer, 1))
+                return FAILED;
+        put(writer, requires_grad == Py_True ? OP_TRUE : OP_FALSE);
+        outcome = write_global(writer, torch.ordered_dict);
+        if (outcome != WRITTEN)
+                return outcome;
+        if (!room(writer, 20))
+                return FAILED;
+        put(writer, OP_TUPLE0);
+        put(writer, OP_REDUCE);
+        put_memo(writer);
+        put(writer, OP_TUPLE);
+        put_memo(writer);
+        put(writer, OP_REDUCE);
+        return memoize(writer, tensor);
+}
+
+static bool load_property(struct property *property, PyObject *type, const char *name)
+{
+        PyObject *found = PyObject_GetAttrString(type, name);
+
+        property->name = PyUnicode_InternFromString(name);
+        if (found && Py_IS_TYPE(found, &PyGetSetDescr_Type))
+                property->definition = ((PyGetSetDescrObject *)found)->d_getset; /* lives as long as its type */
+        Py_XDECREF(found);
+        return found && property->name;
+}
+
+static bool load_method(PyObject **method, PyObject *type, const char *name)
+{
+        *method = PyObject_GetAttrString(type, name);
+        return *method != NULL;
+}
+
+static bool load_dtypes(void)
+{
+        PyObject *dtype, *row;
+        Py_ssize_t position = 0;
+
+        known.dtype_count = 0;
+        while (PyDict_Next(torch.dtypes, &position, &dtype, &row) && known.dtype_count < DTYPE_COUNT_MAX)
+                known.dtypes[known.dtype_count++] = (struct dtype_row){
+                        .dtype = dtype, .storage_type = PyTuple_GET_ITEM(row, 0),
+                        .item_size = PyLong_AsSsize_t(PyTuple_GET_ITEM(row, 1)),
+                        .is_complex = PyTuple_GET_ITEM(row, 2) == Py_True,
+                };
+        return !PyErr_Occurred();
+}
+
+bool plain_load(void)
+{
+        PyObject *tensor, *storage;
+
+        if (known.is_ready)
+                return true;
+        if (reduce_load_torch() < 0)
+                return false;
+        tensor = torch.tensor_type;
+        storage = torch.untyped_storage_type;
+        known.is_ready =
+                load_property(&known.is_cpu, tensor, "is_cpu") && load_property(&known.layout, tensor, "layout") &&
+                load_property(&known.is_nested, tensor, "is_nested") && load_property(&known.dtype, tensor, "dtype") &&
+                load_property(&known.backward_hooks, tensor, "_backward_hooks") &&
+                load_property(&known.requires_grad, tensor, "requires_grad") &&
+                load_property(&known.shape, tensor, "shape") && load_property(&known.cdata, storage, "_cdata") &&
+                load_method(&known.is_neg, tensor, "is_neg") && load_method(&known.is_conj, tensor, "is_conj") &&
+                load_method(&known.untyped_storage, tensor, "untyped_storage") &&
+                load_method(&known.storage_offset, tensor, "storage_offset") &&
+                load_method(&known.stride, tensor, "stride") && load_method(&known.nbytes, storage, "nbytes") &&
+                load_method(&known.data_ptr, storage, "data_ptr") && load_dtypes();
+        return known.is_ready;
+}
