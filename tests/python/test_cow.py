@@ -291,6 +291,84 @@ def test_bytes_are_captured_the_same_way(nm):
         assert (torch.frombuffer(bytearray(data[4:]), dtype=torch.float32) == 6).all()
 
 
+PROT_BOTH, PRIVATE_ANONYMOUS = 3, 0x22
+MOVE_TO = 3  # MREMAP_MAYMOVE | MREMAP_FIXED
+
+
+def mapped(libc: ctypes.CDLL, size: int) -> int:
+    libc.mmap.restype = ctypes.c_void_p
+    return libc.mmap(None, ctypes.c_size_t(size), PROT_BOTH, PRIVATE_ANONYMOUS, -1, ctypes.c_long(0))
+
+
+def at(address: int, size: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.float32)
+
+
+def test_memory_that_is_moved_fails_its_version_or_is_exact(nm):
+    libc, size = ctypes.CDLL(None, use_errno=True), 16 * COUNT
+    old, new = mapped(libc, size), mapped(libc, size)
+    t = at(old, size)
+    t.fill_(3)
+    checkpoint = saved("global_step1", t)
+    libc.mremap.restype = ctypes.c_void_p
+    arguments = ctypes.c_void_p(old), ctypes.c_size_t(size), ctypes.c_size_t(size), MOVE_TO, ctypes.c_void_p(new)
+    assert libc.mremap(*arguments) == new
+    moved = at(new, size)
+    assert (moved == 3).all()
+    moved.fill_(4)  # its pages are still protected: nobody may wait for ever
+    nebulaml.engine.session().settle(60_000)
+    if checkpoint.state == "failed":
+        assert "moved" in checkpoint.error
+        assert nebulaml.get_latest_checkpoint() is None
+    else:
+        assert (loaded(checkpoint) == 3).all()
+    assert (loaded(saved("global_step2", moved)) == 4).all()
+    del t, moved
+    libc.munmap(ctypes.c_void_p(new), ctypes.c_size_t(size))
+
+
+@pytest.mark.parametrize("mode", ["c", "r+"])
+def test_memory_of_a_file_is_copied_at_once(nm, tmp_path, mode):
+    (tmp_path / "values").write_bytes(numpy.full(COUNT, 6, numpy.float32).tobytes())
+    t = torch.from_numpy(numpy.memmap(tmp_path / "values", numpy.float32, mode))
+    checkpoint = saved("of a file", t)
+    t.zero_()
+    assert (loaded(checkpoint) == 6).all()
+    assert row("of a file")["faults"] == 0
+
+
+def test_memory_that_torch_calls_pinned_is_copied_at_once(nm, monkeypatch):
+    # What torch answers where there is a device; the rest of the way is the real one.
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.UntypedStorage, "is_pinned", lambda self, device="cuda": self.nbytes() == 4 * COUNT)
+    pinned, other = big(6), big(6, 2 * COUNT)
+    checkpoint = saved("pinned", pinned)
+    pinned.zero_()
+    both = saved("both", [pinned, other])
+    pinned.fill_(1)
+    other.zero_()
+    assert (loaded(checkpoint) == 6).all() and row("pinned")["faults"] == 0
+    got = loaded(both)
+    assert (got[0] == 0).all() and (got[1] == 6).all() and row("both")["faults"] > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("how", ["pinned", "registered"])
+def test_memory_that_a_device_writes_to_has_the_values_of_the_save(nm, how):
+    t = big(6).pin_memory() if how == "pinned" else big(6)
+    if how == "registered":
+        assert int(torch.cuda.cudart().cudaHostRegister(t.data_ptr(), t.nbytes, 0)) == 0
+    other = torch.full((COUNT,), 9.0, device="cuda")
+    torch.cuda.synchronize()
+    checkpoint = saved("device", t)
+    t.copy_(other, non_blocking=True)
+    torch.cuda.synchronize()
+    assert (t == 9).all()
+    assert (loaded(checkpoint) == 6).all() and row("device")["faults"] == 0
+    if how == "registered":
+        assert int(torch.cuda.cudart().cudaHostUnregister(t.data_ptr())) == 0
+
+
 def test_shared_memory_is_copied_at_once(nm):
     t = big(6).share_memory_()
     checkpoint = saved("shared memory", t)
