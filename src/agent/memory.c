@@ -384,20 +384,18 @@ void memory_prefault(struct image *image)
         }
 }
 
-static int reopen(const struct memory *memory, const struct image *image, int flags)
+/* Not by its name, which may be gone: at the user's logout systemd empties /dev/shm (RemoveIPC), say. */
+static int reopen(const struct image *image, int flags)
 {
-        char path[MEMORY_PATH_MAX];
+        char path[40];
 
-        if (image->named)
-                image_path(memory, image->id, path);
-        else
-                snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
+        snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
         return os->open(path, flags);
 }
 
-enum nebula_status memory_duplicate(const struct memory *memory, const struct image *image, int *ret_fd, struct nebula_error *error)
+enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, struct nebula_error *error)
 {
-        int fd = reopen(memory, image, OS_READ | OS_WRITE);
+        int fd = reopen(image, OS_READ | OS_WRITE);
 
         if (fd < 0)
                 return error_set(error, NEBULA_NO_MEMORY, -fd, "cannot open an image for its trainer");
@@ -405,9 +403,9 @@ enum nebula_status memory_duplicate(const struct memory *memory, const struct im
         return NEBULA_OK;
 }
 
-enum nebula_status memory_open_read_only(const struct memory *memory, struct image *image, int *ret_fd, struct nebula_error *error)
+enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struct nebula_error *error)
 {
-        int fd = reopen(memory, image, OS_READ);
+        int fd = reopen(image, OS_READ);
 
         if (fd < 0)
                 return error_set(error, error_status_of_errno(-fd), -fd, "cannot open an image for reading");

@@ -91,10 +91,10 @@ void memory_unmap(struct image *image);
 /* Makes the pages of a mapped image. Its bytes stay: a trainer may be copying into it already. */
 void memory_prefault(struct image *image);
 /* A descriptor that can only read; the image is exposed from now on. */
-enum nebula_status memory_open_read_only(const struct memory *memory, struct image *image, int *ret_fd, struct nebula_error *error);
+enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struct nebula_error *error);
 
 /* Another descriptor of the image, for the trainer that writes it. */
-enum nebula_status memory_duplicate(const struct memory *memory, const struct image *image, int *ret_fd, struct nebula_error *error);
+enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, struct nebula_error *error);
 /* The named files go, their memory with them once nobody maps it: for an end that does not wait for its threads. */
 void memory_unlink_all(struct memory *memory);
 

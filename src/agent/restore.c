@@ -539,7 +539,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
         if (!status && !opened)
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
         if (!status)
-                status = memory_open_read_only(&catalogue->memory, file->image, ret_fd, error);
+                status = memory_open_read_only(file->image, ret_fd, error);
         if (!status) {
                 enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
                                        from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;

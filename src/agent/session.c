@@ -227,7 +227,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
                 granted->capacity_bytes = grant->image->capacity;
                 list_live(catalogue, connection->session, granted);
                 /* A duplicate, for the image may be given up before the answer is sent. */
-                status = memory_duplicate(&catalogue->memory, grant->image, &answer->fd, error);
+                status = memory_duplicate(grant->image, &answer->fd, error);
         }
         catalogue_unlock(catalogue);
         answer->size = sizeof *granted;

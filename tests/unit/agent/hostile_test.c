@@ -1,0 +1,264 @@
+/* A live agent and those who mean it no good, or know no better: whatever they do, its next client is served. */
+#include <fcntl.h>
+
+#include "agent/agent_client.h"
+#include "tap.h"
+
+static struct test_place place;
+static struct test_client client;
+static pid_t pid;
+
+static void begin_agent(void)
+{
+        place_init(&place);
+        pid = agent_fork(&place);
+}
+
+/* A whole save and load in memory, by a new trainer; a tag of its own for each seed. */
+static bool serves(uint64_t nonce, unsigned seed)
+{
+        uint64_t version = 0;
+        const char *step = "connect";
+        enum nebula_status status;
+        char tag[32];
+
+        snprintf(tag, sizeof tag, "tag%u", seed);
+        client_init(&client, &place, nonce);
+        status = client_connect(&client, &place);
+        if (!status) {
+                step = "save";
+                version = begin(&client, tag, NEBULA_FILES_ALL_RANKS);
+                status = version ? save(&client, version, "a", seed, FILE_BYTES) : client.error.status;
+        }
+        if (!status) {
+                step = "commit";
+                status = of_version(&client, IPC_COMMIT, version);
+        }
+        if (!status)
+                status = wait_for(&client, version, NEBULA_STATE_COMMITTED, 10000);
+        if (!status) {
+                step = "load";
+                status = load(&client, version, "a", seed, FILE_BYTES, NULL);
+        }
+        if (status)
+                printf("# %s: status %d: %s\n", step, status, client.error.message);
+        client_done(&client);
+        return !status;
+}
+
+static void end_agent(void)
+{
+        CHECK(kill(pid, 0) == 0);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        place_done(&place);
+}
+
+static uint32_t random_state = 1;
+
+static uint32_t next_random(void)
+{
+        random_state = random_state * 1664525u + 1013904223u;
+        return random_state >> 8;
+}
+
+static void fill(void *data, size_t size)
+{
+        for (size_t i = 0; i < size; i++)
+                ((unsigned char *)data)[i] = (unsigned char)next_random();
+}
+
+/* A header for `size` bytes, of which `sent` follow. */
+static int knock(uint16_t type, uint32_t size, uint32_t sent)
+{
+        struct ipc_header header = { .magic = IPC_MAGIC, .type = type, .size = size };
+        static char payload[1 << 16];
+        int fd = os->connect(place.place.socket);
+
+        if (fd < 0)
+                return fd;
+        fill(payload, sizeof payload);
+        os->send(fd, &header, sizeof header, -1);
+        for (uint32_t at = 0; at < sent; at += sizeof payload)
+                if (os->send(fd, payload, sent - at < sizeof payload ? sent - at : sizeof payload, -1) < 0)
+                        break;
+        return fd;
+}
+
+static void garbage_and_frames_of_any_size_end_their_connection_only(void)
+{
+        char noise[300];
+        int held[64];
+
+        begin_agent();
+        for (int i = 0; i < 64; i++) {
+                int fd = os->connect(place.place.socket);
+
+                REQUIRE(fd >= 0);
+                fill(noise, sizeof noise);
+                os->send(fd, noise, 1 + next_random() % sizeof noise, -1);
+                os->close(fd);
+        }
+        os->close(knock(IPC_HELLO, UINT32_MAX, 100));
+        os->close(knock(IPC_HELLO, IPC_PAYLOAD_MAX, 100));
+        os->close(knock(IPC_HELLO, IPC_PAYLOAD_MAX, IPC_PAYLOAD_MAX));
+        os->close(knock(60000, 0, 0));
+        for (int i = 0; i < 64; i++) /* half a request each, and then nothing */
+                held[i] = knock((uint16_t)(1 + i % IPC_TYPE_LAST), 4096, 1000);
+        CHECK(serves(1, 1));
+        for (int i = 0; i < 64; i++)
+                os->close(held[i]);
+        CHECK(serves(2, 2));
+        end_agent();
+}
+
+static void requests_of_the_right_size_with_wrong_contents_are_refused(void)
+{
+        begin_agent();
+        for (unsigned round = 0; round < 400; round++) {
+                static char payload[1 << 16];
+                enum ipc_type type = (enum ipc_type)(1 + round % IPC_TYPE_LAST);
+                size_t size = ipc_request_size(type);
+
+                if (type == IPC_STOP || size > sizeof payload)
+                        continue;
+                client_init(&client, &place, 100 + round);
+                if (round & 1)
+                        CHECK(!client_connect(&client, &place));
+                else
+                        client.fd = os->connect(place.place.socket);
+                fill(payload, sizeof payload);
+                payload[size ? size - 1 : 0] = 0;
+                /* Whether it is answered or hung up on; a wait is not waited for. */
+                if (!ipc_send(client.fd, type, NEBULA_OK, payload, size, -1, NULL) && os->poll(client.fd, 100) == 1)
+                        ipc_receive(client.fd, &client.frame, &client.error);
+                client_done(&client);
+        }
+        CHECK(serves(1, 1));
+        end_agent();
+}
+
+static void thousands_of_connections_leave_room_again(void)
+{
+        static int fds[5000];
+        int open = 0;
+
+        begin_agent();
+        while (open < 5000 && (fds[open] = os->connect(place.place.socket)) >= 0)
+                open++;
+        CHECK(open > 1000);
+        for (int i = 0; i < open; i++)
+                os->close(fds[i]);
+        for (int i = 0; i < 500 && kill(pid, 0) == 0; i++) { /* until its threads have seen that */
+                client_init(&client, &place, 7);
+                if (!client_connect(&client, &place))
+                        break;
+                client_done(&client);
+                usleep(20000);
+        }
+        client_done(&client);
+        CHECK(serves(1, 1));
+        end_agent();
+}
+
+/* The socket's buffer is full of answers: the agent's thread for it is stuck in the middle of one. */
+static void a_client_that_stops_reading_holds_nobody_up(void)
+{
+        struct test_client deaf;
+
+        begin_agent();
+        client_init(&deaf, &place, 50);
+        REQUIRE(!client_connect(&deaf, &place));
+        fcntl(deaf.fd, F_SETFL, O_NONBLOCK);
+        for (int i = 0; i < 100000; i++) {
+                struct ipc_header header = { .magic = IPC_MAGIC, .type = IPC_REPORT };
+
+                if (os->send(deaf.fd, &header, sizeof header, -1) < 0)
+                        break; /* it reads no more */
+        }
+        CHECK(serves(1, 1));
+        end_agent(); /* and it can still be ended */
+        client_done(&deaf);
+}
+
+static void half_a_save_is_given_up_when_its_trainer_is_gone(void)
+{
+        struct ipc_granted grant;
+        uint64_t version;
+        pid_t trainer;
+        int status;
+
+        begin_agent();
+        fflush(stdout);
+        trainer = fork();
+        if (!trainer) {
+                client_init(&client, &place, 60);
+                if (client_connect(&client, &place) || !(version = begin(&client, "t", NEBULA_FILES_ALL_RANKS)) ||
+                    copy_image(&client, version, "a", 9, FILE_BYTES, &grant))
+                        _exit(1);
+                raise(SIGSTOP);
+                _exit(0);
+        }
+        REQUIRE(waitpid(trainer, &status, WUNTRACED) == trainer && WIFSTOPPED(status));
+        client_init(&client, &place, 61);
+        client.hello.rank = 1;
+        client.hello.world = 2;
+        CHECK(!client_connect(&client, &place)); /* another rank goes on meanwhile */
+        CHECK((version = begin(&client, "u", 1)) && !save(&client, version, "a", 3, FILE_BYTES) &&
+              !of_version(&client, IPC_COMMIT, version) && !wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        client_done(&client);
+        kill(trainer, SIGKILL);
+        waitpid(trainer, &status, 0);
+        CHECK(serves(62, 4));
+        end_agent();
+}
+
+static void without_its_runtime_directory_an_agent_goes_on_and_the_next_one_keeps_off_its_memory(void)
+{
+        struct test_client first;
+        uint64_t version;
+        pid_t second;
+
+        begin_agent();
+        client_init(&first, &place, 70);
+        REQUIRE(!client_connect(&first, &place));
+        CHECK(!os_remove_tree(place.place.directory) && !mkdir(place.place.directory, 0700));
+        second = agent_fork(&place);
+        CHECK(serves(71, 1));
+        CHECK((version = begin(&first, "old", NEBULA_FILES_ALL_RANKS)) && !save(&first, version, "a", 5, FILE_BYTES) &&
+              !of_version(&first, IPC_COMMIT, version) && !wait_for(&first, version, NEBULA_STATE_DURABLE, 10000) &&
+              !load(&first, version, "a", 5, FILE_BYTES, NULL));
+        CHECK(agent_end(second, SIGTERM) == 0);
+        CHECK(!load(&first, version, "a", 5, FILE_BYTES, NULL));
+        client_done(&first);
+        end_agent();
+}
+
+/* As systemd does it at a user's logout (RemoveIPC=yes). */
+static void without_its_memory_directory_an_agent_still_saves_and_loads(void)
+{
+        struct ipc_found before;
+        uint64_t version;
+
+        begin_agent();
+        CHECK(serves(80, 1));
+        CHECK(!os_remove_tree(place.place.memory));
+        client_init(&client, &place, 82);
+        REQUIRE(!client_connect(&client, &place));
+        REQUIRE(!find(&client, "", "tag1", &before));
+        CHECK(!load(&client, before.version_id, "a", 1, FILE_BYTES, NULL));
+        client_done(&client);
+        CHECK(serves(81, 2));
+        client_init(&client, &place, 83);
+        REQUIRE(!client_connect(&client, &place));
+        version = begin(&client, "u", NEBULA_FILES_ALL_RANKS);
+        CHECK(version && !save(&client, version, "a", 3, FILE_BYTES) && !of_version(&client, IPC_COMMIT, version));
+        CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        client_done(&client);
+        end_agent();
+}
+
+TAP_MAIN(TEST(garbage_and_frames_of_any_size_end_their_connection_only),
+         TEST(requests_of_the_right_size_with_wrong_contents_are_refused), TEST(thousands_of_connections_leave_room_again),
+         TEST(a_client_that_stops_reading_holds_nobody_up), TEST(half_a_save_is_given_up_when_its_trainer_is_gone),
+         TEST(without_its_runtime_directory_an_agent_goes_on_and_the_next_one_keeps_off_its_memory),
+         TEST(without_its_memory_directory_an_agent_still_saves_and_loads))
