@@ -17,7 +17,7 @@ import ctypes
 import logging
 import os
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,13 +25,22 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _nebula
 
-__all__ = ["Backend", "Filler", "covers", "plan", "use"]
+__all__ = ["Backend", "Copy", "Filler", "covers", "plan", "use"]
 
 log = logging.getLogger("nebulaml")
 
 CHUNK_BYTES = 32 << 20  # so that what training itself copies from the device gets a turn
 SMALL_BYTES = 1 << 20  # copied first: what a forward pass changes in place, statistics and counters, is small
 STAGING_COUNT = 2  # one is filled by the device while the other is emptied by us
+
+
+class Copy(NamedTuple):
+    """``size`` bytes at ``offset`` of a storage, to host memory at ``address``."""
+
+    storage: torch.UntypedStorage
+    offset: int
+    size: int
+    address: int
 
 
 class Backend(Protocol):
@@ -52,8 +61,8 @@ class Backend(Protocol):
     def side_stream(self, place: Hashable) -> Any:
         """The stream for copies from that device; what is queued there now waits for what the program has queued."""
 
-    def copy(self, stream: Any, storage: torch.UntypedStorage, offset: int, size: int, address: int) -> None:
-        """Queues a copy of ``size`` bytes at ``offset`` to host memory; the memory is not reused before it is done."""
+    def copy(self, stream: Any, copies: list[Copy]) -> None:
+        """Queues copies to host memory; their sources are not reused before they are done."""
 
     def event(self, stream: Any) -> Any:
         """An event behind all that is queued on the stream."""
@@ -95,12 +104,13 @@ class _Cuda:
         self._streams[place].wait_stream(torch.cuda.current_stream(place))
         return self._streams[place]
 
-    def copy(self, stream: Any, storage: torch.UntypedStorage, offset: int, size: int, address: int) -> None:
+    def copy(self, stream: Any, copies: list[Copy]) -> None:
         with torch.no_grad(), torch.cuda.stream(stream):
-            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, offset, (size,), (1,))
-            memory = (ctypes.c_char * size).from_address(address)
-            torch.frombuffer(memory, dtype=torch.uint8).copy_(source, non_blocking=True)
-            source.record_stream(stream)
+            for storage, offset, size, address in copies:
+                source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, offset, (size,), (1,))
+                memory = (ctypes.c_char * size).from_address(address)
+                torch.frombuffer(memory, dtype=torch.uint8).copy_(source, non_blocking=True)
+                source.record_stream(stream)
 
     def event(self, stream: Any) -> Any:
         event = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
@@ -236,11 +246,7 @@ class Filler:
                 self._failure = failure
 
     def _queue(self, stream: Any, image: int, offsets: list[int], parts: list[_Part]) -> None:
-        for part in parts:
-            for done in range(0, part.size, CHUNK_BYTES):
-                size = min(CHUNK_BYTES, part.size - done)
-                target = image + offsets[part.index] + done
-                self._backend.copy(stream, part.storage, part.offset + done, size, target)
+        self._backend.copy(stream, [copy for part in parts for copy in _chunks(part, image + offsets[part.index])])
 
     def _drain(self, streams: list[Any]) -> None:
         """Nothing may write into an image that goes back to the agent."""
@@ -260,15 +266,13 @@ class Filler:
                 stream = self._backend.side_stream(place)
                 try:
                     for part in parts:
-                        for done in range(0, part.size, CHUNK_BYTES):
+                        for copy in _chunks(part, image + offsets[part.index]):
                             if len(running) == STAGING_COUNT:
                                 self._empty(running.pop(0))
                             used = {entry[1] for entry in running}
                             staging = next(address for address, _ in _staging if address not in used)
-                            size = min(CHUNK_BYTES, part.size - done)
-                            self._backend.copy(stream, part.storage, part.offset + done, size, staging)
-                            target = image + offsets[part.index] + done
-                            running.append((self._backend.event(stream), staging, target, size))
+                            self._backend.copy(stream, [copy._replace(address=staging)])
+                            running.append((self._backend.event(stream), staging, copy.address, copy.size))
                     while running:
                         self._empty(running.pop(0))
                 except BaseException:
@@ -280,6 +284,12 @@ class Filler:
         event, staging, target, size = entry
         event.synchronize()
         ctypes.memmove(target, staging, size)
+
+
+def _chunks(part: _Part, target: int) -> Iterator[Copy]:
+    for done in range(0, part.size, CHUNK_BYTES):
+        size = min(CHUNK_BYTES, part.size - done)
+        yield Copy(part.storage, part.offset + done, size, target + done)
 
 
 def _is_registered(backend: Backend, image: int, size: int) -> bool:

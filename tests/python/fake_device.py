@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from nebulaml.device import Copy
 
 
 class Event:
@@ -115,7 +116,11 @@ class Device:
         self.side.work.put(before.synchronize)
         return self.side
 
-    def copy(self, stream: Stream, storage: torch.UntypedStorage, offset: int, size: int, address: int) -> None:
+    def copy(self, stream: Stream, copies: list[Copy]) -> None:
+        for copy in copies:
+            self._copy(stream, *copy)
+
+    def _copy(self, stream: Stream, storage: torch.UntypedStorage, offset: int, size: int, address: int) -> None:
         if self.queue_fails and self.copied:
             raise RuntimeError("the fake device takes no more work")
         assert any(begin <= address and address + size <= begin + room for begin, room in self.registered.items())
