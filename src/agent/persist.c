@@ -11,11 +11,14 @@
 #include "agent/storage.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "os/thread.h"
 #include "store/announce.h"
 #include "store/document.h"
 #include "sum/sum.h"
 
 #define KEY_MAX 1200
+
+_Static_assert(IMAGE_CHUNK_BYTES == BULK_REQUEST_BYTES, "a chunk that was summed is a piece that may be written");
 
 struct plan_file {
         char name[IPC_NAME_MAX], path[IPC_NAME_MAX];
@@ -25,6 +28,7 @@ struct plan_file {
         struct image *image;
         uint64_t *chunks; /* the version's, or sealed here and then given to it */
         size_t chunk_count;
+        struct bulk_feed feed; /* what of it may be written; without room: not in use */
 };
 /* What the worker needs of a version, copied so that the lock is free while it writes. */
 struct plan {
@@ -41,6 +45,8 @@ struct plan {
 
 static void plan_done(struct plan *plan)
 {
+        for (size_t i = 0; i < plan->file_count; i++)
+                bulk_feed_done(&plan->files[i].feed);
         free(plan->files);
         free(plan->parts);
         manifest_done(&plan->before);
@@ -149,20 +155,19 @@ static enum nebula_status plan_carry(struct plan *plan, struct nebula_error *err
         return NEBULA_OK;
 }
 
+/* Checksums on a thread of low priority, of one file or of all that are written. */
 struct sealing {
-        struct plan_file *file;
-        void *data;
+        struct catalogue *catalogue;
+        struct version *version;
+        struct plan_file *files;
+        size_t file_count;
         enum nebula_status status;
-        struct nebula_error *error;
+        struct nebula_error error;
 };
 
-static void seal(void *argument)
+static void tell(void *argument, uint64_t offset)
 {
-        struct sealing *sealing = argument;
-        struct plan_file *file = sealing->file;
-
-        sealing->status = image_seal(sealing->data, file->size, file->is_zip, IMAGE_CHUNK_BYTES, &file->chunks,
-                                     &file->chunk_count, sealing->error);
+        bulk_feed_tell(argument, offset);
 }
 
 /* The checksums belong to the version, so that another try, or a copy for a peer, need not compute them again. */
@@ -185,9 +190,10 @@ static pthread_mutex_t seal_lock = PTHREAD_MUTEX_INITIALIZER;
 static enum nebula_status seal_file(struct catalogue *catalogue, struct version *version, struct plan_file *file,
                                     struct nebula_error *error)
 {
-        struct sealing sealing = { .file = file, .error = error };
+        struct bulk_feed *feed = file->feed.offsets ? &file->feed : NULL;
         const struct agent_file *own;
         enum nebula_status status;
+        void *data;
 
         pthread_mutex_lock(&seal_lock);
         catalogue_lock(catalogue);
@@ -197,25 +203,48 @@ static enum nebula_status seal_file(struct catalogue *catalogue, struct version 
                 file->chunk_count = own->chunk_count;
         }
         catalogue_unlock(catalogue);
-        status = memory_map(file->image, &sealing.data, error);
+        status = memory_map(file->image, &data, error);
         if (!status && !file->chunks) {
-                background_run(seal, &sealing);
-                status = sealing.status;
+                status = image_seal_telling(data, file->size, file->is_zip, IMAGE_CHUNK_BYTES, feed ? tell : NULL, feed,
+                                            &file->chunks, &file->chunk_count, error);
                 if (status)
                         error_prefix(error, "file \"%.100s\" in memory is not what its trainer promised", file->name);
                 else
                         keep_chunks(catalogue, version, file);
+        } else if (!status && feed) {
+                bulk_feed_tell_all(feed);
         }
         pthread_mutex_unlock(&seal_lock);
         return status;
+}
+
+/* Ends every feed, so that nobody waits for what will not come. */
+static void seal(void *argument)
+{
+        struct sealing *sealing = argument;
+
+        for (size_t i = 0; i < sealing->file_count; i++) {
+                struct plan_file *file = &sealing->files[i];
+
+                if (!file->carried && !sealing->status)
+                        sealing->status = seal_file(sealing->catalogue, sealing->version, file, &sealing->error);
+                if (file->feed.offsets)
+                        bulk_feed_end(&file->feed);
+        }
+}
+
+static void *seal_main(void *argument)
+{
+        seal(argument);
+        return NULL;
 }
 
 enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name, const void **ret_data,
                                 uint64_t **ret_chunks, struct nebula_error *error)
 {
         struct plan_file file = { 0 };
+        struct sealing sealing = { .catalogue = catalogue, .version = version, .files = &file, .file_count = 1 };
         const struct agent_file *own;
-        enum nebula_status status;
 
         catalogue_lock(catalogue);
         own = version_file(version, name);
@@ -228,25 +257,33 @@ enum nebula_status storage_seal(struct catalogue *catalogue, struct version *ver
         catalogue_unlock(catalogue);
         if (!file.image)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "file \"%.200s\" is not in memory", name);
-        status = seal_file(catalogue, version, &file, error);
-        if (!status) {
-                *ret_data = file.image->data;
-                *ret_chunks = file.chunks;
+        background_run(seal, &sealing);
+        if (sealing.status) {
+                if (error)
+                        *error = sealing.error;
+                return sealing.status;
         }
-        return status;
+        *ret_data = file.image->data;
+        *ret_chunks = file.chunks;
+        return NEBULA_OK;
 }
 
-static enum nebula_status write_files(struct catalogue *catalogue, struct version *version, struct store *store,
-                                      struct plan *plan, struct nebula_error *error)
+/* What is written, and the keys, which the caller frees. Images are mapped: the writer needs them before they are sealed. */
+static enum nebula_status list_objects(struct plan *plan, struct store_object *objects, size_t *ret_count, struct nebula_error *error)
 {
+        size_t count = 0;
+
         for (size_t i = 0; i < plan->file_count; i++) {
                 struct plan_file *file = &plan->files[i];
-                char key[KEY_MAX];
                 enum nebula_status status;
+                char key[KEY_MAX];
+                void *data;
 
                 if (file->carried)
                         continue;
-                status = seal_file(catalogue, version, file, error);
+                pthread_mutex_lock(&seal_lock);
+                status = memory_map(file->image, &data, error);
+                pthread_mutex_unlock(&seal_lock);
                 if (status)
                         return status;
                 if (stored_file(&plan->before, file->name))
@@ -254,11 +291,43 @@ static enum nebula_status write_files(struct catalogue *catalogue, struct versio
                                  file->path);
                 else
                         snprintf(key, sizeof key, "%s/%s", plan->directory, file->path);
-                status = store->ops->write(store, key, file->image->data, file->size, error);
-                if (status)
-                        return status;
+                objects[count] = (struct store_object){ strdup(key), data, file->size, &file->feed };
+                if (bulk_feed_init(&file->feed, file->size) || !objects[count].key)
+                        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+                *ret_count = ++count;
         }
         return NEBULA_OK;
+}
+
+/* Each piece goes to storage as soon as it was summed. */
+static enum nebula_status write_files(struct catalogue *catalogue, struct version *version, struct store *store,
+                                      struct plan *plan, struct nebula_error *error)
+{
+        struct sealing sealing = { .catalogue = catalogue, .version = version, .files = plan->files, .file_count = plan->file_count };
+        struct store_object *objects = calloc(plan->file_count + 1, sizeof *objects);
+        size_t count = 0;
+        pthread_t thread;
+        bool is_started;
+        enum nebula_status status = objects ? list_objects(plan, objects, &count, error)
+                                            : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+
+        if (!status && count) {
+                is_started = !os_thread_start(&thread, seal_main, &sealing, true);
+                if (!is_started)
+                        seal(&sealing);
+                status = store->ops->write_many(store, objects, count, error);
+                if (is_started)
+                        pthread_join(thread, NULL);
+                if (sealing.status) { /* then no manifest will name what was written */
+                        status = sealing.status;
+                        if (error)
+                                *error = sealing.error;
+                }
+        }
+        for (size_t i = 0; objects && i < plan->file_count; i++)
+                free((char *)(uintptr_t)objects[i].key);
+        free(objects);
+        return status;
 }
 
 static size_t collect_record(const struct plan *plan, uint32_t rank, struct record *record)

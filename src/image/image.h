@@ -88,6 +88,10 @@ void image_index_free(struct image_index *index);
 /* Seals: is_zip images get their CRC-32 fields filled in place. ret_chunks: caller frees; count = ceil(size / chunk). */
 enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, uint64_t **ret_chunks,
                               size_t *ret_count, struct nebula_error *error);
+/* The same, and calls `ready` once for each chunk, by its offset, as soon as its bytes are final; not in order. */
+typedef void image_ready(void *argument, uint64_t offset);
+enum nebula_status image_seal_telling(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, image_ready *ready,
+                                      void *argument, uint64_t **ret_chunks, size_t *ret_count, struct nebula_error *error);
 
 /* Names: a tag or file name as a path component and back. Percent-encodes '/', '%', control bytes, and the
  * first byte of ".", "..", ".nebula..." and "latest". Refuses empty, invalid UTF-8 and what would exceed 255 bytes encoded. */

@@ -3,7 +3,8 @@
  * headers whose CRC-32 is only known behind their payload. So each payload is summed first, large
  * ones with both sums at once in pieces cut at the chunk borders; then its header is written, and
  * the chunk goes on over the header and the payload: a large piece is joined by its sum,
- * a small one is summed again while it is in the cache.
+ * a small one is summed again while it is in the cache. Only headers change: a chunk
+ * that lies within one payload is final, and told, as soon as it was summed.
  */
 #include <stdlib.h>
 
@@ -29,22 +30,31 @@ struct sealing {
         uint64_t *chunks;
         size_t chunk_count;
         struct piece *pieces; /* of the current record; room for one per chunk */
+        image_ready *ready;   /* or NULL */
+        void *argument;
 };
+
+static void tell(const struct sealing *sealing, uint64_t offset)
+{
+        if (sealing->ready)
+                sealing->ready(sealing->argument, offset);
+}
 
 static uint64_t next_border(const struct sealing *sealing, uint64_t offset)
 {
         return (offset / sealing->chunk_bytes + 1) * sealing->chunk_bytes;
 }
 
-/* Moves on to `offset`, which is at most the next border. */
-static void advance(struct sealing *sealing, uint64_t offset, uint64_t crc64)
+/* Moves on to `offset`, which is at most the next border. True: a chunk ends there. */
+static bool advance(struct sealing *sealing, uint64_t offset, uint64_t crc64)
 {
+        bool is_end = offset % sealing->chunk_bytes == 0 || offset == sealing->size;
+
         sealing->offset = offset;
-        sealing->crc64 = crc64;
-        if (offset % sealing->chunk_bytes == 0 || offset == sealing->size) {
+        sealing->crc64 = is_end ? 0 : crc64;
+        if (is_end)
                 sealing->chunks[sealing->chunk_count++] = crc64;
-                sealing->crc64 = 0;
-        }
+        return is_end;
 }
 
 static void add_bytes_until(struct sealing *sealing, uint64_t end)
@@ -52,14 +62,17 @@ static void add_bytes_until(struct sealing *sealing, uint64_t end)
         while (sealing->offset < end) {
                 uint64_t start = sealing->offset, border = next_border(sealing, start), stop = border < end ? border : end;
 
-                advance(sealing, stop, sum_crc64(sealing->crc64, sealing->bytes + start, (size_t)(stop - start)));
+                if (advance(sealing, stop, sum_crc64(sealing->crc64, sealing->bytes + start, (size_t)(stop - start))))
+                        tell(sealing, start / sealing->chunk_bytes * sealing->chunk_bytes);
         }
 }
 
 static void add_piece(struct sealing *sealing, const struct piece *piece)
 {
         add_bytes_until(sealing, piece->offset);
-        advance(sealing, piece->offset + piece->size, sum_crc64_combine(sealing->crc64, piece->crc64, piece->size));
+        if (advance(sealing, piece->offset + piece->size, sum_crc64_combine(sealing->crc64, piece->crc64, piece->size)) &&
+            piece->size < sealing->chunk_bytes)
+                tell(sealing, piece->offset / sealing->chunk_bytes * sealing->chunk_bytes); /* whole ones were told before */
 }
 
 /* Sums one payload, writes its CRC-32 into both headers, and takes the chunks to its end. */
@@ -77,6 +90,8 @@ static void seal_record(struct sealing *sealing, const struct zip_entry *entry)
                         crc32 = sum_crc32(crc32, sealing->bytes + offset, (size_t)piece.size);
                 } else {
                         sum_both(sealing->bytes + offset, (size_t)piece.size, &crc32, &piece.crc64);
+                        if (piece.size == sealing->chunk_bytes)
+                                tell(sealing, offset);
                         sealing->pieces[piece_count++] = piece;
                 }
                 offset += piece.size;
@@ -117,7 +132,13 @@ static enum nebula_status seal_records(struct sealing *sealing, struct nebula_er
 enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, uint64_t **ret_chunks,
                               size_t *ret_count, struct nebula_error *error)
 {
-        struct sealing sealing = { .bytes = data, .size = size, .chunk_bytes = chunk_bytes };
+        return image_seal_telling(data, size, is_zip, chunk_bytes, NULL, NULL, ret_chunks, ret_count, error);
+}
+
+enum nebula_status image_seal_telling(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, image_ready *ready,
+                                      void *argument, uint64_t **ret_chunks, size_t *ret_count, struct nebula_error *error)
+{
+        struct sealing sealing = { .bytes = data, .size = size, .chunk_bytes = chunk_bytes, .ready = ready, .argument = argument };
         enum nebula_status status = NEBULA_OK;
         size_t chunk_count;
 

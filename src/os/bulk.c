@@ -44,16 +44,105 @@ int bulk_engine_force(enum bulk_engine engine)
         return 0;
 }
 
-bool bulk_take(struct bulk_job *job, uint64_t *ret_offset, uint64_t *ret_size)
+int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
+{
+        *feed = (struct bulk_feed){ .wanted = (size_t)((size + BULK_REQUEST_BYTES - 1) / BULK_REQUEST_BYTES) };
+        feed->offsets = calloc(feed->wanted + 1, sizeof *feed->offsets);
+        if (!feed->offsets)
+                return -ENOMEM;
+        pthread_mutex_init(&feed->lock, NULL);
+        pthread_cond_init(&feed->changed, NULL);
+        return 0;
+}
+
+void bulk_feed_done(struct bulk_feed *feed)
+{
+        if (!feed->offsets)
+                return;
+        free(feed->offsets);
+        pthread_mutex_destroy(&feed->lock);
+        pthread_cond_destroy(&feed->changed);
+        feed->offsets = NULL;
+}
+
+void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset)
+{
+        pthread_mutex_lock(&feed->lock);
+        if (feed->count < feed->wanted)
+                feed->offsets[feed->count++] = offset;
+        pthread_cond_broadcast(&feed->changed);
+        pthread_mutex_unlock(&feed->lock);
+}
+
+void bulk_feed_tell_all(struct bulk_feed *feed)
+{
+        pthread_mutex_lock(&feed->lock);
+        for (feed->count = 0; feed->count < feed->wanted; feed->count++)
+                feed->offsets[feed->count] = feed->count * (uint64_t)BULK_REQUEST_BYTES;
+        pthread_cond_broadcast(&feed->changed);
+        pthread_mutex_unlock(&feed->lock);
+}
+
+void bulk_feed_end(struct bulk_feed *feed)
+{
+        pthread_mutex_lock(&feed->lock);
+        feed->is_ended = true;
+        pthread_cond_broadcast(&feed->changed);
+        pthread_mutex_unlock(&feed->lock);
+}
+
+bool bulk_feed_wait(struct bulk_feed *feed)
+{
+        bool is_whole;
+
+        pthread_mutex_lock(&feed->lock);
+        while (feed->count < feed->wanted && !feed->is_ended)
+                pthread_cond_wait(&feed->changed, &feed->lock);
+        is_whole = feed->count == feed->wanted;
+        pthread_mutex_unlock(&feed->lock);
+        return is_whole;
+}
+
+/* The offset that was told next. 0; -EAGAIN: not yet; -ENODATA: all were taken; -ECANCELED: it will never be told. */
+static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
+{
+        struct bulk_feed *feed = job->feed;
+        uint64_t index;
+        int result;
+
+        pthread_mutex_lock(&feed->lock);
+        while ((index = atomic_load(&job->next_chunk)) == feed->count && index < feed->wanted && !feed->is_ended && may_wait)
+                pthread_cond_wait(&feed->changed, &feed->lock);
+        if (index < feed->count) {
+                *ret_offset = feed->offsets[index];
+                atomic_store(&job->next_chunk, index + 1);
+                result = 0;
+        } else {
+                result = index == feed->wanted ? -ENODATA : feed->is_ended ? -ECANCELED : -EAGAIN;
+        }
+        pthread_mutex_unlock(&feed->lock);
+        return result;
+}
+
+bool bulk_take(struct bulk_job *job, bool may_wait, uint64_t *ret_offset, uint64_t *ret_size)
 {
         uint64_t index, offset;
 
         if (atomic_load(&job->is_stopped))
                 return false;
-        index = atomic_fetch_add(&job->next_chunk, 1);
-        if (index >= job->chunk_count)
-                return false;
-        offset = index * job->chunk_bytes;
+        if (job->feed) {
+                int result = take_told(job, may_wait, &offset);
+
+                if (result == -ECANCELED)
+                        bulk_fail(job, job->size, result, NULL);
+                if (result)
+                        return false;
+        } else {
+                index = atomic_fetch_add(&job->next_chunk, 1);
+                if (index >= job->chunk_count)
+                        return false;
+                offset = index * job->chunk_bytes;
+        }
         *ret_offset = offset;
         *ret_size = job->size - offset < job->chunk_bytes ? job->size - offset : job->chunk_bytes;
         return true;
@@ -148,11 +237,11 @@ static int run_job(struct bulk_job *job)
         return job->result;
 }
 
-int bulk_write(int fd, bool is_direct, const void *data, uint64_t size)
+int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct bulk_feed *feed)
 {
         struct bulk_job job = {
                 .fd = fd, .is_write = true, .is_direct = is_direct, .data = (char *)(uintptr_t)data, .size = size,
-                .chunk_bytes = BULK_REQUEST_BYTES,
+                .chunk_bytes = BULK_REQUEST_BYTES, .feed = feed,
         };
         int result = run_job(&job);
 

@@ -19,6 +19,7 @@
 #ifndef NB_OS_BULK_H
 #define NB_OS_BULK_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -43,8 +44,31 @@ enum bulk_engine bulk_engine_used(void);
 /* For tests and benchmarks, before threads start; -ENOSYS when this machine lacks it. */
 int bulk_engine_force(enum bulk_engine engine);
 
-/* Writes `size` bytes at the beginning of the file and sets its size. Not synced. 0 or a negative errno. */
-int bulk_write(int fd, bool is_direct, const void *data, uint64_t size);
+/*
+ * Bytes that become final while they are written: one thread tells pieces of BULK_REQUEST_BYTES as they are, in any
+ * order, and ends the feed when all were told or none will be any more. bulk_write may be called with it
+ * again, also later. Whoever made it frees it when both are done.
+ */
+struct bulk_feed {
+        pthread_mutex_t lock; /* guards the rest */
+        pthread_cond_t changed;
+        uint64_t *offsets; /* in the order they were told */
+        size_t count, wanted;
+        bool is_ended;
+};
+int bulk_feed_init(struct bulk_feed *feed, uint64_t size); /* 0 or -ENOMEM */
+void bulk_feed_done(struct bulk_feed *feed);
+void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset);
+void bulk_feed_tell_all(struct bulk_feed *feed);
+void bulk_feed_end(struct bulk_feed *feed);
+/* Until all were told, or none will be: then false. */
+bool bulk_feed_wait(struct bulk_feed *feed);
+
+/*
+ * Writes `size` bytes at the beginning of the file and sets its size. Not synced. `feed`: NULL, or what says which
+ * bytes are final. 0 or a negative errno; -ECANCELED when the feed ended before all was told.
+ */
+int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct bulk_feed *feed);
 
 /*
  * Reads the first `size` bytes. Each chunk of `chunk_bytes` (the last one

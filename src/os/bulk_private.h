@@ -20,8 +20,9 @@ struct bulk_job {
         bulk_check *check;
         void *argument;
         struct nebula_error *error;
+        struct bulk_feed *feed; /* of a write; NULL: all is final */
 
-        atomic_uint_fast64_t next_chunk; /* the first that nobody has taken */
+        atomic_uint_fast64_t next_chunk; /* so many were taken; feed->lock guards it when there is one */
         atomic_bool is_stopped;
 
         pthread_mutex_t result_lock; /* guards the rest */
@@ -29,8 +30,8 @@ struct bulk_job {
         uint64_t failed_offset; /* of `result`: of several failures the one nearest to the beginning is told */
 };
 
-/* The next chunk, or false when there is none or the job has failed. */
-bool bulk_take(struct bulk_job *job, uint64_t *ret_offset, uint64_t *ret_size);
+/* The next chunk, or false when there is none or the job has failed; unless `may_wait`, also when none is final yet. */
+bool bulk_take(struct bulk_job *job, bool may_wait, uint64_t *ret_offset, uint64_t *ret_size);
 /* Records a failure (negative errno or a check's status) and stops the job. */
 void bulk_fail(struct bulk_job *job, uint64_t offset, int result, const struct nebula_error *error);
 /* A chunk has arrived: its last bytes if they take the bounce buffer, then the check. */

@@ -29,7 +29,7 @@ static void *work(void *argument)
         struct bulk_job *job = argument;
         uint64_t offset, size;
 
-        while (bulk_take(job, &offset, &size)) {
+        while (bulk_take(job, true, &offset, &size)) {
                 uint64_t end = offset + size < job->direct_size ? offset + size : job->direct_size;
                 int result = end > offset ? move_pieces(job, offset, end - offset) : 0;
 

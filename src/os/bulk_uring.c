@@ -142,8 +142,8 @@ static bool complete(struct uring_run *run, struct request *request, int result)
         return true;
 }
 
-/* Fills free slots. Chunks that have no direct part are finished at once. */
-static size_t fill(struct uring_run *run)
+/* Fills free slots; waits for a chunk only when none is in flight. Chunks that have no direct part are finished at once. */
+static size_t fill(struct uring_run *run, size_t in_flight)
 {
         size_t started = 0;
 
@@ -153,7 +153,7 @@ static size_t fill(struct uring_run *run)
                 if (request->is_used)
                         continue;
                 do {
-                        if (!bulk_take(run->job, &request->offset, &request->size))
+                        if (!bulk_take(run->job, !(in_flight + started), &request->offset, &request->size))
                                 return started;
                         if (request->offset >= run->job->direct_size)
                                 hand_over(run, request->offset, request->size);
@@ -187,7 +187,7 @@ static size_t reap(struct uring_run *run)
 /* Until everything is back: the kernel uses the caller's memory as long as it isn't. */
 static void pump(struct uring_run *run)
 {
-        size_t in_flight = fill(run);
+        size_t in_flight = fill(run, 0);
         bool is_broken = false;
 
         while (in_flight) {
@@ -202,7 +202,7 @@ static void pump(struct uring_run *run)
                 }
                 in_flight -= reap(run);
                 if (!is_broken)
-                        in_flight += fill(run);
+                        in_flight += fill(run, in_flight);
         }
 }
 

@@ -30,6 +30,7 @@
 #include <stdbool.h>
 
 #include "nebula.h"
+#include "os/bulk.h"
 
 struct store;
 
@@ -45,6 +46,14 @@ struct store_list {
         size_t count;
 };
 
+/* One of several that are written together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */
+struct store_object {
+        const char *key;
+        const void *data;
+        uint64_t size;
+        struct bulk_feed *feed;
+};
+
 /* Checks one chunk; a failure stops the read and is its result. May run on several threads. */
 typedef enum nebula_status store_check(void *argument, const void *data, uint64_t offset, uint64_t size,
                                        struct nebula_error *error);
@@ -54,6 +63,8 @@ struct store_ops {
         enum nebula_status (*open)(const char *url, struct store **ret_store, struct nebula_error *error);
         void (*close)(struct store *store);
         enum nebula_status (*write)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
+        /* As write for each, with fewer syncs; in no order. After a failure some may be there, each of them whole. */
+        enum nebula_status (*write_many)(struct store *store, const struct store_object *objects, size_t count, struct nebula_error *error);
         enum nebula_status (*move)(struct store *store, const char *from, const char *to, struct nebula_error *error);
         enum nebula_status (*read)(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
         enum nebula_status (*read_bulk)(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,

@@ -300,6 +300,7 @@ const struct store_ops store_file = {
         .open = file_open,
         .close = file_close,
         .write = file_write,
+        .write_many = file_write_many,
         .move = file_move,
         .read = file_read,
         .read_bulk = file_read_bulk,

@@ -1,7 +1,8 @@
 /*
- * Writing one object: a temporary file beside its tag, the bytes, fsync,
- * rename, fsync of the directory. Where it stops, the temporary file is
- * removed and an older object of that key is untouched.
+ * Writing objects: a temporary file beside its tag for each, the bytes; fsync
+ * of each, rename of each, fsync of each directory. Where it stops, temporary
+ * files are removed and older objects of those keys are untouched, or replaced
+ * as a whole.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -16,11 +17,13 @@
 
 #define TEMP_DIRECTORY ".nebula"
 #define TEMP_TRIES 100
+#define TOGETHER_MAX 16 /* objects under way: as many open files */
 
 struct file_writing {
         struct store *store;
-        const void *data;
-        uint64_t size;
+        const struct store_object *object;
+        int fd;               /* of `temp`; -1: closed */
+        bool is_direct, made; /* made: `temp` is there */
         char parent[STORE_KEY_MAX], temp_parent[STORE_KEY_MAX];
         char path[STORE_PATH_MAX], temp[STORE_PATH_MAX];
 };
@@ -66,53 +69,19 @@ static int reserve(int fd, uint64_t size)
         return result == -ENOSPC || result == -EDQUOT || result == -EFBIG ? result : 0;
 }
 
-static int fill_temp(struct file_writing *writing, int fd, bool is_direct)
+static void drop_temp(struct file_writing *writing)
 {
-        struct os_stat made;
-        int result, closed;
-
-        if (writing->size < STORE_BULK_MIN) {
-                result = os_write_at(fd, writing->data, writing->size, 0);
-        } else {
-                result = reserve(fd, writing->size);
-                if (!result)
-                        result = bulk_write(fd, is_direct, writing->data, writing->size);
-        }
-        if (!result)
-                result = os_sync(fd);
-        if (!result && !os->fstat(fd, &made))
-                atomic_store(&((struct file_store *)writing->store)->given_uid, made.uid + UINT64_C(1));
-        closed = os->close(fd);
-        return result ? result : closed;
-}
-
-static int make_temp(struct file_writing *writing, bool is_direct)
-{
-        int fd = open_temp(writing, is_direct ? OS_DIRECT : 0);
-        int result;
-
-        if (fd < 0)
-                return fd;
-        result = fill_temp(writing, fd, is_direct);
-        if (result)
+        if (writing->fd >= 0)
+                os->close(writing->fd);
+        if (writing->made)
                 os->unlink(writing->temp);
-        return result;
+        writing->fd = -1;
+        writing->made = false;
 }
 
-static enum nebula_status write_error(const struct file_writing *writing, int result, struct nebula_error *error)
-{
-        struct os_space space;
-
-        if (error_status_of_errno(-result) == NEBULA_NO_SPACE && !os->space(writing->store->root, &space))
-                return error_set(error, NEBULA_NO_SPACE, -result, "can't write %s: needs %" PRIu64 " bytes, %" PRIu64 " are free",
-                                 writing->path, writing->size, space.free_bytes);
-        return file_error(writing->store, "write", writing->path, result, error);
-}
-
-static int put(struct file_writing *writing)
+static int make_temp(struct file_writing *writing)
 {
         struct file_store *file = (struct file_store *)writing->store;
-        bool is_direct = writing->size >= STORE_BULK_MIN && !((uintptr_t)writing->data % BULK_PAGE_BYTES);
         const char *root = writing->store->root;
         int result = -ENOENT;
 
@@ -124,48 +93,175 @@ static int put(struct file_writing *writing)
                 if (!result)
                         result = file_dirs_ensure(file->dirs, root, writing->parent);
                 if (!result)
-                        result = make_temp(writing, is_direct);
-                if (result == -EINVAL && is_direct)
-                        result = make_temp(writing, false); /* a file system without O_DIRECT */
+                        result = open_temp(writing, writing->is_direct ? OS_DIRECT : 0);
         }
+        if (result < 0)
+                return result;
+        writing->fd = result;
+        writing->made = true;
+        return 0;
+}
+
+static int fill_temp(struct file_writing *writing)
+{
+        const struct store_object *object = writing->object;
+        int result = make_temp(writing);
+
         if (result)
                 return result;
-        result = os->rename(writing->temp, writing->path);
-        if (result) {
-                os->unlink(writing->temp);
-                return result;
+        if (object->size < STORE_BULK_MIN)
+                return object->feed && !bulk_feed_wait(object->feed) ? -ECANCELED
+                                                                     : os_write_at(writing->fd, object->data, object->size, 0);
+        result = reserve(writing->fd, object->size);
+        return result ? result : bulk_write(writing->fd, writing->is_direct, object->data, object->size, object->feed);
+}
+
+static int fill(struct file_writing *writing)
+{
+        const struct store_object *object = writing->object;
+        int result;
+
+        writing->is_direct = object->size >= STORE_BULK_MIN && !((uintptr_t)object->data % BULK_PAGE_BYTES);
+        result = fill_temp(writing);
+        if (result == -EINVAL && writing->is_direct) { /* a file system without O_DIRECT */
+                drop_temp(writing);
+                writing->is_direct = false;
+                result = fill_temp(writing);
         }
-        return file_sync_directory(writing->store, writing->parent);
+        return result;
+}
+
+static int sync_temp(struct file_writing *writing)
+{
+        struct os_stat made;
+        int result = os_sync(writing->fd), closed;
+
+        if (!result && !os->fstat(writing->fd, &made))
+                atomic_store(&((struct file_store *)writing->store)->given_uid, made.uid + UINT64_C(1));
+        closed = os->close(writing->fd);
+        writing->fd = -1;
+        return result ? result : closed;
+}
+
+static int give_name(struct file_writing *writing)
+{
+        int result = os->rename(writing->temp, writing->path);
+
+        writing->made = result != 0;
+        return result;
+}
+
+/* Each directory once. */
+static int sync_parents(const struct file_writing *writings, size_t count, size_t *ret_at)
+{
+        int result = 0;
+
+        for (size_t i = 0; i < count && !result; i++) {
+                bool is_synced = false;
+
+                for (size_t j = 0; j < i && !is_synced; j++)
+                        is_synced = !strcmp(writings[i].parent, writings[j].parent);
+                *ret_at = i;
+                if (!is_synced)
+                        result = file_sync_directory(writings[i].store, writings[i].parent);
+        }
+        return result;
+}
+
+/* *ret_at: which one a failure is about. */
+static int put_all(struct file_writing *writings, size_t count, size_t *ret_at)
+{
+        int (*const steps[])(struct file_writing *writing) = { fill, sync_temp, give_name };
+        int result = 0;
+
+        for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++)
+                for (size_t i = 0; i < count; i++) {
+                        *ret_at = i;
+                        result = steps[step](&writings[i]);
+                        if (result)
+                                return result;
+                }
+        return sync_parents(writings, count, ret_at);
+}
+
+static enum nebula_status write_error(const struct file_writing *writing, int result, struct nebula_error *error)
+{
+        struct os_space space;
+
+        if (error_status_of_errno(-result) == NEBULA_NO_SPACE && !os->space(writing->store->root, &space))
+                return error_set(error, NEBULA_NO_SPACE, -result, "can't write %s: needs %" PRIu64 " bytes, %" PRIu64 " are free",
+                                 writing->path, writing->object->size, space.free_bytes);
+        return file_error(writing->store, "write", writing->path, result, error);
 }
 
 /* NEBULA_STORE_MBPS: a slow disk for tests, and for whoever wants to see what one would do to training. */
-static void be_slow(uint64_t size, int64_t begun_ns)
+static void be_slow(const struct store_object *objects, size_t count, int64_t begun_ns)
 {
         const char *text = getenv("NEBULA_STORE_MBPS");
         double rate = text ? strtod(text, NULL) * 1e6 : 0;
-        int64_t left_ms = rate > 0 ? (int64_t)((double)size / rate * 1e3) - (os->now_ns() - begun_ns) / 1000000 : 0;
+        uint64_t size = 0;
+        int64_t left_ms;
 
+        for (size_t i = 0; i < count; i++)
+                size += objects[i].size;
+        left_ms = rate > 0 ? (int64_t)((double)size / rate * 1e3) - (os->now_ns() - begun_ns) / 1000000 : 0;
         if (left_ms > 0)
                 os->sleep_ms(left_ms);
+}
+
+static enum nebula_status write_together(struct store *store, const struct store_object *objects, size_t count,
+                                         struct file_writing *writings, struct nebula_error *error)
+{
+        struct file_store *file = (struct file_store *)store;
+        size_t at = 0;
+        int result;
+
+        for (size_t i = 0; i < count; i++) {
+                struct file_writing *writing = &writings[i];
+                enum nebula_status status;
+
+                *writing = (struct file_writing){ .store = store, .object = &objects[i], .fd = -1 };
+                if (!*objects[i].key)
+                        return error_set(error, NEBULA_INVALID, 0, "an object of %s needs a key", store->root);
+                status = file_path(store, objects[i].key, writing->path, error);
+                if (status)
+                        return status;
+                file_parent(objects[i].key, writing->parent);
+                choose_temp_parent(writing, objects[i].key);
+        }
+        result = put_all(writings, count, &at);
+        if (!result)
+                return NEBULA_OK;
+        for (size_t i = 0; i < count; i++)
+                drop_temp(&writings[i]);
+        file_dirs_forget(file->dirs);
+        return write_error(&writings[at], result, error);
+}
+
+enum nebula_status file_write_many(struct store *store, const struct store_object *objects, size_t count,
+                                   struct nebula_error *error)
+{
+        size_t together = count < TOGETHER_MAX ? count : TOGETHER_MAX;
+        struct file_writing *writings = calloc(together + 1, sizeof *writings);
+        enum nebula_status status = NEBULA_OK;
+
+        if (!writings)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to write to %.400s", store->root);
+        for (size_t first = 0; !status && first < count; first += together) {
+                size_t some = count - first < together ? count - first : together;
+                int64_t begun_ns = os->now_ns();
+
+                status = write_together(store, objects + first, some, writings, error);
+                be_slow(objects + first, some, begun_ns);
+        }
+        free(writings);
+        return status;
 }
 
 enum nebula_status file_write(struct store *store, const char *key, const void *data, uint64_t size,
                               struct nebula_error *error)
 {
-        struct file_store *file = (struct file_store *)store;
-        struct file_writing writing = { .store = store, .data = data, .size = size };
-        enum nebula_status status = *key ? file_path(store, key, writing.path, error) : NEBULA_INVALID;
-        int64_t begun_ns = os->now_ns();
-        int result;
+        struct store_object object = { .key = key, .data = data, .size = size };
 
-        if (status)
-                return *key ? status : error_set(error, status, 0, "an object of %s needs a key", store->root);
-        file_parent(key, writing.parent);
-        choose_temp_parent(&writing, key);
-        result = put(&writing);
-        be_slow(size, begun_ns);
-        if (!result)
-                return NEBULA_OK;
-        file_dirs_forget(file->dirs);
-        return write_error(&writing, result, error);
+        return file_write_many(store, &object, 1, error);
 }

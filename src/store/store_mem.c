@@ -162,6 +162,19 @@ static enum nebula_status mem_write(struct store *store, const char *key, const 
         return status;
 }
 
+static enum nebula_status mem_write_many(struct store *store, const struct store_object *objects, size_t count,
+                                         struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; !status && i < count; i++) {
+                if (objects[i].feed && !bulk_feed_wait(objects[i].feed))
+                        return error_set(error, NEBULA_STORAGE, 0, "%s was given up by its writer", objects[i].key);
+                status = mem_write(store, objects[i].key, objects[i].data, objects[i].size, error);
+        }
+        return status;
+}
+
 static enum nebula_status mem_move(struct store *store, const char *from, const char *to, struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
@@ -362,6 +375,7 @@ const struct store_ops store_mem = {
         .open = mem_open,
         .close = mem_close,
         .write = mem_write,
+        .write_many = mem_write_many,
         .move = mem_move,
         .read = mem_read,
         .read_bulk = mem_read_bulk,

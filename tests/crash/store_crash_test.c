@@ -147,6 +147,33 @@ static void a_large_write_survives_from_its_return_on(void)
         check_all();
 }
 
+/* More than go together at once, of both sizes, in two directories, some of them for the second time. */
+static void many_written_together_survive_from_the_return_on(void)
+{
+        static char keys[18][20];
+        struct store_object objects[18];
+        uint64_t begun;
+
+        begin();
+        put("tag/x0", 'o', 100);
+        put("tag/.nebula/x1", 'o', 100);
+        for (int i = 0; i < 18; i++) {
+                uint64_t size = i % 9 == 3 ? BIG_BYTES : 100;
+                char *data = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+
+                memset(data, 'a' + i, size);
+                snprintf(keys[i], sizeof keys[i], "tag/%sx%d", i % 2 ? ".nebula/" : "", i);
+                objects[i] = (struct store_object){ .key = keys[i], .data = data, .size = size };
+        }
+        begun = os_crash_position();
+        CHECK(store->ops->write_many(store, objects, 18, &error) == NEBULA_OK);
+        for (int i = 0; i < 18; i++) {
+                promise(begun, keys[i], (char)('a' + i));
+                free((char *)(uintptr_t)objects[i].data);
+        }
+        check_all();
+}
+
 static void a_second_write_leaves_the_first_or_itself(void)
 {
         begin();
@@ -194,5 +221,6 @@ static void directories_that_were_found_are_not_trusted(void)
 }
 
 TAP_MAIN(TEST(a_first_write_survives_from_its_return_on), TEST(a_large_write_survives_from_its_return_on),
-         TEST(a_second_write_leaves_the_first_or_itself), TEST(a_move_survives_from_its_return_on),
+         TEST(many_written_together_survive_from_the_return_on), TEST(a_second_write_leaves_the_first_or_itself),
+         TEST(a_move_survives_from_its_return_on),
          TEST(a_removal_survives_from_its_return_on), TEST(directories_that_were_found_are_not_trusted))

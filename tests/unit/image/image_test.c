@@ -197,6 +197,58 @@ static void chunk_checksums_equal_those_of_the_sealed_bytes(void)
         }
 }
 
+/* What is written when it is told. */
+struct told {
+        const uint8_t *from;
+        uint8_t *to;
+        uint64_t size, first;
+        uint32_t chunk_bytes;
+        size_t count;
+};
+
+static void copy_told(void *argument, uint64_t offset)
+{
+        struct told *told = argument;
+        uint64_t left = told->size - offset;
+
+        if (!told->count++)
+                told->first = offset;
+        memcpy(told->to + offset, told->from + offset, left < told->chunk_bytes ? left : told->chunk_bytes);
+}
+
+static void every_chunk_is_told_once_and_final(void)
+{
+        static const uint32_t chunk_sizes[] = { 64, 4096, 300000, 4u << 20 };
+        uint64_t sizes[] = { 3000001, 5, 1200000, 0, 100, 700000, 262144 };
+
+        for (size_t c = 0; c < sizeof chunk_sizes / sizeof chunk_sizes[0]; c++) {
+                struct told told = { .chunk_bytes = chunk_sizes[c] };
+                struct zip_layout layout;
+                size_t chunk_count;
+                uint64_t *chunks;
+                uint8_t *image;
+
+                REQUIRE(zip_layout_init(&layout, 2, sizes, 7, &error) == NEBULA_OK);
+                told.from = image = calloc(1, (size_t)layout.size);
+                told.to = malloc((size_t)layout.size);
+                told.size = layout.size;
+                memset(told.to, 0xee, (size_t)layout.size);
+                zip_layout_write(&layout, "}.", image);
+                for (size_t k = 0; k < 7; k++)
+                        memset(image + layout.storage_offsets[k], (int)k + 1, (size_t)sizes[k]);
+                REQUIRE(image_seal_telling(image, layout.size, true, told.chunk_bytes, copy_told, &told, &chunks, &chunk_count,
+                                           &error) == NEBULA_OK);
+                CHECK(told.count == chunk_count);
+                CHECK(!memcmp(told.to, image, (size_t)layout.size));
+                if (told.chunk_bytes == 300000)
+                        CHECK(told.first == 300000); /* a large payload need not wait for its header */
+                free(chunks);
+                free(told.to);
+                free(image);
+                zip_layout_done(&layout);
+        }
+}
+
 static void chunks_of_large_records_are_joined_from_their_pieces(void)
 {
         static const uint32_t chunk_sizes[] = { 4096, 300000, 1u << 20, 4u << 20 };
@@ -420,7 +472,7 @@ TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_al
          TEST(sizes_that_overflow_are_refused), TEST(more_records_than_16_bits_count_are_read_back),
          TEST(a_file_without_storages_is_whole), TEST(every_tensor_is_found_again),
          TEST(looking_for_one_tensor_gives_its_caller_s_name), TEST(chunk_checksums_equal_those_of_the_sealed_bytes),
-         TEST(chunks_of_large_records_are_joined_from_their_pieces),
+         TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces),
          TEST(a_raw_file_is_summed_and_not_touched), TEST(sealing_twice_changes_nothing),
          TEST(any_flipped_payload_bit_is_found_with_its_record), TEST(every_truncation_is_refused),
          TEST(a_broken_zip_is_refused_by_seal_and_left_as_it_was), TEST(records_that_overlap_are_refused),

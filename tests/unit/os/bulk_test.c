@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "base/error.h"
@@ -56,7 +57,7 @@ static void round_trip(bool is_direct, uint64_t size, uint32_t chunk_bytes)
         if (fd == -EINVAL)
                 return;
         REQUIRE(fd >= 0);
-        CHECK(bulk_write(fd, is_direct, data, size) == 0);
+        CHECK(bulk_write(fd, is_direct, data, size, NULL) == 0);
         CHECK(os->fstat(fd, &found) == 0 && found.size == size);
         os->close(fd);
         memset(back, 0xee, BYTES_MAX);
@@ -112,7 +113,7 @@ static void a_flipped_byte_stops_the_read_and_tells_the_first_place(void)
 
         begin();
         fd = open_as(false, OS_WRITE | OS_CREATE);
-        REQUIRE(fd >= 0 && bulk_write(fd, false, data, BYTES_MAX) == 0);
+        REQUIRE(fd >= 0 && bulk_write(fd, false, data, BYTES_MAX, NULL) == 0);
         CHECK(os_write_at(fd, "\x55", 1, 1234567) == 0);
         os->close(fd);
         fd = open_as(false, OS_READ);
@@ -132,7 +133,7 @@ static void a_file_that_ends_early_is_no_data(void)
 
         begin();
         fd = open_as(false, OS_WRITE | OS_CREATE);
-        REQUIRE(fd >= 0 && bulk_write(fd, false, data, 1u << 20) == 0);
+        REQUIRE(fd >= 0 && bulk_write(fd, false, data, 1u << 20, NULL) == 0);
         os->close(fd);
         fd = open_as(false, OS_READ);
         for (int engine = 0; engine < 2; engine++)
@@ -152,8 +153,85 @@ static void a_failed_write_is_told(void)
         fd = open_as(false, OS_READ);
         for (int engine = 0; engine < 2; engine++)
                 if (!bulk_engine_force((enum bulk_engine)engine))
-                        CHECK(bulk_write(fd, false, data, BYTES_MAX) == -EBADF);
+                        CHECK(bulk_write(fd, false, data, BYTES_MAX, NULL) == -EBADF);
         os->close(fd);
+        end();
+}
+
+/* Makes the bytes as it tells them: back to front, the last one late. */
+static void *tell_backwards(void *argument)
+{
+        struct bulk_feed *feed = argument;
+
+        for (size_t i = feed->wanted; i--;) {
+                uint64_t offset = i * (uint64_t)BULK_REQUEST_BYTES;
+                uint64_t size = BYTES_MAX - offset < BULK_REQUEST_BYTES ? BYTES_MAX - offset : BULK_REQUEST_BYTES;
+
+                os->sleep_ms(3);
+                memcpy(back + offset, data + offset, size);
+                bulk_feed_tell(feed, offset);
+        }
+        bulk_feed_end(feed);
+        return NULL;
+}
+
+static void write_told(bool is_direct)
+{
+        struct bulk_feed feed;
+        pthread_t thread;
+        int fd = open_as(is_direct, OS_WRITE | OS_CREATE | OS_TRUNCATE);
+
+        if (fd == -EINVAL)
+                return;
+        memset(back, 0, BYTES_MAX);
+        REQUIRE(fd >= 0 && !bulk_feed_init(&feed, BYTES_MAX));
+        REQUIRE(!pthread_create(&thread, NULL, tell_backwards, &feed));
+        CHECK(bulk_write(fd, is_direct, back, BYTES_MAX, &feed) == 0);
+        pthread_join(thread, NULL);
+        os->close(fd);
+        memset(back, 0, BYTES_MAX);
+        fd = open_as(false, OS_READ);
+        CHECK(!os_read_at(fd, back, BYTES_MAX, 0) && !memcmp(back, data, BYTES_MAX));
+        os->close(fd);
+        /* Once more: all is told already. */
+        fd = open_as(is_direct, OS_WRITE | OS_TRUNCATE);
+        CHECK(bulk_write(fd, is_direct, data, BYTES_MAX, &feed) == 0);
+        os->close(fd);
+        bulk_feed_done(&feed);
+}
+
+static void bytes_are_written_when_they_are_final(void)
+{
+        begin();
+        for (int engine = 0; engine < 2; engine++)
+                if (!bulk_engine_force((enum bulk_engine)engine)) {
+                        write_told(true);
+                        write_told(false);
+                }
+        end();
+}
+
+static void a_feed_that_ends_early_cancels_the_write(void)
+{
+        struct bulk_feed feed;
+        int fd;
+
+        begin();
+        for (int engine = 0; engine < 2; engine++) {
+                if (bulk_engine_force((enum bulk_engine)engine))
+                        continue;
+                fd = open_as(false, OS_WRITE | OS_CREATE);
+                REQUIRE(fd >= 0 && !bulk_feed_init(&feed, BYTES_MAX));
+                bulk_feed_tell(&feed, BULK_REQUEST_BYTES);
+                bulk_feed_end(&feed);
+                CHECK(!bulk_feed_wait(&feed));
+                CHECK(bulk_write(fd, false, data, BYTES_MAX, &feed) == -ECANCELED);
+                bulk_feed_tell_all(&feed);
+                CHECK(bulk_feed_wait(&feed));
+                CHECK(bulk_write(fd, false, data, BYTES_MAX, &feed) == 0);
+                bulk_feed_done(&feed);
+                os->close(fd);
+        }
         end();
 }
 
@@ -163,10 +241,11 @@ static void unaligned_memory_is_refused_for_a_direct_file(void)
         CHECK(bulk_read(0, true, back + 1, 1u << 20, 64u << 10, NULL, NULL, NULL) == -EINVAL);
         CHECK(bulk_read(0, true, back, 1u << 20, 1000, NULL, NULL, NULL) == -EINVAL);
         CHECK(bulk_read(0, false, back, 1u << 20, 0, NULL, NULL, NULL) == -EINVAL);
-        CHECK(bulk_write(0, true, data + 8, 1u << 20) == -EINVAL);
+        CHECK(bulk_write(0, true, data + 8, 1u << 20, NULL) == -EINVAL);
         end();
 }
 
 TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was), TEST(through_threads_every_size_comes_back_as_it_was),
          TEST(a_flipped_byte_stops_the_read_and_tells_the_first_place), TEST(a_file_that_ends_early_is_no_data),
-         TEST(a_failed_write_is_told), TEST(unaligned_memory_is_refused_for_a_direct_file))
+         TEST(a_failed_write_is_told), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
+         TEST(unaligned_memory_is_refused_for_a_direct_file))
