@@ -154,7 +154,7 @@ static PyMethodDef functions[] = {
         { "step_of", step_of, METH_O, "The step that a tag names; -1 when it names none." },
         { "address_of", address_of, METH_O, "Where the bytes of a contiguous buffer begin." },
         { "watch_images", session_watch_images, METH_O, "watch_images(f): f(address) is called before an image is unmapped." },
-        { "plain_dump", plain_dump, METH_O, "(pickle, storages) of plain state; None when TorchPickler is needed." },
+        { "plain_dump", plain_dump, METH_VARARGS, "plain_dump(object, takes_cuda): (pickle, storages), or None." },
         { "zip_frame", zip_frame, METH_VARARGS, "zip_frame(pickle, [size, ...]): what stands around the storages of a torch file." },
         { NULL, NULL, 0, NULL },
 };

@@ -48,7 +48,8 @@ PyObject *reduce_object(struct pickler *pickler, PyObject *object);
 /* The persistent id of a storage that torch's own reduction, or the user, put into the stream; None for anything else. */
 PyObject *reduce_storage(struct pickler *pickler, PyObject *object);
 
-/* (pickle, storages) of an object that is plain throughout (_plain.c), as TorchPickler makes them; None for any other. */
-PyObject *plain_dump(PyObject *module, PyObject *object);
+/* plain_dump(object, takes_cuda): (pickle, storages) of an object that is plain throughout, as TorchPickler makes them;
+ * None for any other. With takes_cuda a storage's address may be one of a GPU. */
+PyObject *plain_dump(PyObject *module, PyObject *arguments);
 
 #endif

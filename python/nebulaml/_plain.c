@@ -262,16 +262,17 @@ static enum outcome write_all(struct writer *writer, PyObject *object)
         return _PyBytes_Resize(&writer->bytes, writer->at - PyBytes_AS_STRING(writer->bytes)) < 0 ? FAILED : WRITTEN;
 }
 
-PyObject *plain_dump(PyObject *module, PyObject *object)
+PyObject *plain_dump(PyObject *module, PyObject *arguments)
 {
         struct writer writer = { 0 };
-        PyObject *result = NULL;
+        PyObject *object, *result = NULL;
         enum outcome outcome = FAILED;
-        int enabled;
+        int takes_cuda = 0, enabled;
 
         (void)module;
-        if (!plain_load())
+        if (!PyArg_ParseTuple(arguments, "O|p", &object, &takes_cuda) || !plain_load())
                 return NULL;
+        writer.takes_cuda = takes_cuda;
         writer.bytes = PyBytes_FromStringAndSize(NULL, 1 << 14);
         writer.storages = PyList_New(0);
         enabled = PyGC_Disable(); /* it would find nothing: all that is made here is in use */

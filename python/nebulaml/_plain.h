@@ -48,6 +48,7 @@ struct writer {
         struct stored *stored;
         size_t stored_capacity;
         PyObject *storages;     /* as TorchPickler.storages */
+        bool takes_cuda;        /* tensors on a GPU are plain too: nobody will read from their address */
 };
 
 /* How writing one object ended. */

@@ -20,8 +20,8 @@ struct dtype_row {
 /* What is needed of torch beyond `torch`, fetched once. */
 static struct {
         bool is_ready;
-        struct property is_cpu, layout, is_nested, backward_hooks, dtype, requires_grad, shape;
-        struct property cdata;
+        struct property is_cpu, is_cuda, layout, is_nested, backward_hooks, dtype, requires_grad, shape;
+        struct property cdata, device; /* of storages */
         PyObject *is_neg, *is_conj, *untyped_storage, *storage_offset, *stride, *nbytes, *data_ptr; /* methods */
         struct dtype_row dtypes[DTYPE_COUNT_MAX];
         size_t dtype_count;
@@ -60,14 +60,21 @@ static int64_t number_of(PyObject *value)
         return number;
 }
 
-/* The row of an ordinary CPU tensor's dtype; NULL for any other tensor, or with PyErr_Occurred(). See is_ordinary. */
-static const struct dtype_row *ordinary_row(PyObject *tensor)
+/* On the CPU, or, where the caller can deal with that, on a GPU. PyErr_Occurred() is to be asked. */
+static bool is_reachable(const struct writer *writer, PyObject *tensor)
+{
+        return property_is(&known.is_cpu, tensor, Py_True) ||
+               (writer->takes_cuda && !PyErr_Occurred() && property_is(&known.is_cuda, tensor, Py_True));
+}
+
+/* The row of an ordinary tensor's dtype; NULL for any other tensor, or with PyErr_Occurred(). See is_ordinary. */
+static const struct dtype_row *ordinary_row(const struct writer *writer, PyObject *tensor)
 {
         PyObject **attributes = _PyObject_GetDictPtr(tensor), *dtype;
         const struct dtype_row *row = known.dtypes;
 
         if ((attributes && *attributes && PyDict_GET_SIZE(*attributes) > 0) ||
-            !property_is(&known.is_cpu, tensor, Py_True) || !property_is(&known.layout, tensor, torch.strided) ||
+            !is_reachable(writer, tensor) || !property_is(&known.layout, tensor, torch.strided) ||
             !property_is(&known.is_nested, tensor, Py_False) || !property_is(&known.backward_hooks, tensor, Py_None) ||
             !method_is(known.is_neg, tensor, Py_False))
                 return NULL;
@@ -162,6 +169,27 @@ static bool room_for_stored(struct writer *writer, size_t count)
         return true;
 }
 
+/* "cpu", or "cuda:0", which torch makes anew each time: as the text of a device. */
+static enum outcome write_location(struct writer *writer, PyObject *storage)
+{
+        PyObject *device, *text;
+        enum outcome outcome;
+
+        if (!writer->takes_cuda)
+                return write_text(writer, torch.str_cpu);
+        device = read_property(&known.device, storage);
+        text = device ? PyObject_Str(device) : NULL;
+        if (!text)
+                outcome = FAILED;
+        else if (PyUnicode_CompareWithASCIIString(text, "cpu") == 0)
+                outcome = write_text(writer, torch.str_cpu);
+        else
+                outcome = write_text(writer, text);
+        Py_XDECREF(device);
+        Py_XDECREF(text);
+        return outcome;
+}
+
 /* ('storage', type, key, location, count) as a persistent id. */
 static enum outcome write_storage(struct writer *writer, PyObject *storage, size_t row)
 {
@@ -194,7 +222,7 @@ static enum outcome write_storage(struct writer *writer, PyObject *storage, size
         else
                 outcome = NOT_PLAIN; /* torch.save refuses it, unless it is empty */
         if (outcome == WRITTEN)
-                outcome = write_text(writer, torch.str_cpu);
+                outcome = write_location(writer, storage);
         if (outcome != WRITTEN)
                 return outcome;
         if (!room(writer, 18))
@@ -243,7 +271,7 @@ out:
 /* As Tensor.__reduce_ex__: _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, OrderedDict()). */
 enum outcome write_tensor(struct writer *writer, PyObject *tensor)
 {
-        const struct dtype_row *row = ordinary_row(tensor);
+        const struct dtype_row *row = ordinary_row(writer, tensor);
         PyObject *storage, *requires_grad;
         enum outcome outcome;
         int64_t offset;
@@ -332,7 +360,8 @@ bool plain_load(void)
         tensor = torch.tensor_type;
         storage = torch.untyped_storage_type;
         known.is_ready =
-                load_property(&known.is_cpu, tensor, "is_cpu") && load_property(&known.layout, tensor, "layout") &&
+                load_property(&known.is_cpu, tensor, "is_cpu") && load_property(&known.is_cuda, tensor, "is_cuda") &&
+                load_property(&known.layout, tensor, "layout") && load_property(&known.device, storage, "device") &&
                 load_property(&known.is_nested, tensor, "is_nested") && load_property(&known.dtype, tensor, "dtype") &&
                 load_property(&known.backward_hooks, tensor, "_backward_hooks") &&
                 load_property(&known.requires_grad, tensor, "requires_grad") &&

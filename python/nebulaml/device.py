@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _nebula
 
-__all__ = ["Backend", "Copy", "Filler", "covers", "plan", "use"]
+__all__ = ["Backend", "Copy", "Filler", "covers", "plan", "takes_cuda", "use"]
 
 log = logging.getLogger("nebulaml")
 
@@ -166,6 +166,11 @@ def _active() -> Backend | None:
     if _backend is None and torch.cuda.is_initialized():
         _backend = _Cuda()
     return _backend
+
+
+def takes_cuda() -> bool:
+    """Whether plan() will take every CUDA storage out of the hands of C."""
+    return isinstance(_active(), _Cuda)
 
 
 def covers(storage: Any) -> bool:

@@ -54,7 +54,7 @@ def _describer() -> Any:
 
 
 def _dump(obj: Any) -> tuple[bytes | memoryview, list[tuple[Any, ...]]]:
-    plain = _nebula.plain_dump(obj)
+    plain = _nebula.plain_dump(obj, device.takes_cuda())
     return _pickled(obj) if plain is None else plain
 
 
