@@ -74,9 +74,9 @@ bool cow_pays(const struct capture_part *parts, size_t count);
 
 /*
  * Asks for huge pages where `parts` lie, so that the next capture protects them a thousand times faster:
- * MADV_HUGEPAGE for what is yet to be touched, now; for what an earlier call has named too, the pages
- * that are there are joined in the background (MADV_COLLAPSE), slowly, and only while no capture runs.
- * Call it after each cow_start, or never. Each call replaces the work that the call before left.
+ * MADV_HUGEPAGE for what is yet to be touched, now; the pages that are there are joined in the background
+ * (MADV_COLLAPSE), slowly, and only while no capture runs.
+ * Call it after each cow_start, or never. Memory that is freed meanwhile is passed over.
  */
 void cow_advise_huge(const struct capture_part *parts, size_t count);
 

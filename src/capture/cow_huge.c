@@ -55,28 +55,6 @@ static size_t spans_join(struct cow_span *spans, size_t count)
         return joined;
 }
 
-/* huge_lock held: the work is what is both known and in `spans`. */
-static void work_plan(struct cow_engine *engine, const struct cow_span *spans, size_t count)
-{
-        size_t work = 0;
-
-        for (size_t i = 0, k = 0; i < engine->huge.known_count && k < count && work < COW_SPAN_MAX;) {
-                const struct cow_span *known = &engine->huge.known[i], *span = &spans[k];
-                uint64_t start = known->start > span->start ? known->start : span->start;
-                uint64_t end = known->end < span->end ? known->end : span->end;
-
-                if (start < end)
-                        engine->huge.work[work++] = (struct cow_span){ start, end };
-                if (known->end < span->end)
-                        i++;
-                else
-                        k++;
-        }
-        engine->huge.work_count = work;
-        engine->huge.known_count = count < COW_SPAN_MAX ? count : COW_SPAN_MAX;
-        memcpy(engine->huge.known, spans, engine->huge.known_count * sizeof *spans);
-}
-
 void cow_advise_huge(const struct capture_part *parts, size_t count)
 {
         struct cow_engine *engine;
@@ -86,7 +64,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
 
         if (cow_engine_get(&engine, NULL) != NEBULA_OK || cow_maps_open(&maps, NULL) != NEBULA_OK)
                 return;
-        spans = malloc((count ? count : 1) * sizeof *spans);
+        spans = malloc((count + COW_SPAN_MAX) * sizeof *spans);
         for (size_t i = 0; spans && i < count; i++) {
                 struct cow_span span = parts[i].size < COW_PART_MIN ? (struct cow_span){ 0, 0 } : part_blocks(&maps, &parts[i]);
 
@@ -100,7 +78,11 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
         for (size_t i = 0; i < span_count; i++)
                 os->advise((void *)(uintptr_t)spans[i].start, spans[i].end - spans[i].start, OS_ADVISE_HUGE);
         pthread_mutex_lock(&engine->huge_lock);
-        work_plan(engine, spans, span_count);
+        /* What earlier calls left stays: a checkpoint often has several files. */
+        memcpy(spans + span_count, engine->huge.work, engine->huge.work_count * sizeof *spans);
+        span_count = spans_join(spans, span_count + engine->huge.work_count);
+        engine->huge.work_count = span_count < COW_SPAN_MAX ? span_count : COW_SPAN_MAX;
+        memcpy(engine->huge.work, spans, engine->huge.work_count * sizeof *spans);
         pthread_mutex_unlock(&engine->huge_lock);
         free(spans);
         cow_workers_wake(engine);

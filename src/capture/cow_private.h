@@ -138,8 +138,8 @@ struct cow_engine {
 
         pthread_mutex_t huge_lock;
         struct {
-                struct cow_span known[COW_SPAN_MAX], work[COW_SPAN_MAX];
-                size_t known_count, work_count;
+                struct cow_span work[COW_SPAN_MAX];
+                size_t work_count;
                 int64_t next_ns;
         } huge;
 
