@@ -24,6 +24,7 @@ parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--term-at", type=int, default=-1)
 parser.add_argument("--jit", action="store_true")
 parser.add_argument("--fail-at", type=int, default=-1)
+parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="through DeepSpeed; with --persist its JSON has a nebula section")
 args = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
 
@@ -73,6 +74,25 @@ class Own(Trainer):
             file.write(str(self.state.global_step))
 
 
+def deepspeed_configuration():
+    """As a user's JSON; only what makes it run on a CPU is more."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo")
+    configuration = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "optimizer": {"type": "Adam", "params": {"lr": "auto", "torch_adam": True}},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": args.deepspeed, "reduce_bucket_size": 100000, "allgather_bucket_size": 100000},
+    }
+    if args.persist:
+        import nebulaml.deepspeed  # noqa: F401
+
+        configuration["nebula"] = {"enabled": True, "persistent_storage_path": args.persist, "persistent_time_interval": 0}
+    return configuration
+
+
 def main():
     options = {}
     if args.best:
@@ -82,6 +102,8 @@ def main():
             "load_best_model_at_end": True,
             "metric_for_best_model": "eval_loss",
         }
+    if args.deepspeed is not None:
+        options["deepspeed"] = deepspeed_configuration()
     if args.jit:
         options["enable_jit_checkpoint"] = True
     training = TrainingArguments(
@@ -122,7 +144,8 @@ def main():
     if rank == 0:
         names = sorted(name for name in os.listdir(args.output) if name.startswith("checkpoint"))
         newest = max(names, key=lambda name: int(name.split("-")[1])) if names else None
-        loaded = GPT2LMHeadModel.from_pretrained(os.path.join(args.output, newest)) if newest else None
+        whole = newest and args.deepspeed != 3  # whose weights lie in pieces
+        loaded = GPT2LMHeadModel.from_pretrained(os.path.join(args.output, newest)) if whole else None
         sums = {name: value.double().sum().item() for name, value in trainer.model.state_dict().items()}
         say(
             end=True, weights=sums, names=names, best=trainer.state.best_model_checkpoint, step=trainer.state.global_step,

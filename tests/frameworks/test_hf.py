@@ -4,9 +4,15 @@ import os
 import time
 
 import pytest
-from conftest import interpreter
+from conftest import full, interpreter
 
 ENV = "hf"
+
+
+@pytest.fixture(autouse=True, params=["hf", pytest.param("hf-oldest", marks=full)])
+def environment(request):
+    global ENV
+    ENV = request.param
 
 
 def job(node, *more, directory="run", **options):
@@ -98,7 +104,25 @@ def test_an_exception_leaves_what_was_saved(node):
     assert result.end["names"] == ["checkpoint-2", "checkpoint-4"]
 
 
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=full)])
+def test_a_deepspeed_json_through_the_trainer_resumes_bit_for_bit(node, stage):
+    if ENV != "hf":
+        pytest.skip("one transformers is enough")
+
+    def run(directory, *more, **options):
+        where = ["--output", node.base / directory, "--way", "stock", "--deepspeed", stage]
+        return node.run(interpreter("hf-deepspeed"), "hf_job.py", *where, *more, ranks=2, **options)
+
+    whole = run("stock")
+    run("run", "--persist", node.persist, "--kill-at", 5, check=False)
+    again = run("run", "--persist", node.persist, "--resume")
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["weights"] == whole.end["weights"]
+
+
 def test_jit_checkpoint_on_sigterm(node):
+    if ENV != "hf":
+        pytest.skip("this transformers has no enable_jit_checkpoint")
     stock_result = stock(node, "--jit", "--every", 100, "--term-at", 3)
     result = job(node, "--jit", "--every", 100, "--term-at", 3)
     assert result.end["names"] == stock_result.end["names"] != []

@@ -7,10 +7,16 @@ import time
 
 import pytest
 import torch
-from conftest import interpreter
+from conftest import full, interpreter
 
 ENV = "lightning"
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
+
+
+@pytest.fixture(autouse=True, params=["lightning", pytest.param("lightning-oldest", marks=full)])
+def environment(request):
+    global ENV
+    ENV = request.param
 
 
 def job(node, *more, directory="ckpts", persist=True, **options):

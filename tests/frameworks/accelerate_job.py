@@ -1,0 +1,83 @@
+"""A loop with accelerate on CPU: trains, saves with save_state, may be killed, resumes. Prints one JSON line per step on rank 0."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration, set_seed
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--way", choices=["attach", "stock"], default="attach")
+parser.add_argument("--output", type=Path, required=True)
+parser.add_argument("--automatic", action="store_true", help="directories that accelerate numbers, of which it keeps two")
+parser.add_argument("--steps", type=int, default=8)
+parser.add_argument("--resume", type=Path)
+parser.add_argument("--kill-at", type=int, default=-1)
+args = parser.parse_args()
+
+
+class Counter:
+    """What the user registers: saved as custom_checkpoint_0.pkl."""
+
+    def __init__(self):
+        self.step = 0
+
+    def state_dict(self):
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+
+def main():
+    configuration = ProjectConfiguration(project_dir=str(args.output), automatic_checkpoint_naming=args.automatic, total_limit=2)
+    accelerator = Accelerator(cpu=True, project_config=configuration)
+    rank = accelerator.process_index
+    set_seed(5)
+    tied = torch.nn.Linear(8, 8, bias=False)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.2), tied, torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    counter = Counter()
+    accelerator.register_for_checkpointing(counter)
+    if args.way == "attach":
+        import nebulaml as nm
+
+        assert nm.attach(accelerator) is accelerator
+    if args.resume:
+        accelerator.load_state(str(args.resume))
+        accelerator.project_configuration.iteration = counter.step // 2
+        if rank == 0:
+            print(json.dumps({"resumed": counter.step}), flush=True)
+    for step in range(counter.step + 1, args.steps + 1):
+        inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
+        loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))  # dropout draws from the saved state
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        counter.step = step
+        if rank == 0:
+            print(json.dumps({"step": step, "loss": loss.item()}), flush=True)
+        if step % 2 == 0:
+            accelerator.save_state(None if args.automatic else str(args.output / f"step_{step}"))
+        if step == args.kill_at:
+            accelerator.wait_for_everyone()
+            time.sleep(0.2)  # the other rank is past the barrier too
+            os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        state = accelerator.unwrap_model(model).state_dict()
+        print(json.dumps({"end": True, "weights": {name: value.double().sum().item() for name, value in state.items()}}), flush=True)
+    accelerator.wait_for_everyone()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
