@@ -1,5 +1,6 @@
 """The protocol holds in every reachable state, and each rule is needed: without it the explorer finds the failure."""
 
+import announce_model
 import pytest
 from commit_model import Rules, explore
 
@@ -22,4 +23,16 @@ def test_every_promise_holds_in_every_reachable_state():
 )
 def test_breaking_a_rule_is_found(rules):
     _, problem, path = explore(rules)
+    assert problem is not None and path, "the explorer cannot see this mistake"
+
+
+def test_every_promise_of_the_documents_between_nodes_holds_in_every_reachable_state():
+    seen, problem, path = announce_model.explore(announce_model.Rules())
+    assert problem is None, "\n".join([problem or "", *path])
+    assert seen > 1_000, "the model explores next to nothing"
+
+
+@pytest.mark.parametrize("rule", ["announce_captured", "same_run", "decide_once", "tell_wanted"])
+def test_breaking_a_rule_of_the_documents_between_nodes_is_found(rule):
+    _, problem, path = announce_model.explore(announce_model.Rules(**{rule: False}))
     assert problem is not None and path, "the explorer cannot see this mistake"

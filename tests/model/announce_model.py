@@ -1,0 +1,178 @@
+"""The documents by which nodes commit together, `captured-*.json` and `committed.json`, explored exhaustively.
+
+Two nodes, A with rank 0 and B; one tag, two runs of the job that both write it. commit_model.py begins where this ends: with
+the records and the manifest, which are one step each here. An agent decides on documents as it last saw them, and may
+look at any time; a node may die once; somebody may ask for durability on one node at any time.
+
+What must hold: a version that a node calls committed was captured by both, in one run. And where nothing is left to do,
+nodes that both hold the version of the last run have both committed it, agree on whether it is to be durable, and it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+NODES = (0, 1)
+Runs = frozenset[int]
+Committed = tuple[int, bool] | None  # run, persist
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The protocol, and the mistakes that the model must find."""
+
+    announce_captured: bool = True  # else: a node speaks for ranks that have only begun
+    same_run: bool = True  # else: captured documents of any run complete a version
+    decide_once: bool = True  # else: each agent goes by its own clock whether to persist
+    tell_wanted: bool = True  # else: who wants durability does not rewrite committed.json
+
+
+@dataclass(frozen=True)
+class State:
+    run: int = 1
+    held: tuple[Runs, Runs] = (frozenset(), frozenset())  # per node: the runs whose images it holds
+    ever: tuple[Runs, Runs] = (frozenset(), frozenset())  # the same, deaths forgotten: for the promise alone
+    captured: tuple[int, int] = (0, 0)  # the run of each node's captured document; 0: none
+    committed: Committed = None
+    seen_captured: tuple[int, int] = (0, 0)  # the other's document, as each agent last saw it
+    seen_committed: tuple[Committed, Committed] = (None, None)
+    adopted: tuple[Runs, Runs] = (frozenset(), frozenset())
+    wanted: tuple[Runs, Runs] = (frozenset(), frozenset())
+    recorded: tuple[int, int] = (0, 0)
+    manifest: int = 0
+    asked: bool = False
+    died: bool = False
+
+
+def put(pair: tuple, node: int, value: object) -> tuple:
+    return (value, pair[1]) if node == 0 else (pair[0], value)
+
+
+def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
+    """What agents do by themselves."""
+    for node, name in enumerate("AB"):
+        other, held = 1 - node, state.held[node]
+        newest = max(held, default=0)
+        spoken = newest if rules.announce_captured else state.run
+        if spoken > state.captured[node]:
+            yield f"{name} announces run {spoken}", replace(state, captured=put(state.captured, node, spoken))
+        open_version = newest and newest not in state.adopted[node]
+        if open_version and state.seen_captured[node] != state.captured[other]:
+            seen = put(state.seen_captured, node, state.captured[other])
+            yield f"{name} sees what the other has captured", replace(state, seen_captured=seen)
+        if newest and newest not in state.wanted[node] and state.seen_committed[node] != state.committed:
+            yield (
+                f"{name} reads committed.json",
+                replace(state, seen_committed=put(state.seen_committed, node, state.committed)),
+            )
+        seen = state.seen_committed[node]
+        covered = state.seen_captured[node] == newest if rules.same_run else state.seen_captured[node] > 0
+        if open_version and covered and not (seen and seen[0] == newest):
+            # Two that decide at once come to the same but for `persist`: the later one's stands, and is read by both.
+            for persist in (False, True):
+                yield (
+                    f"{name} commits run {newest}, persist {persist}",
+                    replace(state, committed=(newest, persist)),
+                )
+        if open_version and seen and seen[0] == newest:
+            for persist in (seen[1],) if rules.decide_once else (False, True):
+                wanted = state.wanted[node] | {newest} if persist else state.wanted[node]
+                yield (
+                    f"{name} adopts run {newest}, wanted {persist}",
+                    replace(
+                        state,
+                        adopted=put(state.adopted, node, state.adopted[node] | {newest}),
+                        wanted=put(state.wanted, node, wanted),
+                    ),
+                )
+        if newest in state.wanted[node] and state.committed == (newest, False) and rules.tell_wanted:
+            yield f"{name} tells that run {newest} is wanted", replace(state, committed=(newest, True))
+        if newest in state.adopted[node] and newest not in state.wanted[node] and seen == (newest, True):
+            if rules.decide_once:
+                wanted = put(state.wanted, node, state.wanted[node] | {newest})
+                yield f"{name} hears that run {newest} is wanted", replace(state, wanted=wanted)
+        if newest in state.wanted[node] and state.recorded[node] < newest:
+            yield f"{name} records run {newest}", replace(state, recorded=put(state.recorded, node, newest))
+    if state.recorded[0] == state.recorded[1] > state.manifest:
+        yield f"the manifest of run {state.recorded[0]} is written", replace(state, manifest=state.recorded[0])
+
+
+def events(state: State) -> Iterator[tuple[str, State]]:
+    """What happens to them."""
+    for node, name in enumerate("AB"):
+        if state.run not in state.held[node] and not (state.died and state.run == 1):
+            own = frozenset({state.run})
+            yield (
+                f"{name} captures in run {state.run}",
+                replace(
+                    state,
+                    held=put(state.held, node, state.held[node] | own),
+                    ever=put(state.ever, node, state.ever[node] | own),
+                ),
+            )
+        newest = max(state.held[node], default=0)
+        if not state.asked and newest in state.adopted[node] and newest not in state.wanted[node]:
+            wanted = put(state.wanted, node, state.wanted[node] | {newest})
+            yield f"somebody on {name} flushes", replace(state, wanted=wanted, asked=True)
+        if not state.died:
+            nothing: Runs = frozenset()
+            yield (
+                f"node {name} dies",
+                replace(
+                    state,
+                    held=put(state.held, node, nothing),
+                    adopted=put(state.adopted, node, nothing),
+                    wanted=put(state.wanted, node, nothing),
+                    seen_captured=put(state.seen_captured, node, 0),
+                    seen_committed=put(state.seen_committed, node, None),
+                    died=True,
+                ),
+            )
+    if state.run == 1:
+        yield "the job is killed and started again", replace(state, run=2)
+
+
+def broken(state: State, rules: Rules) -> str | None:
+    """The promise that does not hold, or None."""
+    for node, name in enumerate("AB"):
+        if not state.adopted[node] <= state.ever[1 - node]:
+            return f"{name} calls run {max(state.adopted[node])} committed, and the other node never captured it"
+    if not all(state.run in held for held in state.held) or next(work(state, rules), None):
+        return None
+    if not all(state.run in adopted for adopted in state.adopted):
+        return f"both hold run {state.run}, nothing is left to do, and not both have committed it"
+    wanted = [state.run in one for one in state.wanted]
+    if any(wanted) and not (all(wanted) and state.manifest == state.run):
+        return f"run {state.run} is wanted by {wanted}, nothing is left to do, and it is not durable"
+    return None
+
+
+def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
+    """(states seen, the first broken promise or None, the steps that lead to it)."""
+    first = State()
+    before: dict[State, tuple[State, str] | None] = {first: None}
+    queue = deque([first])
+    while queue:
+        state = queue.popleft()
+        problem = broken(state, rules)
+        if problem:
+            path, at = [], state
+            while (came := before[at]) is not None:
+                at, step = came
+                path.append(step)
+            return len(before), problem, path[::-1]
+        for source in (work(state, rules), events(state)):
+            for name, after in source:
+                if after not in before:
+                    before[after] = (state, name)
+                    queue.append(after)
+    return len(before), None, []
+
+
+if __name__ == "__main__":
+    seen, problem, path = explore(Rules())
+    print(f"{seen} states: {problem or 'every promise holds'}")
+    for step in path:
+        print("  " + step)
