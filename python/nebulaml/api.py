@@ -99,12 +99,14 @@ def _exactly(version: dict[str, Any], path: str | None) -> Checkpoint:
         raise NebulaUnavailable(
             f"all ranks agreed on checkpoint {version['tag']!r}, and by now this one cannot load it: {failure}"
         ) from failure
-    generation = found._report().get("generation")
-    if generation != version["generation"]:
-        raise NebulaUnavailable(
-            f"all ranks agreed on generation {version['generation']} of checkpoint {version['tag']!r}, and this rank finds "
-            f"generation {generation}: start the job again, or ask for an older tag with get_checkpoint()"
-        )
+    report = found._report()
+    # Two runs may write a tag under one generation; where the storage is shared, the sequence tells them apart.
+    for what in ("generation", "sequence") if version["shared"] else ("generation",):
+        if report.get(what) != version[what]:
+            raise NebulaUnavailable(
+                f"all ranks agreed on {what} {version[what]} of checkpoint {version['tag']!r}, and this rank finds "
+                f"{what} {report.get(what)}: start the job again, or ask for an older tag with get_checkpoint()"
+            )
     return found
 
 

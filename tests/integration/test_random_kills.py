@@ -63,7 +63,7 @@ class Job:
         ]
         return max(steps, default=0)
 
-    def check(self, ranks) -> int:
+    def check(self, ranks, again: bool = False) -> int:
         """All ranks load one version, and it is right. Returns its step."""
         durable = self.durable()
         held = []
@@ -80,13 +80,16 @@ class Job:
         if not common:
             assert not durable, f"global_step{durable} is durable, and the ranks have nothing in common: {held}"
             return 0
-        step, generation, _ = max(common)
+        step, generation, sequence = max(common)
         assert step >= durable, f"global_step{durable} is durable, and global_step{step} is loaded"
         assert step in self.saved_by, f"global_step{step} was never saved by all ranks"
-        tag, digests = f"global_step{step}", []
-        for rank in ranks:
-            name = f"r{rank.rank}-0.bin"
-            digests.append(rank.ask("load", tag, [name])[name])
+        tag = f"global_step{step}"
+        digests = [rank.ask("load_version", tag, generation, sequence, f"r{rank.rank}-0.bin") for rank in ranks]
+        if None in digests:
+            # A later writing of the tag was committed since: a job that had agreed on this one refuses, and starts again.
+            assert not again, f"{tag} changes for ever"
+            time.sleep(1)
+            return self.check(ranks, True)
         wanted = [
             run
             for run in self.saved_by[step]

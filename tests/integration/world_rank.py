@@ -68,6 +68,14 @@ class Rank:
         found = self.session.find(tag, None)
         return {name: hashlib.sha256(memoryview(found.map(name))).hexdigest() for name in files}
 
+    def load_version(self, tag: str, generation: int, sequence: int, name: str) -> str | None:
+        """Digest of a file of that very version; None: this rank finds another one under the tag by now."""
+        found = self.session.find(tag, None)
+        report = json.loads(found.report())
+        if (report["generation"], report["sequence"]) != (generation, sequence):
+            return None
+        return hashlib.sha256(memoryview(found.map(name))).hexdigest()
+
     def flush(self, seconds: float) -> str:
         self.session.flush(None, int(seconds * 1000))
         return "flushed"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml import agree, config, ranks
-from nebulaml.errors import NebulaConfigError
+from nebulaml import agree, api, config, ranks
+from nebulaml.errors import NebulaConfigError, NebulaUnavailable
 
 
 def version(step, sequence, generation=1, tag=None):
@@ -195,3 +195,15 @@ def test_runs_are_told_apart_by_what_launchers_say():
     assert of(slurm) != of({**slurm, "SLURM_RESTART_COUNT": "1"}) != of({**slurm, "SLURM_STEP_ID": "1"})
     assert of({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == "a:1" and of({}) == ""
     assert ranks._find_run(ranks.Place()) != ranks._find_run(ranks.Place())
+
+
+def test_what_was_agreed_on_is_loaded_and_never_another_writing_of_its_tag(place):
+    nebulaml.init(str(place.storage), 0, 2)
+    checkpoint = nebulaml.Checkpoint("global_step1")
+    checkpoint.save("m.pt", {"a": 1})
+    checkpoint.commit()
+    (agreed,) = agree.inventory(None)
+    assert api._exactly(agreed, None).load("m.pt") == {"a": 1}
+    for other in ({"generation": agreed["generation"] + 1}, {"sequence": agreed["sequence"] + 1}):
+        with pytest.raises(NebulaUnavailable, match="all ranks agreed on"):
+            api._exactly({**agreed, **other}, None)
