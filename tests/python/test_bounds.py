@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 
 import nebulaml
 import pytest
 import torch
-from nebulaml.errors import NebulaError
+from nebulaml.errors import NebulaError, NebulaNotFound
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -183,3 +184,37 @@ def test_retention_in_storage_spares_multiples_the_newest_and_what_is_being_load
     old = nebulaml.get_checkpoint("global_step4")
     value = old.load("m.pt")
     assert (value == 4).all() and Path(place.storage / "global_step4").exists()
+
+
+def test_what_is_being_loaded_while_retention_removes_versions_is_right_or_was_gone_before(place):
+    """One thread saves; others load whatever is oldest in storage, the next that retention takes."""
+    nebulaml.init(str(place.storage), 0, 1, keep_last=2, on_error="raise")
+    loaded, gone, wrong, ended = [], [], [], threading.Event()
+
+    def load():
+        while not ended.is_set():
+            rows = [row for row in nebulaml.list_checkpoints().values() if row["source"] == ["storage"]]
+            tag = min((row["tag"] for row in rows), key=lambda one: int(one[11:]), default=None)
+            try:
+                found = tag and nebulaml.get_checkpoint(tag)
+                value = found.load("m.pt") if found else None
+            except NebulaNotFound as failure:
+                gone.append(str(failure))
+            except Exception as failure:
+                wrong.append(repr(failure))
+            else:
+                if value is not None:
+                    (loaded if (value == int(tag[11:])).all() else wrong).append(tag)
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 31):
+        checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+        checkpoint.save("m.pt", torch.full((1_000_000,), float(step)))
+        checkpoint.commit()
+        checkpoint.wait("durable", 60)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(set(loaded)) > 5, (wrong[:3], gone[:3], loaded)
