@@ -65,12 +65,23 @@ void catalogue_unlock(struct catalogue *catalogue)
         pthread_mutex_unlock(&catalogue->catalogue_lock);
 }
 
+/* Most changes are nothing to the keeper, and to wake a thread costs more than to look. */
+static bool keeper_is_needed(const struct catalogue *catalogue)
+{
+        bool is_needed = catalogue->stopping || catalogue->memory.doomed;
+
+        for (const struct job *job = catalogue->jobs; job && !is_needed; job = job->next)
+                is_needed = job->spare_due;
+        return is_needed;
+}
+
 void catalogue_signal(struct catalogue *catalogue)
 {
         catalogue->change_count++;
         pthread_cond_broadcast(&catalogue->moved);
         pthread_cond_signal(&catalogue->work);
-        pthread_cond_signal(&catalogue->keep);
+        if (keeper_is_needed(catalogue))
+                pthread_cond_signal(&catalogue->keep);
 }
 
 void catalogue_panic(struct catalogue *catalogue, const char *what)

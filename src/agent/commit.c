@@ -267,8 +267,9 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
         part->spoken_for = false;
         version->activity_ns = os->now_ns();
         note_write(catalogue, version);
-        commit_check(catalogue, version);
-        catalogue_signal(catalogue);
+        commit_check(catalogue, version); /* tells all when the version moves on */
+        if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
+                catalogue_signal(catalogue); /* others wait for this part alone: other nodes, the clock of commit_quiet */
         return NEBULA_OK;
 }
 
@@ -434,6 +435,7 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         version->job->spare_due = true;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
         catalogue_retain(catalogue, version->job, version->job->retention_count);
+        catalogue_signal(catalogue); /* there may be room now, and pages to give back */
 }
 
 void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)
@@ -528,11 +530,12 @@ int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->versions; version; version = version->next) {
-                        int64_t at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
+                        int64_t at;
 
                         if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->grants ||
                             !version->file_count || version->spread)
                                 continue;
+                        at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
                         if (at > now_ns) {
                                 due = at < due ? at : due;
                                 continue;
