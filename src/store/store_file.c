@@ -272,7 +272,7 @@ static enum nebula_status file_remove_directory(struct store *store, const char 
 
         if (status)
                 return *prefix ? status : error_set(error, status, 0, "the root %s is not removed", store->root);
-        file_dirs_forget(file->dirs);
+        file_dirs_forget_one(file->dirs, path);
         return end_removal(store, prefix, path, os->rmdir(path), error);
 }
 

@@ -50,6 +50,22 @@ void file_dirs_forget(struct file_dirs *dirs)
         pthread_mutex_unlock(&dirs->lock);
 }
 
+void file_dirs_forget_one(struct file_dirs *dirs, const char *path)
+{
+        size_t length = strlen(path);
+
+        pthread_mutex_lock(&dirs->lock);
+        for (size_t i = 0; i < FILE_DIRS_KEPT; i++) {
+                const char *known = dirs->known[i];
+
+                if (!known || strncmp(known, path, length) || (known[length] && known[length] != '/'))
+                        continue;
+                free(dirs->known[i]);
+                dirs->known[i] = NULL;
+        }
+        pthread_mutex_unlock(&dirs->lock);
+}
+
 static bool is_known(const struct file_dirs *dirs, const char *path)
 {
         for (size_t i = 0; i < FILE_DIRS_KEPT; i++)
@@ -121,13 +137,28 @@ static int sync_above(const char *path, bool is_root)
         return is_root && (result == -EACCES || result == -EPERM || result == -EROFS) ? 0 : result;
 }
 
+/* The directory above it is there, or was: then -ENOENT, and nothing is made in its place. */
+static int make_below(const char *path)
+{
+        struct os_stat found;
+        int result = os->stat(path, true, &found);
+
+        if (result == -ENOENT) {
+                result = os->mkdir(path, DIRECTORY_MODE);
+                if (result != -EEXIST)
+                        return result;
+                result = os->stat(path, true, &found); /* another node was faster */
+        }
+        return !result && found.kind != OS_KIND_DIRECTORY ? -ENOTDIR : result;
+}
+
 static int ensure_one(struct file_dirs *dirs, const char *path, bool is_root)
 {
         int result;
 
         if (is_known(dirs, path))
                 return 0;
-        result = is_root ? make_root(dirs, path) : os_make_dirs(path, DIRECTORY_MODE);
+        result = is_root ? make_root(dirs, path) : make_below(path);
         if (!result)
                 result = sync_above(path, is_root);
         if (!result)

@@ -62,5 +62,7 @@ void file_dirs_free(struct file_dirs *dirs);
 int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *directory);
 /* After a failure nothing is taken for granted. */
 void file_dirs_forget(struct file_dirs *dirs);
+/* That one, and what is below it: it is about to be removed. */
+void file_dirs_forget_one(struct file_dirs *dirs, const char *path);
 
 #endif

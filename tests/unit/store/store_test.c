@@ -452,6 +452,41 @@ static void a_move_between_two_names_of_one_file_leaves_the_new_one(void)
         end_file();
 }
 
+static unsigned sync_count;
+
+static int count_sync(int fd)
+{
+        sync_count++;
+        return os_linux.fsync(fd);
+}
+
+/* The file, its directory, and the entries of the two directories that were made for it. */
+static void a_removal_elsewhere_costs_a_write_no_sync(void)
+{
+        const struct os_table *real = os;
+        struct os_table table = *os;
+
+        open_file();
+        CHECK(put("a/x", "1") == NEBULA_OK && put("a/.nebula/y", "1") == NEBULA_OK);
+        table.fsync = count_sync;
+        os = &table;
+        sync_count = 0;
+        CHECK(put("b/x", "1") == NEBULA_OK);
+        CHECK(sync_count == 4);
+        CHECK(store->ops->remove(store, "a/x", &error) == NEBULA_OK && store->ops->remove(store, "a/.nebula/y", &error) == NEBULA_OK);
+        CHECK(store->ops->remove_directory(store, "a/.nebula", &error) == NEBULA_OK);
+        CHECK(store->ops->remove_directory(store, "a", &error) == NEBULA_OK);
+        sync_count = 0;
+        CHECK(put("c/x", "1") == NEBULA_OK);
+        CHECK(sync_count == 4);
+        /* What was removed is synced anew when it comes again. */
+        sync_count = 0;
+        CHECK(put("a/x", "1") == NEBULA_OK);
+        CHECK(sync_count == 4);
+        os = real;
+        end_file();
+}
+
 TAP_MAIN(TEST(what_is_written_is_read), TEST(a_second_write_replaces_the_first),
          TEST(what_is_absent_is_not_found_and_its_removal_fine), TEST(an_object_that_is_too_short_is_corrupt),
          TEST(a_large_object_is_checked_chunk_by_chunk), TEST(a_move_replaces_and_makes_directories),
@@ -459,4 +494,4 @@ TAP_MAIN(TEST(what_is_written_is_read), TEST(a_second_write_replaces_the_first),
          TEST(no_key_leads_out_of_the_store), TEST(a_text_has_a_limit), TEST(threads_write_at_the_same_time),
          TEST(a_url_chooses_the_driver), TEST(opening_makes_nothing), TEST(a_link_is_replaced_or_removed_itself),
          TEST(no_temporary_file_stays), TEST(a_root_that_was_removed_is_made_again),
-         TEST(a_move_between_two_names_of_one_file_leaves_the_new_one))
+         TEST(a_move_between_two_names_of_one_file_leaves_the_new_one), TEST(a_removal_elsewhere_costs_a_write_no_sync))
