@@ -193,16 +193,18 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         struct nebula_error error = { 0 };
         int64_t start = os->now_ns();
         enum nebula_status status = NEBULA_OK;
-        bool scanned = job->scanned;
+        bool scanned = job->scanned, is_newest = false;
+        char tag[IPC_NAME_MAX];
 
         job->last_start_ns = start;
         job->persisting = true;
         version->pins++;
+        strcpy(tag, version->tag);
         catalogue_unlock(catalogue);
         if (!scanned)
                 status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
         if (!status)
-                status = storage_persist(catalogue, job, version, &error);
+                status = storage_persist(catalogue, job, version, &is_newest, &error);
         catalogue_lock(catalogue);
         version->pins--;
         job->persisting = false;
@@ -216,10 +218,15 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 version_forget_memory(catalogue, version); /* it was never meant to be kept beside the storage */
         catalogue_retain(catalogue, job, job->retention_count);
         catalogue_signal(catalogue);
-        if (!status && job->keep_last) {
+        if (!status && (is_newest || job->keep_last)) {
+                bool retains = job->keep_last > 0;
+
                 job->persisting = true;
                 catalogue_unlock(catalogue);
-                storage_retain(catalogue, job);
+                if (is_newest)
+                        storage_latest(catalogue, job, tag);
+                if (retains)
+                        storage_retain(catalogue, job);
                 catalogue_lock(catalogue);
                 job->persisting = false;
                 catalogue_signal(catalogue);
