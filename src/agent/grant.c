@@ -27,9 +27,9 @@ static enum nebula_status nothing_to_free(const struct catalogue *catalogue, con
 {
         return error_set(error, NEBULA_NO_MEMORY, 0,
                          "file \"%.100s\" needs %" PRIu64 " MiB, and %" PRIu64 " of the memory tier's %" PRIu64
-                         " MiB are in use by versions that must stay%s%.200s", request->name,
+                         " MiB are in use by versions that must stay, %" PRIu64 " MiB are free on this machine%s%.200s", request->name,
                          memory_capacity(request->size) >> 20, catalogue->memory.used >> 20, catalogue->memory.budget >> 20,
-                         storage ? "; storage fails: " : "", storage ? storage->message : "");
+                         os->memory_free() >> 20, storage ? "; storage fails: " : "", storage ? storage->message : "");
 }
 
 static bool all_closed(const struct version *version)

@@ -157,6 +157,9 @@ bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named)
 {
         if (capacity > memory->budget || memory->used > memory->budget - capacity)
                 return false;
+        /* The trainers have grown since the budget was set, or somebody else has: the kernel would kill one of them. */
+        if (os->memory_free() < capacity + MEMORY_LEFT)
+                return false;
         memory->used += capacity;
         *ret_named = memory->directory[0] && memory->named_used + capacity <= memory->named_limit;
         return true;

@@ -30,6 +30,7 @@
 
 #define MEMORY_ROUND (2u << 20) /* a huge page: images can be backed by them */
 #define MEMORY_PATH_MAX 4200
+#define MEMORY_LEFT (128u << 20) /* stays free of what the machine or the cgroup has: a tensor or two of the trainers */
 
 struct image {
         struct image *next;
@@ -67,7 +68,7 @@ uint64_t memory_default_budget(void);
 void memory_configure(struct memory *memory, uint64_t budget);
 
 uint64_t memory_capacity(uint64_t size); /* rounded up; never 0 */
-/* False: over budget. *ret_named: the memory directory has room for it. */
+/* False: over budget, or more than the machine or the cgroup has left. *ret_named: the memory directory has room for it. */
 bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named);
 void memory_unreserve(struct memory *memory, uint64_t capacity);
 enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,

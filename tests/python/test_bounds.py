@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -218,3 +222,49 @@ def test_what_is_being_loaded_while_retention_removes_versions_is_right_or_was_g
     for thread in threads:
         thread.join()
     assert not wrong and len(set(loaded)) > 5, (wrong[:3], gone[:3], loaded)
+
+
+@pytest.fixture
+def cgroup():
+    """A memory cgroup of 640 MiB: a function that moves a process into it, and the count of its limit's hits."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / f"nebula-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(640 * MIB))
+        except OSError:
+            group.rmdir()
+            continue
+        yield group
+        deadline = time.monotonic() + 20
+        while (group / "cgroup.procs").read_text().split():
+            for pid in (group / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        group.rmdir()
+        return
+    pytest.skip("no memory cgroup can be made here")
+
+
+def test_a_budget_beyond_the_cgroups_limit_is_cut_to_what_it_leaves_and_nothing_is_killed(place, monkeypatch, cgroup):
+    """Fourteen versions of 48 MiB are more than the limit, and all may stay by the settings."""
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8G")
+    code = """
+        open(sys.argv[2] + "/cgroup.procs", "w").write(str(os.getpid()))
+        nm.init(sys.argv[1], 0, 20, on_error="raise")
+        value = torch.zeros(12 << 20)
+        for step in range(14):
+            c = nm.Checkpoint(f"global_step{step}")
+            c.save("m.pt", value.fill_(step))
+            c.commit()
+        nm.flush_persistence()
+        say(nm.get_checkpoint("global_step0").load("m.pt").sum().item(), len(nm.list_checkpoints()))
+    """
+    assert place.run(code, place.storage, cgroup).split() == ["0.0", "14"]
+    program = os.environ.get("NEBULA_AGENT_PATH") or str(Path(nebulaml.__file__).parent / "nebula")
+    told = subprocess.run([program, "status", "--json"], capture_output=True, check=True, timeout=30).stdout
+    assert 0 < json.loads(told)["agent"]["memory_budget"] < 640 * MIB
