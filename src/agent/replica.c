@@ -59,19 +59,24 @@ static void link_close(struct link *link)
 /* The door, the key and the record of this node, once per job. */
 static enum nebula_status announce(struct replica *replica, struct fan *fan, struct nebula_error *error)
 {
+        struct member own;
         enum nebula_status status = member_key(fan->job->persist_path, &fan->key, error);
 
         if (!status)
                 status = holder_add_key(replica->holder, &fan->key, error);
         if (!status)
-                status = holder_open(replica->holder, &replica->own, error);
-        if (!status)
-                status = member_announce(fan->job->persist_path, &replica->own, error);
+                status = holder_open(replica->holder, &own, error);
+        if (!status) {
+                pthread_mutex_lock(&replica->own_lock);
+                replica->own = own;
+                pthread_mutex_unlock(&replica->own_lock);
+                status = member_announce(fan->job->persist_path, &own, error);
+        }
         fan->announced = !status;
         return status;
 }
 
-enum nebula_status replica_members(const struct replica *replica, const struct job *job, struct member_list *ret_list,
+enum nebula_status replica_members(struct replica *replica, const struct job *job, struct member_list *ret_list,
                                    size_t **ret_order, size_t *ret_count, struct nebula_error *error)
 {
         char self[IPC_NAME_MAX + 16];
@@ -84,10 +89,13 @@ enum nebula_status replica_members(const struct replica *replica, const struct j
                 member_list_done(ret_list);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of nodes");
         }
-        if (conf_env("NEBULA_PEERS"))
+        if (conf_env("NEBULA_PEERS")) {
+                pthread_mutex_lock(&replica->own_lock);
                 snprintf(self, sizeof self, "%s:%u", replica->own.address, replica->own.port);
-        else
+                pthread_mutex_unlock(&replica->own_lock);
+        } else {
                 snprintf(self, sizeof self, "%s", replica->node);
+        }
         *ret_count = placement_order((const char *const *)ret_list->names, ret_list->count, self, *ret_order);
         return NEBULA_OK;
 }
@@ -337,8 +345,10 @@ enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_erro
         }
         replica->bytes_per_s = mbps * 1000000;
         pthread_mutex_init(&replica->inventory_lock, NULL);
+        pthread_mutex_init(&replica->own_lock, NULL);
         if (os_thread_start(&replica->thread, replica_main, replica, false)) {
                 pthread_mutex_destroy(&replica->inventory_lock);
+                pthread_mutex_destroy(&replica->own_lock);
                 holder_free(replica->holder);
                 free(replica);
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "cannot start a thread for replicas");
@@ -368,6 +378,7 @@ void replica_stop(struct catalogue *catalogue)
         holder_free(replica->holder);
         replica_forget(replica);
         pthread_mutex_destroy(&replica->inventory_lock);
+        pthread_mutex_destroy(&replica->own_lock);
         catalogue->replica = NULL;
         free(replica);
 }

@@ -35,6 +35,7 @@ struct replica {
         struct catalogue *catalogue;
         struct holder *holder;
         char node[IPC_NAME_MAX];
+        pthread_mutex_t own_lock; /* guards own, which the replica thread alone writes */
         struct member own;
         pthread_t thread;
         struct fan *fans;
@@ -46,7 +47,7 @@ struct replica {
 /* This agent's greeting for a connection about `job`, the caller's; NULL: no memory. */
 struct peer_hello *replica_hello(const struct replica *replica, const struct job *job);
 /* Members but this one, best first. */
-enum nebula_status replica_members(const struct replica *replica, const struct job *job, struct member_list *ret_list,
+enum nebula_status replica_members(struct replica *replica, const struct job *job, struct member_list *ret_list,
                                    size_t **ret_order, size_t *ret_count, struct nebula_error *error);
 /* All of a pinned version, acknowledged. A failure with *ret_broken unset leaves the connection whole. */
 enum nebula_status replica_send(struct replica *replica, struct link *link, struct version *version, bool *ret_broken,
