@@ -79,7 +79,7 @@ asan: setup-test
 
 tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
-	@meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --suite unit
+	@meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
 # In order, so that what is quick to fail comes first and pytest's closing line is the last.
 test: lint units asan package $(SHORT_FRAMEWORKS:%=.envs/%/.ready)

@@ -65,7 +65,8 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
                 manifest_scan_done(&scan);
                 return status;
         }
-        qsort(scan.manifests, scan.count, sizeof *scan.manifests, compare_sequences);
+        if (scan.count)
+                qsort(scan.manifests, scan.count, sizeof *scan.manifests, compare_sequences);
         *ret_scan = scan;
         return NEBULA_OK;
 }
