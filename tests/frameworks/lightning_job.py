@@ -135,6 +135,8 @@ def main():
     loader = torch.utils.data.DataLoader(Data(), batch_size=4)
     try:
         trainer.fit(model, loader, ckpt_path=args.ckpt)
+        if trainer.interrupted:  # in Lightning 2.1 fit() returns
+            say(interrupted=True)
     except RuntimeError as error:
         say(error=str(error))
     except SystemExit:

@@ -11,6 +11,7 @@ RECIPES = {
     "mnist": (None, []),
     "cifar-deepspeed": ("deepspeed-0.19.8", [*TORCHRUN, "2"]),
     "bert": ("hf", []),
+    "bert-lightning": ("lightning", []),
     "fsdp2-dcp": (None, [*TORCHRUN, "2"]),
 }
 
