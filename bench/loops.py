@@ -122,21 +122,21 @@ def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
 
     before = quiet()
     kept: State = {}
-    spent, took, blocked = 0.0, 0, []
+    spent, taken, blocked = 0.0, [], []
     for index in range(SAVES):
         tag = f"step{WARMING + index + 1}"
         values = {name: tensor.clone() for name, tensor in state.items()}
         begun = time.perf_counter()
         if peer.save(tag, state) is not False:
-            kept, last = values, tag
-            took += 1
+            kept = values
+            taken.append(tag)
         blocked.append(time.perf_counter() - begun)
         for _ in range(EVERY):
             step(peer.before_change)
         spent += time.perf_counter() - begun
-    peer.wait_durable(last)
+    peer.wait_durable(taken[-1])
     after = quiet()
-    torch.save({"tag": last, "state": kept}, peer.memory / "expected.pt")
+    torch.save({"tag": taken[-1], "state": kept}, peer.memory / "expected.pt")
     tell(
         "saved",
         steps=EVERY * SAVES,
@@ -144,7 +144,8 @@ def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
         drift=abs(before - after) / (before + after),
         with_saves=spent,
         blocked=blocked,
-        took=took,
+        took=len(taken),
+        copying_cpu=peer.copying_cpu(taken),
         bytes=sum(tensor.nbytes for tensor in state.values()),
     )
     peer.close()

@@ -51,6 +51,10 @@ class Peer:
     def before_change(self) -> None:
         """For a peer that copies while training computes and asks training to wait with its next change."""
 
+    def copying_cpu(self, tags: list[str]) -> float | None:
+        """CPU seconds that copying these versions took, where the peer tells."""
+        return None
+
     def wait_durable(self, tag: str) -> None:
         """Returns when the version would survive a loss of power; of one that never syncs, when it calls itself done."""
 

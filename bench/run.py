@@ -39,7 +39,8 @@ class Worker:
     def wait_for(self, at: str) -> dict[str, Any]:
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"it ended: {(self.log.read_text().splitlines() or ['no reason given'])[-1]}")
+            lines = self.log.read_text().splitlines() or ["no reason given"]
+            raise RuntimeError(f"it ended: {next((line for line in reversed(lines) if 'Error' in line), lines[-1])}")
         said = json.loads(line)
         assert said.pop("at") == at
         return said
@@ -94,8 +95,8 @@ def measure(name: str, workload: Workload, root: Path, quick: bool, count: int) 
     with places(root) as (folder, memory):
         flags = ["--quick"] if quick else []
         log = folder / "stderr.txt"
-        kept = peer.environment(folder, memory, fresh=False)
-        fresh = peer.environment(folder, memory, fresh=True)
+        kept = {**peer.environment(folder, memory, fresh=False), **workload.environment}
+        fresh = {**peer.environment(folder, memory, fresh=True), **workload.environment}
 
         def worker(task: str, environment: dict[str, str], *more: str) -> Worker:
             return Worker(

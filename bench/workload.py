@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,17 +18,23 @@ class Workload:
     title: str
     sizes: dict[str, int]
     quick_sizes: dict[str, int] = field(default_factory=dict)
+    huge: bool = False  # in huge pages, by torch's own switch
 
     def quick(self) -> Workload:
         """The same in less, for a short look."""
-        return Workload(self.name, self.title + " (quick)", self.quick_sizes or self.sizes)
+        return replace(self, title=self.title + " (quick)", sizes=self.quick_sizes or self.sizes)
 
     def scaled(self, scale: float) -> Workload:
         """The same tensors, each smaller: for a look at whether all runs, not for figures."""
         if scale == 1:
             return self
         sizes = {name: max(1, int(size * scale)) for name, size in self.sizes.items()}
-        return Workload(self.name, f"{self.title} (scaled by {scale:g})", sizes)
+        return replace(self, title=f"{self.title} (scaled by {scale:g})", sizes=sizes)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of every process that makes these tensors. With the switch torch advises tensors of 2 MiB and more."""
+        return {"THP_MEM_ALLOC_ENABLE": "1" if self.huge else "0"}
 
     @property
     def bytes(self) -> int:

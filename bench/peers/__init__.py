@@ -15,5 +15,10 @@ def names() -> list[str]:
     return sorted((module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name != "nebula", name))
 
 
+def others() -> list[str]:
+    """Nebula as it is by default, and everybody else."""
+    return [name for name in names() if name != "nebula_cow"]
+
+
 def load(name: str) -> type[Peer]:
     return importlib.import_module(f"{__name__}.{name}").PEER

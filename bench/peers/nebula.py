@@ -49,6 +49,9 @@ class Nebula(Peer):
         self.checkpoint.save("state.pt", state)
         self.checkpoint.commit()
 
+    def copying_cpu(self, tags: list[str]) -> float:
+        return sum(row["capture_cpu_ms"] for row in self.nm.stats() if row["tag"] in tags) / 1e3
+
     def wait_durable(self, tag: str) -> None:
         self.checkpoint.wait("durable", timeout=300)
 
