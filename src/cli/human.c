@@ -28,7 +28,7 @@ const char *human_speed(uint64_t bytes, double seconds, char text[HUMAN_MAX])
         if (seconds <= 0)
                 snprintf(text, HUMAN_MAX, "-");
         else
-                snprintf(text, HUMAN_MAX, "%s/s", human_size((uint64_t)((double)bytes / seconds), size));
+                snprintf(text, HUMAN_MAX, "%.40s/s", human_size((uint64_t)((double)bytes / seconds), size));
         return text;
 }
 
