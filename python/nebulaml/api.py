@@ -207,7 +207,7 @@ def stats() -> list[dict[str, Any]]:
 
 
 def _shutdown() -> None:
-    """Disconnects and forgets all settings. Waits for nothing: the agent finishes what was committed by itself."""
+    """Disconnects and forgets all settings. Waits for running copies only: the agent finishes what was committed."""
     engine.shutdown()
     agree.forget()
     forget_counter()

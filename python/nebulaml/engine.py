@@ -85,13 +85,18 @@ def session(patient: bool = False) -> _nebula.Session:
         return _session
 
 
-def _leave() -> None:
-    """At the end of the interpreter: lets running copies end, and keeps the threads of C out of it from then on."""
+def _settle() -> None:
+    """Lets running copies end: nobody else can finish what lies in this process's memory."""
     if _session is not None:
         try:
             _session.settle(LEAVE_MS)
         except NebulaError as failure:
             log.error("nebula: the process ends while it saves: %s", failure)
+
+
+def _leave() -> None:
+    """At the end of the interpreter: keeps the threads of C out of it from then on."""
+    _settle()
     _nebula.leave()
 
 
@@ -114,8 +119,9 @@ def _options(chosen: config.Settings, place: ranks.Place) -> dict[str, Any]:
 
 
 def shutdown() -> None:
-    """Forgets settings and session. The agent finishes what was committed by itself."""
+    """Forgets settings and session, once running copies have ended. The agent finishes what was committed by itself."""
     global _settings, _session, _opened_with, _failure
+    _settle()
     with _lock:
         _settings = _session = _opened_with = _failure = None
 
