@@ -389,8 +389,28 @@ static void carry_over(struct version *version)
                 carry_manifest(version, manifest);
 }
 
-void commit_carry_stored(struct catalogue *catalogue, struct job *job)
+/* What was committed before the first scan is newer than what lay in storage, also where the clock was behind that. */
+static void renumber(struct catalogue *catalogue, struct job *job, bool is_first)
 {
+        uint64_t newest = 0;
+
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (job->stored.manifests[i].sequence > newest)
+                        newest = job->stored.manifests[i].sequence;
+        if (newest > catalogue->last_sequence)
+                catalogue->last_sequence = newest;
+        /* Oldest first: their order among each other stays. */
+        for (struct version *version = is_first ? job->versions : NULL; version; version = version->next) {
+                if (!version->sequence || version->sequence > newest || version->stored || version->adopted || version->spread)
+                        continue;
+                version->sequence = commit_next_sequence(catalogue);
+                note_write(catalogue, version);
+        }
+}
+
+void commit_carry_stored(struct catalogue *catalogue, struct job *job, bool is_first)
+{
+        renumber(catalogue, job, is_first);
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = stored_manifest(job, version->tag);
 
@@ -403,9 +423,6 @@ void commit_carry_stored(struct catalogue *catalogue, struct job *job)
                         carry_manifest(version, manifest);
                 note_write(catalogue, version);
         }
-        for (size_t i = 0; i < job->stored.count; i++)
-                if (job->stored.manifests[i].sequence > catalogue->last_sequence)
-                        catalogue->last_sequence = job->stored.manifests[i].sequence;
 }
 
 void commit_check(struct catalogue *catalogue, struct version *version)

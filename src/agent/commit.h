@@ -44,8 +44,9 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session);
 int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);
 /* Completes `version` if its rule is met. */
 void commit_check(struct catalogue *catalogue, struct version *version);
-/* Adds what an older generation in storage holds to versions that were committed before storage was known. */
-void commit_carry_stored(struct catalogue *catalogue, struct job *job);
+/* Adds what an older generation in storage holds to versions that were committed before storage was known, and at the first
+ * scan makes them newer than all that lies there. */
+void commit_carry_stored(struct catalogue *catalogue, struct job *job, bool is_first);
 /* Whether WAIT for `state` by this session is over. */
 bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state);
 bool commit_open(const struct version *version);

@@ -57,6 +57,7 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         struct manifest_scan scan = { 0 };
         struct nebula_error failure = { 0 };
         struct store *store;
+        bool is_first;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         if (status)
@@ -76,8 +77,9 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         catalogue_lock(catalogue);
         manifest_scan_done(&job->stored);
         job->stored = scan;
+        is_first = !job->scanned;
         job->scanned = true;
-        commit_carry_stored(catalogue, job);
+        commit_carry_stored(catalogue, job, is_first);
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
         return NEBULA_OK;
