@@ -9,12 +9,12 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 from . import _nebula, agree, engine, guards
-from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
+from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaPicklingError, NebulaUnavailable
 
 __all__ = ["Checkpoint"]
 
@@ -92,7 +92,7 @@ class Checkpoint:
         self._count = count
         self._handle: _nebula.Checkpoint | None = None
         self._failure: NebulaError | None = None  # the last one
-        self._lost_file = False  # a save failed: what is there must not be called whole
+        self._lost_files: set[str] = set()  # saves that failed: what is there must not be called whole
         self._late_failure: NebulaError | None = None  # of a save that had returned
         _nebula.encode_name(self._tag)  # refuses what no storage can hold, also while no agent answers
         self._failure = engine.guarded(f"starting checkpoint {self._tag!r}", self._open)
@@ -101,7 +101,7 @@ class Checkpoint:
     def _found(cls, handle: _nebula.Checkpoint) -> Checkpoint:
         self = cls.__new__(cls)
         self._tag, self._count, self._handle = handle.tag, _nebula.FILES_OPEN, handle
-        self._failure, self._lost_file, self._late_failure = None, False, None
+        self._failure, self._lost_files, self._late_failure = None, set(), None
         return self
 
     def __repr__(self) -> str:
@@ -133,9 +133,25 @@ class Checkpoint:
         if not isinstance(name, str):
             raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
         taken = pickling.capture(obj, name, overlap)
-        failure = engine.guarded(f"saving {name!r} of checkpoint {self._tag!r}", self._save, name, taken)
+        return self._attempt(name, self._save, taken)
+
+    def _attempt(self, name: str, save: Callable[..., None], argument: Any) -> bool:
+        """One try to save a file; a second one that succeeds makes up for the first."""
+        lost_before = name in self._lost_files
+        self._lost_files.discard(name)
+        try:
+            failure = engine.guarded(f"saving {name!r} of checkpoint {self._tag!r}", save, name, argument)
+        except (NebulaConfigError, NebulaPicklingError):
+            if lost_before:
+                self._lost_files.add(name)
+            raise
+        except NebulaError as error:
+            self._failure = error
+            self._lost_files.add(name)
+            raise
         if failure is not None:
-            self._failure, self._lost_file = failure, True
+            self._failure = failure
+            self._lost_files.add(name)
         return failure is None
 
     def _save(self, name: str, taken: Any) -> None:
@@ -161,7 +177,7 @@ class Checkpoint:
         log.error("nebula: %s is lost: %s. Training goes on; older checkpoints are untouched.", what, failure)
         if isinstance(failure, NebulaError):
             self._failure = self._late_failure = failure
-        self._lost_file = True
+        self._lost_files.add(name)
 
     def save_bytes(self, name: str, parts: Any) -> bool:
         """File ``name`` as the concatenation of ``parts``: bytes-like objects and contiguous tensors.
@@ -173,12 +189,7 @@ class Checkpoint:
         if not isinstance(name, str):
             raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
         ranges = pickling.ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
-        failure = engine.guarded(
-            f"saving {name!r} of checkpoint {self._tag!r}", self._save_ranges, name, ranges
-        )
-        if failure is not None:
-            self._failure, self._lost_file = failure, True
-        return failure is None
+        return self._attempt(name, self._save_ranges, ranges)
 
     def export_safetensors(self, path: str | os.PathLike[str], name: str | None = None) -> bool:
         """Makes a safetensors file at ``path``, once durable, of file ``name`` (or of the only one): a flat dict of tensors.
@@ -237,7 +248,7 @@ class Checkpoint:
 
         False when a save of this object failed: then the checkpoint is given up rather than called whole.
         """
-        if self._lost_file:
+        if self._lost_files:
             if self._handle is not None:
                 reason = f"a save failed before the commit: {self._failure}"
                 engine.guarded(f"giving up checkpoint {self._tag!r}", self._handle.fail, reason)

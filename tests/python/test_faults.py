@@ -101,6 +101,21 @@ def test_a_save_that_fails_is_reported_and_its_checkpoint_never_called_whole(pla
     assert checkpoint.error
 
 
+def test_a_save_that_raised_makes_its_checkpoint_no_whole_one_unless_it_is_repeated(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8M")
+    nebulaml.init(str(place.storage), 0, on_full="skip", on_error="raise")
+    for repeated in (False, True):
+        checkpoint = nebulaml.Checkpoint(f"tag{repeated}")
+        checkpoint.save("small.pt", torch.ones(10))
+        with pytest.raises(NebulaError):
+            checkpoint.save("large.pt", torch.ones(20_000_000))
+        if repeated:
+            checkpoint.save("large.pt", torch.ones(20))
+        assert checkpoint.commit() is repeated
+    assert nebulaml.get_checkpoint("tagFalse") is None
+    assert nebulaml.get_checkpoint("tagTrue").load("large.pt").sum() == 20
+
+
 def test_threads_may_save_at_the_same_time(nm):
     checkpoint = nm.Checkpoint("threads")
 
