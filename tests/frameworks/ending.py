@@ -26,7 +26,9 @@ def run(script: str) -> int:
 
 
 if __name__ == "__main__":
-    del sys.argv[0]
+    # DeepSpeed's launcher puts its --local_rank between this file and the script.
+    sys.argv[0] = next(argument for argument in sys.argv[1:] if not argument.startswith("-"))
+    del sys.argv[sys.argv.index(sys.argv[0], 1)]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     code = run(sys.argv[0])
     distributed = sys.modules.get("torch.distributed")
