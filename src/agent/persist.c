@@ -583,20 +583,13 @@ static void settle(struct store *store, struct plan *plan, const struct manifest
                 log_event(LOG_LEVEL_WARN, "%s is durable but not settled: %s", plan->tag, error.message);
 }
 
-void storage_latest(struct catalogue *catalogue, struct job *job, const char *tag)
+static void write_latest(struct store *store, const struct plan *plan)
 {
         struct nebula_error error = { 0 };
         char text[IPC_NAME_MAX + 2];
-        struct store *store;
-        enum nebula_status status = storage_open(catalogue, job, &store, &error);
+        int size = snprintf(text, sizeof text, "%s\n", plan->directory);
 
-        if (!status)
-                status = name_encode(tag, text, &error);
-        if (!status) {
-                strcat(text, "\n");
-                status = store->ops->write(store, "latest", text, strlen(text), &error);
-        }
-        if (status)
+        if (store->ops->write(store, "latest", text, (uint64_t)size, &error))
                 log_event(LOG_LEVEL_WARN, "the hint \"latest\" could not be written: %s", error.message);
 }
 
@@ -685,7 +678,7 @@ static enum nebula_status gather_carried(struct plan *plan, struct nebula_error 
  * when it has not for a while; the others look for it. NEBULA_BUSY: look again.
  */
 static enum nebula_status gather(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version,
-                                 struct plan *plan, bool *ret_newest, struct nebula_error *error)
+                                 struct plan *plan, struct nebula_error *error)
 {
         struct committed committed = { 0 };
         bool writes = version->leads || os->now_ns() - version->waiting_since_ns > (int64_t)catalogue->takeover_s * 1000000000;
@@ -723,14 +716,15 @@ static enum nebula_status gather(struct catalogue *catalogue, struct store *stor
                 status = put_manifest(store, plan, error);
         if (!status) {
                 settle(store, plan, &plan->manifest);
-                *ret_newest = publish(catalogue, job, version, plan);
+                if (publish(catalogue, job, version, plan))
+                        write_latest(store, plan);
         }
         committed_done(&committed);
         return status;
 }
 
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
-                                   bool *ret_newest, struct nebula_error *error)
+                                   struct nebula_error *error)
 {
         struct plan plan = { 0 };
         struct store *store;
@@ -749,11 +743,12 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 plan.manifest = plan.before;
                 plan.sequence = plan.before.sequence;
                 memset(&plan.before, 0, sizeof plan.before);
-                *ret_newest = publish(catalogue, job, version, &plan);
+                if (publish(catalogue, job, version, &plan))
+                        write_latest(store, &plan);
                 goto done;
         }
         if (plan.spread && version->recorded_here) {
-                status = gather(catalogue, store, job, version, &plan, ret_newest, error);
+                status = gather(catalogue, store, job, version, &plan, error);
                 goto done;
         }
         if (plan.before.file_count)
@@ -769,14 +764,15 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 version->waiting_since_ns = os->now_ns();
                 version->poll_count = 0;
                 catalogue_unlock(catalogue);
-                status = gather(catalogue, store, job, version, &plan, ret_newest, error);
+                status = gather(catalogue, store, job, version, &plan, error);
                 goto done;
         }
         if (!status)
                 status = write_manifest(store, job, version, &plan, error);
         if (!status) {
                 settle(store, &plan, &plan.manifest);
-                *ret_newest = publish(catalogue, job, version, &plan);
+                if (publish(catalogue, job, version, &plan))
+                        write_latest(store, &plan);
         }
 done:
         plan_done(&plan);

@@ -6,7 +6,6 @@
  *      storage_scan     what is complete there; rolls half-settled generations
  *                       forward and sweeps our own debris. Worker only.
  *      storage_persist  writes one version in the order of docs/formats.md. Worker only.
- *      storage_latest   names the newest version for people who look there: a hint, not part of what is durable. Worker only.
  *      storage_retain   removes what keep_last and keep_every let go. Worker only.
  *
  * None of these is called with the lock held; they take it for what they read and change.
@@ -21,14 +20,13 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
 /*
  * `version` is pinned. On success the job's list of stored versions has it and `version` carries the generation and
- * sequence that were written; its state is the caller's. *ret_newest: it is the job's newest there. NEBULA_INVALID and NEBULA_CORRUPT will not get better by trying again.
+ * sequence that were written; its state is the caller's. NEBULA_INVALID and NEBULA_CORRUPT will not get better by trying again.
  */
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
-                                   bool *ret_newest, struct nebula_error *error);
+                                   struct nebula_error *error);
 /* The mapped bytes of a file of a pinned version, sealed, and its checksums, which stay the version's. Any thread. */
 enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name, const void **ret_data,
                                 uint64_t **ret_chunks, struct nebula_error *error);
-void storage_latest(struct catalogue *catalogue, struct job *job, const char *tag);
 void storage_retain(struct catalogue *catalogue, struct job *job);
 
 #endif

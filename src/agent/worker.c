@@ -193,18 +193,16 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         struct nebula_error error = { 0 };
         int64_t start = os->now_ns();
         enum nebula_status status = NEBULA_OK;
-        bool scanned = job->scanned, is_newest = false;
-        char tag[IPC_NAME_MAX];
+        bool scanned = job->scanned;
 
         job->last_start_ns = start;
         job->persisting = true;
         version->pins++;
-        strcpy(tag, version->tag);
         catalogue_unlock(catalogue);
         if (!scanned)
                 status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
         if (!status)
-                status = storage_persist(catalogue, job, version, &is_newest, &error);
+                status = storage_persist(catalogue, job, version, &error);
         catalogue_lock(catalogue);
         version->pins--;
         job->persisting = false;
@@ -218,15 +216,10 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 version_forget_memory(catalogue, version); /* it was never meant to be kept beside the storage */
         catalogue_retain(catalogue, job, job->retention_count);
         catalogue_signal(catalogue);
-        if (!status && (is_newest || job->keep_last)) {
-                bool retains = job->keep_last > 0;
-
+        if (!status && job->keep_last) {
                 job->persisting = true;
                 catalogue_unlock(catalogue);
-                if (is_newest)
-                        storage_latest(catalogue, job, tag);
-                if (retains)
-                        storage_retain(catalogue, job);
+                storage_retain(catalogue, job);
                 catalogue_lock(catalogue);
                 job->persisting = false;
                 catalogue_signal(catalogue);

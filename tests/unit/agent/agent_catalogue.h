@@ -107,12 +107,11 @@ static inline struct version *bench_version(struct bench *bench, const char *tag
 static inline enum nebula_status bench_persist(struct bench *bench, struct version *version)
 {
         enum nebula_status status;
-        bool is_newest = false;
 
         catalogue_lock(&bench->catalogue);
         version->pins++;
         catalogue_unlock(&bench->catalogue);
-        status = storage_persist(&bench->catalogue, bench->job, version, &is_newest, &bench->error);
+        status = storage_persist(&bench->catalogue, bench->job, version, &bench->error);
         catalogue_lock(&bench->catalogue);
         version->pins--;
         if (!status) {
@@ -120,8 +119,6 @@ static inline enum nebula_status bench_persist(struct bench *bench, struct versi
                 version_move(&bench->catalogue, version, NEBULA_STATE_DURABLE);
         }
         catalogue_unlock(&bench->catalogue);
-        if (is_newest)
-                storage_latest(&bench->catalogue, bench->job, version->tag);
         return status;
 }
 
