@@ -154,15 +154,23 @@ out:
         return (PyObject *)ref;
 }
 
-/* A storage that has no memory may be saved under several types; each use names its own. */
-static PyObject *empty_storage_as(const struct storage_ref *first, PyObject *dtype_entry)
+/* A storage of which `first` was saved already, under another type: bare, or it has no memory. Each use names its own. */
+static PyObject *storage_as(const struct storage_ref *first, PyObject *dtype_entry, PyObject *count)
 {
-        PyObject *count = PyLong_FromLong(0);
-        PyObject *pid = count ? PyTuple_Pack(5, torch.str_storage, PyTuple_GET_ITEM(dtype_entry, 0),
-                                             PyTuple_GET_ITEM(first->pid, 2), PyTuple_GET_ITEM(first->pid, 3), count) : NULL;
+        PyObject *pid = PyTuple_Pack(5, torch.str_storage, PyTuple_GET_ITEM(dtype_entry, 0), PyTuple_GET_ITEM(first->pid, 2),
+                                     PyTuple_GET_ITEM(first->pid, 3), count);
 
-        Py_XDECREF(count);
         return pid ? (PyObject *)pickling_storage_ref(pid) : NULL;
+}
+
+/* Of elements; `dtype_entry` is a row of torch.dtypes. */
+static PyObject *storage_count(PyObject *storage, PyObject *dtype_entry)
+{
+        PyObject *size = PyObject_CallMethodNoArgs(storage, torch.nbytes);
+        Py_ssize_t bytes = size ? PyLong_AsSsize_t(size) : -1;
+
+        Py_XDECREF(size);
+        return bytes >= 0 ? PyLong_FromSsize_t(bytes / PyLong_AsSsize_t(PyTuple_GET_ITEM(dtype_entry, 1))) : NULL;
 }
 
 /* The storage_ref of an ordinary tensor's storage; `dtype_entry` is its row of torch.dtypes. */
@@ -178,23 +186,21 @@ static PyObject *tensor_storage(struct pickler *pickler, PyObject *tensor, PyObj
                         Py_INCREF(ref);
                 } else {
                         PyObject *address = PyObject_CallMethodNoArgs(storage, torch.data_ptr);
+                        PyObject *count = address ? storage_count(storage, dtype_entry) : NULL;
 
-                        if (!address || check_dtype(pickler, address, dtype) < 0)
+                        if (!count || check_dtype(pickler, address, dtype) < 0)
                                 ref = NULL;
                         else
-                                ref = empty_storage_as((struct storage_ref *)ref, dtype_entry);
+                                ref = storage_as((struct storage_ref *)ref, dtype_entry, count);
+                        Py_XDECREF(count);
                         Py_XDECREF(address);
                 }
         } else if (cdata && !PyErr_Occurred()) {
-                PyObject *size = PyObject_CallMethodNoArgs(storage, torch.nbytes);
-                Py_ssize_t bytes = size ? PyLong_AsSsize_t(size) : -1;
-                Py_ssize_t item_size = PyLong_AsSsize_t(PyTuple_GET_ITEM(dtype_entry, 1));
-                PyObject *count = bytes >= 0 ? PyLong_FromSsize_t(bytes / item_size) : NULL;
+                PyObject *count = storage_count(storage, dtype_entry);
 
                 if (count)
                         ref = add_storage(pickler, cdata, storage, storage, dtype, PyTuple_GET_ITEM(dtype_entry, 0),
                                           torch.str_cpu, count);
-                Py_XDECREF(size);
                 Py_XDECREF(count);
         }
         Py_XDECREF(storage);
@@ -335,6 +341,7 @@ static PyObject *describe_storage(struct pickler *pickler, PyObject *object)
                 if (ref) {
                         if (check_owner(pickler, owner, dtype) == 0)
                                 pid = Py_NewRef(((struct storage_ref *)ref)->pid);
+                        ((struct storage_ref *)ref)->used = true;
                         Py_DECREF(ref);
                 }
         }

@@ -24,10 +24,15 @@ static json_t *new_file(const char *name, const char *path, uint64_t size)
 
 static void add_damage(json_t *file, uint64_t offset, uint64_t size, const char *message)
 {
+        json_t *damages = json_object_get(file, "damage");
+        size_t at = json_array_size(damages);
+
         json_object_set_new(file, "ok", json_false());
-        json_array_append_new(json_object_get(file, "damage"),
-                              json_pack("{s:I, s:I, s:s}", "offset", (json_int_t)offset, "size", (json_int_t)size,
-                                        "message", message));
+        /* Threads find it in any order, and people read it in that of the file. */
+        while (at && json_integer_value(json_object_get(json_array_get(damages, at - 1), "offset")) > (json_int_t)offset)
+                at--;
+        json_array_insert_new(damages, at, json_pack("{s:I, s:I, s:s}", "offset", (json_int_t)offset, "size", (json_int_t)size,
+                                                     "message", message));
 }
 
 /* One file on its way through verify_file. */

@@ -15,6 +15,13 @@ from pathlib import Path
 
 import nebulaml
 import pytest
+from hypothesis import settings
+
+# The same examples each time, so that the suite says something of the change and not of its luck; NEBULA_TEST_NIGHTLY=1
+# looks for new ones.
+settings.register_profile("suite", derandomize=True)
+if not os.environ.get("NEBULA_TEST_NIGHTLY"):
+    settings.load_profile("suite")
 
 
 def agent_pids(runtime: Path) -> list[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 import torch
+from nebulaml import locate
 from nebulaml.errors import NebulaError, NebulaNotFound
 
 MIB = 1 << 20
@@ -265,6 +266,6 @@ def test_a_budget_beyond_the_cgroups_limit_is_cut_to_what_it_leaves_and_nothing_
         say(nm.get_checkpoint("global_step0").load("m.pt").sum().item(), len(nm.list_checkpoints()))
     """
     assert place.run(code, place.storage, cgroup).split() == ["0.0", "14"]
-    program = os.environ.get("NEBULA_AGENT_PATH") or str(Path(nebulaml.__file__).parent / "nebula")
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     told = subprocess.run([program, "status", "--json"], capture_output=True, check=True, timeout=30).stdout
     assert 0 < json.loads(told)["agent"]["memory_budget"] < 640 * MIB

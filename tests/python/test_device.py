@@ -197,7 +197,7 @@ def test_where_registering_is_refused_a_little_memory_is_enough_and_the_log_says
             assert checkpoint.load("m.pt")["t"].equal(tensor - 1)
     assert sum("cannot be registered" in record.message for record in caplog.records) == 1
     assert sum(fake.registered.values()) == device.STAGING_COUNT << 18
-    assert len(set(fake.registrations)) == len(fake.registrations)
+    assert len(fake.registrations) <= 3, "an image was tried more than once"
 
 
 def test_a_failed_copy_fails_an_overlapped_version_and_nothing_else(nm, fake, caplog):

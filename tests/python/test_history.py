@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import time
-from pathlib import Path
 
 import nebulaml
 import pytest
 import torch
+from nebulaml import locate
 
 KEY = ("tag", "generation")
 COLUMNS = [
@@ -22,7 +22,7 @@ COLUMNS = [
 
 
 def program() -> str:
-    return os.environ.get("NEBULA_AGENT_PATH") or str(Path(nebulaml.__file__).parent / "nebula")
+    return os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
 
 
 def told(place, *arguments):

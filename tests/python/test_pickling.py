@@ -85,6 +85,18 @@ def test_what_is_loaded_equals_torch_save_and_torch_load(obj, nm):
     assert_same(torch.load(file, weights_only=False), checkpoint.load("o.pt"))
 
 
+def test_a_storage_that_comes_the_slow_way_first_is_named_anew_by_the_fast_way():
+    values = [torch.tensor([2j]), torch.tensor([3j])]
+    obj = {"a": values[0], "all": [values[0].conj(), values[1].conj(), values[1], values[1]]}
+    assert bytes(pickling.capture(obj).pickle) == zipfile.ZipFile(torch_file(obj)).read("archive/data.pkl")
+
+
+def test_a_bare_storage_and_a_tensor_in_it_are_both_named_with_their_size():
+    tensor = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    obj = [tensor.untyped_storage(), tensor]
+    assert bytes(pickling.capture(obj).pickle) == zipfile.ZipFile(torch_file(obj)).read("archive/data.pkl")
+
+
 def test_one_memory_under_two_dtypes_is_refused_as_torch_save_does():
     tensor = torch.randn(4)
     both = {"f": tensor, "i": tensor.view(torch.int32)}
