@@ -29,7 +29,7 @@
 #define BULK_PAGE_BYTES 4096u
 #define BULK_REQUEST_BYTES (4u << 20) /* large enough for full speed, small enough to spread over threads */
 #define BULK_DEPTH 8u                 /* requests in flight: 32 MiB under way */
-#define BULK_THREADS 4u               /* of the thread engine, the caller included */
+#define BULK_THREADS 8u               /* of the thread engine, the caller included */
 
 enum bulk_engine { BULK_ENGINE_THREADS, BULK_ENGINE_URING };
 
