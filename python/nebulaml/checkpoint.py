@@ -191,34 +191,6 @@ class Checkpoint:
         ranges = pickling.ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
         return self._attempt(name, self._save_ranges, ranges)
 
-    def export_safetensors(self, path: str | os.PathLike[str], name: str | None = None) -> bool:
-        """Makes a safetensors file at ``path``, once durable, of file ``name`` (or of the only one): a flat dict of tensors.
-
-        The tensors are read back from the checkpoint, so this may run long after the save; it waits for the commit.
-        """
-        import torch
-
-        from .redirect import safetensors_parts
-
-        self.wait("committed")
-        names = [name] if name is not None else [known for known in self.files if not known.endswith(".safetensors")]
-        if len(names) != 1:
-            raise NebulaConfigError(f"checkpoint {self._tag!r} has the files {names}: say which one is to be exported")
-        state = self.load(names[0], "cpu", weights_only=True)
-        while isinstance(state, dict) and isinstance(state.get("state_dict", state.get("module")), dict):
-            state = state.get("state_dict", state.get("module"))
-        if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-            raise NebulaConfigError(f"{names[0]!r} holds more than a flat dict of tensors: safetensors cannot hold that")
-        exported = Checkpoint(f"{self._tag}.safetensors", 1)
-        seen: set[int] = set()
-        tensors = {}
-        for key, value in state.items():
-            shared = value.untyped_storage()._cdata in seen
-            seen.add(value.untyped_storage()._cdata)
-            tensors[key] = value.clone() if shared or not value.is_contiguous() else value
-        saved = exported.save_bytes("model.safetensors", safetensors_parts(tensors, {"format": "pt"}))
-        return saved and exported.publish("model.safetensors", path) and exported.commit()
-
     def publish(self, name: str, path: str | os.PathLike[str]) -> bool:
         """File ``name`` also appears at ``path``, whole, as soon as the checkpoint is durable: even if this process dies.
 

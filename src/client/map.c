@@ -39,7 +39,7 @@ static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebul
 }
 
 /* Room for a file that is read here. No huge pages are asked for: on a virtual machine whose host gives memory late, reading
- * into new ones took half as long again as into small ones. */
+ * into new ones is slower than into small ones. */
 static enum nebula_status make_room(struct nebula_map *map, struct nebula_error *error)
 {
         int result = map->size == 0 ? 0 : os->map(-1, 0, map->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS,

@@ -290,19 +290,3 @@ def test_one_tensor_as_a_complete_torch_file(tmp_path, shape, dtype):
 
 def bytes_of(tensor):
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
-def test_safetensors_are_exported_in_the_background(nm, out):
-    safetensors = pytest.importorskip("safetensors.torch")
-    shared = torch.ones(3)
-    checkpoint = nm.Checkpoint("global_step1", 1)
-    checkpoint.save(
-        "model.pt",
-        {"a": torch.arange(6.0).reshape(2, 3), "b": shared, "c": shared, "d": torch.ones(2, dtype=torch.bfloat16)},
-    )
-    checkpoint.commit()
-    assert checkpoint.export_safetensors(out / "model.safetensors")
-    nm.flush_persistence()
-    loaded = safetensors.load_file(out / "model.safetensors")
-    assert set(loaded) == {"a", "b", "c", "d"}
-    assert torch.equal(loaded["a"], torch.arange(6.0).reshape(2, 3)) and loaded["d"].dtype == torch.bfloat16
