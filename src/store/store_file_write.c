@@ -168,19 +168,38 @@ static int sync_parents(const struct file_writing *writings, size_t count, size_
         return result;
 }
 
+/* NEBULA_STORE_MBPS: a slow disk for tests, and for whoever wants to see what one would do to training. */
+static void be_slow(const struct file_writing *writings, size_t count, int64_t begun_ns)
+{
+        const char *text = getenv("NEBULA_STORE_MBPS");
+        double rate = text ? strtod(text, NULL) * 1e6 : 0;
+        uint64_t size = 0;
+        int64_t left_ms;
+
+        for (size_t i = 0; i < count; i++)
+                size += writings[i].object->size;
+        left_ms = rate > 0 ? (int64_t)((double)size / rate * 1e3) - (os->now_ns() - begun_ns) / 1000000 : 0;
+        if (left_ms > 0)
+                os->sleep_ms(left_ms);
+}
+
 /* *ret_at: which one a failure is about. */
 static int put_all(struct file_writing *writings, size_t count, size_t *ret_at)
 {
         int (*const steps[])(struct file_writing *writing) = { fill, sync_temp, give_name };
+        int64_t begun_ns = os->now_ns();
         int result = 0;
 
-        for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++)
+        for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++) {
                 for (size_t i = 0; i < count; i++) {
                         *ret_at = i;
                         result = steps[step](&writings[i]);
                         if (result)
                                 return result;
                 }
+                if (step == 0)
+                        be_slow(writings, count, begun_ns);
+        }
         return sync_parents(writings, count, ret_at);
 }
 
@@ -192,21 +211,6 @@ static enum nebula_status write_error(const struct file_writing *writing, int re
                 return error_set(error, NEBULA_NO_SPACE, -result, "can't write %s: needs %" PRIu64 " bytes, %" PRIu64 " are free",
                                  writing->path, writing->object->size, space.free_bytes);
         return file_error(writing->store, "write", writing->path, result, error);
-}
-
-/* NEBULA_STORE_MBPS: a slow disk for tests, and for whoever wants to see what one would do to training. */
-static void be_slow(const struct store_object *objects, size_t count, int64_t begun_ns)
-{
-        const char *text = getenv("NEBULA_STORE_MBPS");
-        double rate = text ? strtod(text, NULL) * 1e6 : 0;
-        uint64_t size = 0;
-        int64_t left_ms;
-
-        for (size_t i = 0; i < count; i++)
-                size += objects[i].size;
-        left_ms = rate > 0 ? (int64_t)((double)size / rate * 1e3) - (os->now_ns() - begun_ns) / 1000000 : 0;
-        if (left_ms > 0)
-                os->sleep_ms(left_ms);
 }
 
 static enum nebula_status write_together(struct store *store, const struct store_object *objects, size_t count,
@@ -249,10 +253,8 @@ enum nebula_status file_write_many(struct store *store, const struct store_objec
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to write to %.400s", store->root);
         for (size_t first = 0; !status && first < count; first += together) {
                 size_t some = count - first < together ? count - first : together;
-                int64_t begun_ns = os->now_ns();
 
                 status = write_together(store, objects + first, some, writings, error);
-                be_slow(objects + first, some, begun_ns);
         }
         free(writings);
         return status;

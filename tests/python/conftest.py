@@ -56,7 +56,7 @@ class Place:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + 10
-        while wait and self.agents() and time.monotonic() < deadline:
+        while wait and set(pids) & set(self.agents()) and time.monotonic() < deadline:  # a successor may be there already
             time.sleep(0.01)
 
     def trainer(self, code: str, *arguments: object, stdin: bool = False) -> subprocess.Popen[str]:

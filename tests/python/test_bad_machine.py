@@ -77,6 +77,7 @@ def wait_for_image(place, size):
 
 BIG_SAVE = """
     nm.init(sys.argv[1], 0, 2, on_error="raise")
+    os.environ.pop("NEBULA_STORE_MBPS", None)  # only for the first agent
     first = nm.Checkpoint("global_step1")
     first.save("m.pt", torch.full((1000,), 1.0))
     first.commit()
@@ -106,12 +107,15 @@ def test_an_agent_killed_while_a_trainer_copies_costs_nothing(place):
     assert (nebulaml.get_latest_checkpoint().load("m.pt") == 2).all()
 
 
-def test_an_agent_killed_while_it_persists_leaves_no_torn_version_and_the_next_one_finishes(place):
+def test_an_agent_killed_while_it_persists_leaves_no_torn_version_and_the_next_one_finishes(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "20")  # 13 seconds in which to kill it
     process = place.trainer(BIG_SAVE, place.storage)
     folder = place.storage / "global_step2" / ".nebula"
     until(lambda: any(folder.glob("tmp-*")))
-    place.kill_agent()
+    for pid in place.agents():  # no successor while we look
+        os.kill(pid, signal.SIGSTOP)
     assert not (folder / "manifest.json").exists()
+    place.kill_agent()
     assert [line.strip() for line in process.stdout][-1] == "durable"
     process.stdout.close()
     assert process.wait(timeout=60) == 0

@@ -150,8 +150,9 @@ def test_a_wait_can_be_interrupted(place):
         nm.init(sys.argv[1], 0)
         c = nm.Checkpoint("open", -2)
         c.save("m.pt", 1)
-        say("waiting")
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
         try:
+            say("waiting")
             c.wait("committed")
         except KeyboardInterrupt:
             say("interrupted")
