@@ -60,14 +60,24 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
 enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, const char *path, struct nebula_error *error)
 {
         enum nebula_status status = publish_check_path(path, error);
+        struct publish *removal;
 
         if (status)
                 return status;
-        for (struct publish *publish = job->publishes; publish; publish = publish->next)
-                if (publish->kind != PUBLISH_REMOVAL && publish->state == PUBLISH_PENDING && !strcmp(publish->path, path))
-                        publish->cancelled = true;
-        if (!publish_append(job, PUBLISH_REMOVAL, path, "", error))
+        removal = publish_append(job, PUBLISH_REMOVAL, path, "", error);
+        if (!removal)
                 return NEBULA_NO_MEMORY;
+        for (struct publish *publish = job->publishes; publish != removal; publish = publish->next) {
+                if (publish->kind == PUBLISH_REMOVAL || strcmp(publish->path, path))
+                        continue;
+                if (publish->state == PUBLISH_PENDING)
+                        publish->cancelled = true;
+                if (publish->kind == PUBLISH_DIRECTORY) { /* it may leave the list before this removal can happen */
+                        removal->version_id = publish->version_id;
+                        removal->generation = publish->generation;
+                        strcpy(removal->tag, publish->tag);
+                }
+        }
         publish_keep_list(catalogue, job);
         catalogue_signal(catalogue);
         return NEBULA_OK;
@@ -157,6 +167,15 @@ static bool removal_waits(const struct job *job, const struct publish *removal)
         return false;
 }
 
+/* Somebody reads or writes the version that goes with the removal. */
+static bool removal_is_held(const struct job *job, const struct publish *removal)
+{
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (version->pins && !strcmp(version->tag, removal->tag))
+                        return true;
+        return false;
+}
+
 /* Of two publishes of one path the later one must come last. */
 static bool turn_waits(const struct job *job, const struct publish *publish)
 {
@@ -174,7 +193,7 @@ bool publish_can_happen(struct catalogue *catalogue, const struct job *job, cons
         if (publish->state != PUBLISH_PENDING || publish->cancelled)
                 return false;
         if (publish->kind == PUBLISH_REMOVAL)
-                return !removal_waits(job, publish);
+                return !removal_waits(job, publish) && !removal_is_held(job, publish);
         version = catalogue_version(catalogue, publish->version_id);
         /* One that the agent does not know any more may be in storage still. */
         if (version && !version->stored && version->life.state != NEBULA_STATE_FAILED && !version->superseded)

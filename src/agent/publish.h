@@ -15,9 +15,9 @@
  * publishes of its own path that have not happened. A publish that was
  * cancelled, or failed, holds removals up until a later one has happened.
  *
- * Removing a directory that was published also removes its version from memory
- * and storage; <directory>/.nebula.json says which one that is, for agents that
- * come later.
+ * Removing a directory that was published, or was to be, also removes its version
+ * from memory and storage, as soon as nobody reads it. <directory>/.nebula.json
+ * says which version that is; the removal itself knows it of one that never appeared.
  *
  * The list lies in the memory directory as <id>.publish and outlives the agent
  * with the images. Requests that happened stay listed, so that a path can be
@@ -41,7 +41,8 @@ struct publish {
         enum publish_state state;
         bool cancelled, told;
         bool replaces; /* a directory that takes the place of one that was to be removed */
-        uint64_t version_id, generation;
+        bool taken;    /* a removal whose path is gone: only the version is left */
+        uint64_t version_id, generation; /* of a removal: of the directory that was asked for last at its path */
         char tag[IPC_NAME_MAX], name[IPC_NAME_MAX];
         char *path, *staging;
         uint64_t inode, size; /* of the file as published: another one there now is not ours */

@@ -68,8 +68,8 @@ static void forget_path(struct job *job, const struct publish *removal)
         }
 }
 
-/* The version whose directory was removed goes as well. The lock is free while storage works. */
-static void drop_version(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation)
+/* The version whose directory was removed goes as well. The lock is free while storage works. False: it is being read, try later. */
+static bool drop_version(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation)
 {
         struct nebula_error error = { 0 };
         struct manifest manifest = { 0 };
@@ -77,8 +77,11 @@ static void drop_version(struct catalogue *catalogue, struct job *job, const cha
         enum nebula_status status;
 
         for (struct version *version = job->versions; version; version = version->next)
-                if (!strcmp(version->tag, tag) && (version->generation > generation || version->pins))
-                        return; /* written again, or being read: it is not ours to take away */
+                if (!strcmp(version->tag, tag) && version->generation > generation)
+                        return true; /* written again: it is not ours to take away */
+        for (struct version *version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, tag) && version->pins)
+                        return false;
         for (struct version *version = job->versions; version; version = version->next) {
                 if (strcmp(version->tag, tag) || commit_open(version))
                         continue;
@@ -103,16 +106,7 @@ static void drop_version(struct catalogue *catalogue, struct job *job, const cha
                 log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", tag, job->persist_path, error.message);
         manifest_done(&manifest);
         catalogue_lock(catalogue);
-}
-
-/* The list's entry of an earlier directory at this path, for directories that tell nothing of themselves. */
-static void removed_version(const struct job *job, const struct publish *removal, char tag[IPC_NAME_MAX], uint64_t *generation)
-{
-        for (const struct publish *publish = job->publishes; publish != removal; publish = publish->next)
-                if (publish->kind == PUBLISH_DIRECTORY && !strcmp(publish->path, removal->path)) {
-                        strcpy(tag, publish->tag);
-                        *generation = publish->generation;
-                }
+        return true;
 }
 
 static bool hopeless(const struct nebula_error *error)
@@ -172,17 +166,23 @@ static void try_later(struct catalogue *catalogue, struct job *job, const struct
 }
 
 /* `tag`: of the version that the removed directory was of, as its label says; "": it does not say. */
-static void end_removal(struct catalogue *catalogue, struct job *job, struct publish *removal, char tag[IPC_NAME_MAX],
+static void end_removal(struct catalogue *catalogue, struct job *job, struct publish *removal, const char *tag,
                         uint64_t generation, const struct nebula_error *error)
 {
+        const struct version *version = catalogue_version(catalogue, removal->version_id);
+
         if (error->status)
                 log_event(LOG_LEVEL_WARN, "%s could not be removed: %s", removal->path, error->message);
-        else if (!tag[0])
-                removed_version(job, removal, tag, &generation);
-        removal->state = PUBLISH_DONE;
+        if (tag[0]) {
+                strcpy(removal->tag, tag);
+                removal->generation = generation;
+        } else if (version) {
+                removal->generation = version->generation; /* persisting may have given it another number */
+        }
+        removal->taken = true;
         forget_path(job, removal);
-        if (!error->status && tag[0])
-                drop_version(catalogue, job, tag, generation);
+        if (error->status || !removal->tag[0] || drop_version(catalogue, job, removal->tag, removal->generation))
+                removal->state = PUBLISH_DONE;
 }
 
 static void run_one(struct catalogue *catalogue, struct job *job, struct publish *publish)
@@ -197,7 +197,7 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
                 publish->generation = version->generation; /* persisting may have given it another number */
                 version->pins++;
         }
-        if (!status)
+        if (!status && !publish->taken)
                 status = in_file_systems(catalogue, job, publish, tag, &generation, &error);
         if (version)
                 version->pins--;

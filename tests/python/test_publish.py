@@ -174,6 +174,19 @@ def test_a_whole_directory_appears_with_what_was_staged_and_goes_with_its_checkp
     assert nm.flush_persistence(timeout=20)
 
 
+def test_a_directory_that_is_removed_on_its_way_leaves_nothing_in_storage(nm, place, out):
+    place.storage.write_text("in the way")
+    for step in range(1, 5):
+        checkpoint, _ = whole(nm, out, f"checkpoint-{step}", step)
+        checkpoint.commit()
+        if step > 2:
+            nm.unpublish(out / f"checkpoint-{step - 2}")
+    os.unlink(place.storage)
+    nm.flush_persistence()
+    assert sorted(path.name for path in out.iterdir() if path.name != ".staging") == ["checkpoint-3", "checkpoint-4"]
+    settled(lambda: sorted(n for n in os.listdir(place.storage) if n.startswith("checkpoint")) == ["checkpoint-3", "checkpoint-4"])
+
+
 def test_files_join_a_directory_that_is_there_already(nm, out):
     checkpoint, target = whole(nm, out)
     target.mkdir()

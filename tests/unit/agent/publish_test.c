@@ -123,6 +123,48 @@ static void a_removal_cancels_what_has_not_happened(void)
         end();
 }
 
+static bool is_stored(const char *tag)
+{
+        char path[600];
+        struct os_stat stat;
+
+        snprintf(path, sizeof path, "%s/%s", storage, tag);
+        return !os->stat(path, false, &stat);
+}
+
+static void a_directory_that_was_removed_before_it_appeared_takes_its_version_along(void)
+{
+        struct version *first, *second;
+
+        begin();
+        stage(at("staging-1"), "a");
+        stage(at("staging-2"), "b");
+        first = bench_version(&bench, "a", 1, 2);
+        second = bench_version(&bench, "b", 5, 2);
+        REQUIRE(first && second && !ask(&bench, first, "", at("1"), at("staging-1")) &&
+                !ask(&bench, second, "", at("2"), at("staging-2")) && !ask_removal(&bench, at("1")));
+        REQUIRE(!bench_persist(&bench, first) && is_stored("a") && !bench_persist(&bench, second));
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && look_directory(at("2"), seeds) == 'b');
+        CHECK(!is_stored("a") && is_stored("b"));
+        end();
+}
+
+static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
+{
+        struct version *version;
+
+        begin();
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        version->pins++;
+        REQUIRE(!ask_removal(&bench, at("1")));
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'a' && is_stored("a"));
+        version->pins--;
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && !is_stored("a") && !bench.job->publishes);
+        end();
+}
+
 static void what_somebody_replaced_is_not_found_any_more(void)
 {
         struct version *version;
@@ -241,6 +283,8 @@ static void a_list_that_was_damaged_is_refused_as_a_whole(void)
 
 TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(nothing_appears_before_its_version_is_stored),
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
+         TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
+         TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
          TEST(what_somebody_replaced_is_not_found_any_more), TEST(another_file_system_gets_a_copy_and_a_link_costs_nothing),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(what_agents_that_are_gone_left_goes_with_the_next_publish),
          TEST(a_list_that_was_damaged_is_refused_as_a_whole))
