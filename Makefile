@@ -16,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: package demo test test-frameworks bench bench-peers bench-frameworks asan tsan lint units clean distclean setup setup-test
+.PHONY: package demo test test-frameworks bench bench-peers bench-frameworks asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -81,8 +81,14 @@ tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
 	@meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
-# In order, so that what is quick to fail comes first and pytest's closing line is the last.
-test: lint units asan package $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
+# In order, so that what is quick to fail comes first and pytest's closing line is the last. The frameworks are fetched
+# meanwhile, which the network decides.
+environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
+test: setup-test
+	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; \
+	trap 'kill $$fetching 2>/dev/null || true; rm -f $$log' EXIT; \
+	$(MAKE) lint units asan package; \
+	wait $$fetching || { cat $$log; exit 1; }
 	@$(PYTEST) tests/frameworks -k "$(SHORT_TESTS)" $(ARGS)
 	@$(PYTEST) $(PYTHON_TESTS) $(ARGS)
 
