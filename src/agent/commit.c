@@ -506,7 +506,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
 /* Nobody is left who could complete it. */
 static void job_deserted(struct catalogue *catalogue, struct job *job)
 {
-        struct version *newest = NULL, *next;
+        struct version *next;
 
         for (struct version *version = job->versions; version; version = next) {
                 next = version->next;
@@ -516,13 +516,21 @@ static void job_deserted(struct catalogue *catalogue, struct job *job)
                                 version_fail(catalogue, version, NEBULA_FAILED,
                                              "all trainers left before checkpoint \"%s\" was complete", version->tag);
                 }
+        }
+        job->idle_since_ns = os->now_ns();
+}
+
+/* Where one trainer ended the others soon do, and the next ones may be there before the last has left. */
+static void want_newest(struct job *job)
+{
+        struct version *newest = NULL;
+
+        for (struct version *version = job->versions; version; version = version->next)
                 if (version->in_memory && lifecycle_complete(version->life.state) &&
                     (!newest || version->sequence > newest->sequence))
                         newest = version;
-        }
         if (newest)
                 newest->wanted = true;
-        job->idle_since_ns = os->now_ns();
 }
 
 void commit_session_ended(struct catalogue *catalogue, struct session *session)
@@ -538,6 +546,7 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
         }
         if (!catalogue_session_count(catalogue, session->job))
                 job_deserted(catalogue, session->job);
+        want_newest(session->job);
         catalogue_signal(catalogue);
 }
 
