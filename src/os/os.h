@@ -85,7 +85,7 @@ struct os_mapping {
 
 struct os_table {
         /* files */
-        int (*open)(const char *path, int flags);
+        int (*open)(const char *path, int flags);                  /* never waits, not even at a FIFO */
         int (*close)(int fd);
         int64_t (*pread)(int fd, void *data, size_t size, uint64_t offset);
         int64_t (*pwrite)(int fd, const void *data, size_t size, uint64_t offset);

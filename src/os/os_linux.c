@@ -62,14 +62,24 @@ static int linux_open(const char *path, int flags)
                 { OS_CREATE, O_CREAT }, { OS_EXCLUSIVE, O_EXCL }, { OS_TRUNCATE, O_TRUNC }, { OS_APPEND, O_APPEND },
                 { OS_DIRECT, O_DIRECT }, { OS_DIRECTORY, O_DIRECTORY }, { OS_NOFOLLOW, O_NOFOLLOW },
         };
-        int theirs = O_CLOEXEC;
+        int theirs = O_CLOEXEC, fd;
 
         if (flags & OS_WRITE)
                 theirs |= flags & OS_READ ? O_RDWR : O_WRONLY;
         for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
                 if (flags & table[i].ours)
                         theirs |= table[i].theirs;
-        return result_of(open(path, theirs, flags & OS_SHARED ? 0666 : 0600));
+        /* A FIFO in the place of a file would hold us up here until somebody writes to it. */
+        fd = open(path, theirs | O_NONBLOCK, flags & OS_SHARED ? 0666 : 0600);
+        if (fd < 0)
+                return -errno;
+        if (fcntl(fd, F_SETFL, theirs & (O_APPEND | O_DIRECT))) {
+                int result = -errno;
+
+                close(fd);
+                return result;
+        }
+        return fd;
 }
 
 static int linux_close(int fd)

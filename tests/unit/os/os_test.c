@@ -1,5 +1,7 @@
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include "os/os.h"
 #include "tap.h"
@@ -79,6 +81,36 @@ static void a_link_is_not_followed_when_told_so(void)
         CHECK(os->open(path, OS_READ | OS_NOFOLLOW) == -ELOOP);
         CHECK(os->stat(path, false, &found) == 0 && found.kind == OS_KIND_LINK);
         CHECK(os->stat(path, true, &found) == 0 && found.kind == OS_KIND_FILE);
+        end();
+}
+
+static void a_fifo_in_the_place_of_a_file_holds_nobody_up(void)
+{
+        char *text, byte;
+        size_t size;
+        int fd;
+
+        begin();
+        REQUIRE(!mkfifo(path, 0600));
+        fd = os->open(path, OS_READ); /* nobody writes to it */
+        REQUIRE(fd >= 0);
+        CHECK(os_read_at(fd, &byte, 1, 0) == -ESPIPE);
+        CHECK(!os->close(fd));
+        CHECK(os->open(path, OS_WRITE) == -ENXIO);
+        CHECK(os_read_file(path, 100, &text, &size) == -ESPIPE);
+        end();
+}
+
+static void the_flags_of_an_open_file_are_those_that_were_asked_for(void)
+{
+        int fd;
+
+        begin();
+        fd = os->open(path, OS_WRITE | OS_CREATE | OS_APPEND);
+        REQUIRE(fd >= 0);
+        CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC);
+        CHECK((fcntl(fd, F_GETFL) & (O_ACCMODE | O_APPEND | O_NONBLOCK)) == (O_WRONLY | O_APPEND));
+        CHECK(!os->close(fd));
         end();
 }
 
@@ -293,7 +325,8 @@ static void a_process_is_alive_until_it_ends(void)
 
 TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at_any_offset),
          TEST(private_files_are_closed_to_others), TEST(a_link_is_not_followed_when_told_so),
-         TEST(a_lock_excludes_a_second_holder), TEST(a_whole_file_is_read_up_to_its_limit),
+         TEST(a_fifo_in_the_place_of_a_file_holds_nobody_up),
+         TEST(the_flags_of_an_open_file_are_those_that_were_asked_for), TEST(a_lock_excludes_a_second_holder), TEST(a_whole_file_is_read_up_to_its_limit),
          TEST(an_atomic_write_replaces_and_leaves_no_temporary_file),
          TEST(directories_are_made_and_trees_removed_without_following_links),
          TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it),
