@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/text.h"
 #include "os/os.h"
 
 #define LOG_LINE_MAX 1024 /* a message (512 bytes) and what it is about */
@@ -64,11 +65,8 @@ void log_event(enum log_level level, const char *format, ...)
         va_start(arguments, format);
         vsnprintf(line + head, sizeof line - head - 1, format, arguments); /* leaves room for the newline */
         va_end(arguments);
+        text_make_printable(line + head);
         size = head + strlen(line + head);
-        for (size_t k = head; k < size; k++) {
-                if ((unsigned char)line[k] < 0x20 || line[k] == 0x7f)
-                        line[k] = '?';
-        }
         line[size++] = '\n';
         os->write(atomic_load(&log_fd), line, size); /* a log that cannot be written stops nothing */
 }

@@ -5,8 +5,8 @@
  *
  * log_to names the file once, before threads start; until then, and so always
  * in the trainer's half, events go nowhere. A line is written with one call, so
- * lines of two processes that share a file do not mix. Control bytes in an
- * event become '?': a tag with a newline cannot forge a line.
+ * lines of two processes that share a file do not mix. What is not printable in
+ * an event becomes '?': a tag with a newline cannot forge a line.
  *
  * Threads: log_event may be called from any.
  */

@@ -1,6 +1,7 @@
 #include "base/text.h"
 
 #include <stdint.h>
+#include <string.h>
 
 /* How many bytes follow a first byte, and the range that the second one must lie in; -1: not a first byte. */
 static int following(uint8_t first, uint8_t *ret_low, uint8_t *ret_high)
@@ -28,23 +29,44 @@ static int following(uint8_t first, uint8_t *ret_low, uint8_t *ret_high)
         return -1;
 }
 
+/* Bytes of the well-formed character at the beginning of `bytes`; 0: there is none. */
+static size_t character_size(const uint8_t *bytes, size_t size)
+{
+        uint8_t low, high;
+        int count = following(bytes[0], &low, &high);
+
+        if (count < 0 || (size_t)count >= size)
+                return 0;
+        for (int k = 1; k <= count; k++) {
+                if (bytes[k] < low || bytes[k] > high)
+                        return 0;
+                low = 0x80;
+                high = 0xbf;
+        }
+        return (size_t)count + 1;
+}
+
 bool text_is_utf8(const char *text, size_t size)
 {
         const uint8_t *bytes = (const uint8_t *)text;
 
-        for (size_t k = 0; k < size;) {
-                uint8_t low, high;
-                int count = following(bytes[k++], &low, &high);
-
-                if (count < 0 || (size_t)count > size - k)
+        for (size_t k = 0, length; k < size; k += length) {
+                length = character_size(bytes + k, size - k);
+                if (!length)
                         return false;
-                while (count-- > 0) {
-                        if (bytes[k] < low || bytes[k] > high)
-                                return false;
-                        low = 0x80;
-                        high = 0xbf;
-                        k++;
-                }
         }
         return true;
+}
+
+void text_make_printable(char *text)
+{
+        size_t size = strlen(text);
+
+        for (size_t k = 0; k < size;) {
+                size_t length = character_size((const uint8_t *)text + k, size - k);
+
+                if (!length || (unsigned char)text[k] < 0x20 || text[k] == 0x7f)
+                        text[k] = '?';
+                k += length ? length : 1;
+        }
 }

@@ -48,6 +48,9 @@ bool cli_parse(int argc, char **argv, const struct args_option *options, size_t 
                size_t least, size_t most);
 /* Prints the error and returns the exit code that its status amounts to. */
 int cli_fail(bool json, const struct nebula_error *error);
+/* One line on stderr, "nebula: ...". */
+void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The same about a wrong command line, with where to read more; returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 enum cli_exit cli_exit_of(enum nebula_status status);
 /* Prints to stdout, takes over the value. Returns CLI_UNREACHABLE when stdout fails, else `code`. */

@@ -35,7 +35,7 @@ static void run_checks(struct doctor *doctor, const struct doctor_check *checks,
                         continue;
                 }
                 term_print(verdict_styles[finding.verdict], "%-5s", verdict_words[finding.verdict]);
-                printf("%s\n", finding.found);
+                term_print(STYLE_PLAIN, "%s\n", finding.found);
                 if (*finding.advice) {
                         printf("%-28s", "");
                         term_print(STYLE_DIM, "%s\n", finding.advice);

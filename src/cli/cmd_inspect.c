@@ -163,10 +163,10 @@ static void print_version(const json_t *version)
         printf("  generation  %" PRId64 "\n", integer(version, "generation"));
         printf("  world       %" PRId64 "\n", integer(version, "world"));
         if (*text_of(version, "job"))
-                printf("  job         %s\n", text_of(version, "job"));
+                term_print(STYLE_PLAIN, "  job         %s\n", text_of(version, "job"));
         if (*text_of(version, "run"))
-                printf("  run         %s\n", text_of(version, "run"));
-        printf("  storage     %s\n\n", text_of(version, "path"));
+                term_print(STYLE_PLAIN, "  run         %s\n", text_of(version, "run"));
+        term_print(STYLE_PLAIN, "  storage     %s\n\n", text_of(version, "path"));
         print_files(version);
         printf("\n");
         print_ranks(version);
@@ -206,6 +206,14 @@ static void print_records(const struct zip_entry *entries, size_t count)
         table_free(table);
 }
 
+static int no_records(bool json, const char *name)
+{
+        struct nebula_error error;
+
+        error_set(&error, NEBULA_INVALID, 0, "\"%s\" is no torch file: there are no records inside", name);
+        return cli_fail(json, &error);
+}
+
 /* Of the view's bytes; `place` names them in what is said when they are no zip file. */
 static int inspect_view(bool json, const char *tag, const char *name, const struct view *view, const char *place)
 {
@@ -231,15 +239,24 @@ static int inspect_view(bool json, const char *tag, const char *name, const stru
 static int inspect_file(bool json, struct store *store, const struct manifest *manifest, const char *name)
 {
         const struct manifest_file *file = manifest_find_file(manifest, name);
+        struct record_file recorded;
         struct nebula_error error;
         struct view view;
         char key[1200], place[TARGET_PATH_MAX + 1200];
+        bool is_raw = false;
         int code;
 
         if (!file) {
-                error_set(&error, NEBULA_NOT_FOUND, 0, "\"%s\" has no file \"%s\"", manifest->tag, name);
+                error_set(&error, NEBULA_NOT_FOUND, 0, "\"%s\" has no file \"%s\"; see `nebula inspect %s`", manifest->tag,
+                          name, manifest->tag);
                 return cli_fail(json, &error);
         }
+        if (!manifest_load_file(store, manifest, name, &recorded, NULL)) {
+                is_raw = !recorded.is_zip;
+                record_file_done(&recorded);
+        }
+        if (is_raw)
+                return no_records(json, name);
         if (manifest_file_key(store, manifest, file, key, &error) || view_open(store, key, &view, &error))
                 return cli_fail(json, &error);
         snprintf(place, sizeof place, "%s/%s", store->root, key);
@@ -267,15 +284,22 @@ static enum nebula_status ask_memory(const struct cli_common *common, const char
         return status;
 }
 
-static int inspect_memory_file(bool json, struct link *link, uint64_t version_id, const char *tag, const char *name)
+static int inspect_memory_file(bool json, struct link *link, uint64_t version_id, const json_t *version, const char *name)
 {
+        const json_t *files = json_object_get(version, "files");
         struct nebula_error error;
         struct view view;
         int code;
 
+        for (size_t i = 0; i < json_array_size(files); i++) {
+                const json_t *file = json_array_get(files, i);
+
+                if (!strcmp(text_of(file, "name"), name) && !strcmp(text_of(file, "format"), "raw"))
+                        return no_records(json, name);
+        }
         if (view_open_memory(link, version_id, name, &view, &error))
                 return cli_fail(json, &error);
-        code = inspect_view(json, tag, name, &view, "in the agent's memory");
+        code = inspect_view(json, text_of(version, "tag"), name, &view, "in the agent's memory");
         view_close(&view);
         return code;
 }
@@ -323,7 +347,7 @@ int command_inspect(int argc, char **argv)
         name = args.count == 2 ? args.positionals[1] : NULL;
         if (stored != NEBULA_CORRUPT && !ask_memory(&common, args.positionals[0], manifest.sequence, &link, &version_id, &version)) {
                 if (name) {
-                        code = inspect_memory_file(common.json, link, version_id, text_of(version, "tag"), name);
+                        code = inspect_memory_file(common.json, link, version_id, version, name);
                         json_decref(version);
                 } else {
                         code = answer(common.json, version, print_remembered);

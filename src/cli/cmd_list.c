@@ -10,20 +10,6 @@
 #include "cli/versions.h"
 #include "os/os.h"
 
-static void print_table(const struct versions *versions)
-{
-        static const struct table_column columns[] = {
-                { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
-                { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
-                { "WHERE", TABLE_LEFT, false },
-        };
-        struct table *table = table_new(columns, CLI_COUNT(columns));
-
-        versions_table_rows(versions, table);
-        table_print(table, stdout, term_columns(), term_has_colour());
-        table_free(table);
-}
-
 int command_list(int argc, char **argv)
 {
         struct cli_common common = { 0 };
@@ -42,11 +28,11 @@ int command_list(int argc, char **argv)
                 code = cli_print_json(versions_json(&versions), code);
         } else {
                 if (versions.count)
-                        print_table(&versions);
+                        versions_print(&versions, 0);
                 else
-                        printf("no checkpoints%s%s\n", *versions.path ? " in " : "", versions.path);
+                        term_print(STYLE_PLAIN, "no checkpoints%s%s\n", *versions.path ? " in " : "", versions.path);
                 if (versions.broken_count)
-                        fprintf(stderr, "nebula: %zu checkpoint%s not sound: %s\n", versions.broken_count,
+                        cli_complain("%zu checkpoint%s not sound: %s", versions.broken_count,
                                 versions.broken_count == 1 ? " is" : "s are", versions.broken);
         }
         versions_done(&versions);

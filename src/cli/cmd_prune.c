@@ -67,6 +67,14 @@ static enum nebula_status plan_tag(const struct prune *prune, const struct manif
         return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint \"%s\"", prune->tag);
 }
 
+static bool knows_job(const struct manifest_scan *scan, const char *job)
+{
+        for (size_t i = 0; i < scan->count; i++)
+                if (!strcmp(scan->manifests[i].job, job))
+                        return true;
+        return false;
+}
+
 static enum nebula_status plan(const struct prune *prune, const struct manifest_scan *scan, bool *drop,
                                struct nebula_error *error)
 {
@@ -74,6 +82,8 @@ static enum nebula_status plan(const struct prune *prune, const struct manifest_
 
         if (prune->tag)
                 return plan_tag(prune, scan, drop, error);
+        if (prune->job && !knows_job(scan, prune->job))
+                return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint of a job \"%s\"", prune->job);
         for (size_t i = 0; i < scan->count && !status; i++) {
                 const char *job = scan->manifests[i].job;
                 size_t first = 0;
@@ -175,6 +185,8 @@ int command_prune(int argc, char **argv)
                 return CLI_USAGE;
         if (!prune.tag == !(prune.keep_last || prune.keep_every))
                 return cli_usage_error("prune", "say what stays (--keep-last, --keep-every) or what goes (--tag)");
+        if (prune.tag && prune.job)
+                return cli_usage_error("prune", "--tag and --job exclude each other");
         if (prune.keep_last > UINT32_MAX)
                 return cli_usage_error("prune", "--keep-last %" PRIu64 " is too large", prune.keep_last);
         if (target_open(common.path, &store, &error) || manifest_scan(store, &scan, &error)) {

@@ -56,7 +56,8 @@ static enum nebula_status check_names(const struct restore *restore, const char 
                 while (k < count && strcmp(found[k], restore->names[i]))
                         k++;
                 if (k == count)
-                        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" has no file \"%s\"", restore->tag, restore->names[i]);
+                        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" has no file \"%s\"; see `nebula inspect %s`",
+                                         restore->tag, restore->names[i], restore->tag);
         }
         return NEBULA_OK;
 }
@@ -81,6 +82,14 @@ static void on_progress(void *argument, uint64_t bytes)
 static void on_chunk(void *argument, const void *data, uint64_t offset, uint64_t size)
 {
         sink_write(argument, data, offset, size);
+}
+
+/* Once it is known that there is something to restore. */
+static enum nebula_status make_directory(const struct restore *restore, struct nebula_error *error)
+{
+        int result = os_make_dirs(restore->to, 0755);
+
+        return result ? error_set(error, NEBULA_STORAGE, -result, "cannot make the directory %s", restore->to) : NEBULA_OK;
 }
 
 static enum nebula_status restore_stored_file(struct restore *restore, struct store *store, const struct manifest *manifest,
@@ -128,6 +137,8 @@ static enum nebula_status restore_stored(struct restore *restore, struct store *
                 total += manifest->files[i].size;
                 status = check_free(restore, manifest->files[i].path, error);
         }
+        if (!status)
+                status = make_directory(restore, error);
         progress_begin("restoring", total);
         for (size_t i = 0; i < manifest->file_count && !status; i++)
                 if (wants(restore, manifest->files[i].name))
@@ -188,6 +199,8 @@ static enum nebula_status restore_memory(struct restore *restore, struct link *l
                 if (!status)
                         status = check_free(restore, path, error);
         }
+        if (!status)
+                status = make_directory(restore, error);
         progress_begin("restoring", total);
         for (size_t i = 0; i < count && !status; i++)
                 if (wants(restore, found[i]))
@@ -208,8 +221,8 @@ static int finish(const struct restore *restore, const char *tag, uint64_t gener
                                                 (json_int_t)restore->bytes, "seconds", seconds, "files", restore->files),
                                       CLI_OK);
         for (size_t i = 0; i < count; i++)
-                printf("%s\n", json_string_value(json_object_get(json_array_get(restore->files, i), "path")));
-        printf("%s: ", tag);
+                term_print(STYLE_PLAIN, "%s\n", json_string_value(json_object_get(json_array_get(restore->files, i), "path")));
+        term_print(STYLE_PLAIN, "%s: ", tag);
         term_print(STYLE_GOOD, "%s in %zu file%s from %s", human_size(restore->bytes, size), count, count == 1 ? "" : "s", source);
         printf(", verified, %s, %s\n", human_duration(seconds, duration), human_speed(restore->bytes, seconds, speed));
         return CLI_OK;
@@ -270,7 +283,7 @@ int command_restore(int argc, char **argv)
         };
         struct nebula_error error;
         struct args args;
-        int code, result;
+        int code;
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 1, ARGS_POSITIONAL_MAX))
                 return CLI_USAGE;
@@ -278,11 +291,6 @@ int command_restore(int argc, char **argv)
                 return cli_usage_error("restore", "--to DIR is missing");
         if (target_path(common.path, restore.path, &error) || target_absolute(to, restore.to, &error))
                 return cli_fail(common.json, &error);
-        result = os_make_dirs(restore.to, 0755);
-        if (result) {
-                error_set(&error, NEBULA_STORAGE, -result, "cannot make the directory %s", restore.to);
-                return cli_fail(common.json, &error);
-        }
         restore.tag = args.positionals[0];
         restore.names = args.positionals + 1;
         restore.name_count = args.count - 1;

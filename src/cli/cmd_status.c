@@ -74,7 +74,7 @@ static void print_jobs(const json_t *jobs)
                 if (!*path && number_of(job, "sessions") <= 0 && number_of(job, "versions_in_memory") <= 0)
                         continue;
                 term_print(STYLE_BOLD, "job      ");
-                printf("%s%s%s, %.0f in memory", name, *name ? ", " : "", *path ? path : "memory only",
+                term_print(STYLE_PLAIN, "%s%s%s, %.0f in memory", name, *name ? ", " : "", *path ? path : "memory only",
                        number_of(job, "versions_in_memory"));
                 if (*path)
                         printf(", %.0f in storage", number_of(job, "versions_in_storage"));
@@ -104,7 +104,7 @@ static void print_queue(const json_t *queue)
                 const json_t *one = json_array_get(queue, i);
 
                 term_print(STYLE_BOLD, "queue    ");
-                printf("%s, %s", text_of(one, "tag"), human_size((uint64_t)number_of(one, "size"), size));
+                term_print(STYLE_PLAIN, "%s, %s", text_of(one, "tag"), human_size((uint64_t)number_of(one, "size"), size));
                 printf(", %s", json_is_true(json_object_get(one, "writing")) ? "being written" : "waits");
                 if (*text_of(one, "error"))
                         term_print(STYLE_BAD, ", %s", text_of(one, "error"));
@@ -112,28 +112,16 @@ static void print_queue(const json_t *queue)
         }
 }
 
-static void print_versions(const struct versions *versions)
+static void print_newest(const struct versions *versions)
 {
-        static const struct table_column columns[] = {
-                { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
-                { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
-                { "WHERE", TABLE_LEFT, false },
-        };
-        struct versions newest = *versions;
-        struct table *table = table_new(columns, CLI_COUNT(columns));
+        size_t older = versions->count > NEWEST_SHOWN ? versions->count - NEWEST_SHOWN : 0;
 
-        if (newest.count > NEWEST_SHOWN) {
-                newest.list += newest.count - NEWEST_SHOWN;
-                newest.count = NEWEST_SHOWN;
-        }
-        if (newest.count) {
-                versions_table_rows(&newest, table);
-                printf("\n");
-                table_print(table, stdout, term_columns(), term_has_colour());
-        }
-        if (versions->count > newest.count)
-                term_print(STYLE_DIM, "and %zu older\n", versions->count - newest.count);
-        table_free(table);
+        if (!versions->count)
+                return;
+        printf("\n");
+        versions_print(versions, older);
+        if (older)
+                term_print(STYLE_DIM, "and %zu older\n", older);
 }
 
 static void print_storage(const struct status *status)
@@ -147,11 +135,11 @@ static void print_storage(const struct status *status)
         }
         if (*status->versions.path) {
                 term_print(STYLE_BOLD, "storage  ");
-                printf("%s\n", status->versions.path);
+                term_print(STYLE_PLAIN, "%s\n", status->versions.path);
         }
         if (status->versions.broken_count)
                 term_print(STYLE_BAD, "         %zu not sound: %s\n", status->versions.broken_count, status->versions.broken);
-        print_versions(&status->versions);
+        print_newest(&status->versions);
 }
 
 static int status_exit(const struct status *status)

@@ -72,6 +72,8 @@ int command_stop(int argc, char **argv)
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
         if (link_open("", &link, &error)) {
+                if (!link_is_absent(&error))
+                        return cli_fail(common.json, &error);
                 if (common.json)
                         return cli_print_json(json_pack("{s:b}", "was_running", 0), CLI_OK);
                 printf("no agent is running\n");
@@ -80,7 +82,9 @@ int command_stop(int argc, char **argv)
         count_unsaved(link, &count, &bytes);
         if (now && !yes && !may_drop(count, bytes, &no_terminal)) {
                 link_close(link);
-                fprintf(stderr, "nebula: %s\n", no_terminal ? "stop --now drops the memory tier: say --yes where nobody can be asked" : "nothing was stopped");
+                error_set(&error, NEBULA_BUSY, 0, "%s", no_terminal ?
+                          "stop --now drops the memory tier: say --yes where nobody can be asked" : "nothing was stopped");
+                cli_fail(common.json, &error);
                 return CLI_REFUSED;
         }
         if (!now && count && !common.json)

@@ -212,8 +212,8 @@ static void print_damage(const json_t *file)
                 printf(" at byte %" JSON_INTEGER_FORMAT ", %" JSON_INTEGER_FORMAT " bytes",
                        json_integer_value(json_object_get(one, "offset")), json_integer_value(json_object_get(one, "size")));
                 for (size_t r = 0; r < json_array_size(records); r++)
-                        printf("%s%s", r ? ", " : ", in ", json_string_value(json_array_get(records, r)));
-                printf("\n    %s\n", json_string_value(json_object_get(one, "message")));
+                        term_print(STYLE_PLAIN, "%s%s", r ? ", " : ", in ", json_string_value(json_array_get(records, r)));
+                term_print(STYLE_PLAIN, "\n    %s\n", json_string_value(json_object_get(one, "message")));
         }
 }
 

@@ -6,6 +6,7 @@
 #define NB_CLI_DOCTOR_H
 
 #include <stddef.h>
+#include <stdio.h>
 
 enum doctor_verdict {
         DOCTOR_GOOD,
@@ -17,6 +18,9 @@ struct doctor_finding {
         char found[200];  /* what is */
         char advice[300]; /* what to do; "" when nothing */
 };
+#define FOUND(finding, ...) snprintf((finding)->found, sizeof (finding)->found, __VA_ARGS__)
+#define ADVICE(finding, ...) snprintf((finding)->advice, sizeof (finding)->advice, __VA_ARGS__)
+
 struct doctor_check {
         const char *name;
         /* path: absolute storage path, or "" when none is known. */

@@ -1,5 +1,4 @@
 /* What the machine and its kernel allow. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,9 +15,6 @@
 #define TMPFS_TYPE 0x01021994u
 #define RAMFS_TYPE 0x858458f6u
 #define MEMORY_LEAST ((uint64_t)256 << 20)
-
-#define FOUND(finding, ...) snprintf((finding)->found, sizeof (finding)->found, __VA_ARGS__)
-#define ADVICE(finding, ...) snprintf((finding)->advice, sizeof (finding)->advice, __VA_ARGS__)
 
 static void check_versions(const char *path, struct doctor_finding *finding)
 {
@@ -54,7 +50,7 @@ static void check_agent(const char *path, struct doctor_finding *finding)
         if (!link_open("", &link, &error)) {
                 FOUND(finding, "running, pid %u", link_agent_pid(link));
                 link_close(link);
-        } else if (error.sys_errno == ENOENT || error.sys_errno == ECONNREFUSED) {
+        } else if (link_is_absent(&error)) {
                 FOUND(finding, "not running; the first init() starts it");
         } else {
                 finding->verdict = DOCTOR_BAD;

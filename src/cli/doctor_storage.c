@@ -14,9 +14,6 @@
 #define TRY_BYTES (1u << 20)
 #define SPACE_LEAST ((uint64_t)1 << 30)
 
-#define FOUND(finding, ...) snprintf((finding)->found, sizeof (finding)->found, __VA_ARGS__)
-#define ADVICE(finding, ...) snprintf((finding)->advice, sizeof (finding)->advice, __VA_ARGS__)
-
 static bool is_plain(const char *path)
 {
         return *path == '/';

@@ -1,5 +1,6 @@
 #include "cli/link.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,7 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
         struct ipc_place place;
         struct link *link;
         enum nebula_status status = ipc_place_find(&place, error);
+        uint32_t pid;
         int fd;
 
         if (status)
@@ -63,13 +65,20 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to talk to the agent");
         }
         link->fd = fd;
-        status = say_hello(link, persist_path, error);
+        status = ipc_place_check_peer(fd, &place, &pid, error);
+        if (!status)
+                status = say_hello(link, persist_path, error);
         if (status) {
                 link_close(link);
                 return status;
         }
         *ret_link = link;
         return NEBULA_OK;
+}
+
+bool link_is_absent(const struct nebula_error *error)
+{
+        return error->status == NEBULA_UNAVAILABLE && (error->sys_errno == ENOENT || error->sys_errno == ECONNREFUSED);
 }
 
 void link_close(struct link *link)

@@ -15,6 +15,8 @@ struct link;
 
 /* persist_path NULL or "": what the agent knows of all jobs. */
 enum nebula_status link_open(const char *persist_path, struct link **ret_link, struct nebula_error *error);
+/* Whether link_open failed because no agent runs, and not because one could not be talked to. */
+bool link_is_absent(const struct nebula_error *error);
 void link_close(struct link *link);
 uint32_t link_agent_pid(const struct link *link);
 

@@ -4,9 +4,12 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/term.h"
 #include "os/os.h"
+
+#define NO_COMMAND "there is no command \"%s\"; `nebula` alone lists them"
 
 const struct cli_command cli_commands[] = {
         { "status", "nebula status [--watch] [--path DIR] [--json]", "what the agent does right now, and the newest versions",
@@ -100,21 +103,35 @@ int command_help(int argc, char **argv)
                 return CLI_OK;
         }
         command = find_command(args.positionals[0]);
-        if (!command)
-                return cli_usage_error("help", "there is no command \"%s\"", args.positionals[0]);
+        if (!command) {
+                cli_complain(NO_COMMAND, args.positionals[0]);
+                return CLI_USAGE;
+        }
         print_help(command);
         return CLI_OK;
 }
 
-int cli_usage_error(const char *command, const char *format, ...)
+void cli_complain(const char *format, ...)
 {
+        char text[1024];
         va_list arguments;
 
-        fputs("nebula: ", stderr);
         va_start(arguments, format);
-        vfprintf(stderr, format, arguments);
+        vsnprintf(text, sizeof text, format, arguments);
         va_end(arguments);
-        fprintf(stderr, "; see `nebula %s --help`\n", command);
+        text_make_printable(text);
+        fprintf(stderr, "nebula: %s\n", text);
+}
+
+int cli_usage_error(const char *command, const char *format, ...)
+{
+        char text[512];
+        va_list arguments;
+
+        va_start(arguments, format);
+        vsnprintf(text, sizeof text, format, arguments);
+        va_end(arguments);
+        cli_complain("%s; see `nebula %s --help`", text, command);
         return CLI_USAGE;
 }
 
@@ -124,7 +141,7 @@ bool cli_parse(int argc, char **argv, const struct args_option *options, size_t 
         if (!args_parse(argc, argv, options, option_count, args))
                 cli_usage_error(argv[0], "%s", args->problem);
         else if (args->count < least)
-                cli_usage_error(argv[0], "an argument is missing");
+                cli_complain("an argument is missing: %s", find_command(argv[0])->usage);
         else if (args->count > most)
                 cli_usage_error(argv[0], "\"%s\" is one argument too many", args->positionals[most]);
         else
@@ -155,11 +172,14 @@ enum cli_exit cli_exit_of(enum nebula_status status)
 int cli_fail(bool json, const struct nebula_error *error)
 {
         int code = cli_exit_of(error->status);
+        char message[sizeof error->message];
 
-        fprintf(stderr, "nebula: %s\n", error->message);
+        memcpy(message, error->message, sizeof message);
+        text_make_printable(message); /* it may quote what no JSON can hold */
+        cli_complain("%s", message);
         if (json)
                 cli_print_json(json_pack("{s:{s:s, s:s}}", "error", "status", nebula_status_name(error->status),
-                                         "message", error->message), code);
+                                         "message", message), code);
         return code;
 }
 
@@ -167,7 +187,7 @@ int cli_print_json(json_t *value, int code)
 {
         if (!value || json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(16)) || fputc('\n', stdout) == EOF ||
             fflush(stdout)) {
-                fprintf(stderr, "nebula: cannot print the answer\n");
+                cli_complain("cannot print the answer");
                 code = CLI_UNREACHABLE;
         }
         json_decref(value);
@@ -196,7 +216,7 @@ int main(int argc, char **argv)
         }
         command = find_command(strcmp(argv[1], "--version") ? argv[1] : "version");
         if (!command) {
-                fprintf(stderr, "nebula: there is no command \"%s\"; `nebula` alone lists them\n", argv[1]);
+                cli_complain(NO_COMMAND, argv[1]);
                 return CLI_USAGE;
         }
         if (args_want_help(argc - 1, argv + 1)) {
@@ -206,7 +226,7 @@ int main(int argc, char **argv)
         code = command->run(argc - 1, argv + 1);
         /* A full disk behind `nebula list > file` must not pass for success. */
         if (fflush(stdout) && code == CLI_OK) {
-                fprintf(stderr, "nebula: cannot write the output\n");
+                cli_complain("cannot write the output");
                 code = CLI_UNREACHABLE;
         }
         return code;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
+
 #define GAP 2
 #define SHRUNK_MIN 8
 
@@ -40,14 +42,6 @@ void table_free(struct table *table)
         free(table);
 }
 
-/* A tag may hold anything: what would move the cursor is shown as '?'. */
-static void make_harmless(char *text)
-{
-        for (; *text; text++)
-                if ((unsigned char)*text < ' ' || *text == 127)
-                        *text = '?';
-}
-
 void table_cell(struct table *table, enum style style, const char *format, ...)
 {
         va_list arguments;
@@ -74,7 +68,7 @@ void table_cell(struct table *table, enum style style, const char *format, ...)
                 table->is_broken = true;
                 return;
         }
-        make_harmless(text);
+        text_make_printable(text); /* a tag may hold anything */
         table->cells[table->cell_count++] = (struct cell){ .text = text, .style = style };
 }
 
@@ -146,7 +140,6 @@ static size_t print_cell(FILE *file, const char *text, size_t width, enum table_
 
 bool table_print(const struct table *table, FILE *file, uint32_t width, bool has_colour)
 {
-        static const char *const codes[] = { "", "\033[1m", "\033[2m", "\033[32m", "\033[33m", "\033[31m" };
         size_t widths[TABLE_COLUMN_MAX], last, blanks = 0;
 
         if (!table)
@@ -155,7 +148,7 @@ bool table_print(const struct table *table, FILE *file, uint32_t width, bool has
         last = table->column_count - 1;
         for (size_t c = 0; table->columns[0].title && c <= last; c++)
                 blanks = print_cell(file, table->columns[c].title, widths[c], table->columns[c].align, blanks,
-                                    has_colour ? codes[STYLE_DIM] : "", has_colour ? "\033[0m" : "");
+                                    has_colour ? term_code(STYLE_DIM) : "", has_colour ? TERM_PLAIN : "");
         if (table->columns[0].title)
                 fputc('\n', file);
         for (size_t i = 0; i < table->cell_count; i++) {
@@ -164,7 +157,7 @@ bool table_print(const struct table *table, FILE *file, uint32_t width, bool has
                 bool is_styled = has_colour && cell->style != STYLE_PLAIN;
 
                 blanks = print_cell(file, cell->text, widths[c], table->columns[c].align, c ? blanks : 0,
-                                    is_styled ? codes[cell->style] : "", is_styled ? "\033[0m" : "");
+                                    is_styled ? term_code(cell->style) : "", is_styled ? TERM_PLAIN : "");
                 if (c == last)
                         fputc('\n', file);
         }

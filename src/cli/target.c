@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "os/os.h"
 
 /* Takes "", "." and ".." out, by the letters alone, as Python's abspath does: the agent knows a path under that name. */
@@ -36,6 +37,8 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
         bool is_url = strstr(path, "://") != NULL;
         int length;
 
+        if (!text_is_utf8(path, strlen(path)))
+                return error_set(error, NEBULA_INVALID, 0, "the path \"%.200s\" is not valid UTF-8", path);
         if (*path != '/' && !is_url) {
                 int result = os->readlink("/proc/self/cwd", here, sizeof here - 1);
 

@@ -11,7 +11,7 @@
 
 #define TARGET_PATH_MAX 4096
 
-/* "" when nothing says one and the current directory holds none. NEBULA_INVALID: the path is too long. */
+/* "" when nothing says one and the current directory holds none. NEBULA_INVALID: the path is too long, or not UTF-8. */
 enum nebula_status target_path(const char *given, char ret_path[TARGET_PATH_MAX], struct nebula_error *error);
 /* The path, opened. NEBULA_INVALID with what to do when there is none. */
 enum nebula_status target_open(const char *given, struct store **ret_store, struct nebula_error *error);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "cli/human.h"
 #include "os/os.h"
 
@@ -31,32 +32,46 @@ bool term_can_ask(void)
         return !os->probe(OS_PROBE_TERMINAL_IN, &columns) && !os->probe(OS_PROBE_TERMINAL_ERR, &columns);
 }
 
-const char *term_on(enum style style)
+const char *term_code(enum style style)
 {
         static const char *const codes[] = { "", "\033[1m", "\033[2m", "\033[32m", "\033[33m", "\033[31m" };
 
-        return term_has_colour() ? codes[style] : "";
+        return codes[style];
 }
 
-const char *term_off(enum style style)
+/* Line by line: the format's newlines stay. */
+static void print_harmless(char *text)
 {
-        return style != STYLE_PLAIN && term_has_colour() ? "\033[0m" : "";
+        for (char *line = text, *end; line; line = end) {
+                end = strchr(line, '\n');
+                if (end)
+                        *end++ = '\0';
+                text_make_printable(line);
+                printf("%s%s", line, end ? "\n" : "");
+        }
 }
 
 void term_print(enum style style, const char *format, ...)
 {
+        bool is_styled = style != STYLE_PLAIN && term_has_colour();
         va_list arguments;
+        char *text;
+        int length;
 
-        fputs(term_on(style), stdout);
         va_start(arguments, format);
-        vprintf(format, arguments);
+        length = vasprintf(&text, format, arguments);
         va_end(arguments);
-        fputs(term_off(style), stdout);
+        if (length < 0)
+                return;
+        fputs(is_styled ? term_code(style) : "", stdout);
+        print_harmless(text);
+        fputs(is_styled ? TERM_PLAIN : "", stdout);
+        free(text);
 }
 
 static struct {
         pthread_mutex_t lock; /* guards all of it */
-        const char *what;
+        char what[80];
         uint64_t total, done;
         int64_t begun_ns, drawn_ns;
         bool is_on;
@@ -67,7 +82,8 @@ void progress_begin(const char *what, uint64_t total_bytes)
         uint64_t columns;
 
         pthread_mutex_lock(&progress.lock);
-        progress.what = what;
+        snprintf(progress.what, sizeof progress.what, "%s", what);
+        text_make_printable(progress.what);
         progress.total = total_bytes;
         progress.done = 0;
         progress.begun_ns = progress.drawn_ns = os->now_ns();

@@ -17,9 +17,10 @@ enum style { STYLE_PLAIN, STYLE_BOLD, STYLE_DIM, STYLE_GOOD, STYLE_WARN, STYLE_B
 uint32_t term_columns(void);
 bool term_has_colour(void);
 bool term_can_ask(void); /* stdin and stderr are a terminal */
-/* The escape sequences around styled text; "" where there is no colour. */
-const char *term_on(enum style style);
-const char *term_off(enum style style);
+/* The escape sequence before styled text; TERM_PLAIN goes behind it. */
+const char *term_code(enum style style);
+#define TERM_PLAIN "\033[0m"
+/* What comes from elsewhere cannot move the cursor: what is not printable, but for newlines, becomes '?'. */
 void term_print(enum style style, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* One line on stderr, "verifying  41 %  1.3 of 3.2 GiB  1.1 GiB/s", redrawn a few times a second. */

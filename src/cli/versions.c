@@ -177,12 +177,18 @@ static enum style style_of(const char *state)
         return strcmp(state, nebula_state_name(NEBULA_STATE_FAILED)) ? STYLE_WARN : STYLE_BAD;
 }
 
-void versions_table_rows(const struct versions *versions, struct table *table)
+void versions_print(const struct versions *versions, size_t first)
 {
+        static const struct table_column columns[] = {
+                { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
+                { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
+                { "WHERE", TABLE_LEFT, false },
+        };
+        struct table *table = table_new(columns, sizeof columns / sizeof columns[0]);
         double now = (double)os->wall_ns() / 1e9;
         char size[HUMAN_MAX], age[HUMAN_MAX];
 
-        for (size_t i = 0; i < versions->count; i++) {
+        for (size_t i = first; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
 
                 if (one->generation > 1)
@@ -200,4 +206,6 @@ void versions_table_rows(const struct versions *versions, struct table *table)
                 table_cell(table, STYLE_PLAIN, "%s%s%s", one->in_memory ? "memory" : "",
                            one->in_memory && one->in_storage ? "+" : "", one->in_storage ? "storage" : "");
         }
+        table_print(table, stdout, term_columns(), term_has_colour());
+        table_free(table);
 }

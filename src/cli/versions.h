@@ -37,7 +37,7 @@ enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t
                                   struct nebula_error *error);
 void versions_done(struct versions *versions);
 json_t *versions_json(const struct versions *versions);
-/* TAG STEP STATE SIZE FILES AGE WHERE */
-void versions_table_rows(const struct versions *versions, struct table *table);
+/* A table for people, from versions->list[first] on. */
+void versions_print(const struct versions *versions, size_t first);
 
 #endif

@@ -5,39 +5,18 @@
 #include "base/error.h"
 #include "sum/sum.h"
 
-static int compare_entries(const void *a, const void *b)
-{
-        const struct zip_entry *x = a, *y = b;
-
-        return (x->payload_offset > y->payload_offset) - (x->payload_offset < y->payload_offset);
-}
-
-static enum nebula_status check_overlap(const struct zip_entry *entries, size_t count, struct nebula_error *error)
-{
-        for (size_t i = 1; i < count; i++)
-                if (entries[i - 1].payload_offset + entries[i - 1].size > entries[i].header_offset)
-                        return error_set(error, NEBULA_CORRUPT, 0, "the records %s and %s overlap", entries[i - 1].name,
-                                         entries[i].name);
-        return NEBULA_OK;
-}
-
 enum nebula_status zipcheck_begin(struct zipcheck *ret_check, struct zip_entry *entries, size_t count,
                                   uint32_t chunk_bytes, struct nebula_error *error)
 {
         struct zipcheck check = { .entries = entries, .entry_count = count };
         size_t capacity = 1;
-        enum nebula_status status;
 
-        qsort(entries, count, sizeof *entries, compare_entries);
-        status = check_overlap(entries, count, error);
-        if (status)
-                goto failed;
         for (size_t i = 0; i < count; i++)
                 capacity += (size_t)(entries[i].size / chunk_bytes) + 2;
         check.segments = calloc(capacity, sizeof *check.segments);
         if (!check.segments) {
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to check %zu records", count);
-                goto failed;
+                free(entries);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to check %zu records", count);
         }
         for (size_t i = 0; i < count; i++) {
                 uint64_t offset = entries[i].payload_offset, end = offset + entries[i].size;
@@ -53,9 +32,6 @@ enum nebula_status zipcheck_begin(struct zipcheck *ret_check, struct zip_entry *
         }
         *ret_check = check;
         return NEBULA_OK;
-failed:
-        free(entries);
-        return status;
 }
 
 /* Index of the first segment at or behind `offset`. */

@@ -18,13 +18,13 @@ struct zipcheck_segment {
         uint32_t crc32;
 };
 struct zipcheck {
-        struct zip_entry *entries; /* by payload offset */
+        struct zip_entry *entries; /* in the order of the file */
         size_t entry_count;
         struct zipcheck_segment *segments; /* by offset; each is written by the one thread that has its chunk */
         size_t segment_count;
 };
 
-/* NEBULA_CORRUPT when records overlap. Frees `entries` also on failure. */
+/* `entries` as zip_read gives them: in the order of the file, none inside another. Frees them also on failure. */
 enum nebula_status zipcheck_begin(struct zipcheck *ret_check, struct zip_entry *entries, size_t count,
                                   uint32_t chunk_bytes, struct nebula_error *error);
 void zipcheck_chunk(struct zipcheck *check, const void *data, uint64_t offset, uint64_t size);

@@ -231,5 +231,7 @@ struct ipc_place {
 enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_error *error);
 /* Creates the directory if need be and checks owner and mode. */
 enum nebula_status ipc_place_make(const struct ipc_place *place, struct nebula_error *error);
+/* Whether this user's process listens at the other end of `fd`: below /tmp somebody else may have been there first. */
+enum nebula_status ipc_place_check_peer(int fd, const struct ipc_place *place, uint32_t *ret_pid, struct nebula_error *error);
 
 #endif

@@ -3,18 +3,11 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/conf.h"
 #include "base/error.h"
 #include "os/os.h"
-
-static const char *variable(const char *name)
-{
-        const char *value = getenv(name);
-
-        return value && value[0] != '\0' ? value : NULL;
-}
 
 /* The agent lives in "/", so a relative path would mean two places. */
 static enum nebula_status absolute(const char *name, const char *value, struct nebula_error *error)
@@ -26,7 +19,7 @@ static enum nebula_status absolute(const char *name, const char *value, struct n
 
 static enum nebula_status node_suffix(char *suffix, size_t size, struct nebula_error *error)
 {
-        const char *id = variable("NEBULA_NODE_ID");
+        const char *id = conf_env("NEBULA_NODE_ID");
 
         suffix[0] = '\0';
         if (!id)
@@ -48,13 +41,13 @@ static bool join(char *text, size_t size, const char *a, const char *b, const ch
 
 enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_error *error)
 {
-        const char *runtime = variable("NEBULA_RUNTIME_DIR");
-        const char *xdg = variable("XDG_RUNTIME_DIR");
-        const char *memory = variable("NEBULA_MEMORY_DIR");
+        const char *runtime = conf_env("NEBULA_RUNTIME_DIR");
+        const char *xdg = conf_env("XDG_RUNTIME_DIR");
+        const char *memory = conf_env("NEBULA_MEMORY_DIR");
         struct ipc_place place = { 0 };
         char suffix[64], user[32];
         enum nebula_status status;
-        bool fits;
+        bool fits, memory_fits;
 
         status = absolute("NEBULA_RUNTIME_DIR", runtime, error);
         if (status == NEBULA_OK)
@@ -74,15 +67,17 @@ enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_err
         else
                 fits = join(place.directory, sizeof place.directory, "/tmp/nebula-", user, suffix);
         if (memory)
-                fits = fits && join(place.memory, sizeof place.memory, memory, "", "");
+                memory_fits = join(place.memory, sizeof place.memory, memory, "", "");
         else
-                fits = fits && join(place.memory, sizeof place.memory, "/dev/shm/nebula-", user, suffix);
+                memory_fits = join(place.memory, sizeof place.memory, "/dev/shm/nebula-", user, suffix);
         fits = fits && join(place.lock, sizeof place.lock, place.directory, "/agent.lock", "") &&
                join(place.log, sizeof place.log, place.directory, "/agent.log", "");
         if (!fits || !join(place.socket, sizeof place.socket, place.directory, "/agent.sock", ""))
                 return error_set(error, NEBULA_INVALID, 0, "the runtime directory \"%.200s\" is too long for a socket "
                                  "(at most %zu bytes): set NEBULA_RUNTIME_DIR to a shorter path", place.directory,
                                  sizeof place.socket - sizeof "/agent.sock");
+        if (!memory_fits)
+                return error_set(error, NEBULA_INVALID, 0, "NEBULA_MEMORY_DIR is longer than %zu bytes", sizeof place.memory - 1);
         *ret_place = place;
         return NEBULA_OK;
 }
@@ -111,5 +106,19 @@ enum nebula_status ipc_place_make(const struct ipc_place *place, struct nebula_e
         if (stat.mode & 077)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "%s is open to other users (mode %03o): run chmod 700 on it",
                                  place->directory, stat.mode & 0777u);
+        return NEBULA_OK;
+}
+
+enum nebula_status ipc_place_check_peer(int fd, const struct ipc_place *place, uint32_t *ret_pid, struct nebula_error *error)
+{
+        uint32_t uid = 0, pid = 0;
+        int result = os->peer(fd, &uid, &pid);
+
+        if (result < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, -result, "who listens on %s cannot be found out", place->socket);
+        if (uid != os->uid())
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "user %u listens on %s, not user %u: set NEBULA_RUNTIME_DIR to a "
+                                 "directory of your own", uid, place->socket, os->uid());
+        *ret_pid = pid;
         return NEBULA_OK;
 }

@@ -4,7 +4,11 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
+import sys
+import tempfile
+import threading
 import zipfile
 
 import pytest
@@ -393,6 +397,67 @@ def test_doctor_tries_the_storage_and_exits_1_when_it_cannot_be_written(run, mak
     (tmp_path / "file").write_text("no directory")
     result = run("doctor", "--path", tmp_path / "file/store")
     assert result.returncode == 1 and "BAD" in result.stdout
+
+
+def test_a_fifo_in_the_place_of_a_file_is_damage_and_holds_nobody_up(run, make):
+    store = make("global_step1", "model.pt=100")
+    make("global_step2", "model.pt=100")
+    for path in (store / "global_step1/.nebula/manifest.json", store / "global_step2/model.pt"):
+        path.unlink()
+        os.mkfifo(path)
+    listed = run("list", "--path", store)
+    assert listed.returncode == 1 and "global_step1/.nebula/manifest.json" in listed.stderr
+    assert run("verify", "global_step2", "--path", store).returncode == 1
+    assert "is no file" in run("inspect", "global_step2", "model.pt", "--path", store).stderr
+
+
+def test_errors_are_one_harmless_line_and_json_whatever_was_asked_for(run, make, tmp_path):
+    store = make("global_step1", "model.pt=100")
+    odd = os.fsdecode(b"\xff\x1b[31m")
+    for arguments in (["inspect", odd], ["restore", "latest", odd, "--to", tmp_path / "out"], ["list", "--path", odd]):
+        failed = run(*arguments, *([] if "--path" in arguments else ["--path", store]), "--json")
+        assert failed.returncode in (2, 3) and json.loads(failed.stdout)["error"]["message"]
+        assert failed.stderr.count("\n") == 1 and "\x1b" not in failed.stderr
+    assert not (tmp_path / "out").exists(), "a directory was made for nothing"
+    make("esc\x1b[31m", "model.pt=100")
+    for command in ("inspect", "verify", "status", "list"):
+        shown = run(command, *(["latest"] if command == "inspect" else []), "--path", store)
+        assert shown.returncode == 0 and "esc?[31m" in shown.stdout
+
+
+def test_a_file_that_has_no_records_is_not_called_damaged(run, make):
+    store = make("global_step1", "model.pt=100", "--raw", "notes.txt")
+    asked = run("inspect", "global_step1", "notes.txt", "--path", store)
+    assert asked.returncode == 2 and '"notes.txt" is no torch file' in asked.stderr
+
+
+def test_an_agent_that_cannot_be_talked_to_is_not_called_absent(run, tmp_path):
+    runtime = tmp_path / "runtime"
+    assert run("stop").stdout == "no agent is running\n"
+    assert run("stop", NEBULA_RUNTIME_DIR="relative").returncode == 2
+    runtime.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(runtime / "agent.sock"))
+        listener.listen()
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+        stopped = run("stop")
+    assert stopped.returncode == 4 and "no agent" not in stopped.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as another user")
+def test_the_command_does_not_listen_to_another_users_agent(run, make, tmp_path):
+    with tempfile.TemporaryDirectory() as shared:
+        os.chmod(shared, 0o777)
+        path = f"{shared}/agent.sock"
+        program = (
+            "import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX)\n"
+            f"s.bind({path!r}); s.listen(); print('ready', flush=True); s.accept()[0].recv(1)"
+        )
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout.readline() == "ready\n"
+            status = run("status", NEBULA_RUNTIME_DIR=shared)
+            other.kill()
+    assert status.returncode == 4 and "user 65534 listens on" in status.stdout
 
 
 def test_without_an_agent_status_says_so_and_stop_is_done(run, make):

@@ -154,6 +154,15 @@ static void running_out_of_memory_is_remembered(void)
         CHECK(buf_take(&buf, &size) == NULL && size == 99);
 }
 
+static void what_is_not_printable_becomes_a_question_mark(void)
+{
+        char text[] = "\033[31m\n\x7f\xff gr\xc3\xb6\xc3\x9f" "e \xe2\x82 \xed\xa0\x80 \xc3";
+
+        text_make_printable(text);
+        CHECK(strcmp(text, "?[31m??? gr\xc3\xb6\xc3\x9f" "e ?? ??? ?") == 0);
+        CHECK(text_is_utf8(text, strlen(text)) && !text_is_utf8("\xc3", 1) && text_is_utf8("\xf0\x9f\x98\x80", 4));
+}
+
 static char written[2048];
 static size_t written_size, write_calls;
 
@@ -209,4 +218,5 @@ TAP_MAIN(TEST(an_error_says_what_and_why), TEST(an_error_may_quote_the_one_befor
          TEST(errnos_fall_into_their_groups), TEST(every_status_and_state_has_a_name), TEST(sizes_are_read_as_people_write_them),
          TEST(durations_are_read_as_people_write_them), TEST(counts_have_a_limit),
          TEST(an_empty_environment_variable_counts_as_unset), TEST(bytes_grow_and_are_handed_over),
-         TEST(running_out_of_memory_is_remembered), TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names))
+         TEST(running_out_of_memory_is_remembered), TEST(what_is_not_printable_becomes_a_question_mark),
+         TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names))
