@@ -1,4 +1,4 @@
-/* One version to storage, in the order of docs/formats.md: files, records, manifest, settling, latest. */
+/* One version to storage, in the order of docs/formats.md: files staged, records, files in place, manifest, settling, latest. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -39,12 +39,15 @@ struct plan {
         size_t part_count;
         uint64_t generation, sequence;
         bool spread; /* other nodes hold the rest: numbers were agreed, carried files are the manifest writer's matter */
+        struct store_staged *staged; /* NULL: no file is to be placed */
         struct manifest before; /* in storage, of this tag; file_count and generation 0: none */
         struct manifest manifest;
 };
 
-static void plan_done(struct plan *plan)
+static void plan_done(struct plan *plan, struct store *store)
 {
+        if (plan->staged)
+                store->ops->unstage(store, plan->staged);
         for (size_t i = 0; i < plan->file_count; i++)
                 bulk_feed_done(&plan->files[i].feed);
         free(plan->files);
@@ -300,7 +303,7 @@ static enum nebula_status list_objects(struct plan *plan, struct store_object *o
 }
 
 /* Each piece goes to storage as soon as it was summed. */
-static enum nebula_status write_files(struct catalogue *catalogue, struct version *version, struct store *store,
+static enum nebula_status stage_files(struct catalogue *catalogue, struct version *version, struct store *store,
                                       struct plan *plan, struct nebula_error *error)
 {
         struct sealing sealing = { .catalogue = catalogue, .version = version, .files = plan->files, .file_count = plan->file_count };
@@ -315,10 +318,10 @@ static enum nebula_status write_files(struct catalogue *catalogue, struct versio
                 is_started = !os_thread_start(&thread, seal_main, &sealing, true);
                 if (!is_started)
                         seal(&sealing);
-                status = store->ops->write_many(store, objects, count, error);
+                status = store->ops->stage(store, objects, count, &plan->staged, error);
                 if (is_started)
                         pthread_join(thread, NULL);
-                if (sealing.status) { /* then no manifest will name what was written */
+                if (sealing.status) { /* then no record will name what was written */
                         status = sealing.status;
                         if (error)
                                 *error = sealing.error;
@@ -408,6 +411,12 @@ static enum nebula_status write_record(struct store *store, const struct job *jo
                 free(record.files);
                 return NEBULA_OK; /* the manifest is made from what lies in storage */
         }
+        if (plan->spread) {
+                char path[64];
+
+                claim_path(rank, plan->generation, path);
+                snprintf(key, sizeof key, "%s/%s", plan->directory, path);
+        }
         status = record_format(&record, &text, &size, error);
         free(record.files); /* the chunks are the version's */
         if (status)
@@ -435,6 +444,10 @@ static bool rank_writes(const struct plan *plan, uint32_t rank)
         return false;
 }
 
+/*
+ * Before the files are in place: a record tells a sweep which of them are ours. But to other nodes it says that
+ * they are in place; for these it is a claim until then.
+ */
 static enum nebula_status write_records(struct store *store, const struct job *job, const struct version *version,
                                         struct plan *plan, struct nebula_error *error)
 {
@@ -469,6 +482,23 @@ static enum nebula_status write_records(struct store *store, const struct job *j
                         plan->manifest.records[plan->manifest.record_count++] = *old;
         }
         return NEBULA_OK;
+}
+
+static enum nebula_status place_files(struct store *store, struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status = plan->staged ? store->ops->place(store, plan->staged, error) : NEBULA_OK;
+
+        plan->staged = NULL;
+        for (size_t i = 0; !status && plan->spread && i < plan->manifest.record_count; i++) {
+                const struct manifest_record *record = &plan->manifest.records[i];
+                char path[64], from[KEY_MAX], to[KEY_MAX];
+
+                claim_path(record->rank, record->generation, path);
+                snprintf(from, sizeof from, "%s/%s", plan->directory, path);
+                snprintf(to, sizeof to, "%s/%s", plan->directory, record->path);
+                status = store->ops->move(store, from, to, error);
+        }
+        return status;
 }
 
 static void fill_manifest(const struct job *job, const struct version *version, struct plan *plan)
@@ -727,7 +757,7 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                                    struct nebula_error *error)
 {
         struct plan plan = { 0 };
-        struct store *store;
+        struct store *store = NULL;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         if (!status)
@@ -755,9 +785,11 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 settle(store, &plan, &plan.before); /* what still waits there would be lost to a reader otherwise */
         status = plan_carry(&plan, error);
         if (!status)
-                status = write_files(catalogue, version, store, &plan, error);
+                status = stage_files(catalogue, version, store, &plan, error);
         if (!status)
                 status = write_records(store, job, version, &plan, error);
+        if (!status)
+                status = place_files(store, &plan, error);
         if (!status && plan.spread) {
                 catalogue_lock(catalogue);
                 version->recorded_here = true;
@@ -775,6 +807,6 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                         write_latest(store, &plan);
         }
 done:
-        plan_done(&plan);
+        plan_done(&plan, store);
         return status;
 }

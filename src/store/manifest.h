@@ -62,6 +62,8 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
 void manifest_done(struct manifest *manifest);
 /* "rank-00003.json", "rank-00003.g2.json" behind MANIFEST_DIRECTORY "/". */
 void record_path(uint32_t rank, uint64_t generation, char ret_path[64]);
+/* The same record until its files are in place, where others wait for it: "claim-00003.json". */
+void claim_path(uint32_t rank, uint64_t generation, char ret_path[64]);
 
 /* Loads <tag>/.nebula/manifest.json. NEBULA_NOT_FOUND when there is none, NEBULA_CORRUPT when it is not sound. */
 enum nebula_status manifest_load(struct store *store, const char *tag, struct manifest *ret_manifest, struct nebula_error *error);
@@ -80,7 +82,7 @@ void record_file_done(struct record_file *file);
 /* Where the bytes of a file are right now: waiting in g<generation>/, or in place. The key includes the tag's directory. */
 enum nebula_status manifest_file_key(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
                                      char ret_key[1200], struct nebula_error *error);
-/* Step 4 of "Order of writing": moves waiting files into place, removes what no manifest names. Idempotent. */
+/* Step 5 of "Order of writing": moves waiting files into place, removes what no manifest names. Idempotent. */
 enum nebula_status manifest_settle(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 
 /* Reads a whole file into `data` (mapped, recorded->size bytes) and checks every chunk; a mismatch names file and offset.
@@ -111,7 +113,7 @@ void manifest_scan_done(struct manifest_scan *scan);
 /* Index of the newest: the global_step tag with the largest step, or the youngest other tag, whichever has the later sequence; -1 when empty. */
 int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job);
 /* Debris: versions with no manifest whose files only we can have made (.nebula/ inside), older than `age_ns`; removes ours, keeps what is foreign.
- * *ret_removed: how many versions (or stray temporary files) that were. A file in place that no record claims stays. */
+ * *ret_removed: how many versions (or stray temporary files) that were. A file in place that no record or claim names stays. */
 enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *ret_removed, struct nebula_error *error);
 /* The same for one tag. */
 enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int64_t age_ns, size_t *ret_removed,

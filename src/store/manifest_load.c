@@ -28,6 +28,7 @@ enum manifest_entry_kind manifest_entry_kind(const char *name, uint64_t *ret_gen
 {
         uint64_t rank, generation = 1;
         const char *at = name;
+        bool is_claim;
 
         if (!strcmp(name, "manifest.json"))
                 return ENTRY_MANIFEST;
@@ -52,9 +53,10 @@ enum manifest_entry_kind manifest_entry_kind(const char *name, uint64_t *ret_gen
                         return ENTRY_FOREIGN;
                 return ENTRY_GENERATION;
         }
-        if (strncmp(name, "rank-", 5))
+        is_claim = !strncmp(name, "claim-", 6);
+        if (!is_claim && strncmp(name, "rank-", 5))
                 return ENTRY_FOREIGN;
-        at += 5;
+        at += is_claim ? 6 : 5;
         if (!digits_to(&at, &rank))
                 return ENTRY_FOREIGN;
         if (!strncmp(at, ".g", 2)) {
@@ -65,7 +67,7 @@ enum manifest_entry_kind manifest_entry_kind(const char *name, uint64_t *ret_gen
         if (strcmp(at, ".json"))
                 return ENTRY_FOREIGN;
         *ret_generation = generation;
-        return ENTRY_RECORD;
+        return is_claim ? ENTRY_CLAIM : ENTRY_RECORD;
 }
 
 enum nebula_status manifest_key(char ret_key[MANIFEST_KEY_MAX], const char *directory, const char *path,

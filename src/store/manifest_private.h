@@ -18,11 +18,17 @@ enum manifest_entry_kind {
         ENTRY_FOREIGN,
         ENTRY_MANIFEST,
         ENTRY_RECORD,     /* rank-N.json, rank-N.gM.json */
+        ENTRY_CLAIM,      /* claim-N.json, claim-N.gM.json: a record whose files are not all in place */
         ENTRY_TEMPORARY,  /* tmp-... */
         ENTRY_COMMITTING, /* captured-N.json, captured-N.wM.json, committed.json: what agents told each other on the way */
         ENTRY_GENERATION, /* gN: a directory of files that wait */
 };
+/* *ret_generation is set for records, claims and directories of a generation. */
 enum manifest_entry_kind manifest_entry_kind(const char *name, uint64_t *ret_generation);
+static inline bool manifest_has_generation(enum manifest_entry_kind kind)
+{
+        return kind == ENTRY_RECORD || kind == ENTRY_CLAIM || kind == ENTRY_GENERATION;
+}
 
 /* Joins an encoded tag directory and a path into a key; NEBULA_INVALID when it is too long. */
 enum nebula_status manifest_key(char ret_key[MANIFEST_KEY_MAX], const char *directory, const char *path,
@@ -33,7 +39,7 @@ enum nebula_status manifest_waiting_key(char ret_key[MANIFEST_KEY_MAX], const ch
 
 /*
  * Removes from <directory>/.nebula the entries of the kinds whose bits are set
- * and whose generation is in the range (only records and directories have one), but not
+ * and whose generation is in the range (only records, claims and directories have one), but not
  * what `keep` names.
  */
 enum nebula_status manifest_clear_private(struct store *store, const struct manifest *keep, const char *directory,

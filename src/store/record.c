@@ -8,12 +8,22 @@
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 
-void record_path(uint32_t rank, uint64_t generation, char ret_path[64])
+static void private_path(const char *what, uint32_t rank, uint64_t generation, char ret_path[64])
 {
         if (generation <= 1)
-                snprintf(ret_path, 64, MANIFEST_DIRECTORY "/rank-%05" PRIu32 ".json", rank);
+                snprintf(ret_path, 64, MANIFEST_DIRECTORY "/%s-%05" PRIu32 ".json", what, rank);
         else
-                snprintf(ret_path, 64, MANIFEST_DIRECTORY "/rank-%05" PRIu32 ".g%" PRIu64 ".json", rank, generation);
+                snprintf(ret_path, 64, MANIFEST_DIRECTORY "/%s-%05" PRIu32 ".g%" PRIu64 ".json", what, rank, generation);
+}
+
+void record_path(uint32_t rank, uint64_t generation, char ret_path[64])
+{
+        private_path("rank", rank, generation, ret_path);
+}
+
+void claim_path(uint32_t rank, uint64_t generation, char ret_path[64])
+{
+        private_path("claim", rank, generation, ret_path);
 }
 
 bool manifest_path_sound(const char *path)

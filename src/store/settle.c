@@ -109,7 +109,7 @@ enum nebula_status manifest_clear_private(struct store *store, const struct mani
                         continue;
                 if (kind == ENTRY_TEMPORARY && entry->is_foreign)
                         continue; /* another user's write in progress */
-                if ((kind == ENTRY_RECORD || kind == ENTRY_GENERATION) &&
+                if (manifest_has_generation(kind) &&
                     (generation < generation_min || generation > generation_max))
                         continue;
                 snprintf(path, sizeof path, MANIFEST_DIRECTORY "/%s", entry->name);
@@ -136,7 +136,7 @@ enum nebula_status manifest_settle(struct store *store, const struct manifest *m
         /* Younger generations are somebody's work in progress. */
         if (!status)
                 status = manifest_clear_private(store, manifest, directory, 0, manifest->generation,
-                                                1u << ENTRY_RECORD | 1u << ENTRY_GENERATION, error);
+                                                1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION, error);
         return status;
 }
 
@@ -185,8 +185,8 @@ enum nebula_status manifest_remove(struct store *store, const struct manifest *m
                 status = remove_files(store, manifest, directory, error);
         if (!status)
                 status = manifest_clear_private(store, NULL, directory, 0, UINT64_MAX,
-                                                1u << ENTRY_RECORD | 1u << ENTRY_GENERATION | 1u << ENTRY_TEMPORARY |
-                                                        1u << ENTRY_COMMITTING,
+                                                1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION |
+                                                        1u << ENTRY_TEMPORARY | 1u << ENTRY_COMMITTING,
                                                 error);
         if (!status)
                 manifest_remove_directories(store, directory);

@@ -33,6 +33,7 @@
 #include "os/bulk.h"
 
 struct store;
+struct store_staged; /* objects of one call of stage; the driver's own */
 
 struct store_entry {
         char *name;        /* last component */
@@ -46,7 +47,7 @@ struct store_list {
         size_t count;
 };
 
-/* One of several that are written together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */
+/* One of several that are staged together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */
 struct store_object {
         const char *key;
         const void *data;
@@ -63,8 +64,12 @@ struct store_ops {
         enum nebula_status (*open)(const char *url, struct store **ret_store, struct nebula_error *error);
         void (*close)(struct store *store);
         enum nebula_status (*write)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-        /* As write for each, with fewer syncs; in no order. After a failure some may be there, each of them whole. */
-        enum nebula_status (*write_many)(struct store *store, const struct store_object *objects, size_t count, struct nebula_error *error);
+        /* write for each, with fewer syncs and in two halves. First the bytes, durable, where only a sweep knows them. */
+        enum nebula_status (*stage)(struct store *store, const struct store_object *objects, size_t count,
+                                    struct store_staged **ret_staged, struct nebula_error *error);
+        /* Then their keys, in no order, durable on return. Frees `staged` in every case; after a failure some may be there, each of them whole. */
+        enum nebula_status (*place)(struct store *store, struct store_staged *staged, struct nebula_error *error);
+        void (*unstage)(struct store *store, struct store_staged *staged); /* instead of place; NULL is fine */
         enum nebula_status (*move)(struct store *store, const char *from, const char *to, struct nebula_error *error);
         enum nebula_status (*read)(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
         enum nebula_status (*read_bulk)(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,

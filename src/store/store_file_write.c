@@ -1,8 +1,8 @@
 /*
- * Writing objects: a temporary file beside its tag for each, the bytes; fsync
- * of each, rename of each, fsync of each directory. Where it stops, temporary
- * files are removed and older objects of those keys are untouched, or replaced
- * as a whole.
+ * Writing objects: a temporary file beside its tag for each, the bytes, fsync
+ * of each: then they are staged. A rename of each and fsync of each directory
+ * places them. Where it stops, temporary files are removed and older objects of
+ * those keys are untouched, or replaced as a whole.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -18,6 +18,15 @@
 #define TEMP_DIRECTORY ".nebula"
 #define TEMP_TRIES 100
 #define TOGETHER_MAX 16 /* objects under way: as many open files */
+
+struct staged_file {
+        char *temp, *path; /* absolute; temp NULL: it has its name */
+        uint64_t size;
+};
+struct store_staged {
+        size_t count;
+        struct staged_file files[];
+};
 
 struct file_writing {
         struct store *store;
@@ -143,33 +152,52 @@ static int sync_temp(struct file_writing *writing)
         return result ? result : closed;
 }
 
-static int give_name(struct file_writing *writing)
+/* Its bytes are durable; `staged` has it from now on. */
+static int hand_over(struct file_writing *writing, struct store_staged *staged)
 {
-        int result = os->rename(writing->temp, writing->path);
+        struct staged_file *file = &staged->files[staged->count];
 
-        writing->made = result != 0;
+        *file = (struct staged_file){ strdup(writing->temp), strdup(writing->path), writing->object->size };
+        if (!file->temp || !file->path) {
+                free(file->temp);
+                free(file->path);
+                return -ENOMEM;
+        }
+        staged->count++;
+        writing->made = false;
+        return 0;
+}
+
+/* *ret_at: which one a failure is about. */
+static int stage_all(struct file_writing *writings, size_t count, struct store_staged *staged, size_t *ret_at)
+{
+        int (*const steps[])(struct file_writing *writing) = { fill, sync_temp };
+        int result = 0;
+
+        for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++)
+                for (size_t i = 0; i < count; i++) {
+                        *ret_at = i;
+                        result = steps[step](&writings[i]);
+                        if (result)
+                                return result;
+                }
+        for (size_t i = 0; i < count && !result; i++)
+                result = hand_over(&writings[i], staged);
         return result;
 }
 
-/* Each directory once. */
-static int sync_parents(const struct file_writing *writings, size_t count, size_t *ret_at)
+static enum nebula_status write_error(const struct store *store, const char *path, uint64_t size, int result, struct nebula_error *error)
 {
-        int result = 0;
+        struct os_space space;
 
-        for (size_t i = 0; i < count && !result; i++) {
-                bool is_synced = false;
-
-                for (size_t j = 0; j < i && !is_synced; j++)
-                        is_synced = !strcmp(writings[i].parent, writings[j].parent);
-                *ret_at = i;
-                if (!is_synced)
-                        result = file_sync_directory(writings[i].store, writings[i].parent);
-        }
-        return result;
+        if (error_status_of_errno(-result) == NEBULA_NO_SPACE && !os->space(store->root, &space))
+                return error_set(error, NEBULA_NO_SPACE, -result, "can't write %s: needs %" PRIu64 " bytes, %" PRIu64 " are free",
+                                 path, size, space.free_bytes);
+        return file_error(store, "write", path, result, error);
 }
 
 /* NEBULA_STORE_MBPS: a slow disk for tests, and for whoever wants to see what one would do to training. */
-static void be_slow(const struct file_writing *writings, size_t count, int64_t begun_ns)
+static void be_slow(const struct store_object *objects, size_t count, int64_t begun_ns)
 {
         const char *text = getenv("NEBULA_STORE_MBPS");
         double rate = text ? strtod(text, NULL) * 1e6 : 0;
@@ -177,44 +205,14 @@ static void be_slow(const struct file_writing *writings, size_t count, int64_t b
         int64_t left_ms;
 
         for (size_t i = 0; i < count; i++)
-                size += writings[i].object->size;
+                size += objects[i].size;
         left_ms = rate > 0 ? (int64_t)((double)size / rate * 1e3) - (os->now_ns() - begun_ns) / 1000000 : 0;
         if (left_ms > 0)
                 os->sleep_ms(left_ms);
 }
 
-/* *ret_at: which one a failure is about. */
-static int put_all(struct file_writing *writings, size_t count, size_t *ret_at)
-{
-        int (*const steps[])(struct file_writing *writing) = { fill, sync_temp, give_name };
-        int64_t begun_ns = os->now_ns();
-        int result = 0;
-
-        for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++) {
-                for (size_t i = 0; i < count; i++) {
-                        *ret_at = i;
-                        result = steps[step](&writings[i]);
-                        if (result)
-                                return result;
-                }
-                if (step == 0)
-                        be_slow(writings, count, begun_ns);
-        }
-        return sync_parents(writings, count, ret_at);
-}
-
-static enum nebula_status write_error(const struct file_writing *writing, int result, struct nebula_error *error)
-{
-        struct os_space space;
-
-        if (error_status_of_errno(-result) == NEBULA_NO_SPACE && !os->space(writing->store->root, &space))
-                return error_set(error, NEBULA_NO_SPACE, -result, "can't write %s: needs %" PRIu64 " bytes, %" PRIu64 " are free",
-                                 writing->path, writing->object->size, space.free_bytes);
-        return file_error(writing->store, "write", writing->path, result, error);
-}
-
-static enum nebula_status write_together(struct store *store, const struct store_object *objects, size_t count,
-                                         struct file_writing *writings, struct nebula_error *error)
+static enum nebula_status stage_together(struct store *store, const struct store_object *objects, size_t count,
+                                         struct file_writing *writings, struct store_staged *staged, struct nebula_error *error)
 {
         struct file_store *file = (struct file_store *)store;
         size_t at = 0;
@@ -233,30 +231,102 @@ static enum nebula_status write_together(struct store *store, const struct store
                 file_parent(objects[i].key, writing->parent);
                 choose_temp_parent(writing, objects[i].key);
         }
-        result = put_all(writings, count, &at);
+        result = stage_all(writings, count, staged, &at);
         if (!result)
                 return NEBULA_OK;
         for (size_t i = 0; i < count; i++)
                 drop_temp(&writings[i]);
         file_dirs_forget(file->dirs);
-        return write_error(&writings[at], result, error);
+        return write_error(store, writings[at].path, objects[at].size, result, error);
 }
 
-enum nebula_status file_write_many(struct store *store, const struct store_object *objects, size_t count,
-                                   struct nebula_error *error)
+enum nebula_status file_stage(struct store *store, const struct store_object *objects, size_t count,
+                              struct store_staged **ret_staged, struct nebula_error *error)
 {
         size_t together = count < TOGETHER_MAX ? count : TOGETHER_MAX;
+        struct store_staged *staged = calloc(1, sizeof *staged + count * sizeof *staged->files);
         struct file_writing *writings = calloc(together + 1, sizeof *writings);
         enum nebula_status status = NEBULA_OK;
 
-        if (!writings)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to write to %.400s", store->root);
+        if (!staged || !writings)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to write to %.400s", store->root);
         for (size_t first = 0; !status && first < count; first += together) {
                 size_t some = count - first < together ? count - first : together;
+                int64_t begun_ns = os->now_ns();
 
-                status = write_together(store, objects + first, some, writings, error);
+                status = stage_together(store, objects + first, some, writings, staged, error);
+                be_slow(objects + first, some, begun_ns);
         }
         free(writings);
+        if (status)
+                file_unstage(store, staged);
+        else
+                *ret_staged = staged;
+        return status;
+}
+
+void file_unstage(struct store *store, struct store_staged *staged)
+{
+        (void)store;
+        for (size_t i = 0; staged && i < staged->count; i++) {
+                if (staged->files[i].temp)
+                        os->unlink(staged->files[i].temp);
+                free(staged->files[i].temp);
+                free(staged->files[i].path);
+        }
+        free(staged);
+}
+
+static void parent_of(const struct store *store, const struct staged_file *file, char ret_directory[STORE_KEY_MAX])
+{
+        file_parent(file->path + strlen(store->root) + 1, ret_directory);
+}
+
+/* Each directory once. */
+static int sync_parents(const struct store *store, const struct store_staged *staged, size_t *ret_at)
+{
+        char parent[STORE_KEY_MAX], other[STORE_KEY_MAX];
+        int result = 0;
+
+        for (size_t i = 0; i < staged->count && !result; i++) {
+                bool is_synced = false;
+
+                parent_of(store, &staged->files[i], parent);
+                for (size_t j = 0; j < i && !is_synced; j++) {
+                        parent_of(store, &staged->files[j], other);
+                        is_synced = !strcmp(parent, other);
+                }
+                *ret_at = i;
+                if (!is_synced)
+                        result = file_sync_directory(store, parent);
+        }
+        return result;
+}
+
+enum nebula_status file_place(struct store *store, struct store_staged *staged, struct nebula_error *error)
+{
+        struct file_store *file = (struct file_store *)store;
+        enum nebula_status status = NEBULA_OK;
+        size_t at = 0;
+        int result = 0;
+
+        for (size_t i = 0; i < staged->count && !result; i++) {
+                struct staged_file *one = &staged->files[i];
+
+                at = i;
+                result = os->rename(one->temp, one->path);
+                if (!result) {
+                        free(one->temp);
+                        one->temp = NULL;
+                }
+        }
+        if (!result)
+                result = sync_parents(store, staged, &at);
+        if (result) {
+                file_dirs_forget(file->dirs);
+                status = write_error(store, staged->files[at].path, staged->files[at].size, result, error);
+        }
+        file_unstage(store, staged);
         return status;
 }
 
@@ -264,6 +334,8 @@ enum nebula_status file_write(struct store *store, const char *key, const void *
                               struct nebula_error *error)
 {
         struct store_object object = { .key = key, .data = data, .size = size };
+        struct store_staged *staged;
+        enum nebula_status status = file_stage(store, &object, 1, &staged, error);
 
-        return file_write_many(store, &object, 1, error);
+        return status ? status : file_place(store, staged, error);
 }

@@ -19,6 +19,11 @@ struct mem_object {
         int64_t mtime_ns;
 };
 
+struct store_staged {
+        size_t count;
+        struct mem_object objects[];
+};
+
 struct mem_store {
         struct store store;
         pthread_mutex_t lock; /* guards everything below */
@@ -162,16 +167,51 @@ static enum nebula_status mem_write(struct store *store, const char *key, const 
         return status;
 }
 
-static enum nebula_status mem_write_many(struct store *store, const struct store_object *objects, size_t count,
-                                         struct nebula_error *error)
+static void mem_unstage(struct store *store, struct store_staged *staged)
+{
+        (void)store;
+        for (size_t i = 0; staged && i < staged->count; i++) {
+                free(staged->objects[i].key);
+                free(staged->objects[i].data);
+        }
+        free(staged);
+}
+
+static enum nebula_status mem_stage(struct store *store, const struct store_object *objects, size_t count,
+                                    struct store_staged **ret_staged, struct nebula_error *error)
+{
+        struct store_staged *staged = calloc(1, sizeof *staged + count * sizeof *staged->objects);
+        enum nebula_status status = staged ? NEBULA_OK : no_memory(error);
+
+        for (size_t i = 0; !status && i < count; i++) {
+                struct mem_object *object = &staged->objects[i];
+
+                status = check_key(store, objects[i].key, error);
+                if (!status && objects[i].feed && !bulk_feed_wait(objects[i].feed))
+                        status = error_set(error, NEBULA_STORAGE, 0, "%s was given up by its writer", objects[i].key);
+                if (status)
+                        break;
+                *object = (struct mem_object){ .key = strdup(objects[i].key), .data = malloc(objects[i].size + 1), .size = objects[i].size };
+                staged->count = i + 1;
+                if (!object->key || !object->data)
+                        status = no_memory(error);
+                else if (object->size)
+                        memcpy(object->data, objects[i].data, object->size);
+        }
+        if (status)
+                mem_unstage(store, staged);
+        else
+                *ret_staged = staged;
+        return status;
+}
+
+static enum nebula_status mem_place(struct store *store, struct store_staged *staged, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
 
-        for (size_t i = 0; !status && i < count; i++) {
-                if (objects[i].feed && !bulk_feed_wait(objects[i].feed))
-                        return error_set(error, NEBULA_STORAGE, 0, "%s was given up by its writer", objects[i].key);
-                status = mem_write(store, objects[i].key, objects[i].data, objects[i].size, error);
-        }
+        for (size_t i = 0; !status && i < staged->count; i++)
+                status = mem_write(store, staged->objects[i].key, staged->objects[i].data, staged->objects[i].size, error);
+        mem_unstage(store, staged);
         return status;
 }
 
@@ -375,7 +415,9 @@ const struct store_ops store_mem = {
         .open = mem_open,
         .close = mem_close,
         .write = mem_write,
-        .write_many = mem_write_many,
+        .stage = mem_stage,
+        .place = mem_place,
+        .unstage = mem_unstage,
         .move = mem_move,
         .read = mem_read,
         .read_bulk = mem_read_bulk,

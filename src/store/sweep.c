@@ -8,7 +8,8 @@
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 
-#define DEBRIS_KINDS (1u << ENTRY_RECORD | 1u << ENTRY_GENERATION | 1u << ENTRY_TEMPORARY | 1u << ENTRY_COMMITTING)
+#define DEBRIS_KINDS                                                                                                     \
+        (1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION | 1u << ENTRY_TEMPORARY | 1u << ENTRY_COMMITTING)
 
 /* What a look at one .nebula directory found, above the generation that is complete. */
 struct debris {
@@ -33,7 +34,7 @@ static enum nebula_status look(struct store *store, const char *directory, uint6
                 uint64_t generation = 0;
                 enum manifest_entry_kind kind = manifest_entry_kind(list.entries[i].name, &generation);
 
-                if (!(DEBRIS_KINDS & 1u << kind) || ((kind == ENTRY_RECORD || kind == ENTRY_GENERATION) && generation <= complete))
+                if (!(DEBRIS_KINDS & 1u << kind) || (manifest_has_generation(kind) && generation <= complete))
                         continue;
                 debris.count++;
                 debris.is_foreign = debris.is_foreign || list.entries[i].is_foreign;
@@ -45,9 +46,9 @@ static enum nebula_status look(struct store *store, const char *directory, uint6
         return NEBULA_OK;
 }
 
-/* The files in place that a sound record claims; a file of another size is somebody else's by now. */
-static enum nebula_status remove_claimed(struct store *store, const char *tag, const char *directory,
-                                         const char *record_name, struct nebula_error *error)
+/* The files in place that a sound record claims, but for what `manifest` names; a file of another size is somebody else's by now. */
+static enum nebula_status remove_claimed(struct store *store, const struct manifest *manifest, const char *tag,
+                                         const char *directory, const char *record_name, struct nebula_error *error)
 {
         char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
         struct nebula_error unsound;
@@ -70,9 +71,9 @@ static enum nebula_status remove_claimed(struct store *store, const char *tag, c
         status = NEBULA_OK;
         for (size_t i = 0; i < record.file_count && !status && !strcmp(record.tag, tag); i++) {
                 status = manifest_key(key, directory, record.files[i].path, error);
-                if (status || store->ops->stat(store, key, &entry, &unsound))
+                if (status || manifest_find_file(manifest, record.files[i].name) || store->ops->stat(store, key, &entry, &unsound))
                         continue;
-                if (!entry.is_directory && entry.size == record.files[i].size)
+                if (!entry.is_directory && !entry.is_foreign && entry.size == record.files[i].size)
                         status = store->ops->remove(store, key, error);
                 store_entry_done(&entry);
         }
@@ -80,8 +81,9 @@ static enum nebula_status remove_claimed(struct store *store, const char *tag, c
         return status;
 }
 
-static enum nebula_status remove_version(struct store *store, const char *tag, const char *directory,
-                                         struct nebula_error *error)
+/* What is younger than `manifest`, which is empty when there is none. The claims go last: they tell the next sweep what was ours. */
+static enum nebula_status remove_younger(struct store *store, const struct manifest *manifest, const char *tag,
+                                         const char *directory, struct nebula_error *error)
 {
         struct store_list list;
         char prefix[MANIFEST_KEY_MAX];
@@ -92,13 +94,16 @@ static enum nebula_status remove_version(struct store *store, const char *tag, c
                 status = store->ops->list(store, prefix, &list, error);
         if (status)
                 return status;
-        for (size_t i = 0; i < list.count && !status; i++)
-                if (manifest_entry_kind(list.entries[i].name, &generation) == ENTRY_RECORD)
-                        status = remove_claimed(store, tag, directory, list.entries[i].name, error);
+        for (size_t i = 0; i < list.count && !status; i++) {
+                enum manifest_entry_kind kind = manifest_entry_kind(list.entries[i].name, &generation);
+
+                if ((kind == ENTRY_RECORD || kind == ENTRY_CLAIM) && generation > manifest->generation)
+                        status = remove_claimed(store, manifest, tag, directory, list.entries[i].name, error);
+        }
         store_list_done(&list);
         if (!status)
-                status = manifest_clear_private(store, NULL, directory, 0, UINT64_MAX, DEBRIS_KINDS, error);
-        if (!status)
+                status = manifest_clear_private(store, manifest, directory, manifest->generation + 1, UINT64_MAX, DEBRIS_KINDS, error);
+        if (!status && !manifest->generation)
                 manifest_remove_directories(store, directory);
         return status;
 }
@@ -120,12 +125,7 @@ static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_
                 goto out; /* no .nebula inside: foreign */
         if (!debris.count || debris.is_foreign || debris.youngest_ns > before_ns)
                 goto out;
-        if (loaded == NEBULA_OK) {
-                status = manifest_clear_private(store, &manifest, directory, manifest.generation + 1, UINT64_MAX,
-                                                DEBRIS_KINDS, error);
-        } else {
-                status = remove_version(store, tag, directory, error);
-        }
+        status = remove_younger(store, &manifest, tag, directory, error);
         if (!status)
                 (*removed)++;
 out:
