@@ -79,6 +79,7 @@ struct version {
         bool wanted;       /* somebody asked for it to be durable */
         bool superseded;   /* gave its memory up before it was due to be persisted */
         bool noted;        /* a note about it lies in the memory directory */
+        uint64_t note_bytes; /* of that note, as far as this agent has written it; 0: it begins a new one */
         bool recorded;     /* has its line in the history */
         bool adopted;      /* found in the memory directory: an earlier agent's */
         bool failed_by_storage; /* failed, but whole in memory */

@@ -1,0 +1,452 @@
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/log.h"
+#include "agent/note_record.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "sum/sum.h"
+
+#define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
+#define RECORD_VERSION 1u
+#define CRC_BYTES 8u
+/* Bounds of what is written, so that one piece of memory is enough. */
+#define FIXED_BYTES 256u
+#define PART_BYTES 64u
+#define FILE_BYTES 64u
+
+enum { SPREAD = 1, WANTED = 2 };    /* flags of a version */
+enum { CLOSED = 1, SPOKEN_FOR = 2 }; /* of a part */
+
+struct record_head {
+        uint32_t magic, version;
+        uint64_t size; /* of all, head and checksum included */
+};
+
+static void put(char **at, const void *data, size_t size)
+{
+        memcpy(*at, data, size);
+        *at += size;
+}
+
+static void put_u8(char **at, uint8_t value)
+{
+        put(at, &value, sizeof value);
+}
+
+static void put_u32(char **at, uint32_t value)
+{
+        put(at, &value, sizeof value);
+}
+
+static void put_u64(char **at, uint64_t value)
+{
+        put(at, &value, sizeof value);
+}
+
+static void put_real(char **at, double value)
+{
+        put(at, &value, sizeof value);
+}
+
+static void put_text(char **at, const char *text)
+{
+        size_t length = strlen(text);
+
+        put_u32(at, (uint32_t)length);
+        put(at, text, length);
+}
+
+static void put_file(char **at, const char *name, uint32_t rank, enum ipc_format format, uint64_t size, uint64_t generation,
+                     const struct image *image)
+{
+        put_text(at, name);
+        put_u32(at, rank);
+        put_u8(at, (uint8_t)format);
+        put_u64(at, size);
+        put_u64(at, generation);
+        put_u64(at, image && image->named ? image->id : 0);
+}
+
+/* Without the storage path, an agent that takes over could not go on persisting. */
+static void put_job(char **at, const struct job *job)
+{
+        put_text(at, job->persist_path);
+        put_text(at, job->name);
+        put_text(at, job->output_dir);
+        put_text(at, job->run);
+        put_real(at, job->persist_interval_s);
+        put_u32(at, job->retention_count);
+        put_u32(at, job->keep_last);
+        put_u64(at, job->keep_every);
+        put_u32(at, job->world);
+        put_u32(at, job->local_world);
+}
+
+static void put_version(char **at, const struct version *version)
+{
+        put_text(at, version->tag);
+        put_text(at, version->run);
+        put_u64(at, version->generation);
+        put_u64(at, version->sequence);
+        put_u64(at, (uint64_t)version->file_goal);
+        put_u64(at, version->writing);
+        put_u64(at, version->announce_sequence);
+        put_real(at, version->life.moves[version->life.move_count - 1].at);
+        put_u32(at, version->world);
+        put_u8(at, (uint8_t)version->life.state);
+        put_u8(at, (uint8_t)((version->spread ? SPREAD : 0) | (version->wanted ? WANTED : 0)));
+}
+
+static void put_parts(char **at, const struct version *version)
+{
+        put_u32(at, (uint32_t)version->part_count);
+        for (size_t i = 0; i < version->part_count; i++) {
+                const struct part *part = &version->parts[i];
+
+                put_u32(at, part->rank);
+                put_u32(at, part->pid);
+                put_u32(at, part->file_count);
+                put_u64(at, part->nonce);
+                put_u8(at, (uint8_t)((part->closed ? CLOSED : 0) | (part->spoken_for ? SPOKEN_FOR : 0)));
+                put_real(at, part->begun);
+                put_real(at, part->captured);
+        }
+}
+
+static void put_files(char **at, const struct version *version, uint32_t grant_count)
+{
+        put_u32(at, (uint32_t)version->file_count);
+        for (size_t i = 0; i < version->file_count; i++) {
+                const struct agent_file *file = &version->files[i];
+
+                put_file(at, file->name, file->rank, file->format, file->size, file->generation, file->image);
+        }
+        put_u32(at, grant_count);
+        for (const struct grant *grant = version->grants; grant; grant = grant->next) {
+                put_file(at, grant->name, grant->rank, grant->format, grant->size, version->generation, grant->image);
+                put_u64(at, grant->nonce);
+        }
+}
+
+/* No less than what is written. */
+static size_t bound(const struct version *version, uint32_t *ret_grant_count)
+{
+        size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 2 * IPC_PATH_MAX + 4 * IPC_NAME_MAX;
+
+        *ret_grant_count = 0;
+        for (const struct grant *grant = version->grants; grant; grant = grant->next)
+                ++*ret_grant_count;
+        return size + version->part_count * PART_BYTES + (version->file_count + *ret_grant_count) * (FILE_BYTES + IPC_NAME_MAX);
+}
+
+void *note_record_format(const struct version *version, size_t *ret_size)
+{
+        struct record_head head = { .magic = RECORD_MAGIC, .version = RECORD_VERSION };
+        uint32_t grant_count;
+        char *data = malloc(bound(version, &grant_count)), *at = data;
+
+        if (!data)
+                return NULL;
+        at += sizeof head;
+        put_job(&at, version->job);
+        put_version(&at, version);
+        put_parts(&at, version);
+        put_files(&at, version, grant_count);
+        head.size = (size_t)(at - data) + CRC_BYTES;
+        memcpy(data, &head, sizeof head);
+        put_u64(&at, sum_crc64(0, data, (size_t)(at - data)));
+        *ret_size = (size_t)(at - data);
+        return data;
+}
+
+/* The first thing that is wrong stays, and all that is read after it is zeros. */
+struct reader {
+        const char *at, *end, *wrong;
+};
+
+static void get(struct reader *reader, void *ret_data, size_t size)
+{
+        memset(ret_data, 0, size);
+        if (reader->wrong)
+                return;
+        if ((size_t)(reader->end - reader->at) < size) {
+                reader->wrong = "ends too early";
+                return;
+        }
+        memcpy(ret_data, reader->at, size);
+        reader->at += size;
+}
+
+static uint64_t get_u64(struct reader *reader, uint64_t most)
+{
+        uint64_t value;
+
+        get(reader, &value, sizeof value);
+        if (value > most && !reader->wrong)
+                reader->wrong = "holds an impossible number";
+        return reader->wrong ? 0 : value;
+}
+
+static uint32_t get_u32(struct reader *reader, uint32_t most)
+{
+        uint32_t value;
+
+        get(reader, &value, sizeof value);
+        if (value > most && !reader->wrong)
+                reader->wrong = "holds an impossible number";
+        return reader->wrong ? 0 : value;
+}
+
+static uint8_t get_u8(struct reader *reader, uint8_t most)
+{
+        uint8_t value;
+
+        get(reader, &value, sizeof value);
+        if (value > most && !reader->wrong)
+                reader->wrong = "holds an impossible number";
+        return reader->wrong ? 0 : value;
+}
+
+static double get_real(struct reader *reader)
+{
+        double value;
+
+        get(reader, &value, sizeof value);
+        if (!isfinite(value) && !reader->wrong)
+                reader->wrong = "holds an impossible number";
+        return reader->wrong ? 0 : value;
+}
+
+static void get_text(struct reader *reader, bool may_be_empty, char *ret_text, size_t size)
+{
+        uint32_t length = get_u32(reader, (uint32_t)size - 1);
+
+        get(reader, ret_text, length);
+        ret_text[length] = 0;
+        if (!reader->wrong && (strlen(ret_text) != length || (!length && !may_be_empty)))
+                reader->wrong = "holds an impossible text";
+}
+
+static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
+{
+        struct job *settings = calloc(1, sizeof *settings), *job = NULL; /* large for a stack */
+
+        if (!settings) {
+                reader->wrong = "finds no memory";
+                return NULL;
+        }
+        get_text(reader, true, settings->persist_path, sizeof settings->persist_path);
+        get_text(reader, true, settings->name, sizeof settings->name);
+        get_text(reader, true, settings->output_dir, sizeof settings->output_dir);
+        get_text(reader, true, settings->run, sizeof settings->run);
+        settings->persist_interval_s = get_real(reader);
+        settings->retention_count = get_u32(reader, UINT32_MAX);
+        settings->keep_last = get_u32(reader, UINT32_MAX);
+        settings->keep_every = get_u64(reader, INT64_MAX);
+        settings->world = get_u32(reader, WORLD_MAX);
+        settings->local_world = get_u32(reader, WORLD_MAX);
+        if (!reader->wrong)
+                job = catalogue_job(catalogue, settings->persist_path, settings->name);
+        if (!reader->wrong && !job) {
+                job = catalogue_job_get(catalogue, settings->persist_path, settings->name);
+                if (job) {
+                        memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
+                        memcpy(job->run, settings->run, sizeof job->run);
+                        job->persist_interval_s = settings->persist_interval_s;
+                        job->retention_count = settings->retention_count ? settings->retention_count : 1;
+                        job->keep_last = settings->keep_last;
+                        job->keep_every = settings->keep_every;
+                        job->world = settings->world;
+                        job->local_world = settings->local_world;
+                        job->scan_due = job->persist_path[0] != 0;
+                } else {
+                        reader->wrong = "finds no memory";
+                }
+        }
+        free(settings);
+        return job;
+}
+
+static void get_parts(struct reader *reader, struct version *version)
+{
+        for (uint32_t left = get_u32(reader, WORLD_MAX); left && !reader->wrong; left--) {
+                struct part *part = version_part_get(version, get_u32(reader, WORLD_MAX));
+                uint8_t flags;
+
+                if (!part) {
+                        reader->wrong = "finds no memory";
+                        return;
+                }
+                part->pid = get_u32(reader, UINT32_MAX);
+                part->file_count = get_u32(reader, UINT32_MAX);
+                part->nonce = get_u64(reader, UINT64_MAX);
+                flags = get_u8(reader, CLOSED | SPOKEN_FOR);
+                part->closed = flags & CLOSED;
+                part->spoken_for = flags & SPOKEN_FOR;
+                part->begun = get_real(reader);
+                part->captured = get_real(reader);
+        }
+}
+
+/* What a file and a grant have in common. Its image, if it has one: taken over for another generation already, or now. */
+static struct image *get_file(struct catalogue *catalogue, struct reader *reader, const struct job *job, struct agent_file *file)
+{
+        struct nebula_error error;
+        struct image *image;
+        uint64_t id;
+
+        get_text(reader, false, file->name, sizeof file->name);
+        file->rank = get_u32(reader, WORLD_MAX);
+        file->format = (enum ipc_format)get_u8(reader, IPC_FORMAT_RAW);
+        file->size = get_u64(reader, INT64_MAX);
+        file->generation = get_u64(reader, INT64_MAX);
+        id = get_u64(reader, UINT64_MAX);
+        if (reader->wrong || !id)
+                return NULL;
+        image = memory_find(&catalogue->memory, id);
+        if (!image && memory_adopt(&catalogue->memory, id, &image, &error)) {
+                reader->wrong = "names an image that is not there";
+                return NULL;
+        }
+        if (image->capacity < file->size) {
+                reader->wrong = "names an image that is too small";
+                return NULL;
+        }
+        image->job = job;
+        memory_hold(image);
+        return image;
+}
+
+static void get_files(struct catalogue *catalogue, struct reader *reader, struct version *version)
+{
+        for (uint32_t left = get_u32(reader, UINT32_MAX); left && !reader->wrong; left--) {
+                struct agent_file *file = version_file_add(version);
+
+                if (!file) {
+                        reader->wrong = "finds no memory";
+                        return;
+                }
+                file->image = get_file(catalogue, reader, version->job, file);
+                if (!reader->wrong && !file->image && file->generation == version->generation)
+                        reader->wrong = "describes an image that was no named one and ended with its agent";
+        }
+}
+
+static void get_grants(struct catalogue *catalogue, struct reader *reader, struct version *version)
+{
+        for (uint32_t left = get_u32(reader, UINT32_MAX); left && !reader->wrong; left--) {
+                struct grant *grant = calloc(1, sizeof *grant);
+                struct agent_file file;
+
+                if (!grant) {
+                        reader->wrong = "finds no memory";
+                        return;
+                }
+                grant->image = get_file(catalogue, reader, version->job, &file);
+                grant->nonce = get_u64(reader, UINT64_MAX);
+                if (!grant->image) {
+                        free(grant);
+                        if (!reader->wrong)
+                                reader->wrong = "describes an image that was no named one and ended with its agent";
+                        return;
+                }
+                memcpy(grant->name, file.name, sizeof grant->name);
+                grant->rank = file.rank;
+                grant->format = file.format;
+                grant->size = file.size;
+                grant->image->owner_nonce = grant->nonce;
+                grant->next = version->grants;
+                version->grants = grant;
+        }
+}
+
+/* The last whole record: what follows it is a write that the end of the agent cut off. */
+static bool find_last(const char *data, size_t size, struct reader *ret_reader)
+{
+        struct record_head head;
+        bool found = false;
+        uint64_t crc;
+
+        while (size >= sizeof head + CRC_BYTES) {
+                memcpy(&head, data, sizeof head);
+                if (head.magic != RECORD_MAGIC || head.version != RECORD_VERSION || head.size > size ||
+                    head.size < sizeof head + CRC_BYTES)
+                        break;
+                memcpy(&crc, data + head.size - CRC_BYTES, sizeof crc);
+                if (crc != sum_crc64(0, data, head.size - CRC_BYTES))
+                        break;
+                *ret_reader = (struct reader){ .at = data + sizeof head, .end = data + head.size - CRC_BYTES };
+                found = true;
+                data += head.size;
+                size -= head.size;
+        }
+        return found;
+}
+
+static void get_version(struct reader *reader, struct version *version)
+{
+        enum nebula_state state;
+        uint8_t flags;
+        double at;
+
+        get_text(reader, true, version->run, sizeof version->run);
+        version->generation = get_u64(reader, INT64_MAX);
+        version->sequence = get_u64(reader, INT64_MAX);
+        version->file_goal = (int64_t)get_u64(reader, UINT64_MAX);
+        version->writing = get_u64(reader, UINT64_MAX);
+        version->announce_sequence = get_u64(reader, UINT64_MAX);
+        at = get_real(reader);
+        version->world = get_u32(reader, WORLD_MAX);
+        state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);
+        flags = get_u8(reader, SPREAD | WANTED);
+        version->spread = version->to_announce = flags & SPREAD;
+        version->wanted = flags & WANTED;
+        lifecycle_init(&version->life, state, at);
+        if (!reader->wrong && state == NEBULA_STATE_FAILED)
+                reader->wrong = "is of a version that had failed";
+        if (!reader->wrong && (!version->file_goal || version->file_goal < NEBULA_FILES_ALL_RANKS))
+                reader->wrong = "holds an impossible number";
+}
+
+enum nebula_status note_record_read(struct catalogue *catalogue, uint64_t id, const void *data, size_t size,
+                                    struct nebula_error *error)
+{
+        struct reader reader;
+        struct version *version;
+        struct job *job;
+        char tag[IPC_NAME_MAX];
+
+        if (!find_last(data, size, &reader))
+                return error_set(error, NEBULA_CORRUPT, 0, "its note holds no whole record");
+        job = get_job(catalogue, &reader);
+        get_text(&reader, false, tag, sizeof tag);
+        if (reader.wrong)
+                return error_set(error, NEBULA_CORRUPT, 0, "its note %s", reader.wrong);
+        version = version_new(catalogue, job, tag, error);
+        if (!version)
+                return NEBULA_NO_MEMORY;
+        version->id = id;
+        version->adopted = version->in_memory = version->noted = true;
+        get_version(&reader, version);
+        version->waiting_since_ns = version->heard_ns = os->now_ns();
+        get_parts(&reader, version);
+        get_files(catalogue, &reader, version);
+        get_grants(catalogue, &reader, version);
+        if (!reader.wrong && reader.at != reader.end)
+                reader.wrong = "is longer than what it describes";
+        if (reader.wrong) {
+                error_set(error, NEBULA_CORRUPT, 0, "the note of \"%s\" %s", tag, reader.wrong);
+                version->noted = false; /* the caller removes it */
+                version_free(catalogue, version);
+                return NEBULA_CORRUPT;
+        }
+        version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
+        if (version->sequence > catalogue->last_sequence)
+                catalogue->last_sequence = version->sequence;
+        log_event(LOG_LEVEL_INFO, "took over %s generation %" PRIu64 ", %s, %" PRIu64 " MiB", version->tag, version->generation,
+                  nebula_state_name(version->life.state), version_size(version) >> 20);
+        return NEBULA_OK;
+}

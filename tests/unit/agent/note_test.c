@@ -1,0 +1,129 @@
+/* The note of a version: whatever an agent that is killed leaves of it, the next one finds a state that there was. */
+#include "agent/agent_catalogue.h"
+#include "agent/note_record.h"
+#include "tap.h"
+
+static char root[64], memory[96];
+
+/* The note of a version with two files, and where in it each record ends. */
+static char *make_note(struct bench *bench, size_t *ret_size, size_t *ends, size_t *ret_count)
+{
+        struct version *version;
+        char path[200], *note = NULL;
+        uint64_t size;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-note-XXXXXX");
+        if (!mkdtemp(root))
+                abort();
+        snprintf(memory, sizeof memory, "%s/memory", root);
+        bench_init(bench, memory, "");
+        version = bench_version(bench, "t", 1, 2);
+        if (!version)
+                abort();
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        if (os_read_file(path, 1 << 20, &note, ret_size) < 0)
+                abort();
+        *ret_count = 0;
+        for (size_t at = 0; at < *ret_size; at += size) {
+                memcpy(&size, note + at + 8, sizeof size);
+                ends[(*ret_count)++] = at + size;
+        }
+        return note;
+}
+
+/* What an agent that starts now makes of it, as a number: 0 nothing, 100 the whole version, else what it holds so far. */
+static int read_again(const char *note, size_t size)
+{
+        struct nebula_error error;
+        struct version *version;
+        struct bench after;
+        int found = 0;
+
+        bench_init(&after, NULL, "");
+        strcpy(after.catalogue.memory.directory, memory);
+        memory_settle(&after.catalogue.memory, false); /* the images are for the next round too */
+        if (!note_record_read(&after.catalogue, 7, note, size, &error)) {
+                version = after.job->versions;
+                found = 1 + 2 * (int)version->file_count + (version->grants != NULL);
+                CHECK(version->id == 7 && !strcmp(version->tag, "t") && version->part_count == 1);
+                if (lifecycle_complete(version->life.state)) {
+                        found = 100;
+                        CHECK(version->file_count == 2 && version->parts[0].closed && version->sequence && !version->grants);
+                }
+        } else {
+                CHECK(error.status == NEBULA_CORRUPT && !after.job->versions);
+        }
+        bench_done(&after, false);
+        return found;
+}
+
+static void a_note_that_was_cut_off_gives_the_last_whole_state(void)
+{
+        struct bench bench;
+        size_t size, ends[32], count;
+        char *note = make_note(&bench, &size, ends, &count);
+        size_t whole = 0;
+        int states[33] = { 0 };
+
+        CHECK(count > 4);
+        for (size_t i = 0; i < count; i++) {
+                states[i + 1] = read_again(note, ends[i]);
+                CHECK(states[i + 1] > 0);
+        }
+        CHECK(states[count] == 100);
+        for (size_t cut = 0; cut < size; cut++) {
+                while (whole < count && ends[whole] <= cut)
+                        whole++;
+                CHECK(read_again(note, cut) == states[whole]);
+        }
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void a_byte_that_flipped_is_seen(void)
+{
+        struct bench bench;
+        size_t size, ends[32], count;
+        char *note = make_note(&bench, &size, ends, &count);
+        int before = read_again(note, ends[count - 2]);
+
+        for (size_t at = ends[count - 2]; at < size; at++) {
+                note[at] ^= 0x10;
+                CHECK(read_again(note, size) == before);
+                note[at] ^= 0x10;
+        }
+        CHECK(read_again(note, size) == 100);
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void a_note_does_not_grow_without_end(void)
+{
+        struct os_stat stat;
+        struct bench bench;
+        size_t size, ends[32], count;
+        char *note = make_note(&bench, &size, ends, &count), path[200];
+        struct version *version = bench.job->versions;
+
+        free(note);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        for (int i = 0; i < 1000; i++) {
+                note_write(&bench.catalogue, version);
+                CHECK(!os->stat(path, false, &stat) && stat.size <= 65536 + 1024);
+        }
+        CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
+        free(note);
+        /* Taken away by somebody: the next change makes it anew. */
+        CHECK(!os->unlink(path));
+        note_write(&bench.catalogue, version);
+        note_write(&bench.catalogue, version);
+        CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
+         TEST(a_note_does_not_grow_without_end))
