@@ -36,7 +36,12 @@ struct connection_start {
         size_t slot;
 };
 
-static uint64_t setting(const char *name, uint64_t fallback)
+static void refuse_setting(const struct nebula_error *error)
+{
+        log_event(LOG_LEVEL_WARN, "%s; the default is taken", error->message);
+}
+
+static uint64_t size_setting(const char *name, uint64_t fallback)
 {
         struct nebula_error error;
         const char *text = conf_env(name);
@@ -46,8 +51,27 @@ static uint64_t setting(const char *name, uint64_t fallback)
                 return fallback;
         if (!conf_parse_size(name, text, &value, &error))
                 return value;
-        log_event(LOG_LEVEL_WARN, "%s", error.message);
+        refuse_setting(&error);
         return fallback;
+}
+
+/* In whole seconds, rounded up; what is longer than ten years is ten years. */
+static uint64_t time_setting(const char *name, uint64_t fallback)
+{
+        const double most = 10 * 365 * 86400.0;
+        struct nebula_error error;
+        const char *text = conf_env(name);
+        double seconds;
+        uint64_t whole;
+
+        if (!text)
+                return fallback;
+        if (conf_parse_duration(name, text, &seconds, &error)) {
+                refuse_setting(&error);
+                return fallback;
+        }
+        whole = (uint64_t)(seconds < most ? seconds : most);
+        return (double)whole < seconds && seconds < most ? whole + 1 : whole;
 }
 
 static void *connection_main(void *argument)
@@ -226,13 +250,13 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
                 agent->fds[i] = -1;
         catalogue_init(&agent->catalogue);
         agent->catalogue.in_process = in_process;
-        agent->catalogue.linger_s = setting("NEBULA_AGENT_LINGER", 600);
-        agent->catalogue.give_up_s = setting("NEBULA_PERSIST_GIVE_UP", 600);
-        agent->catalogue.quiet_s = setting("NEBULA_QUIET_S", 30);
-        agent->catalogue.takeover_s = setting("NEBULA_TAKEOVER_S", 30);
-        agent->catalogue.sweep_age_s = setting("NEBULA_SWEEP_AGE", 900);
+        agent->catalogue.linger_s = time_setting("NEBULA_AGENT_LINGER", 600);
+        agent->catalogue.give_up_s = time_setting("NEBULA_PERSIST_GIVE_UP", 600);
+        agent->catalogue.quiet_s = time_setting("NEBULA_QUIET_S", 30);
+        agent->catalogue.takeover_s = time_setting("NEBULA_TAKEOVER_S", 30);
+        agent->catalogue.sweep_age_s = time_setting("NEBULA_SWEEP_AGE", 900);
         agent->catalogue.end = in_process ? end_in_process : end_process;
-        memory_init(&agent->catalogue.memory, place->memory, setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
+        memory_init(&agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])
                 log_event(LOG_LEVEL_INFO, "images are memfds and end with this agent: %s", why);
         note_adopt_all(&agent->catalogue);

@@ -280,3 +280,12 @@ def test_a_dead_socket_of_an_agent_long_gone_is_replaced(place):
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
     save(1).wait("durable", 30)
     assert Path(place.runtime / "agent.sock").is_socket()
+
+
+def test_times_of_the_agent_have_units_and_nonsense_is_said(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_AGENT_LINGER", "200ms")
+    monkeypatch.setenv("NEBULA_SWEEP_AGE", "soon")
+    nebulaml.init(str(place.storage), 0)
+    nebulaml._shutdown()
+    until(lambda: not place.agents())
+    assert 'NEBULA_SWEEP_AGE is "soon", not a time' in (place.runtime / "agent.log").read_text()
