@@ -33,21 +33,6 @@ enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type
         return status;
 }
 
-/* The directory is private, so another user's socket can only be there by mistake; data must not go to it even then. */
-static enum nebula_status check_peer(int fd, const struct ipc_place *place, uint32_t *ret_pid, struct nebula_error *error)
-{
-        uint32_t uid;
-        int result = os->peer(fd, &uid, ret_pid);
-
-        if (result < 0)
-                return error_set(error, NEBULA_UNAVAILABLE, -result, "who listens on %s cannot be found out",
-                                 place->socket);
-        if (uid != os->uid())
-                return error_set(error, NEBULA_UNAVAILABLE, 0, "user %u listens on %s, not user %u: set "
-                                 "NEBULA_RUNTIME_DIR to a directory of your own", uid, place->socket, os->uid());
-        return NEBULA_OK;
-}
-
 static enum nebula_status greet(struct client_wire *wire, const struct client_settings *settings, int64_t timeout_ms,
                                 bool *ret_broken, struct nebula_error *error)
 {
@@ -55,7 +40,7 @@ static enum nebula_status greet(struct client_wire *wire, const struct client_se
         enum nebula_status status;
 
         *ret_broken = false;
-        status = check_peer(wire->fd, &settings->place, &wire->agent_pid, error);
+        status = ipc_place_check_peer(wire->fd, &settings->place, &wire->agent_pid, error);
         if (status == NEBULA_OK)
                 status = client_wire_call(wire, IPC_HELLO, &settings->hello, sizeof settings->hello, timeout_ms,
                                           ret_broken, error);
