@@ -9,7 +9,6 @@
  * through the lengths in its local header, so the padding is part of that header.
  */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/error.h"
@@ -20,6 +19,7 @@
 #define VERSION_PLAIN 20u
 #define VERSION_ZIP64 45u
 #define DOS_DATE 0x0021u /* 1980-01-01, the earliest: equal values give equal bytes */
+#define AHEAD_COUNT 16u /* records that are fetched before they are written */
 #define LOCAL_ZIP64_BYTES (ZIP_EXTRA_HEAD_BYTES + 16u)
 
 enum { RECORD_PICKLE, RECORD_BYTEORDER, RECORD_VERSION, RECORD_STORAGES };
@@ -31,13 +31,40 @@ struct zip_record {
         uint64_t header_offset, payload_offset, size;
 };
 
+static const char *const fixed_names[] = { "archive/data.pkl", "archive/byteorder", "archive/version" };
+static const char storage_prefix[] = "archive/data/";
+
+static size_t digit_count(size_t number)
+{
+        size_t count = 1;
+
+        while (number >= 10) {
+                number /= 10;
+                count++;
+        }
+        return count;
+}
+
+static size_t record_name_size(size_t index)
+{
+        return index < RECORD_STORAGES ? strlen(fixed_names[index]) :
+                                         sizeof storage_prefix - 1 + digit_count(index - RECORD_STORAGES);
+}
+
+/* By hand, since files of many small storages are mostly names. Returns what record_name_size does. */
 static size_t record_name(size_t index, char ret_name[NAME_BYTES_MAX])
 {
-        static const char *const fixed[] = { "archive/data.pkl", "archive/byteorder", "archive/version" };
+        size_t size = record_name_size(index);
 
-        if (index < RECORD_STORAGES)
-                return (size_t)snprintf(ret_name, NAME_BYTES_MAX, "%s", fixed[index]);
-        return (size_t)snprintf(ret_name, NAME_BYTES_MAX, "archive/data/%zu", index - RECORD_STORAGES);
+        if (index < RECORD_STORAGES) {
+                memcpy(ret_name, fixed_names[index], size);
+                return size;
+        }
+        memcpy(ret_name, storage_prefix, sizeof storage_prefix - 1);
+        index -= RECORD_STORAGES;
+        for (size_t at = size; at-- > sizeof storage_prefix - 1; index /= 10)
+                ret_name[at] = (char)('0' + index % 10);
+        return size;
 }
 
 static bool size_needs_zip64(const struct zip_record *record)
@@ -66,12 +93,11 @@ static bool end_needs_zip64(const struct zip_layout *layout, uint64_t directory_
 /* Places one record at `offset`; false when the image would pass what a file can hold. */
 static bool place(struct zip_record *record, size_t index, uint64_t size, uint64_t *offset)
 {
-        char name[NAME_BYTES_MAX];
         uint64_t payload;
 
         record->header_offset = *offset;
         record->size = size;
-        payload = *offset + ZIP_LOCAL_BYTES + record_name(index, name) + ZIP_EXTRA_HEAD_BYTES;
+        payload = *offset + ZIP_LOCAL_BYTES + record_name_size(index) + ZIP_EXTRA_HEAD_BYTES;
         if (size_needs_zip64(record))
                 payload += LOCAL_ZIP64_BYTES;
         record->payload_offset = (payload + IMAGE_ALIGNMENT - 1) / IMAGE_ALIGNMENT * IMAGE_ALIGNMENT;
@@ -85,11 +111,8 @@ static uint64_t directory_size(const struct zip_layout *layout)
 {
         uint64_t bytes = 0;
 
-        for (size_t k = 0; k < layout->record_count; k++) {
-                char name[NAME_BYTES_MAX];
-
-                bytes += ZIP_CENTRAL_BYTES + record_name(k, name) + central_extra_bytes(&layout->records[k]);
-        }
+        for (size_t k = 0; k < layout->record_count; k++)
+                bytes += ZIP_CENTRAL_BYTES + record_name_size(k) + central_extra_bytes(&layout->records[k]);
         return bytes;
 }
 
@@ -157,10 +180,8 @@ static uint8_t *write_common(uint8_t *at, const struct zip_record *record, bool 
         return zip_put16(at, (uint32_t)name_size);
 }
 
-static void write_local(const struct zip_record *record, size_t index, uint8_t *image)
+static void write_local(const struct zip_record *record, const char *name, size_t name_size, uint8_t *image)
 {
-        char name[NAME_BYTES_MAX];
-        size_t name_size = record_name(index, name);
         uint8_t *at = image + record->header_offset, *payload = image + record->payload_offset;
         size_t extra_size = (size_t)(record->payload_offset - record->header_offset) - ZIP_LOCAL_BYTES - name_size;
 
@@ -180,10 +201,8 @@ static void write_local(const struct zip_record *record, size_t index, uint8_t *
         memset(at, 0, (size_t)(payload - at));
 }
 
-static uint8_t *write_central(const struct zip_record *record, size_t index, uint8_t *at)
+static uint8_t *write_central(const struct zip_record *record, const char *name, size_t name_size, uint8_t *at)
 {
-        char name[NAME_BYTES_MAX];
-        size_t name_size = record_name(index, name);
         uint32_t extra_bytes = central_extra_bytes(record);
 
         at = zip_put32(at, ZIP_CENTRAL_SIGNATURE);
@@ -249,8 +268,16 @@ void zip_layout_write(const struct zip_layout *layout, const void *pickle, void 
         uint64_t directory_bytes;
 
         for (size_t k = 0; k < layout->record_count; k++) {
-                write_local(&records[k], k, bytes);
-                at = write_central(&records[k], k, at);
+                char name[NAME_BYTES_MAX];
+                size_t name_size = record_name(k, name);
+
+                /* Headers lie far apart, and none is in the cache. */
+                if (k + AHEAD_COUNT < layout->record_count) {
+                        __builtin_prefetch(bytes + records[k + AHEAD_COUNT].header_offset, 1);
+                        __builtin_prefetch(bytes + records[k + AHEAD_COUNT].header_offset + IMAGE_ALIGNMENT, 1);
+                }
+                write_local(&records[k], name, name_size, bytes);
+                at = write_central(&records[k], name, name_size, at);
         }
         if (records[RECORD_PICKLE].size)
                 memcpy(bytes + layout->pickle_offset, pickle, (size_t)records[RECORD_PICKLE].size);
