@@ -1,0 +1,72 @@
+/*
+ * What holder.c (the door and its visitors), holder_serve.c (their requests) and holder_copy.c (the copies) share.
+ */
+#ifndef NB_AGENT_HOLDER_PRIVATE_H
+#define NB_AGENT_HOLDER_PRIVATE_H
+
+#include <pthread.h>
+
+#include "agent/holder.h"
+
+#define CONNECTION_MAX 64 /* one owner, or a few after losses, and who looks for a lost copy */
+#define KEY_MAX 64
+
+/* What one node gave us of one version. */
+struct copy {
+        struct copy *next;
+        struct peer_copy what; /* what.id: ours */
+        uint64_t owner_id;     /* the version's number at its owner */
+        uint64_t owner_nonce;  /* of the agent that sent it */
+        char identity[sizeof((struct tls_key *)0)->identity], job[IPC_NAME_MAX], path[IPC_PATH_MAX];
+        struct image **images; /* one per file; NULL where nothing is held */
+        uint64_t **chunks;     /* per file, one CRC-64 per piece */
+        uint64_t capacity;     /* bytes of the budget */
+        uint32_t users;        /* being read */
+        bool dropped;          /* goes when nobody reads it */
+        uint64_t age;          /* order of arrival */
+};
+struct connection {
+        struct holder *holder;
+        struct peer *peer;
+        int fd;
+        char from[80];
+        struct copy *incoming; /* not listed yet */
+        uint32_t file;         /* the next piece is of this one, */
+        uint64_t offset;       /* from here */
+        bool is_owner;         /* it offered something */
+        struct nebula_error trouble; /* with the pieces; said at SEAL */
+};
+struct holder {
+        struct catalogue *catalogue;
+        char node[IPC_NAME_MAX];
+        struct member own;
+        pthread_t listener;
+        int listen_fd; /* < 0: the door is shut */
+        pthread_mutex_t holder_lock;
+        pthread_cond_t ended;
+        struct tls_key keys[KEY_MAX];
+        size_t key_count;
+        struct copy *copies;
+        uint64_t budget, used, next_age;
+        struct connection *connections[CONNECTION_MAX];
+        uint32_t connection_count;
+        int64_t complained_ns;
+        uint32_t unsaid;
+        bool stopping;
+};
+
+/* Room for an offered version, which becomes the copy's; NULL with the reason. */
+struct copy *holder_copy_new(struct holder *holder, const struct peer *peer, struct peer_copy *offer, struct nebula_error *error);
+/* Of the secret, job and storage path that this peer may see. */
+bool holder_copy_is_for(const struct copy *copy, const struct peer *peer);
+/* Takes dropped copies that nobody reads off the list, for holder_copies_free. holder_lock held. */
+struct copy *holder_copies_collect(struct holder *holder);
+void holder_copies_free(struct holder *holder, struct copy *taken);
+
+/* A copy that has not come whole goes. */
+void holder_drop_incoming(struct connection *connection);
+
+/* Answers the request that came; a failure ends the connection. */
+enum nebula_status holder_serve(struct connection *connection, struct nebula_error *error);
+
+#endif

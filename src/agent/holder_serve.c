@@ -1,0 +1,219 @@
+/* What a peer asks of the copies that are kept here. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/holder_private.h"
+#include "agent/log.h"
+#include "base/error.h"
+
+static enum nebula_status serve_offer(struct connection *connection, struct nebula_error *error)
+{
+        struct holder *holder = connection->holder;
+        struct peer *peer = connection->peer;
+        struct nebula_error refusal = { 0 };
+        struct peer_copy offer;
+        bool there = false;
+        enum nebula_status status = peer_copy_parse(peer->body, peer->header.size, &offer, error);
+
+        if (status)
+                return status;
+        holder_drop_incoming(connection);
+        pthread_mutex_lock(&holder->holder_lock);
+        connection->is_owner = true;
+        for (struct copy *copy = holder->copies; copy; copy = copy->next)
+                there = there || (holder_copy_is_for(copy, peer) && copy->owner_id == offer.id && !copy->dropped &&
+                                  copy->what.sequence == offer.sequence && !strcmp(copy->what.owner, peer->hello.node));
+        pthread_mutex_unlock(&holder->holder_lock);
+        if (there) {
+                peer_copy_done(&offer);
+                return peer_send_answer(peer, NEBULA_BUSY, "it is here already", error);
+        }
+        connection->incoming = holder_copy_new(holder, peer, &offer, &refusal);
+        peer_copy_done(&offer);
+        connection->file = 0;
+        connection->offset = 0;
+        connection->trouble = (struct nebula_error){ 0 };
+        if (!connection->incoming)
+                log_event(LOG_LEVEL_WARN, "no room for a copy of node \"%s\": %s", peer->hello.node, refusal.message);
+        return peer_send_answer(peer, connection->incoming ? NEBULA_OK : refusal.status, refusal.message, error);
+}
+
+/* Goes on to the file that the next piece must be of. */
+static void next_file(struct connection *connection)
+{
+        const struct peer_copy *what = &connection->incoming->what;
+
+        while (connection->file < what->file_count &&
+               (!what->files[connection->file].held || connection->offset >= what->files[connection->file].size)) {
+                connection->file++;
+                connection->offset = 0;
+        }
+}
+
+static enum nebula_status serve_data(struct connection *connection, struct nebula_error *error)
+{
+        struct peer *peer = connection->peer;
+        struct copy *copy = connection->incoming;
+        size_t size = peer_take_size(peer);
+        const struct peer_file *file;
+        uint64_t left;
+        enum nebula_status status;
+
+        if (!copy || connection->trouble.status)
+                return peer_take(peer, NULL, error);
+        next_file(connection);
+        file = connection->file < copy->what.file_count ? &copy->what.files[connection->file] : NULL;
+        left = file ? file->size - connection->offset : 0;
+        if (!file || peer->data.file != connection->file || peer->data.offset != connection->offset ||
+            size != (left < PEER_PIECE_BYTES ? left : PEER_PIECE_BYTES)) {
+                error_set(&connection->trouble, NEBULA_CORRUPT, 0, "a piece of file %u at offset %" PRIu64 " is out of turn",
+                          peer->data.file, peer->data.offset);
+                return peer_take(peer, NULL, error);
+        }
+        status = peer_take(peer, (char *)copy->images[connection->file]->data + connection->offset, &connection->trouble);
+        if (status && status != NEBULA_CORRUPT) {
+                if (error)
+                        *error = connection->trouble;
+                return status;
+        }
+        copy->chunks[connection->file][connection->offset / PEER_PIECE_BYTES] = peer->data.crc64;
+        connection->offset += size;
+        return NEBULA_OK;
+}
+
+static enum nebula_status serve_seal(struct connection *connection, struct nebula_error *error)
+{
+        struct holder *holder = connection->holder;
+        struct peer *peer = connection->peer;
+        struct copy *copy = connection->incoming, *taken;
+        struct nebula_error refusal = connection->trouble;
+
+        if (!copy)
+                error_set(&refusal, NEBULA_INVALID, 0, "nothing was offered");
+        if (copy)
+                next_file(connection);
+        if (copy && !refusal.status && connection->file < copy->what.file_count)
+                error_set(&refusal, NEBULA_CORRUPT, 0, "file \"%.100s\" has not come whole", copy->what.files[connection->file].name);
+        if (refusal.status) {
+                holder_drop_incoming(connection);
+                log_event(LOG_LEVEL_WARN, "a copy that node \"%s\" sent is not kept: %s", peer->hello.node, refusal.message);
+                return peer_send_answer(peer, refusal.status, refusal.message, error);
+        }
+        pthread_mutex_lock(&holder->holder_lock);
+        /* Sent anew, by an agent that did not know of it: the older one goes. */
+        for (struct copy *other = holder->copies; other; other = other->next)
+                if (holder_copy_is_for(other, peer) && other->owner_id == copy->owner_id && !strcmp(other->what.owner, copy->what.owner))
+                        other->dropped = true;
+        copy->age = holder->next_age++;
+        copy->next = holder->copies;
+        holder->copies = copy;
+        connection->incoming = NULL;
+        taken = holder_copies_collect(holder);
+        pthread_mutex_unlock(&holder->holder_lock);
+        holder_copies_free(holder, taken);
+        log_event(LOG_LEVEL_INFO, "holds %s generation %" PRIu64 " for node \"%s\"", copy->what.tag, copy->what.generation, peer->hello.node);
+        return peer_send_answer(peer, NEBULA_OK, "", error);
+}
+
+static enum nebula_status serve_keep(struct connection *connection, struct nebula_error *error)
+{
+        struct holder *holder = connection->holder;
+        struct peer *peer = connection->peer;
+        struct peer_keep keep;
+        struct copy *taken;
+        enum nebula_status status = peer_keep_parse(peer->body, peer->header.size, &keep, error);
+
+        if (status)
+                return status;
+        pthread_mutex_lock(&holder->holder_lock);
+        for (struct copy *copy = holder->copies; copy; copy = copy->next) {
+                bool kept = !holder_copy_is_for(copy, peer) || strcmp(copy->what.owner, peer->hello.node);
+
+                for (size_t i = 0; !kept && i < keep.count; i++)
+                        kept = keep.ids[i] == copy->owner_id;
+                copy->dropped = copy->dropped || !kept;
+        }
+        taken = holder_copies_collect(holder);
+        pthread_mutex_unlock(&holder->holder_lock);
+        holder_copies_free(holder, taken);
+        peer_keep_done(&keep);
+        return peer_send_answer(peer, NEBULA_OK, "", error);
+}
+
+static enum nebula_status serve_list(struct connection *connection, struct nebula_error *error)
+{
+        struct holder *holder = connection->holder;
+        struct peer_listing listing = { 0 };
+        char *text = NULL;
+        size_t size, count = 0;
+        enum nebula_status status = NEBULA_OK;
+
+        pthread_mutex_lock(&holder->holder_lock);
+        for (const struct copy *copy = holder->copies; copy; copy = copy->next)
+                count++;
+        listing.copies = calloc(count + 1, sizeof *listing.copies);
+        for (const struct copy *copy = holder->copies; listing.copies && copy; copy = copy->next)
+                if (holder_copy_is_for(copy, connection->peer) && !copy->dropped && listing.count < PEER_COPY_MAX)
+                        listing.copies[listing.count++] = copy->what; /* newest first; the files stay the copy's */
+        status = listing.copies ? peer_listing_format(&listing, &text, &size, error) :
+                                  error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a listing");
+        pthread_mutex_unlock(&holder->holder_lock);
+        free(listing.copies);
+        if (!status)
+                status = peer_send(connection->peer, PEER_LISTED, text, size, error);
+        free(text);
+        return status;
+}
+
+static enum nebula_status serve_fetch(struct connection *connection, struct nebula_error *error)
+{
+        struct holder *holder = connection->holder;
+        struct peer *peer = connection->peer;
+        struct copy *copy, *taken;
+        struct peer_fetch fetch;
+        enum nebula_status status = peer_fetch_parse(peer->body, peer->header.size, &fetch, error);
+        bool sound;
+
+        if (status)
+                return status;
+        pthread_mutex_lock(&holder->holder_lock);
+        copy = holder->copies;
+        while (copy && (copy->what.id != fetch.copy || !holder_copy_is_for(copy, peer) || copy->dropped))
+                copy = copy->next;
+        sound = copy && fetch.file < copy->what.file_count && copy->images[fetch.file] &&
+                fetch.offset < copy->what.files[fetch.file].size && fetch.offset % PEER_PIECE_BYTES == 0;
+        if (sound)
+                copy->users++;
+        pthread_mutex_unlock(&holder->holder_lock);
+        if (!sound)
+                return peer_send_answer(peer, NEBULA_NOT_FOUND, "there is no such piece here any more", error);
+        struct peer_data data = { .copy = fetch.copy, .file = fetch.file, .offset = fetch.offset,
+                                  .crc64 = copy->chunks[fetch.file][fetch.offset / PEER_PIECE_BYTES] };
+        uint64_t left = copy->what.files[fetch.file].size - fetch.offset;
+
+        status = peer_send_data(peer, &data, (const char *)copy->images[fetch.file]->data + fetch.offset,
+                                left < PEER_PIECE_BYTES ? (size_t)left : PEER_PIECE_BYTES, error);
+        pthread_mutex_lock(&holder->holder_lock);
+        copy->users--;
+        taken = holder_copies_collect(holder);
+        pthread_mutex_unlock(&holder->holder_lock);
+        holder_copies_free(holder, taken);
+        return status;
+}
+
+typedef enum nebula_status serve_run(struct connection *connection, struct nebula_error *error);
+
+static serve_run *const serves[] = {
+        [PEER_OFFER] = serve_offer, [PEER_DATA] = serve_data, [PEER_SEAL] = serve_seal, [PEER_KEEP] = serve_keep,
+        [PEER_LIST] = serve_list,   [PEER_FETCH] = serve_fetch, [PEER_ANSWER] = NULL,
+};
+
+enum nebula_status holder_serve(struct connection *connection, struct nebula_error *error)
+{
+        unsigned type = connection->peer->header.type;
+
+        if (type >= sizeof serves / sizeof serves[0] || !serves[type])
+                return error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u is no request", type);
+        return serves[type](connection, error);
+}
