@@ -108,7 +108,7 @@ def answer(path: str | None) -> list[dict[str, Any]]:
 
 
 def _timeout() -> float:
-    return config.parse_number("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
+    return config.parse_seconds("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
 
 
 def _agree(path: str | None, turn: int) -> list[dict[str, Any]]:

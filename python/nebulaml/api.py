@@ -44,7 +44,7 @@ def init(
 
     persistent_storage_path: directory that need not exist; without one checkpoints live in memory only.
         Environment: NEBULA_PERSISTENT_STORAGE_PATH.
-    persistent_time_interval: seconds between two starts of persisting, 100 by default; 0 persists every version.
+    persistent_time_interval: seconds (or text such as "15m") between two starts of persisting, 100 by default; 0 persists every version.
         Environment: NEBULA_PERSISTENT_TIME_INTERVAL.
     num_of_version_in_retention: versions kept in memory, 2 by default.
     on_full: when memory is full, "wait" until something durable can go, "stream" straight to storage, or "skip".
@@ -114,8 +114,7 @@ def get_checkpoint(tag: str | None = None, persist_path: str | None = None) -> C
     """The complete checkpoint of that tag; None when there is none. Without a tag: the newest."""
     if tag is None:
         return get_latest_checkpoint(persist_path)
-    if not isinstance(tag, str):
-        raise NebulaConfigError(f"a tag is a string, not {tag!r} ({type(tag).__name__})")
+    _nebula.encode_name(config.check_text("a tag", tag))  # refuses what no checkpoint can be called
     if agree.needed():
         path = config.clean_path(persist_path)
         common = [one for one in engine.interruptible(agree.answer, path) if one["tag"] == tag]
@@ -166,8 +165,10 @@ def flush_persistence(tag: str | None = None, timeout: float | None = None) -> b
     if engine.settings().persist_path is None:
         return True
 
+    limit_ms = milliseconds(timeout)
+
     def flush() -> None:
-        engine.interruptible(engine.session().flush, tag, milliseconds(timeout))
+        engine.interruptible(engine.session().flush, tag, limit_ms)
 
     return engine.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
 

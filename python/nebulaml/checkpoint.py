@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -13,12 +14,14 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from . import _nebula, agree, engine, guards
+from . import _nebula, agree, config, engine, guards
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaPicklingError, NebulaUnavailable
 
 __all__ = ["Checkpoint"]
 
 log = logging.getLogger("nebulaml")
+
+FOREVER_S = 1e9  # 30 years
 
 _OWN_TAG = re.compile(r"checkpoint-(\d+)")
 _WHOLE = ("committed", "replicated", "durable")
@@ -61,8 +64,12 @@ def versions(persist_path: str | None) -> list[dict[str, Any]]:
 
 
 def milliseconds(timeout: float | None) -> int:
-    """Seconds as the C library takes them; None: no limit."""
-    return -1 if timeout is None else max(int(timeout * 1000), 0)
+    """Seconds as the C library takes them; None, or longer than anybody waits: no limit."""
+    if timeout is None:
+        return -1
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+        raise NebulaConfigError(f"a timeout is a number of seconds, or None, not {timeout!r}")
+    return -1 if timeout > FOREVER_S else max(int(timeout * 1000), 0)
 
 
 class Checkpoint:
@@ -78,11 +85,11 @@ class Checkpoint:
     """
 
     def __init__(self, tag: str | None = None, N: int | None = None) -> None:  # noqa: N803
-        if tag is not None and not isinstance(tag, str):
-            raise NebulaConfigError(f"a tag is a string, not {tag!r} ({type(tag).__name__})")
+        if tag is not None:
+            config.check_text("a tag", tag)
         if N is None:
             count = _nebula.FILES_OPEN
-        elif isinstance(N, bool) or not isinstance(N, int) or (N <= 0 and N != _nebula.FILES_ALL_RANKS):
+        elif isinstance(N, bool) or not isinstance(N, int) or not (0 < N < 1 << 63 or N == _nebula.FILES_ALL_RANKS):
             raise NebulaConfigError(f"Checkpoint({tag!r}, {N!r}): N is a positive number of files, or -2 for all ranks")
         else:
             count = N
@@ -130,8 +137,7 @@ class Checkpoint:
         """
         from . import pickling
 
-        if not isinstance(name, str):
-            raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
+        config.check_text("a file name", name)
         taken = pickling.capture(obj, name, overlap)
         return self._attempt(name, self._save, taken)
 
@@ -186,8 +192,7 @@ class Checkpoint:
         """
         from . import pickling
 
-        if not isinstance(name, str):
-            raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
+        config.check_text("a file name", name)
         ranges = pickling.ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
         return self._attempt(name, self._save_ranges, ranges)
 
@@ -207,7 +212,7 @@ class Checkpoint:
         return self._publish(None, path, os.path.abspath(staging))
 
     def _publish(self, name: str | None, path: str | os.PathLike[str], staging: str | None) -> bool:
-        target = os.path.abspath(os.path.expanduser(path))
+        target = config.check_text("a path", os.path.abspath(os.path.expanduser(path)))
         failure = engine.guarded(
             f"publishing checkpoint {self._tag!r} as {target}", lambda: self._open().publish(name, target, staging)
         )
@@ -295,8 +300,7 @@ class Checkpoint:
     # -- reading
 
     def _map(self, name: str, lazily: bool = False) -> _nebula.Map:
-        if not isinstance(name, str):
-            raise NebulaConfigError(f"a file name is a string, not {name!r} ({type(name).__name__})")
+        config.check_text("a file name", name)
         try:
             return self._known().map_lazily(name) if lazily else self._known().map(name)
         except NebulaNotFound as failure:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import NebulaConfigError
 
-__all__ = ["Settings", "parse_number", "resolve"]
+__all__ = ["Settings", "check_text", "parse_number", "parse_seconds", "resolve"]
 
 log = logging.getLogger("nebulaml")
 
@@ -20,6 +20,8 @@ ON_ERROR = ("warn", "raise")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
+_SECONDS = {"": 1.0, "S": 1.0, "MS": 1e-3, "M": 60.0, "H": 3600.0, "D": 86400.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(MS|[SMHD]?)\s*", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,20 @@ def parse_number(name: str, value: Any) -> float:
         if match is None:
             raise NebulaConfigError(f"{name}={value!r} is not a number; write for example 512M, 4G or 30")
         return float(match[1]) * _UNITS[match[2].upper()]
+    return _plain_number(name, value)
+
+
+def parse_seconds(name: str, value: Any) -> float:
+    """Seconds, as a number or as text that may carry ms, s, m, h or d; not negative."""
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            raise NebulaConfigError(f"{name}={value!r} is not a time; write for example 100, 250ms or 15m")
+        return float(match[1]) * _SECONDS[match[2].upper()]
+    return float(_plain_number(name, value))
+
+
+def _plain_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise NebulaConfigError(f"{name}={value!r} is not a number but {type(value).__name__}")
     if not math.isfinite(value) or value < 0:
@@ -55,10 +71,19 @@ def parse_number(name: str, value: Any) -> float:
     return value
 
 
+def check_text(what: str, value: Any) -> str:
+    """A string that C can take: UTF-8, with no NUL. Surrogates come from file names and arguments that are none."""
+    if not isinstance(value, str):
+        raise NebulaConfigError(f"{what} is a string, not {value!r} ({type(value).__name__})")
+    if "\0" in value or (not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)):
+        raise NebulaConfigError(f"{what} must be valid UTF-8 without NUL, not {value!r}")
+    return value
+
+
 def _count(name: str, value: Any, least: int) -> int:
     number = parse_number(name, value)
     if number != int(number) or not least <= number < 1 << 32:
-        raise NebulaConfigError(f"{name}={value!r} must be a whole number of at least {least}")
+        raise NebulaConfigError(f"{name}={value!r} must be a whole number from {least} to {(1 << 32) - 1}")
     return int(number)
 
 
@@ -77,9 +102,7 @@ def clean_path(path: Any) -> str | None:
         return None
     if not isinstance(path, (str, os.PathLike)):
         raise NebulaConfigError(f"the storage path must be a path, not {path!r} ({type(path).__name__})")
-    text = os.fspath(path)
-    if not isinstance(text, str) or "\0" in text:
-        raise NebulaConfigError(f"the storage path must be text without NUL, not {text!r}")
+    text = check_text("the storage path", os.fspath(path))
     if not text:
         return None
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))
@@ -89,13 +112,15 @@ def _defaults() -> Settings:
     environment = os.environ
     return Settings(
         persist_path=clean_path(environment.get("NEBULA_PERSISTENT_STORAGE_PATH")),
-        persist_interval_s=parse_number(
+        persist_interval_s=parse_seconds(
             "NEBULA_PERSISTENT_TIME_INTERVAL", environment.get("NEBULA_PERSISTENT_TIME_INTERVAL") or 100
         ),
         memory_bytes=int(parse_number("NEBULA_MEMORY_BUFFER_SIZE", environment.get("NEBULA_MEMORY_BUFFER_SIZE") or 0)),
-        job=environment.get("NEBULA_JOB", ""),
-        output_dir=os.path.abspath(environment.get("NEBULA_OUTPUT_DIR") or "nebula"),
-        run=environment.get("NEBULA_RUN", ""),  # "": ranks.run() finds it
+        job=check_text("NEBULA_JOB", environment.get("NEBULA_JOB", "")),
+        output_dir=check_text(
+            "the output directory", os.path.abspath(environment.get("NEBULA_OUTPUT_DIR") or "nebula")
+        ),
+        run=check_text("NEBULA_RUN", environment.get("NEBULA_RUN", "")),  # "": ranks.run() finds it
     )
 
 
@@ -119,7 +144,7 @@ def resolve(
     if path is not None:
         changes["persist_path"] = path
     if persistent_time_interval is not None:
-        changes["persist_interval_s"] = float(parse_number("persistent_time_interval", persistent_time_interval))
+        changes["persist_interval_s"] = parse_seconds("persistent_time_interval", persistent_time_interval)
     if num_of_version_in_retention is not None:
         changes["retention_count"] = _count("num_of_version_in_retention", num_of_version_in_retention, 1)
     if on_full is not None:
@@ -133,9 +158,7 @@ def resolve(
     if keep_every is not None:
         changes["keep_every"] = _count("keep_every", keep_every, 0)
     if job is not None:
-        if not isinstance(job, str):
-            raise NebulaConfigError(f"job={job!r} must be a string")
-        changes["job"] = job
+        changes["job"] = check_text("job", job)
     if world is not None:
         if world != 1 or isinstance(world, bool):
             raise NebulaConfigError(f"world={world!r}: only 1 can be said here, for a process that uses Nebula alone")

@@ -48,17 +48,46 @@ def test_a_one_tuple_path_is_unwrapped_with_a_warning_and_made_absolute(place, m
         {"persistent_storage_path": 5},
         {"persistent_time_interval": "soon"},
         {"persistent_time_interval": -1},
+        {"persistent_time_interval": "4G"},
+        {"persistent_time_interval": float("nan")},
         {"num_of_version_in_retention": 0},
         {"num_of_version_in_retention": 1.5},
         {"on_full": "explode"},
         {"on_error": "ignore"},
         {"keep_last": True},
         {"job": 3},
+        {"keep_every": 1 << 40},
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(arguments):
     with pytest.raises(NebulaConfigError, match=str(next(iter(arguments.values())))):
         nebulaml.init(**arguments)
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\udcff", "", "x" * 300, 5])
+def test_tags_and_names_that_cannot_be_meant_are_refused_as_such(nm, text):
+    for call in (nm.Checkpoint, nm.get_checkpoint, lambda name: nm.Checkpoint("global_step1").save(name, 1)):
+        with pytest.raises(NebulaConfigError):
+            call(text)
+
+
+@pytest.mark.parametrize("text", ["/a\0b", "/\udcff"])
+def test_what_is_no_text_in_a_setting_is_refused_when_it_is_given(nm, text):
+    for call in (nm.init, lambda text: nm.init(job=text), nm.get_latest_checkpoint, nm.list_checkpoints):
+        with pytest.raises(NebulaConfigError, match="must be valid UTF-8 without NUL"):
+            call(text)
+    assert nm.Checkpoint("global_step1").save("a.pt", 1)
+
+
+def test_a_timeout_is_seconds_however_many(nm):
+    checkpoint = save("global_step1")
+    checkpoint.wait("durable", float("inf"))
+    assert nm.flush_persistence(timeout=1e300)
+    for timeout in (float("nan"), "soon", True):
+        with pytest.raises(NebulaConfigError, match="a timeout is"):
+            checkpoint.wait("durable", timeout)
+        with pytest.raises(NebulaConfigError, match="a timeout is"):
+            nm.flush_persistence(timeout=timeout)
 
 
 def test_a_second_init_moves_what_follows_to_the_new_path(place):
@@ -71,8 +100,10 @@ def test_a_second_init_moves_what_follows_to_the_new_path(place):
 
 
 def test_numbers_of_every_kind():
-    from nebulaml.config import parse_number
+    from nebulaml.config import parse_number, parse_seconds
 
+    assert parse_seconds("x", "10m") == 600 and parse_seconds("x", " 250 ms ") == 0.25 and parse_seconds("x", 3) == 3
+    assert parse_seconds("x", "2.5") == 2.5 and parse_seconds("x", "1H") == 3600 and parse_seconds("x", "2d") == 172800
     assert parse_number("x", "4G") == 4 << 30 and parse_number("x", "1.5k") == 1536
     assert parse_number("x", " 10 MiB ") == 10 << 20 and parse_number("x", 3) == 3
 
