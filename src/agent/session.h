@@ -7,7 +7,7 @@
 
 #include "agent/catalogue.h"
 
-/* Serves a connection until it ends. Closes fd; the caller has counted it in connection_count, which is lowered last. */
+/* Serves a connection until it ends. fd stays the caller's, who has counted it in connection_count. */
 void session_serve(struct catalogue *catalogue, int fd);
 
 #endif

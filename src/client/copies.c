@@ -236,9 +236,13 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
                                  struct nebula_error *error)
 {
         struct client_copies *copies = &session->copies;
-        int64_t end_ns = timeout_ms < 0 ? 0 : os->now_ns() + timeout_ms * 1000000;
+        int64_t end_ns = 0;
         enum nebula_status status = NEBULA_OK;
 
+        if (client_patience_ms(timeout_ms) < 0)
+                timeout_ms = -1; /* "for ever" said with a large number */
+        if (timeout_ms >= 0)
+                end_ns = os->now_ns() + timeout_ms * 1000000;
         pthread_mutex_lock(&copies->copies_lock);
         for (;;) {
                 int64_t left_ms = timeout_ms < 0 ? -1 : (end_ns - os->now_ns() + 999999) / 1000000;

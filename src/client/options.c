@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/conf.h"
 #include "base/error.h"
 #include "client/client.h"
 #include "os/os.h"
@@ -107,10 +108,20 @@ static enum nebula_status read_capture(enum client_capture *ret_capture, struct 
         return NEBULA_OK;
 }
 
+/* Whether the agent is a process of its own or lives in this one. */
+static enum nebula_status read_where(bool *ret_is_inline, struct nebula_error *error)
+{
+        const char *where = conf_env("NEBULA_AGENT");
+
+        *ret_is_inline = where && strcmp(where, "inline") == 0;
+        if (where && !*ret_is_inline && strcmp(where, "daemon") != 0)
+                return error_set(error, NEBULA_INVALID, 0, "NEBULA_AGENT is \"%.60s\": it is daemon or inline", where);
+        return NEBULA_OK;
+}
+
 enum nebula_status client_settings_read(const struct nebula_options *options, struct client_settings *settings,
                                         struct nebula_error *error)
 {
-        const char *where = getenv("NEBULA_AGENT");
         enum nebula_status status;
 
         memset(settings, 0, sizeof *settings);
@@ -121,9 +132,10 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
                 status = ipc_place_find(&settings->place, error);
         if (status == NEBULA_OK)
                 status = read_capture(&settings->capture, error);
+        if (status == NEBULA_OK)
+                status = read_where(&settings->is_inline, error);
         if (status != NEBULA_OK)
                 return status;
-        settings->is_inline = where && strcmp(where, "inline") == 0;
         settings->hello.version = IPC_VERSION;
         settings->hello.role = IPC_ROLE_TRAINER;
         settings->hello.pid = os->pid();

@@ -223,8 +223,10 @@ static enum nebula_status file_list(struct store *store, const char *prefix, str
         if (status)
                 return status;
         result = os->opendir(path, &dir);
+        if (result == -ENOTDIR && *prefix) /* but a root that is no directory must not look like an empty one */
+                result = -ENOENT;
         if (result)
-                return file_error(store, "list", path, result == -ENOTDIR ? -ENOENT : result, error);
+                return file_error(store, "list", path, result, error);
         while ((result = os->readdir(dir, name, sizeof name)) > 0) {
                 result = list_one(store, path, name, &list);
                 if (result)

@@ -127,6 +127,12 @@ def test_version_names_formats_and_protocol(run):
     assert told["formats"] == "1.0" and told["nebula"] in run("--version").stdout
 
 
+def test_a_path_that_is_a_file_is_no_empty_storage(run, tmp_path):
+    (tmp_path / "store").write_text("x")
+    result = run("list", "--path", tmp_path / "store")
+    assert result.returncode and "Not a directory" in result.stderr
+
+
 def test_list_shows_versions_oldest_first_in_both_forms(run, make):
     make("global_step10", "model.pt=1000")
     store = make("global_step20", "model.pt=50000", "optim.pt=10")

@@ -231,3 +231,10 @@ def test_foreign_files_in_the_storage_path_are_never_touched(place, monkeypatch)
     assert nebulaml.get_latest_checkpoint().tag == "global_step3"
     for name, content in foreign.items():
         assert (place.storage / name).read_bytes() == content, name
+
+
+def test_a_storage_path_that_is_a_file_is_an_error_and_no_empty_storage(place):
+    place.storage.write_text("not a directory")
+    nebulaml.init(str(place.storage), 0, on_error="raise")
+    with pytest.raises(NebulaError, match="Not a directory"):
+        nebulaml.get_latest_checkpoint()
