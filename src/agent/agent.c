@@ -90,8 +90,9 @@ static void *connection_main(void *argument)
         agent->fds[start.slot] = -1;
         os->close(fd);
         catalogue->connection_count--;
-        catalogue_signal(catalogue);
-        catalogue_unlock(catalogue);
+        if (!catalogue->connection_count || catalogue->stopping)
+                catalogue_signal(catalogue); /* the agent may end some time, or does */
+        catalogue_unlock_last(catalogue);
         return NULL;
 }
 
@@ -312,7 +313,7 @@ bool agent_drain(struct agent *agent)
                         now += job->failure_count;
                 if (done || now > failures)
                         break;
-                os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, -1);
+                catalogue_wait(catalogue, &catalogue->moved, -1);
         }
         catalogue_unlock(catalogue);
         return done;
@@ -336,7 +337,7 @@ static bool end_threads(struct agent *agent)
                 ended = agent->listener_ended && agent->worker_ended && agent->keeper_ended && !catalogue->connection_count;
                 if (ended || os->now_ns() > until)
                         break;
-                os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, 100);
+                catalogue_wait(catalogue, &catalogue->moved, 100);
         }
         catalogue_unlock(catalogue);
         return ended;

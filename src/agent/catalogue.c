@@ -13,6 +13,14 @@
 #include "os/os.h"
 #include "os/thread.h"
 
+/* Bits of `wakes`. */
+#define WAKE_MOVED 1u
+#define WAKE_WORK 2u
+#define WAKE_KEEP 4u
+#define WAKE_CAPTURED 8u /* the first of REACHED_COUNT, as is the next */
+#define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
+#define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
+
 double catalogue_now(void)
 {
         return (double)os->wall_ns() / 1e9;
@@ -25,6 +33,10 @@ void catalogue_init(struct catalogue *catalogue)
         os_cond_init(&catalogue->moved);
         os_cond_init(&catalogue->work);
         os_cond_init(&catalogue->keep);
+        for (size_t i = 0; i < REACHED_COUNT; i++) {
+                os_cond_init(&catalogue->captured[i]);
+                os_cond_init(&catalogue->reached[i]);
+        }
         catalogue->agent_nonce = memory_random_id();
         catalogue->started_ns = catalogue->idle_since_ns = os->now_ns();
         catalogue->started = catalogue_now();
@@ -52,6 +64,10 @@ void catalogue_done(struct catalogue *catalogue)
         pthread_cond_destroy(&catalogue->moved);
         pthread_cond_destroy(&catalogue->work);
         pthread_cond_destroy(&catalogue->keep);
+        for (size_t i = 0; i < REACHED_COUNT; i++) {
+                pthread_cond_destroy(&catalogue->captured[i]);
+                pthread_cond_destroy(&catalogue->reached[i]);
+        }
         pthread_mutex_destroy(&catalogue->catalogue_lock);
 }
 
@@ -60,9 +76,49 @@ void catalogue_lock(struct catalogue *catalogue)
         pthread_mutex_lock(&catalogue->catalogue_lock);
 }
 
+static void wake(struct catalogue *catalogue, uint32_t wakes)
+{
+        if (wakes & WAKE_MOVED)
+                pthread_cond_broadcast(&catalogue->moved);
+        if (wakes & WAKE_WORK)
+                pthread_cond_signal(&catalogue->work);
+        if (wakes & WAKE_KEEP)
+                pthread_cond_signal(&catalogue->keep);
+        for (size_t i = 0; i < REACHED_COUNT && wakes >= WAKE_CAPTURED; i++) {
+                if (wakes & (WAKE_CAPTURED << i))
+                        pthread_cond_broadcast(&catalogue->captured[i]);
+                if (wakes & (WAKE_REACHED << i))
+                        pthread_cond_broadcast(&catalogue->reached[i]);
+        }
+}
+
 void catalogue_unlock(struct catalogue *catalogue)
 {
+        uint32_t wakes = catalogue->wakes;
+
+        catalogue->wakes = 0;
         pthread_mutex_unlock(&catalogue->catalogue_lock);
+        if (wakes)
+                wake(catalogue, wakes);
+}
+
+void catalogue_unlock_last(struct catalogue *catalogue)
+{
+        wake(catalogue, catalogue->wakes);
+        catalogue->wakes = 0;
+        pthread_mutex_unlock(&catalogue->catalogue_lock);
+}
+
+void catalogue_wait(struct catalogue *catalogue, pthread_cond_t *cond, int64_t timeout_ms)
+{
+        wake(catalogue, catalogue->wakes);
+        catalogue->wakes = 0;
+        os_cond_wait(cond, &catalogue->catalogue_lock, timeout_ms);
+}
+
+pthread_cond_t *catalogue_reached(struct catalogue *catalogue, uint64_t version_id, enum nebula_state state)
+{
+        return (state == NEBULA_STATE_CAPTURED ? catalogue->captured : catalogue->reached) + version_id % REACHED_COUNT;
 }
 
 /* Most changes are nothing to the keeper, and to wake a thread costs more than to look. */
@@ -75,13 +131,31 @@ static bool keeper_is_needed(const struct catalogue *catalogue)
         return is_needed;
 }
 
-void catalogue_signal(struct catalogue *catalogue)
+static void signal_some(struct catalogue *catalogue, uint32_t versions)
 {
         catalogue->change_count++;
-        pthread_cond_broadcast(&catalogue->moved);
-        pthread_cond_signal(&catalogue->work);
-        if (keeper_is_needed(catalogue))
-                pthread_cond_signal(&catalogue->keep);
+        catalogue->wakes |= versions | WAKE_MOVED | WAKE_WORK | (keeper_is_needed(catalogue) ? WAKE_KEEP : 0);
+}
+
+void catalogue_signal(struct catalogue *catalogue)
+{
+        signal_some(catalogue, WAKE_VERSIONS);
+}
+
+void catalogue_signal_work(struct catalogue *catalogue)
+{
+        catalogue->change_count++;
+        catalogue->wakes |= WAKE_WORK;
+}
+
+void version_signal(struct catalogue *catalogue, const struct version *version)
+{
+        signal_some(catalogue, (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
+}
+
+void version_signal_captured(struct catalogue *catalogue, const struct version *version)
+{
+        catalogue->wakes |= WAKE_CAPTURED << version->id % REACHED_COUNT;
 }
 
 void catalogue_panic(struct catalogue *catalogue, const char *what)
@@ -236,7 +310,10 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
         }
         version->activity_ns = os->now_ns();
         note_write(catalogue, version);
-        catalogue_signal(catalogue);
+        if (state == NEBULA_STATE_CAPTURED)
+                version_signal_captured(catalogue, version); /* all else waits for what is to follow */
+        else
+                version_signal(catalogue, version);
 }
 
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
@@ -272,7 +349,7 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
                 version->superseded = true;
         version->in_memory = version->failed_by_storage = false;
         note_remove(catalogue, version);
-        catalogue_signal(catalogue);
+        version_signal(catalogue, version);
 }
 
 struct part *version_part(struct version *version, uint32_t rank)

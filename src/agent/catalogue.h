@@ -10,9 +10,13 @@
  *
  * One lock, `catalogue_lock`, guards everything here. Slow work (files, sealing,
  * page allocation) is done without it on versions that are pinned: a pinned
- * version is not freed and its images are not dropped. `moved` is signalled at each
- * change that somebody may wait for, `work` wakes the persist worker, `keep` the keeper
- * thread (spare images, pages to give back).
+ * version is not freed and its images are not dropped.
+ *
+ * Who waits for a state of one version waits on one of `reached`, who waits for anything else
+ * on `moved`; `work` wakes the persist worker, `keep` the keeper thread (spare images, pages to
+ * give back). They are told when the lock is given back (catalogue_unlock, catalogue_wait), for
+ * with every rank of a node saving at once a thread that wakes only to find it taken costs as
+ * much again as its request.
  */
 #ifndef NB_AGENT_CATALOGUE_H
 #define NB_AGENT_CATALOGUE_H
@@ -27,6 +31,7 @@
 #define WORLD_MAX (1u << 20)
 #define TOMBSTONE_MAX 256 /* per job; a tombstone is a few KiB */
 #define SESSION_MAX 4096  /* connections; one thread each */
+#define REACHED_COUNT 8   /* versions that are waited for at one time are few; two that share one are woken together */
 #define REPLICA_MAX 8     /* copies of a version; each costs its size in another node's memory and on the network */
 
 struct agent_file {
@@ -142,6 +147,8 @@ struct session {
 struct catalogue {
         pthread_mutex_t catalogue_lock;
         pthread_cond_t moved, work, keep;
+        pthread_cond_t captured[REACHED_COUNT], reached[REACHED_COUNT]; /* waits for versions, by their numbers; captured: for that state */
+        uint32_t wakes; /* who is to be told of what was done under the lock */
         struct memory memory;
         struct job *jobs;
         struct session *sessions;
@@ -169,6 +176,14 @@ void catalogue_lock(struct catalogue *catalogue);
 void catalogue_unlock(struct catalogue *catalogue);
 /* Something moved: waiters look again, and so does the worker. */
 void catalogue_signal(struct catalogue *catalogue);
+/* The worker alone has something to look at. */
+void catalogue_signal_work(struct catalogue *catalogue);
+/* catalogue_unlock for a thread after which the catalogue may be gone. */
+void catalogue_unlock_last(struct catalogue *catalogue);
+/* Gives the lock back and waits. `cond`: one of the catalogue's; timeout_ms < 0: no limit. */
+void catalogue_wait(struct catalogue *catalogue, pthread_cond_t *cond, int64_t timeout_ms);
+/* Where to wait for a state of this version. */
+pthread_cond_t *catalogue_reached(struct catalogue *catalogue, uint64_t version_id, enum nebula_state state);
 /* An invariant broke. A daemon aborts; inside a trainer the agent closes its doors instead. */
 void catalogue_panic(struct catalogue *catalogue, const char *what);
 
@@ -184,6 +199,10 @@ struct version *catalogue_version(struct catalogue *catalogue, uint64_t id);
 struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct grant **ret_grant);
 /* The only way a state changes: checks the table, keeps the time, wakes waiters. Failed ones carry version->error. */
 void version_move(struct catalogue *catalogue, struct version *version, enum nebula_state state);
+/* As catalogue_signal, but of those who wait for versions only those who wait for this one. */
+void version_signal(struct catalogue *catalogue, const struct version *version);
+/* A rank has captured, and that is all: nobody but who waits for just that. */
+void version_signal_captured(struct catalogue *catalogue, const struct version *version);
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
         __attribute__((format(printf, 4, 5)));
 /* Gives its images back; the version stays as a tombstone. */

@@ -223,8 +223,10 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
                 part->captured = catalogue_now();
         version->activity_ns = os->now_ns();
         note_write(catalogue, version);
-        commit_check(catalogue, version);
-        catalogue_signal(catalogue);
+        commit_check(catalogue, version); /* tells all when the version moves on */
+        version_signal_captured(catalogue, version);
+        if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
+                catalogue_signal_work(catalogue); /* the clock of commit_quiet */
         return NEBULA_OK;
 }
 
@@ -449,10 +451,10 @@ void commit_check(struct catalogue *catalogue, struct version *version)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         carry_over(version);
         version->sequence = commit_next_sequence(catalogue);
-        version->job->spare_due = true;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
         catalogue_retain(catalogue, version->job, version->job->retention_count);
-        catalogue_signal(catalogue); /* there may be room now, and pages to give back */
+        version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;
+        version_signal(catalogue, version); /* there may be room now, and pages to give back */
 }
 
 void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)

@@ -9,7 +9,6 @@
 #include "agent/worker.h"
 #include "base/error.h"
 #include "os/os.h"
-#include "os/thread.h"
 
 #define WAIT_MOST_NS (300ll * 1000000000) /* a trainer is held no longer than this by a storage that is slow */
 #define LOOK_AGAIN_MS 500
@@ -109,9 +108,8 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
                 log_event(LOG_LEVEL_INFO, "%s waits for memory: %" PRIu64 " of %" PRIu64 " MiB are in use", version->tag,
                          catalogue->memory.used >> 20, catalogue->memory.budget >> 20);
         waiting->said = waiting->said || !settling;
-        pthread_cond_signal(&catalogue->work);
-        catalogue->change_count++; /* the worker looks for what was just asked for */
-        os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, LOOK_AGAIN_MS);
+        catalogue_signal_work(catalogue); /* it looks for what was just asked for */
+        catalogue_wait(catalogue, &catalogue->moved, LOOK_AGAIN_MS);
         if (catalogue->stopping)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
         if (given_up(argument))

@@ -388,7 +388,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         while (file->reading) {
-                os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, -1);
+                catalogue_wait(catalogue, &catalogue->moved, -1);
                 file = version_file(version, name);
         }
         if (file->image)

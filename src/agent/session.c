@@ -114,6 +114,7 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
         struct catalogue *catalogue = connection->catalogue;
         struct session *session, before;
         struct job *job;
+        bool is_another;
         enum nebula_status status = check_hello(hello, error);
 
         if (status)
@@ -139,12 +140,14 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
         session->rank = hello->rank;
         session->world = hello->world;
         session->role = hello->role;
+        is_another = !connection->session && session->connection_count && before.job == job;
         if (!connection->session)
                 session->connection_count++;
         connection->session = session;
-        if (hello->role == IPC_ROLE_TRAINER)
+        if (hello->role == IPC_ROLE_TRAINER && !is_another)
                 apply_settings(catalogue, job, hello);
-        catalogue_signal(catalogue);
+        if (!is_another) /* one more connection, for a wait, brings nothing new */
+                catalogue_signal(catalogue);
         return NEBULA_OK;
 }
 
@@ -468,7 +471,9 @@ void session_serve(struct catalogue *catalogue, int fd)
         ipc_frame_done(&connection.frame);
         catalogue_lock(catalogue);
         session = connection.session;
-        if (session && !--session->connection_count)
+        if (session && !--session->connection_count) {
                 session->left_ns = os->now_ns();
+                catalogue_signal(catalogue);
+        }
         catalogue_unlock(catalogue);
 }

@@ -8,7 +8,6 @@
 #include "agent/worker.h"
 #include "base/error.h"
 #include "os/os.h"
-#include "os/thread.h"
 
 #define FIND_OPEN_NS 30000000000 /* a version that nobody completes fails long before */
 #define WAIT_SLICE_MS 1000 /* between looks at whether a waiting client is still there */
@@ -75,8 +74,9 @@ static bool wait_over(struct connection *connection, const struct ipc_wait *requ
         return *ret_status != NEBULA_OK;
 }
 
-/* Waits for a change. NEBULA_OK: look again. `left_ms` is lowered; < 0 means no limit. */
-static enum nebula_status wait_slice(struct connection *connection, int64_t until_ns, bool *ret_timeout, struct nebula_error *error)
+/* Waits for a change. NEBULA_OK: look again. */
+static enum nebula_status wait_slice(struct connection *connection, pthread_cond_t *cond, int64_t until_ns, bool *ret_timeout,
+                                     struct nebula_error *error)
 {
         struct catalogue *catalogue = connection->catalogue;
         int64_t left_ms = until_ns == INT64_MAX ? WAIT_SLICE_MS : (until_ns - os->now_ns()) / 1000000;
@@ -84,7 +84,7 @@ static enum nebula_status wait_slice(struct connection *connection, int64_t unti
         *ret_timeout = until_ns != INT64_MAX && left_ms <= 0;
         if (*ret_timeout)
                 return NEBULA_OK;
-        os_cond_wait(&catalogue->moved, &catalogue->catalogue_lock, left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS);
+        catalogue_wait(catalogue, cond, left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS);
         if (catalogue->stopping || catalogue->broken)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
         if (session_client_gone(connection))
@@ -102,6 +102,7 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
 {
         const struct ipc_wait *request = payload;
         struct catalogue *catalogue = connection->catalogue;
+        pthread_cond_t *cond = catalogue_reached(catalogue, request->version_id, (enum nebula_state)request->state);
         int64_t until = deadline(request->timeout_ms);
         enum nebula_status status = NEBULA_OK;
         bool timeout = false, asked = false;
@@ -119,7 +120,7 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
                         asked = true;
                         catalogue_signal(catalogue);
                 }
-                status = wait_slice(connection, until, &timeout, error);
+                status = wait_slice(connection, cond, until, &timeout, error);
                 if (!status && timeout && !wait_over(connection, request, &status, error)) {
                         version = catalogue_version(catalogue, request->version_id);
                         status = wait_timeout(version, error);
@@ -204,7 +205,7 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
                                        NEBULA_OK;
         }
         while (!status && !timeout && !flush_done(connection, request->tag))
-                status = wait_slice(connection, until, &timeout, error);
+                status = wait_slice(connection, &catalogue->moved, until, &timeout, error);
         if (!status && timeout && !flush_done(connection, request->tag))
                 status = error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet%s%.300s",
                                    job->store_error.message[0] ? "; storage fails: " : "", job->store_error.message);
@@ -250,7 +251,7 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
                                                    "not everything could be persisted, the agent goes on: %.380s",
                                                    job->store_error.message);
                         else
-                                status = wait_slice(connection, INT64_MAX, &timeout, error);
+                                status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
                 }
                 if (status)
                         catalogue->draining = false;
@@ -286,7 +287,7 @@ enum nebula_status request_find_path(struct connection *connection, const void *
 
         catalogue_lock(connection->catalogue);
         while (!(version = find_published(connection, request->path, found->name, &open)) && open && !status && !timeout)
-                status = wait_slice(connection, until, &timeout, error);
+                status = wait_slice(connection, &connection->catalogue->moved, until, &timeout, error);
         if (version) {
                 found->found = (struct ipc_found){ .version_id = version->id, .generation = version->generation,
                                                    .step = version->step, .state = (uint32_t)version->life.state };

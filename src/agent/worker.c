@@ -360,8 +360,7 @@ void *worker_main(void *argument)
                 due = earlier(due, check_linger(catalogue, now));
                 now = os->now_ns();
                 if (!catalogue->stopping && catalogue->change_count == changes && due > now)
-                        os_cond_wait(&catalogue->work, &catalogue->catalogue_lock,
-                                     due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+                        catalogue_wait(catalogue, &catalogue->work, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
         catalogue_unlock(catalogue);
         history_flush(catalogue);
@@ -420,7 +419,7 @@ void *keeper_main(void *argument)
         while (!catalogue->stopping) {
                 if (worker_bury(catalogue) || make_spare(catalogue))
                         continue;
-                os_cond_wait(&catalogue->keep, &catalogue->catalogue_lock, -1);
+                catalogue_wait(catalogue, &catalogue->keep, -1);
         }
         catalogue_unlock(catalogue);
         return NULL;
