@@ -139,7 +139,7 @@ enum nebula_status cow_start(void *image, const struct capture_part *parts, size
         if (!direct)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan a capture of %zu parts", count);
         cow_engine_get(&engine, NULL);
-        status = cow_plan(image, parts, count, engine != NULL, &capture, direct, &direct_count, error);
+        status = cow_plan(engine, image, parts, count, &capture, direct, &direct_count, error);
         if (status != NEBULA_OK)
                 goto free;
         capture->pid = os->pid();

@@ -55,46 +55,77 @@ static size_t spans_join(struct cow_span *spans, size_t count)
         return joined;
 }
 
+/* The blocks of `spans` that are no huge pages yet, as spans again, behind each other in `ret_small`, which has room for
+ * COW_SPAN_MAX. Returns how many there are. */
+static size_t small_find(struct cow_maps *maps, const struct cow_span *spans, size_t count, struct cow_span *ret_small)
+{
+        size_t small_count = 0;
+
+        for (size_t i = 0; i < count; i++) {
+                for (uint64_t block = spans[i].start; block < spans[i].end; block += COW_BLOCK_BYTES) {
+                        if (cow_maps_is_huge(maps, block))
+                                continue;
+                        if (small_count && ret_small[small_count - 1].end == block)
+                                ret_small[small_count - 1].end += COW_BLOCK_BYTES;
+                        else if (small_count < COW_SPAN_MAX)
+                                ret_small[small_count++] = (struct cow_span){ block, block + COW_BLOCK_BYTES };
+                }
+        }
+        return small_count;
+}
+
 void cow_advise_huge(const struct capture_part *parts, size_t count)
 {
         struct cow_engine *engine;
-        struct cow_span *spans;
+        struct cow_span *spans, *small;
         struct cow_maps maps;
-        size_t span_count = 0;
+        size_t span_count = 0, small_count;
 
         if (cow_engine_get(&engine, NULL) != NEBULA_OK || cow_maps_open(&maps, NULL) != NEBULA_OK)
                 return;
-        spans = malloc((count + COW_SPAN_MAX) * sizeof *spans);
-        for (size_t i = 0; spans && i < count; i++) {
+        spans = malloc(count * sizeof *spans + (2 * COW_SPAN_MAX + COW_LATER_MAX) * sizeof *spans);
+        if (!spans) { /* advice, not a duty */
+                cow_maps_close(&maps);
+                return;
+        }
+        for (size_t i = 0; i < count; i++) {
                 struct cow_span span = parts[i].size < COW_PART_MIN ? (struct cow_span){ 0, 0 } : part_blocks(&maps, &parts[i]);
 
                 if (span.start < span.end)
                         spans[span_count++] = span;
         }
-        cow_maps_close(&maps);
-        if (!spans) /* advice, not a duty */
-                return;
         span_count = spans_join(spans, span_count);
         for (size_t i = 0; i < span_count; i++)
                 os->advise((void *)(uintptr_t)spans[i].start, spans[i].end - spans[i].start, OS_ADVISE_HUGE);
+        small = spans + count;
+        small_count = small_find(&maps, spans, span_count, small);
+        cow_maps_close(&maps);
         pthread_mutex_lock(&engine->huge_lock);
         /* What earlier calls left stays: a checkpoint often has several files. */
-        memcpy(spans + span_count, engine->huge.work, engine->huge.work_count * sizeof *spans);
-        span_count = spans_join(spans, span_count + engine->huge.work_count);
-        engine->huge.work_count = span_count < COW_SPAN_MAX ? span_count : COW_SPAN_MAX;
-        memcpy(engine->huge.work, spans, engine->huge.work_count * sizeof *spans);
+        memcpy(small + small_count, engine->huge.work, engine->huge.work_count * sizeof *small);
+        small_count += engine->huge.work_count;
+        memcpy(small + small_count, engine->huge.later, engine->huge.later_count * sizeof *small);
+        small_count = spans_join(small, small_count + engine->huge.later_count);
+        engine->huge.later_count = 0;
+        engine->huge.work_count = small_count < COW_SPAN_MAX ? small_count : COW_SPAN_MAX;
+        memcpy(engine->huge.work, small, engine->huge.work_count * sizeof *small);
         pthread_mutex_unlock(&engine->huge_lock);
         free(spans);
         cow_workers_wake(engine);
 }
 
 /* huge_lock held: false when nothing is left, or it is too early. */
-static bool take_block(struct cow_engine *engine, uint64_t *ret_block, int64_t *ret_wait_ms)
+static bool take_block(struct cow_engine *engine, bool is_registered, uint64_t *ret_block, int64_t *ret_wait_ms)
 {
         struct cow_span *last;
         int64_t early_ns = engine->huge.next_ns - os->now_ns();
 
         *ret_wait_ms = -1;
+        if (!engine->huge.work_count && !is_registered) {
+                memcpy(engine->huge.work, engine->huge.later, engine->huge.later_count * sizeof engine->huge.work[0]);
+                engine->huge.work_count = engine->huge.later_count;
+                engine->huge.later_count = 0;
+        }
         if (!engine->huge.work_count)
                 return false;
         if (early_ns > 0) {
@@ -109,7 +140,16 @@ static bool take_block(struct cow_engine *engine, uint64_t *ret_block, int64_t *
         return true;
 }
 
-int64_t cow_huge_step(struct cow_engine *engine)
+/* The kernel joins no pages across the ends of a registration: those wait until it is taken back. */
+static void keep_for_later(struct cow_engine *engine, uint64_t block)
+{
+        pthread_mutex_lock(&engine->huge_lock);
+        if (engine->huge.later_count < COW_LATER_MAX)
+                engine->huge.later[engine->huge.later_count++] = (struct cow_span){ block, block + COW_BLOCK_BYTES };
+        pthread_mutex_unlock(&engine->huge_lock);
+}
+
+int64_t cow_huge_step(struct cow_engine *engine, bool is_registered)
 {
         int64_t started_ns = os->now_ns(), wait_ms;
         uint32_t turn = atomic_load(&engine->work_turn);
@@ -118,12 +158,13 @@ int64_t cow_huge_step(struct cow_engine *engine)
 
         do {
                 pthread_mutex_lock(&engine->huge_lock);
-                taken = take_block(engine, &block, &wait_ms);
+                taken = take_block(engine, is_registered, &block, &wait_ms);
                 pthread_mutex_unlock(&engine->huge_lock);
                 if (!taken)
                         return wait_ms;
                 /* Memory that was freed meanwhile is somebody else's now, and no worse off in a huge page. */
-                os->advise((void *)(uintptr_t)block, COW_BLOCK_BYTES, OS_ADVISE_COLLAPSE);
+                if (os->advise((void *)(uintptr_t)block, COW_BLOCK_BYTES, OS_ADVISE_COLLAPSE) < 0 && is_registered)
+                        keep_for_later(engine, block);
         } while (os->now_ns() - started_ns < STEP_NS && atomic_load(&engine->work_turn) == turn);
         pthread_mutex_lock(&engine->huge_lock);
         engine->huge.next_ns = os->now_ns() + (os->now_ns() - started_ns) * (STEP_SHARE - 1);

@@ -40,11 +40,31 @@ struct plan {
         struct cow_part *parts;
         struct cow_span *spans;
         size_t part_count, span_count, span_capacity;
-        uint64_t span_mapping; /* start of the mapping that the last span lies in */
+        uint64_t span_mapping; /* start of the mapping that the last span ends in */
+        bool joins_mappings;   /* the kernel protects across the border of two mappings */
 };
 
+/* Whether the pages [start, end) between two parts may be protected with them. */
+static bool can_join(const struct plan *plan, uint64_t start, uint64_t end)
+{
+        struct os_mapping mapping;
+
+        if (end - start > GAP_BYTES)
+                return false;
+        if (plan->span_mapping == plan->mapping.start)
+                return true;
+        for (uint64_t at = start; plan->joins_mappings && at < end; at = mapping.end)
+                if (!cow_maps_find(&plan->maps, at, &mapping) || !mapping.private_anonymous)
+                        return false;
+        /* While a page is missing that could be protected, the kernel makes no huge page of those around it. */
+        if (plan->joins_mappings && start < end)
+                os->advise((void *)(uintptr_t)start, end - start, OS_ADVISE_POPULATE_WRITE);
+        return plan->joins_mappings;
+}
+
 /* The pages [start, end) of the current mapping, minus what the last span already has. The few pages between two parts
- * that an allocator laid side by side are protected too: one span costs less than two, and can become huge pages. */
+ * that an allocator laid side by side are protected too: one span costs less than two, and its pages can become huge ones
+ * while it is registered. */
 static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
 {
         struct cow_span *last = plan->span_count ? &plan->spans[plan->span_count - 1] : NULL;
@@ -53,8 +73,9 @@ static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
                 start = last->end;
         if (start >= end)
                 return true;
-        if (last && start - last->end <= GAP_BYTES && plan->span_mapping == plan->mapping.start) {
+        if (last && can_join(plan, last->end, start)) {
                 last->end = end;
+                plan->span_mapping = plan->mapping.start;
                 return true;
         }
         if (plan->span_count == plan->span_capacity) {
@@ -220,18 +241,18 @@ static enum nebula_status capture_make(const struct plan *plan, void *image, str
         return NEBULA_OK;
 }
 
-enum nebula_status cow_plan(void *image, const struct capture_part *parts, size_t count, bool protect,
+enum nebula_status cow_plan(const struct cow_engine *engine, void *image, const struct capture_part *parts, size_t count,
                             struct cow_capture **ret_capture, struct capture_part *direct, size_t *ret_direct_count,
                             struct nebula_error *error)
 {
-        struct plan plan = { 0 };
+        struct plan plan = { .joins_mappings = engine && engine->unpopulated };
         enum nebula_status status = NEBULA_OK;
         size_t direct_count = 0;
 
-        if (protect)
+        if (engine)
                 status = candidates_find(&plan, parts, count, image, direct, &direct_count, error);
         /* Not to know the mappings is no failure: then nothing is protected. */
-        if (status == NEBULA_OK && (!protect || spans_find(&plan, direct, &direct_count, NULL) != NEBULA_OK)) {
+        if (status == NEBULA_OK && (!engine || spans_find(&plan, direct, &direct_count, NULL) != NEBULA_OK)) {
                 memcpy(direct, parts, count * sizeof *parts);
                 direct_count = count;
                 plan.part_count = plan.span_count = 0;

@@ -10,7 +10,7 @@
  *      cow_worker.c   background copies; taking registrations back
  *      cow_huge.c     huge pages
  *
- * A span is a run of whole pages that parts touch, inside one mapping; of a
+ * A span is a run of whole pages that parts touch, and of the few between two of them; of a
  * huge page it has all or nothing. A block is 2 MiB of address space, aligned,
  * the size of a huge page; it is what is copied and released at once, so that
  * a huge page is never split. A chunk is what one capture wants of one block.
@@ -48,6 +48,8 @@
 #define COW_PENDING_MAX 256u        /* faults under service; others are asked again */
 #define COW_AHEAD 16u                /* blocks that the fault thread copies after a fault: writers go on behind it */
 #define COW_MOVED_MAX 64u
+#define COW_HUGE_AFTER_MS 100       /* pages are joined then: not between the files of one checkpoint */
+#define COW_LATER_MAX 1024u         /* blocks at the ends of registrations; more are joined after another save */
 #define COW_RETIRE_AFTER_MS 1000    /* registrations are kept that long for the next save */
 #define COW_RETIRE_BYTES (16u << 20) /* taken back at once: the memory map is locked meanwhile */
 #define COW_STACK_BYTES (2u << 20)   /* thread-local variables lie there too, a sanitizer has a megabyte of them */
@@ -114,7 +116,8 @@ struct cow_fault {
 struct cow_engine {
         uint32_t pid;
         int fd;
-        bool unpopulated; /* the kernel protects pages that were never touched */
+        /* Linux 6.4: it protects pages that were never touched, and, since 6.3, across the border of two mappings. */
+        bool unpopulated;
         uint64_t probe_page; /* registered, of the engine's own: see cow_events_settle */
         size_t worker_count;
         /* Odd while the fault thread has read events that it has not yet marked. */
@@ -138,8 +141,8 @@ struct cow_engine {
 
         pthread_mutex_t huge_lock;
         struct {
-                struct cow_span work[COW_SPAN_MAX];
-                size_t work_count;
+                struct cow_span work[COW_SPAN_MAX], later[COW_LATER_MAX];
+                size_t work_count, later_count;
                 int64_t next_ns;
         } huge;
 
@@ -181,9 +184,9 @@ bool cow_maps_is_huge(struct cow_maps *maps, uint64_t block);
 void cow_maps_close(struct cow_maps *maps);
 
 /* cow_plan.c */
-/* Sorts parts: what can be protected (nothing, unless `protect`) into a new capture, the rest into `direct`, which
+/* Sorts parts: what can be protected (nothing without an engine) into a new capture, the rest into `direct`, which
  * has room for all of them. */
-enum nebula_status cow_plan(void *image, const struct capture_part *parts, size_t count, bool protect,
+enum nebula_status cow_plan(const struct cow_engine *engine, void *image, const struct capture_part *parts, size_t count,
                             struct cow_capture **ret_capture, struct capture_part *direct, size_t *ret_direct_count,
                             struct nebula_error *error);
 /* The first chunk of `block` or behind it, the first part that reaches beyond `address`; the count when there is none. */
@@ -214,7 +217,8 @@ void cow_events_drain(struct cow_engine *engine);
 bool cow_block_next(struct cow_engine *engine, uint64_t *ret_block);
 void *cow_worker_main(void *engine);
 
-/* cow_huge.c: works for about a millisecond; how long to sleep before the next step, -1 when there is nothing to do. */
-int64_t cow_huge_step(struct cow_engine *engine);
+/* cow_huge.c: works for about a millisecond; how long to sleep before the next step, -1 when there is nothing to do.
+ * is_registered: what was captured last may still be registered. */
+int64_t cow_huge_step(struct cow_engine *engine, bool is_registered);
 
 #endif

@@ -93,6 +93,17 @@ static int64_t retire_step(struct cow_engine *engine)
         return more ? 0 : -1;
 }
 
+/* When there is something to do next, in ms; 0: now, -1: when somebody says so. */
+static int64_t idle_step(struct cow_engine *engine)
+{
+        int64_t wait_ms = retire_step(engine), idle = idle_ms(engine), huge_ms;
+
+        if (wait_ms == 0 || idle < 0)
+                return wait_ms;
+        huge_ms = idle < COW_HUGE_AFTER_MS ? COW_HUGE_AFTER_MS - idle : cow_huge_step(engine, wait_ms > 0);
+        return wait_ms < 0 || (huge_ms >= 0 && huge_ms < wait_ms) ? huge_ms : wait_ms;
+}
+
 void *cow_worker_main(void *argument)
 {
         struct cow_engine *engine = argument;
@@ -107,10 +118,7 @@ void *cow_worker_main(void *argument)
                         cow_block_serve(engine, block, NULL);
                         continue;
                 }
-                wait_ms = retire_step(engine);
-                /* Later, since the kernel joins no pages across the ends of a registration. */
-                if (wait_ms < 0 && idle_ms(engine) >= 0)
-                        wait_ms = cow_huge_step(engine);
+                wait_ms = idle_step(engine);
                 if (wait_ms != 0)
                         os->futex_wait(&engine->work_turn, turn, wait_ms);
         }

@@ -744,6 +744,40 @@ static void the_ends_of_what_is_saved_move_too(void)
                 check_joining(64);
 }
 
+/* As an allocator's: each in a mapping of its own, with pages between them that nobody asked huge pages for and some of
+ * which nobody has touched. Saves come so often that their registration is never taken back. */
+static void the_ends_of_parts_in_several_mappings_move_between_saves(void)
+{
+        size_t size = 8 * MIB, first = 3 * MIB - 4096, gap = 8192;
+        unsigned char *memory = memory_new(size, false), *image = image_new(size);
+        struct capture_part parts[] = { { memory, first, 0 }, { memory + first + gap, size - first - gap, first } };
+        uint32_t abilities = 0;
+        int fd = os->uffd_open(&abilities);
+
+        os->close(fd);
+        if (!can_join_pages() || !(abilities & OS_UFFD_UNPOPULATED)) {
+                printf("# this kernel protects one mapping at a time\n");
+                return;
+        }
+        for (int i = 0; i < 2; i++) {
+                pattern_fill((void *)(uintptr_t)parts[i].data, parts[i].size, 1);
+                madvise((void *)(uintptr_t)parts[i].data, parts[i].size, MADV_HUGEPAGE);
+        }
+        for (int i = 0; i < 40 && count_huge(memory, size) < 4; i++) {
+                struct cow_capture *capture = start(image, parts, 2);
+
+                memset(memory + first, i, gap);
+                CHECK(complete(capture));
+                cow_free(capture);
+                CHECK(pattern_holds(image, parts[0].size, 1) && pattern_holds(image + first, parts[1].size, 1));
+                cow_advise_huge(parts, 2);
+                os->sleep_ms(250);
+        }
+        CHECK(count_huge(memory, size) == 4);
+        munmap(memory, size);
+        munmap(image, size);
+}
+
 /* A part begins and ends inside a huge page; what else lies there is written to while the capture runs. */
 static void a_huge_page_that_others_share_stays_whole(void)
 {
@@ -1001,6 +1035,7 @@ int main(void)
                 TEST(memory_that_is_saved_moves_to_huge_pages),
                 TEST(memory_of_several_calls_moves_to_huge_pages),
                 TEST(the_ends_of_what_is_saved_move_too),
+                TEST(the_ends_of_parts_in_several_mappings_move_between_saves),
                 TEST(a_huge_page_that_others_share_stays_whole),
                 TEST(captures_under_random_writes_are_exact),
         };
