@@ -3,23 +3,29 @@
 ``NebulaStorageWriter(path)`` and ``NebulaStorageReader(path)`` take ``path = <persist>/<tag>``, or a `checkpoint_id` for
 each call. What they write is what ``FileSystemReader``, ``dcp.load`` and ``dcp_to_torch_save`` read. A save
 returns when the values are fixed in memory, so ``dcp.save`` with this writer already takes milliseconds; ``async_save`` adds a
-future for durability. Neither runs collectives in the background, so a training step cannot interleave with them.
+future for durability, and plans only what has changed its shape since an earlier save. Neither runs collectives in the
+background, so a training step cannot interleave with them.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import io
+import logging
 import os
 import pickle
+import secrets
 import threading
 import weakref
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import (
@@ -31,11 +37,15 @@ from torch.distributed.checkpoint.planner import (
     SavePlanner,
     WriteItemType,
 )
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.distributed_c10d import _get_object_coll_device
 from torch.futures import Future as TorchFuture
 
 from . import api, pickling
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
+
+log = logging.getLogger("nebulaml")
 
 __all__ = ["NebulaStager", "NebulaStorageReader", "NebulaStorageWriter", "async_save"]
 
@@ -58,14 +68,22 @@ def _init_for(persist: str) -> None:
         )
 
 
+@functools.lru_cache(maxsize=1024)
+def _frame(shape: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
+    """What a complete torch file of one contiguous tensor has before and behind its bytes."""
+    template = torch.empty(shape, dtype=dtype)  # its memory is never touched
+    (before, _, after), _ = pickling.file_parts(template, template)
+    return before, after
+
+
 def _item_parts(tensor: torch.Tensor) -> tuple[list[Any], int]:
     """One tensor as a complete torch file: its parts in order, and its size in bytes. Copies nothing if contiguous."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     tensor = tensor.contiguous().resolve_conj().resolve_neg()
-    template = torch.empty(tensor.shape, dtype=tensor.dtype)  # same pickle; its memory is never touched
-    return pickling.file_parts(template, tensor)
+    before, after = _frame(tensor.shape, tensor.dtype)
+    return [before, tensor, after], len(before) + tensor.numel() * tensor.element_size() + len(after)
 
 
 class NebulaStager:
@@ -142,6 +160,9 @@ class _Save(threading.local):
     rank = 0
     coordinator = False
     checkpoint: Any = None
+    local: SavePlan | None = None  # what this rank proposed
+    final: SavePlan | None = None  # and what it was given to write
+    results: list[WriteResult] | None = None
 
 
 class NebulaStorageWriter(StorageWriter):
@@ -204,34 +225,26 @@ class NebulaStorageWriter(StorageWriter):
         self._save.checkpoint = api.Checkpoint(tag, -2)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        self._save.local = plan
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return [dataclasses.replace(plan, storage_data=index) for index, plan in enumerate(plans)]
+        number = secrets.randbits(62) + 1
+        return [dataclasses.replace(plan, storage_data=(index, number)) for index, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
-        name = f"__{plan.storage_data if plan.storage_data is not None else self._save.rank}_0.distcp"
-        parts: list[Any] = []
-        results: list[WriteResult] = []
-        offset = 0
-        for item in plan.items:
-            data = planner.resolve_data(item)
-            if item.type == WriteItemType.BYTE_IO:
-                new, size = [data.getvalue()], data.getbuffer().nbytes
-            else:
-                new, size = _item_parts(data)
-            parts += new
-            results.append(
-                WriteResult(index=item.index, size_in_bytes=size, storage_data=_StorageInfo(name, offset, size))
-            )
-            offset += size
-        if parts:
-            self._save.checkpoint.save_bytes(name, parts)
+        parts, results = _lay_out(plan, planner)
+        self._save.final, self._save.results = plan, results
+        self._put(plan, parts)
         if not self._save.coordinator:
             self._save.checkpoint.commit()
         future: TorchFuture[list[WriteResult]] = TorchFuture()
         future.set_result(results)
         return future
+
+    def _put(self, plan: SavePlan, parts: list[Any]) -> None:
+        if parts:
+            self._save.checkpoint.save_bytes(_file_of(plan), parts)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = VERSION
@@ -239,6 +252,29 @@ class NebulaStorageWriter(StorageWriter):
         metadata.storage_meta = self.storage_meta()
         self._save.checkpoint.save_bytes(METADATA, [pickle.dumps(metadata)])
         self._save.checkpoint.commit()
+
+
+def _file_of(plan: SavePlan) -> str:
+    """The name of the file that a rank writes; the coordinator has numbered the plans."""
+    return f"__{plan.storage_data[0]}_0.distcp"
+
+
+def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[list[Any], list[WriteResult]]:
+    """A rank's file as parts, one behind the other, and where in it each item lies."""
+    name = _file_of(plan)
+    parts: list[Any] = []
+    results: list[WriteResult] = []
+    offset = 0
+    for item in plan.items:
+        data = planner.resolve_data(item)
+        if item.type == WriteItemType.BYTE_IO:
+            new, size = [data.getvalue()], data.getbuffer().nbytes
+        else:
+            new, size = _item_parts(data)
+        parts += new
+        results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=_StorageInfo(name, offset, size)))
+        offset += size
+    return parts, results
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -353,6 +389,80 @@ class NebulaStorageReader(StorageReader):
         planner.commit_tensor(item, target)
 
 
+class _Known(NamedTuple):
+    """A save that all ranks planned together. While nothing changes its shape they need no plan again."""
+
+    group: Any
+    local: SavePlan
+    final: SavePlan
+    results: list[WriteResult]
+    metadata: Metadata
+
+    @property
+    def number(self) -> int:
+        """Drawn by the coordinator: one plan has the same number on all ranks, another one another."""
+        return int(self.final.storage_data[1])
+
+
+KNOWN_MAX = 2  # a job that keeps an average of its weights saves two states in turns
+_known_lock = threading.Lock()  # guards the list below
+_known: list[_Known] = []
+
+
+def _remember(known: _Known) -> None:
+    with _known_lock:
+        _known.append(known)
+        del _known[:-KNOWN_MAX]
+
+
+def _recall(group: Any, planner: DefaultSavePlanner) -> tuple[_Known | None, list[Any]]:
+    """The plan that fits the planner's state to the byte, and the parts of this rank's file by it."""
+    with _known_lock:
+        candidates = _known[::-1]  # where only other ranks' states differ, the newest is the likeliest to be theirs too
+    local = planner.create_local_plan()
+    for known in candidates:
+        if known.group is group and known.local == local:
+            parts, results = _lay_out(planner.finish_plan(known.final), planner)
+            if results == known.results:
+                return known, parts
+    return None, []
+
+
+def _all_know(known: _Known | None, group: Any) -> bool:
+    """Whether every rank of the group has the same plan: one collective of two numbers."""
+    if group is None or dist.get_world_size(group) == 1:
+        return known is not None
+    number = known.number if known else 0
+    numbers = torch.tensor([number, -number], device=_get_object_coll_device(group))
+    dist.all_reduce(numbers, dist.ReduceOp.MIN, group=group)
+    least, most = int(numbers[0]), -int(numbers[1])
+    return least == most != 0
+
+
+def _save_as_before(state: STATE_DICT_TYPE, path: Any, writer: NebulaStorageWriter, group: Any) -> Metadata | None:
+    """Saves by a plan of an earlier save. None: some rank has none that fits, and all plan again."""
+    rank = dist.get_rank(group) if group is not None else 0
+    known, parts = None, []
+    try:
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state, writer.storage_meta(), rank == 0)
+        known, parts = _recall(group, planner)
+    except Exception as failure:  # planning again tells it to every rank
+        log.debug("nebula: no plan of an earlier save is used: %s", failure)
+    if not _all_know(known, group):
+        return None
+    assert known is not None
+    writer.reset(path)
+    writer.set_up_storage_writer(rank == 0, rank=rank)
+    metadata = copy.copy(known.metadata)
+    metadata.storage_meta = writer.storage_meta()
+    with writer._save.checkpoint as checkpoint:
+        writer._put(known.final, parts)
+        if rank == 0:
+            checkpoint.save_bytes(METADATA, [pickle.dumps(metadata)])
+    return metadata
+
+
 def async_save(
     state_dict: STATE_DICT_TYPE,
     *,
@@ -365,17 +475,26 @@ def async_save(
     """Saves like ``dcp.save``: the values are fixed on return. The future's result is the metadata, once durable.
 
     The ranks agree on the plan inside this call; nothing collective happens afterwards, so the default process
-    group is safe to use.
+    group is safe to use. A state whose names, shapes, types and places are those of one of the last two saves that were
+    planned needs no other plan: the ranks only assure each other of that. With a `planner` each save is planned.
     """
     writer = storage_writer or NebulaStorageWriter(checkpoint_id)
-    metadata = dcp.save(
-        state_dict,
-        checkpoint_id=checkpoint_id,
-        storage_writer=writer,
-        planner=planner,
-        process_group=process_group,
-        no_dist=no_dist or not dist.is_initialized(),
-    )
+    alone = no_dist or not dist.is_initialized()
+    group = None if alone else process_group or dist.group.WORLD
+    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
+    metadata = _save_as_before(state, checkpoint_id, writer, group) if planner is None else None
+    if metadata is None:
+        metadata = dcp.save(
+            state,
+            checkpoint_id=checkpoint_id,
+            storage_writer=writer,
+            planner=planner,
+            process_group=process_group,
+            no_dist=alone,
+        )
+        save = writer._save
+        if planner is None and save.local and save.final and save.results is not None:
+            _remember(_Known(group, save.local, save.final, save.results, metadata))
     checkpoint = writer._save.checkpoint
     future: Future[Metadata] = Future()
 

@@ -125,6 +125,42 @@ for value in range(1, 6):
 """)  # fmt: skip
 
 
+ALIKE = """
+import json, os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from nebulaml.dcp import async_save
+dist.init_process_group("gloo")
+rank, planned, plain = dist.get_rank(), 0, dcp.save
+def counted(*args, **kwargs):
+    global planned
+    planned += 1
+    return plain(*args, **kwargs)
+dcp.save = counted
+def state(value, length=1, rows=3):  # what differs is rank 1's alone
+    more = {"text1": "x" * length, "own1": torch.full((rows, 2), value + 0.5)} if rank else {"own0": torch.full((5,), value + 0.25)}
+    return {"both": torch.full((300, 7), float(value)), "step": value, "zero": 0.0 if value % 2 else -0.0, **more}
+kinds, counts, given = [{}, {}, {"length": 700}, {"length": 700}, {"rows": 4}, {"rows": 4}, {"length": 700}], [], {}
+for value, kind in enumerate(kinds):
+    path = os.path.join(sys.argv[1], f"tag{value}")
+    future = async_save(state(value, **kind), checkpoint_id=path)
+    counts.append(planned)
+    assert future.result(timeout=60).storage_meta.checkpoint_id == path
+dist.barrier()
+for value, kind in enumerate(kinds):
+    found, wanted = state(99, **kind), state(value, **kind)
+    dcp.load(found, checkpoint_id=os.path.join(sys.argv[1], f"tag{value}"))
+    for name, kept in wanted.items():
+        assert torch.equal(found[name], kept) if isinstance(kept, torch.Tensor) else repr(found[name]) == repr(kept), (value, name, found[name])
+print(json.dumps({"end": True, "counts": counts}), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_plan_again_only_when_the_shape_of_some_ranks_state_has_changed(node):
+    (node.base / "alike.py").write_text(ALIKE)
+    assert node.run(sys.executable, node.base / "alike.py", node.persist, ranks=2).end["counts"] == [1, 1, 2, 2, 3, 3, 4]
+
+
 def test_a_stager_of_ours_serves_another_writer(node):
     script(node, STATE + """
 import torch.distributed as dist
