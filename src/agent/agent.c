@@ -20,6 +20,7 @@
 
 #define RIVAL_WAIT_MS 10000 /* an agent that was killed may take this long to give its memory back */
 #define END_WAIT_NS 10000000000 /* for threads that storage holds; after that the process ends without them */
+#define END_NOW_NS 2000000000   /* likewise when nothing that is on its way is to be kept */
 
 struct agent {
         struct catalogue catalogue;
@@ -323,10 +324,11 @@ bool agent_drain(struct agent *agent)
 static bool end_threads(struct agent *agent)
 {
         struct catalogue *catalogue = &agent->catalogue;
-        int64_t until = os->now_ns() + END_WAIT_NS;
+        int64_t until;
         bool ended;
 
         catalogue_lock(catalogue);
+        until = os->now_ns() + (catalogue->dropping ? END_NOW_NS : END_WAIT_NS);
         catalogue->stopping = true;
         catalogue_signal(catalogue);
         os->shutdown(agent->listen_fd);

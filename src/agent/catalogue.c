@@ -17,7 +17,8 @@
 #define WAKE_MOVED 1u
 #define WAKE_WORK 2u
 #define WAKE_KEEP 4u
-#define WAKE_CAPTURED 8u /* the first of REACHED_COUNT, as is the next */
+#define WAKE_CLOCK 8u
+#define WAKE_CAPTURED 16u /* the first of REACHED_COUNT, as is the next */
 #define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
 #define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
 
@@ -32,6 +33,7 @@ void catalogue_init(struct catalogue *catalogue)
         pthread_mutex_init(&catalogue->catalogue_lock, NULL);
         os_cond_init(&catalogue->moved);
         os_cond_init(&catalogue->work);
+        os_cond_init(&catalogue->clock);
         os_cond_init(&catalogue->keep);
         for (size_t i = 0; i < REACHED_COUNT; i++) {
                 os_cond_init(&catalogue->captured[i]);
@@ -55,6 +57,12 @@ void catalogue_done(struct catalogue *catalogue)
                 store_close(job->store);
                 free(job);
         }
+        while (catalogue->lanes) {
+                struct lane *lane = catalogue->lanes;
+
+                catalogue->lanes = lane->next;
+                free(lane);
+        }
         while (catalogue->sessions) {
                 struct session *session = catalogue->sessions;
 
@@ -63,6 +71,7 @@ void catalogue_done(struct catalogue *catalogue)
         }
         pthread_cond_destroy(&catalogue->moved);
         pthread_cond_destroy(&catalogue->work);
+        pthread_cond_destroy(&catalogue->clock);
         pthread_cond_destroy(&catalogue->keep);
         for (size_t i = 0; i < REACHED_COUNT; i++) {
                 pthread_cond_destroy(&catalogue->captured[i]);
@@ -81,7 +90,9 @@ static void wake(struct catalogue *catalogue, uint32_t wakes)
         if (wakes & WAKE_MOVED)
                 pthread_cond_broadcast(&catalogue->moved);
         if (wakes & WAKE_WORK)
-                pthread_cond_signal(&catalogue->work);
+                pthread_cond_broadcast(&catalogue->work);
+        if (wakes & WAKE_CLOCK)
+                pthread_cond_signal(&catalogue->clock);
         if (wakes & WAKE_KEEP)
                 pthread_cond_signal(&catalogue->keep);
         for (size_t i = 0; i < REACHED_COUNT && wakes >= WAKE_CAPTURED; i++) {
@@ -131,26 +142,28 @@ static bool keeper_is_needed(const struct catalogue *catalogue)
         return is_needed;
 }
 
-static void signal_some(struct catalogue *catalogue, uint32_t versions)
+static void signal_some(struct catalogue *catalogue, uint32_t others)
 {
         catalogue->change_count++;
-        catalogue->wakes |= versions | WAKE_MOVED | WAKE_WORK | (keeper_is_needed(catalogue) ? WAKE_KEEP : 0);
+        catalogue->wakes |= others | WAKE_MOVED | WAKE_WORK | (keeper_is_needed(catalogue) ? WAKE_KEEP : 0);
 }
 
 void catalogue_signal(struct catalogue *catalogue)
 {
-        signal_some(catalogue, WAKE_VERSIONS);
+        signal_some(catalogue, WAKE_VERSIONS | WAKE_CLOCK);
 }
 
 void catalogue_signal_work(struct catalogue *catalogue)
 {
         catalogue->change_count++;
-        catalogue->wakes |= WAKE_WORK;
+        catalogue->wakes |= WAKE_WORK | WAKE_CLOCK;
 }
 
 void version_signal(struct catalogue *catalogue, const struct version *version)
 {
-        signal_some(catalogue, (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
+        uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
+
+        signal_some(catalogue, starts | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
 }
 
 void version_signal_captured(struct catalogue *catalogue, const struct version *version)
@@ -175,6 +188,22 @@ struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path,
         return NULL;
 }
 
+static struct lane *lane_get(struct catalogue *catalogue, const char *persist_path)
+{
+        struct lane *lane;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (!strcmp(job->persist_path, persist_path))
+                        return job->lane;
+        lane = calloc(1, sizeof *lane);
+        if (!lane)
+                return NULL;
+        lane->catalogue = catalogue;
+        lane->next = catalogue->lanes;
+        catalogue->lanes = lane;
+        return lane;
+}
+
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name)
 {
         struct job *job = catalogue_job(catalogue, persist_path, name);
@@ -184,6 +213,11 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         job = calloc(1, sizeof *job);
         if (!job)
                 return NULL;
+        job->lane = lane_get(catalogue, persist_path);
+        if (!job->lane) {
+                free(job);
+                return NULL;
+        }
         snprintf(job->persist_path, sizeof job->persist_path, "%s", persist_path);
         snprintf(job->name, sizeof job->name, "%s", name);
         job->retention_count = 2;

@@ -13,8 +13,8 @@
  * version is not freed and its images are not dropped.
  *
  * Who waits for a state of one version waits on one of `reached`, who waits for anything else
- * on `moved`; `work` wakes the persist worker, `keep` the keeper thread (spare images, pages to
- * give back). They are told when the lock is given back (catalogue_unlock, catalogue_wait), for
+ * on `moved`; `work` wakes the persist workers, `clock` the thread that keeps the clock and starts
+ * those, `keep` the keeper thread (spare images, pages to give back). They are told when the lock is given back (catalogue_unlock, catalogue_wait), for
  * with every rank of a node saving at once a thread that wakes only to find it taken costs as
  * much again as its request.
  */
@@ -107,8 +107,15 @@ struct version {
         struct part *idle_parts; /* ranks that closed this whole tag again with nothing written (see commit.c) */
         size_t idle_count;
 };
+/* A storage path, "" included: its jobs share a worker, so that storage that hangs holds up nobody else (worker.h). */
+struct lane {
+        struct lane *next;
+        struct catalogue *catalogue;
+        bool is_running;
+};
 struct job {
         struct job *next;
+        struct lane *lane;
         char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
         char output_dir[IPC_PATH_MAX], run[IPC_NAME_MAX];
         double persist_interval_s;
@@ -146,11 +153,13 @@ struct session {
 };
 struct catalogue {
         pthread_mutex_t catalogue_lock;
-        pthread_cond_t moved, work, keep;
+        pthread_cond_t moved, work, clock, keep;
         pthread_cond_t captured[REACHED_COUNT], reached[REACHED_COUNT]; /* waits for versions, by their numbers; captured: for that state */
         uint32_t wakes; /* who is to be told of what was done under the lock */
         struct memory memory;
         struct job *jobs;
+        struct lane *lanes;
+        uint32_t lane_count; /* whose worker runs */
         struct session *sessions;
         uint64_t agent_nonce, last_sequence;
         uint64_t change_count; /* of catalogue_signal: who worked without the lock sees that something moved */
@@ -174,9 +183,9 @@ void catalogue_init(struct catalogue *catalogue);
 void catalogue_done(struct catalogue *catalogue);
 void catalogue_lock(struct catalogue *catalogue);
 void catalogue_unlock(struct catalogue *catalogue);
-/* Something moved: waiters look again, and so does the worker. */
+/* Something moved: waiters look again, and so do the workers and the clock. */
 void catalogue_signal(struct catalogue *catalogue);
-/* The worker alone has something to look at. */
+/* The workers and the clock alone have something to look at. */
 void catalogue_signal_work(struct catalogue *catalogue);
 /* catalogue_unlock for a thread after which the catalogue may be gone. */
 void catalogue_unlock_last(struct catalogue *catalogue);

@@ -129,26 +129,37 @@ static int append(const char *directory, const char *line)
         return result < 0 ? result : 0;
 }
 
-static struct version *next_ended(struct catalogue *catalogue)
+static struct version *oldest_ended(const struct job *job)
 {
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                struct version *oldest = NULL;
+        struct version *oldest = NULL;
 
-                for (struct version *version = job->versions; version; version = version->next)
-                        if (!version->recorded && history_result(version))
-                                oldest = version;
-                if (oldest)
-                        return oldest;
-        }
-        return NULL;
+        for (struct version *version = job->versions; version; version = version->next)
+                if (!version->recorded && history_result(version))
+                        oldest = version;
+        return oldest;
 }
 
-void history_flush(struct catalogue *catalogue)
+bool history_pending(const struct job *job)
+{
+        return oldest_ended(job) != NULL;
+}
+
+static struct version *next_ended(const struct catalogue *catalogue, const struct lane *lane)
+{
+        struct version *oldest = NULL;
+
+        for (const struct job *job = catalogue->jobs; job && !oldest; job = job->next)
+                if (job->lane == lane)
+                        oldest = oldest_ended(job);
+        return oldest;
+}
+
+void history_flush(struct catalogue *catalogue, const struct lane *lane)
 {
         struct version *version;
 
         catalogue_lock(catalogue);
-        while ((version = next_ended(catalogue))) {
+        while ((version = next_ended(catalogue, lane))) {
                 struct job *job = version->job;
                 char line[LINE_BYTES], directory[IPC_PATH_MAX];
                 bool write = job->output_dir[0] && !job->history_broken;

@@ -16,7 +16,9 @@
 const char *history_result(const struct version *version);
 /* One object with the columns of the file. */
 json_t *history_json(const struct version *version);
-/* Appends what has ended and is not recorded. Takes the lock; the file is written without it. */
-void history_flush(struct catalogue *catalogue);
+/* Something of the job has ended and is not recorded (lock held). */
+bool history_pending(const struct job *job);
+/* Appends what has ended and is not recorded of the lane's jobs. Takes the lock; the file is written without it. */
+void history_flush(struct catalogue *catalogue, const struct lane *lane);
 
 #endif

@@ -62,8 +62,8 @@ bool publish_waits(const struct version *version);
 enum nebula_status publish_failure(struct job *job, const struct version *version, struct nebula_error *error);
 /* There is something that can happen now, or will be tried again. */
 bool publish_pending(struct catalogue *catalogue, struct job *job);
-/* Worker only: does one thing, without the lock meanwhile. False: nothing can be done now; *due is lowered. */
-bool publish_work(struct catalogue *catalogue, int64_t now_ns, int64_t *due);
+/* The job's worker only: does one thing, without the lock meanwhile. False: nothing can be done now; *due is lowered. */
+bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due);
 
 /* At start, after the notes, before any thread. */
 void publish_adopt_all(struct catalogue *catalogue);

@@ -219,20 +219,19 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         catalogue_signal(catalogue);
 }
 
-bool publish_work(struct catalogue *catalogue, int64_t now_ns, int64_t *due)
+bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due)
 {
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct publish *publish = job->publishes; publish; publish = publish->next) {
-                        if (!publish_can_happen(catalogue, job, publish))
-                                continue;
-                        if (job->publish_retry_at_ns > now_ns) {
-                                *due = *due < job->publish_retry_at_ns ? *due : job->publish_retry_at_ns;
-                                break;
-                        }
-                        job->persisting = true;
-                        run_one(catalogue, job, publish);
-                        job->persisting = false;
-                        return true;
+        for (struct publish *publish = job->publishes; publish; publish = publish->next) {
+                if (!publish_can_happen(catalogue, job, publish))
+                        continue;
+                if (job->publish_retry_at_ns > now_ns) {
+                        *due = *due < job->publish_retry_at_ns ? *due : job->publish_retry_at_ns;
+                        return false;
                 }
+                job->persisting = true;
+                run_one(catalogue, job, publish);
+                job->persisting = false;
+                return true;
+        }
         return false;
 }

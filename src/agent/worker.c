@@ -242,22 +242,26 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         catalogue_signal(catalogue);
 }
 
-/* One piece of storage work. False when none is due. */
-static bool work_once(struct catalogue *catalogue, int64_t now, int64_t *due)
+/* One piece of storage work of the lane. False when none is due. */
+static bool work_once(struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
 {
         struct version *oldest = NULL;
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->scan_due && job->retry_at_ns <= now) {
+                if (job->lane == lane && world_work(catalogue, job, now, due))
+                        return true;
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && job->scan_due && job->retry_at_ns <= now) {
                         scan_one(catalogue, job);
                         return true;
                 }
         /* What frameworks wait for costs a link, and removals make room. */
-        if (publish_work(catalogue, now, due))
-                return true;
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && publish_work(catalogue, job, now, due))
+                        return true;
         /* Jobs take turns: the one that started longest ago comes first. */
         for (struct job *job = catalogue->jobs; job; job = job->next) {
-                struct version *version = due_version(job, now, due);
+                struct version *version = job->lane == lane ? due_version(job, now, due) : NULL;
 
                 if (version && (!oldest || job->last_start_ns < oldest->job->last_start_ns))
                         oldest = version;
@@ -266,6 +270,73 @@ static bool work_once(struct catalogue *catalogue, int64_t now, int64_t *due)
                 return false;
         persist_one(catalogue, oldest);
         return true;
+}
+
+static bool lane_is_needed(const struct catalogue *catalogue, const struct lane *lane)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                if (job->lane != lane)
+                        continue;
+                if (catalogue_session_count(catalogue, job) || job->scan_due || worker_pending(catalogue, job) || history_pending(job))
+                        return true;
+                for (const struct version *version = job->versions; version; version = version->next)
+                        if (version->spread)
+                                return true;
+        }
+        return false;
+}
+
+static void *lane_main(void *argument)
+{
+        struct lane *lane = argument;
+        struct catalogue *catalogue = lane->catalogue;
+
+        catalogue_lock(catalogue);
+        while (!catalogue->stopping && lane_is_needed(catalogue, lane)) {
+                int64_t now = os->now_ns(), due = INT64_MAX;
+                uint64_t changes;
+
+                for (struct job *job = catalogue->draining ? catalogue->jobs : NULL; job; job = job->next)
+                        if (job->lane == lane)
+                                want(job);
+                if (work_once(catalogue, lane, now, &due))
+                        continue;
+                changes = catalogue->change_count;
+                catalogue_unlock(catalogue);
+                history_flush(catalogue, lane);
+                catalogue_lock(catalogue);
+                now = os->now_ns();
+                if (!catalogue->stopping && catalogue->change_count == changes && due > now)
+                        catalogue_wait(catalogue, &catalogue->work, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+        }
+        if (catalogue->stopping) {
+                catalogue_unlock(catalogue);
+                history_flush(catalogue, lane);
+                catalogue_lock(catalogue);
+        }
+        lane->is_running = false;
+        catalogue->lane_count--;
+        catalogue_signal(catalogue);
+        catalogue_unlock_last(catalogue);
+        return NULL;
+}
+
+/* Workers for the lanes that need one and have none. When to look again; INT64_MAX: no need. */
+static int64_t start_lanes(struct catalogue *catalogue, int64_t now)
+{
+        int64_t due = INT64_MAX;
+
+        for (struct lane *lane = catalogue->lanes; lane; lane = lane->next) {
+                if (lane->is_running || !lane_is_needed(catalogue, lane))
+                        continue;
+                if (os_thread_start(NULL, lane_main, lane, false)) {
+                        due = now + SECOND_NS; /* out of threads or memory */
+                        continue;
+                }
+                lane->is_running = true; /* it waits for the lock */
+                catalogue->lane_count++;
+        }
+        return due;
 }
 
 static int64_t end_sessions(struct catalogue *catalogue, int64_t now)
@@ -342,28 +413,21 @@ void *worker_main(void *argument)
         catalogue_lock(catalogue);
         while (!catalogue->stopping) {
                 int64_t now = os->now_ns(), due = INT64_MAX;
-                uint64_t changes;
 
                 due = earlier(due, end_sessions(catalogue, now));
                 due = earlier(due, commit_quiet(catalogue, now));
                 if (note_check_owners(catalogue))
                         due = earlier(due, now + OWNER_CHECK_NS);
                 due = earlier(due, release_idle(catalogue, now));
-                for (struct job *job = catalogue->draining ? catalogue->jobs : NULL; job; job = job->next)
-                        want(job);
-                if (world_work(catalogue, now, &due) || work_once(catalogue, now, &due))
-                        continue;
-                changes = catalogue->change_count;
-                catalogue_unlock(catalogue);
-                history_flush(catalogue);
-                catalogue_lock(catalogue);
+                due = earlier(due, start_lanes(catalogue, now));
                 due = earlier(due, check_linger(catalogue, now));
                 now = os->now_ns();
-                if (!catalogue->stopping && catalogue->change_count == changes && due > now)
-                        catalogue_wait(catalogue, &catalogue->work, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+                if (!catalogue->stopping && due > now)
+                        catalogue_wait(catalogue, &catalogue->clock, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
+        while (catalogue->lane_count)
+                catalogue_wait(catalogue, &catalogue->clock, -1);
         catalogue_unlock(catalogue);
-        history_flush(catalogue);
         return NULL;
 }
 

@@ -1,15 +1,19 @@
 /*
- * worker.h - the two threads that work behind the sessions' backs.
+ * worker.h - the threads that work behind the sessions' backs.
  *
- * worker_main persists: it picks what is due (retain.h), retries with back-off,
- * removes old versions from storage, writes the history; it also keeps the clock
- * for everything that happens by itself: parts that have gone quiet, sessions
- * that do not come back, the linger. It sleeps until the earliest of these.
+ * worker_main keeps the clock for everything that happens by itself: parts that
+ * have gone quiet, sessions that do not come back, the linger. It sleeps until
+ * the earliest of these, and touches no storage.
+ *
+ * For each storage path in use it runs a worker, a thread that persists: it picks
+ * what is due (retain.h), retries with back-off, removes old versions from
+ * storage, writes the history. A storage that hangs holds its own jobs up and no
+ * others. A worker ends when its jobs have no session and nothing to do.
  *
  * keeper_main gives back the pages of images that were dropped and makes spare
  * ones ready in the background, so that saves take no page faults.
  *
- * Both end when catalogue->stopping is set.
+ * All end when catalogue->stopping is set, worker_main after the workers.
  */
 #ifndef NB_AGENT_WORKER_H
 #define NB_AGENT_WORKER_H

@@ -635,21 +635,19 @@ static bool work_on(struct catalogue *catalogue, struct version *version, int64_
         return true;
 }
 
-bool world_work(struct catalogue *catalogue, int64_t now_ns, int64_t *due_ns)
+bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due_ns)
 {
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                struct version *oldest = NULL;
+        struct version *oldest = NULL;
 
-                for (struct version *version = job->versions; version; version = version->next)
-                        if (version->spread && version->to_announce && version->poll_at_ns <= now_ns && commit_open(version))
-                                oldest = version; /* newest first: the last one found was begun first */
-                if (oldest) {
-                        announce(catalogue, oldest);
-                        return true;
-                }
-                for (struct version *version = job->versions; version; version = version->next)
-                        if (version->spread && work_on(catalogue, version, now_ns, due_ns))
-                                return true;
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->spread && version->to_announce && version->poll_at_ns <= now_ns && commit_open(version))
+                        oldest = version; /* newest first: the last one found was begun first */
+        if (oldest) {
+                announce(catalogue, oldest);
+                return true;
         }
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->spread && work_on(catalogue, version, now_ns, due_ns))
+                        return true;
         return false;
 }

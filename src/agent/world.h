@@ -25,8 +25,8 @@ bool world_is_spread(const struct catalogue *catalogue, const struct version *ve
 void world_captured(struct catalogue *catalogue, struct version *version);
 /* Which writing of its tag in its run a new version is. */
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run);
-/* One piece of work. False when none is due; *due_ns is lowered to when the next is. Worker only. */
-bool world_work(struct catalogue *catalogue, int64_t now_ns, int64_t *due_ns);
+/* One piece of work on the job. False when none is due; *due_ns is lowered to when the next is. Its worker only. */
+bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due_ns);
 /* "waits for ranks 2, 5 of 8"; empty when it does not wait. */
 void world_missing(const struct version *version, char *text, size_t size);
 /* When to look again after `count` looks in vain. */

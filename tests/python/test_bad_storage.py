@@ -11,6 +11,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 import torch
+from nebulaml import locate
 from nebulaml.errors import NebulaCorrupt, NebulaError
 
 MIB = 1 << 20
@@ -238,3 +239,31 @@ def test_a_storage_path_that_is_a_file_is_an_error_and_no_empty_storage(place):
     nebulaml.init(str(place.storage), 0, on_error="raise")
     with pytest.raises(NebulaError, match="Not a directory"):
         nebulaml.get_latest_checkpoint()
+
+
+def test_storage_that_is_stuck_holds_up_its_own_job_and_neither_others_nor_the_end(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")  # a minute for one of the versions, nothing for the others
+    stuck = place.root / "stuck"
+    code = """
+    nm.init(sys.argv[1], 0, 2, on_error="raise", job="other")
+    checkpoint = nm.Checkpoint("global_step1", -2)
+    checkpoint.save("0.pt", torch.zeros(16 << 20))
+    say(checkpoint.commit())
+    sys.stdin.read()
+    """
+    other = place.trainer(code, stuck, stdin=True)
+    assert other.stdout.readline() == "True\n"
+    until(lambda: any(path.is_file() for path in stuck.rglob("*")))  # its worker has begun
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    for step in (1, 2):
+        checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+        checkpoint.save("0.pt", step)
+        assert checkpoint.commit()
+        checkpoint.wait("durable", 60)
+    assert not list(stuck.rglob("manifest.json"))
+    (agent,) = place.agents()
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    subprocess.run([program, "stop", "--now", "--yes"], check=True, timeout=60, capture_output=True)
+    until(lambda: agent not in place.agents(), 20)
+    assert not list(stuck.rglob("manifest.json"))
+    other.communicate(timeout=60)

@@ -63,7 +63,7 @@ static inline bool work(struct bench *bench, int tries)
         bool more = true;
 
         catalogue_lock(&bench->catalogue);
-        while (tries-- > 0 && (more = publish_work(&bench->catalogue, INT64_MAX, &due)))
+        while (tries-- > 0 && (more = publish_work(&bench->catalogue, bench->job, INT64_MAX, &due)))
                 ;
         catalogue_unlock(&bench->catalogue);
         return !more;
