@@ -159,23 +159,30 @@ def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypa
     job.end()
 
 
+def until_durable(place, step: int) -> None:
+    """Until the newest version is in storage and retention has removed the others: no file is being written then."""
+    manifest = place.storage / f"global_step{step}" / ".nebula" / "manifest.json"
+    deadline = time.monotonic() + 120
+    while not manifest.exists() or len(list(place.storage.glob("global_step*"))) > 2:
+        assert time.monotonic() < deadline, sorted(path.name for path in place.storage.iterdir())
+        time.sleep(0.05)
+
+
 @pytest.mark.timeout(1800)
 def test_many_versions_in_storage_leave_what_is_kept_and_nothing_else(place, monkeypatch):
     # Every version is persisted, so saving waits for storage; without a bound the queue would take half of the machine.
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(4 * RANKS * (MIB + (2 << 20))))
     job = Job(place, monkeypatch, place.storage, 5 if NIGHTLY else 0, 2)
     job.save(1, WARM + 1)
+    until_durable(place, WARM)
     before = job.look()
     job.save(WARM + 1, VERSIONS + 1)
+    until_durable(place, VERSIONS)
     after = job.look()
     print_figures("with storage, keep_last=2", before, after)
     assert_nothing_grew(before, after)
     job.end()
     newest = place.storage / f"global_step{VERSIONS}"
-    deadline = time.monotonic() + 120
-    while not (newest / ".nebula" / "manifest.json").exists() or len(list(place.storage.glob("global_step*"))) > 2:
-        assert time.monotonic() < deadline, sorted(path.name for path in place.storage.iterdir())
-        time.sleep(0.05)
     assert sorted(path.name for path in newest.iterdir()) == [
         ".nebula",
         *(f"shard-{rank}.bin" for rank in range(RANKS)),
