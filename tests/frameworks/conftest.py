@@ -136,6 +136,9 @@ class Result:
     def losses(self) -> dict[int, float]:
         return {line["step"]: line["loss"] for line in self.lines if "step" in line and "loss" in line}
 
+    def losses_after(self, step: int) -> dict[int, float]:
+        return {at: loss for at, loss in self.losses.items() if at > step}
+
     @property
     def end(self) -> dict:
         return next(line for line in self.lines if line.get("end"))
@@ -143,6 +146,12 @@ class Result:
     @property
     def resumed(self):
         return next(line["resumed"] for line in self.lines if "resumed" in line)
+
+
+def files_below(directory: Path) -> list[str]:
+    """What a framework would see there: all but Nebula's own mark."""
+    paths = (path for path in directory.rglob("*") if path.is_file() and path.name != ".nebula.json")
+    return sorted(str(path.relative_to(directory)) for path in paths)
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """transformers.Trainer and accelerate through nebulaml.attach: the directories are those of the stock, whole and durable."""
 
 import os
-import time
 
 import pytest
-from conftest import full, interpreter
+from conftest import files_below, full, interpreter
+from waiting import until
 
 ENV = "hf"
 
@@ -23,27 +23,14 @@ def stock(node, *more, **options):
     return job(node, "--way", "stock", *more, directory="stock", **options)
 
 
-def settled(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.02)
-
-
-def names_below(directory):
-    return sorted(
-        str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file() and p.name != ".nebula.json"
-    )
-
-
 @pytest.mark.parametrize("way", ["attach", "mixin", "subclass"])
 def test_resume_after_sigkill_equals_uninterrupted_training(node, way):
     whole = stock(node)
     job(node, "--way", way, "--kill-at", 5, check=False)
-    settled(lambda: (node.base / "run" / "checkpoint-4").exists())
+    until(lambda: (node.base / "run" / "checkpoint-4").exists())
     again = job(node, "--way", way, "--resume")
     assert sorted(again.losses) == [5, 6, 7, 8]
-    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.losses == whole.losses_after(4)
     assert again.end["weights"] == whole.end["weights"] == again.end["loaded"]
     assert again.end["names"] == whole.end["names"]
 
@@ -51,13 +38,13 @@ def test_resume_after_sigkill_equals_uninterrupted_training(node, way):
 def test_the_directory_is_stocks_and_stock_resumes_from_it(node):
     whole = stock(node)
     job(node, "--kill-at", 5, check=False)
-    settled(lambda: (node.base / "run" / "checkpoint-4").exists())
+    until(lambda: (node.base / "run" / "checkpoint-4").exists())
     for step in (2, 4):
         mine, theirs = node.base / "run" / f"checkpoint-{step}", node.base / "stock" / f"checkpoint-{step}"
-        assert names_below(mine) == names_below(theirs)
+        assert files_below(mine) == files_below(theirs)
         assert (mine / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
     again = job(node, "--way", "stock", "--resume")
-    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.losses == whole.losses_after(4)
 
 
 def test_a_directory_appears_only_whole(node):
@@ -65,8 +52,8 @@ def test_a_directory_appears_only_whole(node):
     job(node, "--persist", node.persist, "--kill-at", 5, check=False)
     assert [n for n in os.listdir(node.base / "run") if n.startswith("checkpoint")] == []
     os.unlink(node.persist)
-    settled(lambda: (node.base / "run" / "checkpoint-4").exists())
-    assert "optimizer.pt" in names_below(node.base / "run" / "checkpoint-4")
+    until(lambda: (node.base / "run" / "checkpoint-4").exists())
+    assert "optimizer.pt" in files_below(node.base / "run" / "checkpoint-4")
 
 
 def test_save_total_limit_counts_as_in_stock_and_frees_the_space(node):
@@ -74,7 +61,7 @@ def test_save_total_limit_counts_as_in_stock_and_frees_the_space(node):
     result = job(node, "--limit", 2)
     assert result.end["names"] == whole.end["names"] == ["checkpoint-6", "checkpoint-8"]
     stored = node.base / "run" / ".nebula"
-    settled(
+    until(
         lambda: sorted(n for n in os.listdir(stored) if n.startswith("checkpoint")) == ["checkpoint-6", "checkpoint-8"]
     )
 
@@ -93,10 +80,10 @@ def test_two_ranks_resume_bit_for_bit(node):
         pytest.skip("transformers 4.48 alone cannot resume on two CPU ranks with this torch: 'tagged with cpu:0'")
     whole = stock(node, ranks=2)
     job(node, "--kill-at", 5, ranks=2, check=False)
-    settled(lambda: (node.base / "run" / "checkpoint-4").exists())
-    assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(names_below(node.base / "run" / "checkpoint-4"))
+    until(lambda: (node.base / "run" / "checkpoint-4").exists())
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(files_below(node.base / "run" / "checkpoint-4"))
     again = job(node, "--resume", ranks=2)
-    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.losses == whole.losses_after(4)
     assert again.end["weights"] == whole.end["weights"]
 
 
@@ -118,7 +105,7 @@ def test_a_deepspeed_json_through_the_trainer_resumes_bit_for_bit(node, stage):
     whole = run("stock")
     run("run", "--persist", node.persist, "--kill-at", 5, check=False)
     again = run("run", "--persist", node.persist, "--resume")
-    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.losses == whole.losses_after(4)
     assert again.end["weights"] == whole.end["weights"]
 
 
@@ -129,6 +116,6 @@ def test_jit_checkpoint_on_sigterm(node):
     result = job(node, "--jit", "--every", 100, "--term-at", 3)
     assert result.end["names"] == stock_result.end["names"] != []
     newest = result.end["names"][-1]
-    assert names_below(node.base / "run" / newest) == names_below(node.base / "stock" / newest)
+    assert files_below(node.base / "run" / newest) == files_below(node.base / "stock" / newest)
     again = job(node, "--resume")
     assert min(again.losses) == int(newest.split("-")[1]) + 1

@@ -15,11 +15,11 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 pytest.importorskip("torch")
 nebulaml = pytest.importorskip("nebulaml")
@@ -42,14 +42,6 @@ def copied(ckpt, timeout=20):
     assert ckpt.state == "replicated", ckpt.state
     return ckpt
 """
-
-
-def wait_for(condition: Callable[[], object], what: str, timeout: float = 20) -> object:
-    deadline = time.monotonic() + timeout
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what} has not happened in {timeout} s"
-        time.sleep(0.02)
-    return result
 
 
 class Node:
@@ -109,7 +101,7 @@ class Node:
         pid = self.agent()
         if pid is not None:
             os.kill(pid, number)
-            wait_for(lambda: self.agent() is None, "the end of the agent")
+            until(lambda: self.agent() is None, what="the end of the agent")
 
     def lose(self, *processes: subprocess.Popen[str]) -> None:
         """The whole node goes: processes, agent and memory."""
@@ -144,7 +136,7 @@ class World:
         assert process.stdout.readline() == "there\n", process.stderr.read()
         self.helpers.append(process)
         if "NEBULA_PEERS" not in made.environment:
-            wait_for((self.persist / ".nebula" / "nodes" / f"{name}.json").exists, "the record of the node")
+            until((self.persist / ".nebula" / "nodes" / f"{name}.json").exists, what="the record of the node")
         return made
 
     def close(self) -> None:
@@ -263,7 +255,7 @@ def test_without_another_node_training_and_persisting_go_on(world):
         say(c.state)
         """
     )
-    wait_for(lambda: "there is no other node yet" in a.log, "a line about it")
+    until(lambda: "there is no other node yet" in a.log, what="a line about it")
 
 
 def test_a_wrong_key_is_said_and_costs_only_the_copy(world, tmp_path):
@@ -285,8 +277,8 @@ def test_a_wrong_key_is_said_and_costs_only_the_copy(world, tmp_path):
         """
     )
     assert "timeout:" in out and "secret" in out and out.endswith("durable\n")
-    wait_for(
-        lambda: re.search(r"turned the peer at .* away: the peer holds another secret", b.log), "a line of the holder"
+    until(
+        lambda: re.search(r"turned the peer at .* away: the peer holds another secret", b.log), what="a line of the holder"
     )
     assert "may hold another secret" in a.log
     assert a.agent() and b.agent()
@@ -299,7 +291,7 @@ def test_a_secret_that_others_can_read_is_refused(world):
     secret.chmod(0o644)
     a = world.node("a")
     a.run("save(1).wait('durable', 20)")
-    wait_for(lambda: "open to other users" in a.log and "chmod 600" in a.log, "a line about it")
+    until(lambda: "open to other users" in a.log and "chmod 600" in a.log, what="a line about it")
     assert not (world.persist / ".nebula" / "nodes").exists()
 
 
@@ -398,7 +390,7 @@ def test_a_recorded_conversation_opens_nothing_when_played_again(world):
                 pass
         except ConnectionError:
             pass
-    wait_for(lambda: "turned the peer at" in b.log, "a line about it")
+    until(lambda: "turned the peer at" in b.log, what="a line about it")
     assert b.log.count("holds global_step1") == held
     assert b.agent(), "the agent has ended"
     job.kill()
@@ -421,7 +413,7 @@ def test_who_does_not_speak_the_language_gets_no_further(world, noise):
         if not noise:  # half open: it says nothing, for longer than a handshake may take
             stranger.settimeout(20)
             assert stranger.recv(1) == b""
-        wait_for(lambda: "turned the peer at" in b.log, "a line about it")
+        until(lambda: "turned the peer at" in b.log, what="a line about it")
         assert b.agent()
         a = world.node("a")
         a.run("first(); copied(save(1))")

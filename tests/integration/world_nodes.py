@@ -10,24 +10,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import nebulaml
+from waiting import until
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = Path(nebulaml.__file__).resolve().parent.parent
 OPEN, ALL_RANKS = -1, -2
-
-
-def until(condition: Callable[[], object], seconds: float = 30, what: str = "it") -> object:
-    """Waits for a condition; returns what it gave."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come about in {seconds} s"
-        time.sleep(0.005)
-    return value
 
 
 class RankFailed(Exception):

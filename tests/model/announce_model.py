@@ -10,9 +10,11 @@ nodes that both hold the version of the last run have both committed it, agree o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
+
+import search
 
 NODES = (0, 1)
 Runs = frozenset[int]
@@ -150,29 +152,5 @@ def broken(state: State, rules: Rules) -> str | None:
 
 
 def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
-    """(states seen, the first broken promise or None, the steps that lead to it)."""
-    first = State()
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    queue = deque([first])
-    while queue:
-        state = queue.popleft()
-        problem = broken(state, rules)
-        if problem:
-            path, at = [], state
-            while (came := before[at]) is not None:
-                at, step = came
-                path.append(step)
-            return len(before), problem, path[::-1]
-        for source in (work(state, rules), events(state)):
-            for name, after in source:
-                if after not in before:
-                    before[after] = (state, name)
-                    queue.append(after)
-    return len(before), None, []
-
-
-if __name__ == "__main__":
-    seen, problem, path = explore(Rules())
-    print(f"{seen} states: {problem or 'every promise holds'}")
-    for step in path:
-        print("  " + step)
+    """Every reachable state: (how many, the first broken promise or None, the steps that lead to it)."""
+    return search.explore(State(), lambda state: chain(work(state, rules), events(state)), lambda state: broken(state, rules))

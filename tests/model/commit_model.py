@@ -11,9 +11,10 @@ the manifest's own run; and once a version was accepted, a reader finds some ver
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+
+import search
 
 RANKS = (0, 1, 2)
 NODES = {"A": (0, 1), "B": (2,)}
@@ -126,29 +127,5 @@ def broken(state: State, rules: Rules) -> str | None:
 
 
 def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
-    """(states seen, the first broken promise or None, the steps that lead to it)."""
-    first = State()
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    queue = deque([first])
-    while queue:
-        state = queue.popleft()
-        problem = broken(state, rules)
-        if problem:
-            path = []
-            at: State = state
-            while (came := before[at]) is not None:
-                at, step = came
-                path.append(step)
-            return len(before), problem, path[::-1]
-        for name, after in steps(state, rules):
-            if after not in before:
-                before[after] = (state, name)
-                queue.append(after)
-    return len(before), None, []
-
-
-if __name__ == "__main__":
-    seen, problem, path = explore(Rules())
-    print(f"{seen} states: {problem or 'every promise holds'}")
-    for step in path:
-        print("  " + step)
+    """Every reachable state: (how many, the first broken promise or None, the steps that lead to it)."""
+    return search.explore(State(), lambda state: steps(state, rules), lambda state: broken(state, rules))

@@ -9,13 +9,13 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import nebulaml
 import pytest
 import torch
 from nebulaml.errors import NebulaError
+from waiting import until
 
 MIB = 1 << 20
 NOBODY = 65534
@@ -28,13 +28,6 @@ def save(step, mib=1):
     checkpoint.save("m.pt", torch.full((mib * MIB // 4,), float(step)))
     assert checkpoint.commit()
     return checkpoint
-
-
-def until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import nebulaml
@@ -13,6 +12,7 @@ import pytest
 import torch
 from nebulaml import locate
 from nebulaml.errors import NebulaCorrupt, NebulaError
+from waiting import until
 
 MIB = 1 << 20
 
@@ -28,13 +28,6 @@ def save(step, mib=1, files=1):
 
 def holds(checkpoint, step, files=1):
     return all((checkpoint.load(f"{index}.pt") == step).all() for index in range(files))
-
-
-def until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def forget_memory(place):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from nebulaml import locate
 from nebulaml.errors import NebulaError, NebulaNotFound
+from waiting import until
 
 MIB = 1 << 20
 SIZE = 24 * MIB
@@ -170,10 +171,7 @@ def test_retention_in_storage_spares_multiples_the_newest_and_what_is_being_load
         checkpoint.save("m.pt", torch.full((1000,), float(step)))
         checkpoint.commit()
         checkpoint.wait("durable", 30)
-    deadline = time.monotonic() + 30
-    while sorted(nebulaml.list_checkpoints()) != ["global_step4", "global_step7"]:
-        assert time.monotonic() < deadline, sorted(nebulaml.list_checkpoints())
-        time.sleep(0.02)
+    until(lambda: sorted(nebulaml.list_checkpoints()) == ["global_step4", "global_step7"])
     nebulaml._shutdown()
     place.kill_agent()
     shutil.rmtree(place.memory)

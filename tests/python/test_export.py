@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
 
 import pytest
 import torch
 from nebulaml import export
+from waiting import until
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -74,10 +74,7 @@ def test_the_file_appears_although_the_trainer_is_killed(place, tmp_path):
         place.storage, tmp_path / "x.safetensors",
     )  # fmt: skip
     assert trainer.wait(60) == -signal.SIGKILL
-    end = time.monotonic() + 120
-    while not (tmp_path / "x.safetensors").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until((tmp_path / "x.safetensors").exists, 120)
     assert torch.equal(safetensors.load_file(tmp_path / "x.safetensors")["w"], torch.arange(5.0))
 
 

@@ -9,6 +9,7 @@ import time
 import nebulaml
 import pytest
 import torch
+from waiting import until
 
 TRAIN = """
     nm.init(sys.argv[1], float(sys.argv[2]), 2, on_error="raise")
@@ -62,10 +63,7 @@ def test_the_agent_makes_the_newest_durable_after_the_trainer_was_killed(place):
     lines_until(process, "committed 3")
     kill(process)
     path = place.storage / "global_step3" / ".nebula" / "manifest.json"
-    deadline = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert path.exists()
+    until(path.exists)
     assert torch.load(place.storage / "global_step3" / "m.pt")["step"] == 3
 
 
@@ -130,10 +128,7 @@ def test_a_checkpoint_object_survives_the_agent(nm, place):
 def test_a_normal_exit_without_flush_leaves_everything_to_the_agent(place):
     place.run(TRAIN, place.storage, 1000, 2, "done")
     path = place.storage / "global_step2" / ".nebula" / "manifest.json"
-    deadline = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert path.exists()
+    until(path.exists)
 
 
 def test_a_forked_worker_leaves_the_parents_session_alone(nm):

@@ -5,11 +5,11 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 import zipfile
 
 import pytest
 import torch
+from waiting import until
 
 
 @pytest.fixture
@@ -25,13 +25,6 @@ def save(nm, tag, value, name="checkpoint", count=1):
 
 def value_at(path):
     return torch.load(path)["w"][0].item()
-
-
-def settled(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.01)
 
 
 def test_a_file_appears_when_durable_and_costs_no_second_copy(nm, place, out):
@@ -168,7 +161,7 @@ def test_a_whole_directory_appears_with_what_was_staged_and_goes_with_its_checkp
     nm.unpublish(target)
     nm.flush_persistence()
     assert sorted(path.name for path in out.iterdir() if path.name != ".staging") == ["checkpoint-2"]
-    settled(lambda: not (place.storage / "checkpoint-1").exists())
+    until(lambda: not (place.storage / "checkpoint-1").exists())
     assert nm.get_checkpoint("checkpoint-1") is None
     assert nm.get_latest_checkpoint().tag == "checkpoint-2"
     assert nm.flush_persistence(timeout=20)
@@ -184,7 +177,7 @@ def test_a_directory_that_is_removed_on_its_way_leaves_nothing_in_storage(nm, pl
     os.unlink(place.storage)
     nm.flush_persistence()
     assert sorted(path.name for path in out.iterdir() if path.name != ".staging") == ["checkpoint-3", "checkpoint-4"]
-    settled(lambda: sorted(n for n in os.listdir(place.storage) if n.startswith("checkpoint")) == ["checkpoint-3", "checkpoint-4"])
+    until(lambda: sorted(n for n in os.listdir(place.storage) if n.startswith("checkpoint")) == ["checkpoint-3", "checkpoint-4"])
 
 
 def test_files_join_a_directory_that_is_there_already(nm, out):
@@ -208,7 +201,7 @@ def test_a_directory_of_an_earlier_agent_takes_its_version_along(nm, place, out)
         path.unlink()
     nm.unpublish(out / "checkpoint-1")
     nm.flush_persistence()
-    settled(lambda: not (place.storage / "checkpoint-1").exists())
+    until(lambda: not (place.storage / "checkpoint-1").exists())
     assert (place.storage / "checkpoint-2").exists()
 
 
@@ -253,7 +246,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_publishing_survives_the_trainer(place, out):
     place.run(KILLED, place.storage, out, returncode=-signal.SIGKILL)
-    settled(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
+    until(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
     assert value_at(out / "4.ckpt") == 4
 
 
@@ -268,7 +261,7 @@ def test_publishing_survives_trainer_and_agent(nm, place, out):
     found, name = nm.find_published(out / "4.ckpt")
     assert found.load(name)["w"][0] == 4
     nm.flush_persistence()
-    settled(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
+    until(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
     assert value_at(out / "4.ckpt") == 4
 
 

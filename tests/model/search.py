@@ -1,0 +1,33 @@
+"""Exhaustive search: every state that the steps of a model reach, breadth first, so that a failure has the shortest path."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import TypeVar
+
+State = TypeVar("State", bound=Hashable)
+
+
+def explore(
+    first: State,
+    steps: Callable[[State], Iterator[tuple[str, State]]],
+    broken: Callable[[State], str | None],
+) -> tuple[int, str | None, list[str]]:
+    """(states seen, the first broken promise or None, the steps that lead to it)."""
+    before: dict[State, tuple[State, str] | None] = {first: None}
+    queue = deque([first])
+    while queue:
+        state = queue.popleft()
+        problem = broken(state)
+        if problem:
+            path, at = [], state
+            while (came := before[at]) is not None:
+                at, step = came
+                path.append(step)
+            return len(before), problem, path[::-1]
+        for name, after in steps(state):
+            if after not in before:
+                before[after] = (state, name)
+                queue.append(after)
+    return len(before), None, []
