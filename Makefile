@@ -43,7 +43,7 @@ setup-test:
 # in `make lint`, not here: another compiler than ours must not keep anybody from using the package.
 $(INSTALLED): $(NATIVE_FILES) | setup
 	@echo "build: the package nebulaml"
-	@pip install -q --disable-pip-version-check --no-build-isolation --no-deps --no-deps --force-reinstall \
+	@pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
 		-Cbuild-dir=build/python -Csetup-args=-Dwerror=false . || { rm -rf build/python; exit 1; }
 	@touch $@
 package: setup $(INSTALLED)

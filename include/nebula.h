@@ -158,12 +158,14 @@ struct nebula_range {
         uint64_t size; /* bytes */
 };
 
+/* Rank 0 of 1, two versions in memory, every version persisted, nothing removed; no storage path. */
 NEBULA_API void nebula_options_init(struct nebula_options *options);
 
 /* Connects to this node's agent, starting it if there is none. */
 NEBULA_API enum nebula_status nebula_session_open(const struct nebula_options *options,
         nebula_session **ret_session, struct nebula_error *ret_error);
-/* New settings for everything that follows; equal settings change nothing. */
+/* New settings for everything that follows; equal settings change nothing. NEBULA_INVALID: one that cannot be meant,
+ * or another live process is this rank of this job. */
 NEBULA_API enum nebula_status nebula_session_configure(nebula_session *session,
         const struct nebula_options *options, struct nebula_error *ret_error);
 /* Waits for running copies and disconnects. The agent finishes the rest. */
@@ -223,14 +225,16 @@ NEBULA_API enum nebula_status nebula_checkpoint_save_bytes_kept(nebula_checkpoin
         const struct nebula_range *ranges, size_t count, const struct nebula_keep *keep, struct nebula_error *ret_error);
 /* Closes this rank's part. Never waits for another rank. */
 NEBULA_API enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error);
-/* Gives this checkpoint up; what was whole before stays. */
+/* Gives this checkpoint up; what was whole before stays. `reason`: for people. NEBULA_INVALID: it is complete already. */
 NEBULA_API enum nebula_status nebula_checkpoint_fail(nebula_checkpoint *checkpoint, const char *reason,
         struct nebula_error *ret_error);
-/* Returns when `state` is reached. Waiting for durable asks for it. timeout_ms < 0: no limit. */
+/* Returns when `state` is reached. Waiting for durable asks for it. timeout_ms < 0: no limit. NEBULA_TIMEOUT: not yet;
+ * otherwise what made the checkpoint fail. */
 NEBULA_API enum nebula_status nebula_checkpoint_wait(nebula_checkpoint *checkpoint, enum nebula_state state,
         int64_t timeout_ms, struct nebula_error *ret_error);
 NEBULA_API enum nebula_status nebula_checkpoint_state(nebula_checkpoint *checkpoint,
         enum nebula_state *ret_state, struct nebula_error *ret_error);
+/* Valid until the handle is freed. */
 NEBULA_API const char *nebula_checkpoint_tag(const nebula_checkpoint *checkpoint);
 NEBULA_API void nebula_checkpoint_free(nebula_checkpoint *checkpoint);
 
@@ -265,6 +269,7 @@ NEBULA_API enum nebula_status nebula_checkpoint_map(nebula_checkpoint *checkpoin
  * nebula_map_read brings ranges to where they belong, with no copy of them in the map. One call at a time. */
 NEBULA_API enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, const char *name,
         nebula_map **ret_map, struct nebula_error *ret_error);
+/* `size` bytes from `offset` of the file on, both in bytes. NEBULA_CORRUPT names file and offset. */
 NEBULA_API enum nebula_status nebula_map_fetch(nebula_map *map, uint64_t offset, uint64_t size,
         struct nebula_error *ret_error);
 /* `size` bytes from `offset` of the file on, and where they go. */
@@ -275,9 +280,11 @@ struct nebula_part {
 /* Parts come in the order of their offsets and do not overlap. After a failure their contents are undefined. */
 NEBULA_API enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *parts, size_t count,
         struct nebula_error *ret_error);
+/* The whole file, and its bytes. */
 NEBULA_API const void *nebula_map_data(const nebula_map *map);
 NEBULA_API uint64_t nebula_map_size(const nebula_map *map);
-/* A tensor of a file that nebula_checkpoint_save_tensors wrote. */
+/* A tensor of a file that nebula_checkpoint_save_tensors wrote; its name is `name`, its data lie in the map. NEBULA_NOT_FOUND:
+ * no tensor of that name; NEBULA_INVALID: a file of another kind. */
 NEBULA_API enum nebula_status nebula_map_tensor(const nebula_map *map, const char *name,
         struct nebula_tensor *ret_tensor, struct nebula_error *ret_error);
 NEBULA_API void nebula_map_free(nebula_map *map);
@@ -295,6 +302,7 @@ NEBULA_API enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkp
         char **ret_text, struct nebula_error *ret_error);
 NEBULA_API void nebula_text_free(char *text);
 
+/* "no_space", "durable": constant text, "unknown" for a number that this version does not know. */
 NEBULA_API const char *nebula_status_name(enum nebula_status status);
 NEBULA_API const char *nebula_state_name(enum nebula_state state);
 
