@@ -235,16 +235,15 @@ static enum outcome write_object(struct writer *writer, PyObject *object)
         return write_known(writer, object) ? WRITTEN : write_new(writer, object);
 }
 
-static void writer_done(struct writer *writer)
+static void writer_done(struct writer *writer, bool is_written)
 {
-        for (size_t i = 0; i < writer->memo.capacity; i++)
+        size_t pickle_size = is_written ? (size_t)PyBytes_GET_SIZE(writer->bytes) : 0;
+
+        for (size_t i = 0; writer->memo.count && i < writer->memo.capacity; i++)
                 Py_XDECREF((PyObject *)(uintptr_t)writer->memo.pairs[i].key);
         Py_XDECREF(writer->bytes);
         Py_XDECREF(writer->storages);
-        PyMem_Free(writer->memo.pairs);
-        PyMem_Free(writer->by_cdata.pairs);
-        PyMem_Free(writer->dtype_at.pairs);
-        PyMem_Free(writer->stored);
+        plain_give_spare(writer, pickle_size);
 }
 
 static enum outcome write_all(struct writer *writer, PyObject *object)
@@ -273,7 +272,7 @@ PyObject *plain_dump(PyObject *module, PyObject *arguments)
         if (!PyArg_ParseTuple(arguments, "O|p", &object, &takes_cuda) || !plain_load())
                 return NULL;
         writer.takes_cuda = takes_cuda;
-        writer.bytes = PyBytes_FromStringAndSize(NULL, 1 << 14);
+        writer.bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)plain_take_spare(&writer) + (1 << 14));
         writer.storages = PyList_New(0);
         enabled = PyGC_Disable(); /* it would find nothing: all that is made here is in use */
         if (writer.bytes && writer.storages) {
@@ -285,7 +284,7 @@ PyObject *plain_dump(PyObject *module, PyObject *arguments)
                 result = PyTuple_Pack(2, writer.bytes, writer.storages);
         else if (outcome == NOT_PLAIN)
                 result = Py_NewRef(Py_None);
-        writer_done(&writer);
+        writer_done(&writer, outcome == WRITTEN);
         if (enabled)
                 PyGC_Enable();
         return result;

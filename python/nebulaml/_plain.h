@@ -85,6 +85,10 @@ void put_get(struct writer *writer, uint64_t number);
 struct pair *table_place(const struct table *table, uint64_t key);
 /* The pair of `key`, a new one with value 0 when *ret_is_new; NULL with a Python error. */
 struct pair *table_at(struct table *table, uint64_t key, bool *ret_is_new);
+/* The tables of the pickle before, empty, into a new writer. Returns the size of that pickle, 0 when there was none. */
+size_t plain_take_spare(struct writer *writer);
+/* Takes the tables of a writer that is done. 0: it wrote no pickle. */
+void plain_give_spare(struct writer *writer, size_t pickle_size);
 /* true: `object` was written before, and is referred to. Else the caller writes it; its number is the next. */
 bool write_known(struct writer *writer, const PyObject *object);
 /* Holds the object: were it freed, another could come to lie at its address. */

@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+#define SPARE_COUNT_MAX (1u << 16)  /* 1 MiB for each table */
+#define SPARE_PICKLE_MAX (4u << 20)
+
 static uint64_t hash(uint64_t key)
 {
         key *= 0x9e3779b97f4a7c15u;
@@ -48,6 +51,58 @@ struct pair *table_at(struct table *table, uint64_t key, bool *ret_is_new)
                 table->count++;
         }
         return pair;
+}
+
+/* Tables of the last pickle, empty: to make them anew, page by page, costs as much as to fill them. Guarded by the GIL;
+ * who finds them taken makes new ones. */
+static struct {
+        struct table memo, by_cdata, dtype_at;
+        struct stored *stored;
+        size_t stored_capacity, pickle_size;
+} spare;
+
+size_t plain_take_spare(struct writer *writer)
+{
+        writer->memo = spare.memo;
+        writer->by_cdata = spare.by_cdata;
+        writer->dtype_at = spare.dtype_at;
+        writer->stored = spare.stored;
+        writer->stored_capacity = spare.stored_capacity;
+        spare.memo = spare.by_cdata = spare.dtype_at = (struct table){ 0 };
+        spare.stored = NULL;
+        spare.stored_capacity = 0;
+        return spare.pickle_size;
+}
+
+/* Frees what `to` has, if `table` is worth more. */
+static void table_give(struct table *to, struct table *table)
+{
+        struct table smaller = *table;
+
+        if (table->capacity > to->capacity && table->capacity <= SPARE_COUNT_MAX) {
+                smaller = *to;
+                if (table->count)
+                        memset(table->pairs, 0, table->capacity * sizeof *table->pairs);
+                *to = (struct table){ .pairs = table->pairs, .capacity = table->capacity };
+        }
+        PyMem_Free(smaller.pairs);
+}
+
+void plain_give_spare(struct writer *writer, size_t pickle_size)
+{
+        struct stored *smaller = writer->stored;
+
+        table_give(&spare.memo, &writer->memo);
+        table_give(&spare.by_cdata, &writer->by_cdata);
+        table_give(&spare.dtype_at, &writer->dtype_at);
+        if (writer->stored_capacity > spare.stored_capacity && writer->stored_capacity <= SPARE_COUNT_MAX) {
+                smaller = spare.stored;
+                spare.stored = writer->stored;
+                spare.stored_capacity = writer->stored_capacity;
+        }
+        PyMem_Free(smaller);
+        if (pickle_size)
+                spare.pickle_size = pickle_size < SPARE_PICKLE_MAX ? pickle_size : SPARE_PICKLE_MAX;
 }
 
 bool plain_grow(struct writer *writer, size_t size)
