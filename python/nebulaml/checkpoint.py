@@ -170,11 +170,12 @@ class Checkpoint:
             flags = pickling.unprotectable(taken.storages)
             self._open().save_pickle(name, taken.pickle, taken.storages, lost, flags, taken.filler)
 
-    def _save_ranges(self, name: str, ranges: list[tuple[Any, ...]]) -> None:
+    def _save_ranges(self, name: str, taken: tuple[list[tuple[Any, ...]], bool]) -> None:
         from . import device, pickling
 
+        ranges, overlap = taken
         lost = functools.partial(self._lost, name)
-        filler = device.plan(ranges, False)
+        filler = device.plan(ranges, overlap)
         self._open().save_ranges(name, ranges, lost, pickling.unprotectable(ranges), filler)
 
     def _lost(self, name: str, failure: BaseException) -> None:
@@ -185,16 +186,16 @@ class Checkpoint:
             self._failure = self._late_failure = failure
         self._lost_files.add(name)
 
-    def save_bytes(self, name: str, parts: Any) -> bool:
+    def save_bytes(self, name: str, parts: Any, overlap: bool = False) -> bool:
         """File ``name`` as the concatenation of ``parts``: bytes-like objects and contiguous tensors.
 
-        As save(): the values are fixed on return, and False is a failure. Each part is copied once, by C.
+        As save(), ``overlap`` too: the values are fixed on return, and False is a failure. Each part is copied once, by C.
         """
         from . import pickling
 
         config.check_text("a file name", name)
         ranges = pickling.ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
-        return self._attempt(name, self._save_ranges, ranges)
+        return self._attempt(name, self._save_ranges, (ranges, overlap))
 
     def publish(self, name: str, path: str | os.PathLike[str]) -> bool:
         """File ``name`` also appears at ``path``, whole, as soon as the checkpoint is durable: even if this process dies.

@@ -26,14 +26,13 @@ from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from . import api
-from .errors import NebulaConfigError, NebulaError, NebulaNotFound
+from .errors import NebulaConfigError, NebulaNotFound
 
 __all__ = ["NebulaDeepSpeedEngine", "attach"]
 
 log = logging.getLogger("nebulaml")
 
 OLDEST = (0, 18, 4)
-COMMIT_TIMEOUT_S = 60.0
 
 
 def check_version() -> None:
@@ -50,14 +49,17 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
     """The checkpoint engine that DeepSpeed calls on every rank.
 
     `load_path`: the directory to load from, None for the one that is saved to. `enable_load`: False reads with
-    ``torch.load`` from the directory that DeepSpeed is given.
+    ``torch.load`` from the directory that DeepSpeed is given. `overlap`: as Checkpoint.save has it.
     """
 
-    def __init__(self, config_params: Any = None, load_path: str | None = None, enable_load: bool = True) -> None:
+    def __init__(
+        self, config_params: Any = None, load_path: str | None = None, enable_load: bool = True, overlap: bool = False
+    ) -> None:
         super().__init__(config_params)
         self.name = "NebulaDeepSpeedEngine"
         self.load_path = load_path
         self.enable_load = enable_load
+        self.overlap = overlap
         self._info: Any = None
         self._checkpoint: Any = None
         self._resolved: dict[str, Any] = {}
@@ -75,7 +77,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         """Fixes the values of one file; DeepSpeed finds the file by name, so an empty one stands for it in save_dir."""
         if self._checkpoint is None:
             self._checkpoint = api.Checkpoint(os.path.basename(os.path.dirname(path)), -2)
-        self._checkpoint.save(os.path.basename(path), state_dict)
+        self._checkpoint.save(os.path.basename(path), state_dict, self.overlap)
         if not os.path.exists(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             torch.save("", path)
@@ -113,18 +115,12 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         self._resolved.clear()
 
     def commit(self, info: Any) -> bool:
-        """Closes this rank's part. Rank 0 waits until every rank has captured, so that `latest` never runs ahead."""
+        """Closes this rank's part, and waits for nobody: a load looks whether what `latest` names became complete."""
         checkpoint, self._checkpoint, self._info = self._checkpoint, None, None
         self.forget()
         if checkpoint is None:
             return True
         committed = bool(checkpoint.commit())
-        if committed and _rank() == 0:
-            try:
-                checkpoint.wait("committed", timeout=COMMIT_TIMEOUT_S)
-            except NebulaError as error:
-                log.warning("nebula: checkpoint %s is not committed by all ranks: %s", checkpoint.tag, error)
-                committed = False
         if not committed and info is not None:
             info.save_latest = False  # DeepSpeed looks at it next, and at nothing that is returned here
         return committed
@@ -244,6 +240,7 @@ def _from_section(config_params: Any, section: dict[str, Any]) -> NebulaDeepSpee
         config_params,
         load_path=section.get("nebula_load_path") or section.get("load_path"),
         enable_load=section.get("enable_nebula_load", True),
+        overlap=section.get("overlap", False),
     )
 
 
@@ -265,12 +262,15 @@ def _patch_create() -> None:
     ds_engine.create_checkpoint_engine = create_checkpoint_engine
 
 
-def attach(engine: Any) -> Any:
-    """Gives a DeepSpeedEngine Nebula's checkpoint engine; call it on every rank. Returns the engine."""
+def attach(engine: Any, overlap: bool = False) -> Any:
+    """Gives a DeepSpeedEngine Nebula's checkpoint engine; call it on every rank. Returns the engine.
+
+    overlap: as Checkpoint.save has it; the step inside DeepSpeed's optimizer waits as any other.
+    """
     if not isinstance(engine, ds_engine.DeepSpeedEngine):
         raise NebulaConfigError(f"attach() got a {type(engine).__name__}; give it what deepspeed.initialize returned first")
     if not isinstance(engine.checkpoint_engine, NebulaDeepSpeedEngine):
-        engine.checkpoint_engine = NebulaDeepSpeedEngine(getattr(engine, "_config", None))
+        engine.checkpoint_engine = NebulaDeepSpeedEngine(getattr(engine, "_config", None), overlap=overlap)
     return engine
 
 

@@ -74,9 +74,10 @@ class _Rotation:
 
 class NebulaTrainerMixin:
     """For those who subclass: ``class MyTrainer(NebulaTrainerMixin, Trainer)``. `nebula_sync_on_save`: wait for each
-    checkpoint to be durable before callbacks see it."""
+    checkpoint to be durable before callbacks see it. `nebula_overlap`: as ``overlap`` of Checkpoint.save."""
 
     nebula_sync_on_save: bool | None = None
+    nebula_overlap: bool = False
 
     def _nebula(self) -> Any:
         state = self.__dict__.get("_nebula_state")
@@ -104,7 +105,7 @@ class NebulaTrainerMixin:
         push, self.args.push_to_hub = self.args.push_to_hub, False
         self._nebula_staging = True
         try:
-            with captured(Capture(_tag(parent, self.args.output_dir, folder), staging, -2)) as capture:
+            with captured(Capture(_tag(parent, self.args.output_dir, folder), staging, -2, self.nebula_overlap)) as capture:
                 super()._save_checkpoint(model, trial, *args, **kwargs)
         finally:
             self._nebula_staging = False
@@ -171,10 +172,10 @@ def _tag(parent: str, output_dir: str, folder: str) -> str:
     return folder if run == "." else f"{run}/{folder}"
 
 
-def attach_trainer(trainer: Any, sync_on_save: bool | None = None) -> Any:
+def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool = False) -> Any:
     """Gives one Trainer (or any subclass) background checkpoints; returns it.
 
-    Works without ``init()``: checkpoints are then persisted below ``args.output_dir``.
+    Works without ``init()``: checkpoints are then persisted below ``args.output_dir``. overlap: as Checkpoint.save has it.
     """
     kind = type(trainer)
     if not isinstance(trainer, NebulaTrainerMixin):
@@ -183,12 +184,15 @@ def attach_trainer(trainer: Any, sync_on_save: bool | None = None) -> Any:
             (NebulaTrainerMixin, kind),
             {"__module__": kind.__module__, "__qualname__": kind.__qualname__},
         )
-    trainer.nebula_sync_on_save = sync_on_save
+    trainer.nebula_sync_on_save, trainer.nebula_overlap = sync_on_save, overlap
     return trainer
 
 
-def attach_accelerator(accelerator: Any) -> Any:
-    """Makes ``save_state`` of one Accelerator asynchronous; ``load_state`` reads the same directories. Returns it."""
+def attach_accelerator(accelerator: Any, overlap: bool = False) -> Any:
+    """Makes ``save_state`` of one Accelerator asynchronous; ``load_state`` reads the same directories. Returns it.
+
+    overlap: as Checkpoint.save has it.
+    """
     if getattr(accelerator, "_nebula_attached", False):
         return accelerator
     rotation = _Rotation(r"checkpoint_(\d+)")
@@ -214,7 +218,7 @@ def attach_accelerator(accelerator: Any) -> Any:
         staging = os.path.join(parent, STAGING, folder)
         configuration.automatic_checkpoint_naming = False
         try:
-            with captured(Capture(folder, staging, -2)) as capture:
+            with captured(Capture(folder, staging, -2, overlap)) as capture:
                 plain_save(staging, *args, **kwargs)
         finally:
             configuration.automatic_checkpoint_naming = automatic

@@ -61,10 +61,11 @@ def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None =
 class Capture:
     """One framework checkpoint on its way: where its plain files lie, and the Nebula checkpoint that holds the rest."""
 
-    def __init__(self, tag: str, staging: str, file_count: int | None) -> None:
+    def __init__(self, tag: str, staging: str, file_count: int | None, overlap: bool = False) -> None:
         self.staging = os.path.abspath(staging)
         self.tag = tag
         self.file_count = file_count
+        self.overlap = overlap
         self._checkpoint: Any = None
 
     @property
@@ -84,19 +85,27 @@ class Capture:
 
 
 _ATTRIBUTES = ("save", "save_file", "safe_save_file", "_torch_save", "torch_save")
-_scan_lock = threading.Lock()  # guards both below
+_scan_lock = threading.Lock()  # guards all below
 _scanned: dict[str, Any] = {}  # a framework brings thousands of modules: each is looked through once
 _found: dict[Any, list[tuple[Any, str]]] = {}
+_seen: tuple[int, str] = (0, "")  # how many modules there were, and the last: a look at each takes 10 ms in a busy process
 
 
 def _targets(*functions: Any) -> list[tuple[Any, str, Any]]:
     """Every loaded module's attribute that is one of those functions: frameworks import them by name."""
+    global _seen
     with _scan_lock:
         if any(function not in _found for function in functions):
             _scanned.clear()
             _found.clear()
             _found.update((function, []) for function in functions)
-        for name, module in list(sys.modules.items()):
+            _seen = (0, "")
+        modules = list(sys.modules.items())
+        new = (len(modules), modules[-1][0])
+        if new == _seen:
+            modules = []
+        _seen = new
+        for name, module in modules:
             if _scanned.get(name) is module:
                 continue
             _scanned[name] = module
@@ -121,7 +130,7 @@ def captured(capture: Capture) -> Iterator[Capture]:
         name = capture.name_of(f) if threading.get_ident() == thread else None
         if name is None or args or kwargs.get("_use_new_zipfile_serialization", True) is False:
             return plain_save(obj, f, *args, **kwargs)
-        return capture.checkpoint.save(name, obj)
+        return capture.checkpoint.save(name, obj, capture.overlap)
 
     ours: dict[Any, Any] = {plain_save: save}
     safetensors = sys.modules.get("safetensors.torch")
@@ -132,7 +141,7 @@ def captured(capture: Capture) -> Iterator[Capture]:
             name = capture.name_of(filename) if threading.get_ident() == thread else None
             if name is None:
                 return plain_save_file(tensors, filename, metadata=metadata)
-            return capture.checkpoint.save_bytes(name, safetensors_parts(tensors, metadata))
+            return capture.checkpoint.save_bytes(name, safetensors_parts(tensors, metadata), capture.overlap)
 
         ours[plain_save_file] = save_file
     places = _targets(*ours)

@@ -109,6 +109,10 @@ def test_a_commit_at_the_next_step_is_exact_and_the_last_one_is_not_lost(node, w
     equal(job(node, NEW, way, *more, "--resume", ranks=2), whole, 6)
 
 
+def test_with_overlap_a_save_returns_before_the_device_has_copied(node):
+    assert node.run(interpreter(NEW), "overlap_job.py", node.persist, "deepspeed").end
+
+
 def test_a_tag_saved_again_with_16_bit_weights_is_one_whole_version(node):
     env = "deepspeed-0.19.6"
     more = ["--stage", 1, "--save-16bit"]

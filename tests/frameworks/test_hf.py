@@ -119,3 +119,7 @@ def test_jit_checkpoint_on_sigterm(node):
     assert files_below(node.base / "run" / newest) == files_below(node.base / "stock" / newest)
     again = job(node, "--resume")
     assert min(again.losses) == int(newest.split("-")[1]) + 1
+
+
+def test_with_overlap_a_save_returns_before_the_device_has_copied(node):
+    assert node.run(interpreter(ENV), "overlap_job.py", node.base / "run", "hf").end
