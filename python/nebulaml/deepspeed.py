@@ -26,13 +26,14 @@ from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from . import api
-from .errors import NebulaConfigError, NebulaNotFound
+from .errors import NebulaConfigError, NebulaError, NebulaNotFound
 
 __all__ = ["NebulaDeepSpeedEngine", "attach"]
 
 log = logging.getLogger("nebulaml")
 
 OLDEST = (0, 18, 4)
+COMMIT_TIMEOUT_S = 60.0
 
 
 def check_version() -> None:
@@ -67,9 +68,9 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         atexit.register(lambda: (engine := alive()) is not None and engine.cleanup())
 
     def create(self, info: Any) -> None:
-        """Opens a checkpoint; one that is still open is committed first."""
+        """Opens a checkpoint; one that is still open is committed first, and need not be complete yet."""
         if self._info is not None:
-            self._finish()
+            self._finish(wait=False)
         self._info = info
         self._checkpoint = api.Checkpoint(str(info.tag), -2)
 
@@ -114,21 +115,27 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         """Ends a restore: the next one looks again."""
         self._resolved.clear()
 
-    def commit(self, info: Any) -> bool:
-        """Closes this rank's part, and waits for nobody: a load looks whether what `latest` names became complete."""
+    def commit(self, info: Any, wait: bool = True) -> bool:
+        """Closes this rank's part. Rank 0 waits until every rank has captured, so that `latest` never runs ahead."""
         checkpoint, self._checkpoint, self._info = self._checkpoint, None, None
         self.forget()
         if checkpoint is None:
             return True
         committed = bool(checkpoint.commit())
+        if committed and wait and _rank() == 0:
+            try:
+                checkpoint.wait("committed", timeout=COMMIT_TIMEOUT_S)
+            except NebulaError as error:
+                log.warning("nebula: checkpoint %s is not committed by all ranks: %s", checkpoint.tag, error)
+                committed = False
         if not committed and info is not None:
             info.save_latest = False  # DeepSpeed looks at it next, and at nothing that is returned here
         return committed
 
-    def _finish(self) -> None:
+    def _finish(self, wait: bool = True) -> None:
         """Commits what is open, outside DeepSpeed's own order, and writes `latest` as DeepSpeed would have done."""
         info = self._info
-        self.commit(info)
+        self.commit(info, wait)
         if info is not None and getattr(info, "save_latest", False) and _rank() == 0:
             with open(os.path.join(info.save_dir, "latest"), "w", encoding="utf-8") as latest:
                 latest.write(str(info.tag))
