@@ -61,6 +61,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         self.load_path = load_path
         self.enable_load = enable_load
         self.overlap = overlap
+        self.patient = True
         self._info: Any = None
         self._checkpoint: Any = None
         self._resolved: dict[str, Any] = {}
@@ -70,7 +71,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
     def create(self, info: Any) -> None:
         """Opens a checkpoint; one that is still open is committed first, and need not be complete yet."""
         if self._info is not None:
-            self._finish(wait=False)
+            self._finish(patient=False)
         self._info = info
         self._checkpoint = api.Checkpoint(str(info.tag), -2)
 
@@ -115,14 +116,15 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         """Ends a restore: the next one looks again."""
         self._resolved.clear()
 
-    def commit(self, info: Any, wait: bool = True) -> bool:
-        """Closes this rank's part. Rank 0 waits until every rank has captured, so that `latest` never runs ahead."""
+    def commit(self, info: Any) -> bool:
+        """Closes this rank's part. At the optimizer's step rank 0 waits until every rank has captured, so that `latest`
+        does not run ahead; within ``save_checkpoint`` nobody waits for copies that still run."""
         checkpoint, self._checkpoint, self._info = self._checkpoint, None, None
         self.forget()
         if checkpoint is None:
             return True
         committed = bool(checkpoint.commit())
-        if committed and wait and _rank() == 0:
+        if committed and self.patient and _rank() == 0:
             try:
                 checkpoint.wait("committed", timeout=COMMIT_TIMEOUT_S)
             except NebulaError as error:
@@ -132,10 +134,11 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
             info.save_latest = False  # DeepSpeed looks at it next, and at nothing that is returned here
         return committed
 
-    def _finish(self, wait: bool = True) -> None:
+    def _finish(self, patient: bool = True) -> None:
         """Commits what is open, outside DeepSpeed's own order, and writes `latest` as DeepSpeed would have done."""
-        info = self._info
-        self.commit(info, wait)
+        info, self.patient = self._info, patient
+        self.commit(info)
+        self.patient = True
         if info is not None and getattr(info, "save_latest", False) and _rank() == 0:
             with open(os.path.join(info.save_dir, "latest"), "w", encoding="utf-8") as latest:
                 latest.write(str(info.tag))
@@ -152,7 +155,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
     def cleanup(self) -> None:
         """Called by engine.destroy() and at exit: the last checkpoint of a run is committed here."""
         if self._info is not None:
-            self._finish()
+            self._finish(self.patient)
 
 
 def _rank() -> int:
@@ -171,10 +174,12 @@ def _wrap_save(original: Any) -> Any:
         result = original(self, save_dir, *args, **kwargs)
         engine = self.checkpoint_engine
         if isinstance(engine, NebulaDeepSpeedEngine) and engine.get_commit_info() is not None and _on_cpu(self):
+            engine.patient = False
             if hasattr(self, "_commit_decoupled_checkpoint"):
                 self._commit_decoupled_checkpoint()
             else:
                 engine.cleanup()
+            engine.patient = True
         return result
 
     return save_checkpoint
