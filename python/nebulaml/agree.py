@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _nebula, config, engine, ranks
-from .errors import NebulaConfigError, NebulaError, NebulaTimeout
+from .errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
 
 __all__ = ["answer", "begun_saving", "choose", "forget", "needed"]
 
@@ -89,6 +89,8 @@ def inventory(path: str | None) -> list[dict[str, Any]]:
         for one in report["versions"]
         if one["state"] in _WHOLE and one["source"]
     ]
+    if not whole and report["problems"]:  # "none" would mean to begin again from nothing
+        raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"]))
     return _order(whole)[:_SENT_MAX]
 
 

@@ -91,6 +91,7 @@ static enum nebula_status stored_newest(struct store *store, const char *job, bo
                                         struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
+        struct nebula_error failure = { 0 };
         enum nebula_status status = manifest_scan(store, &scan, error);
 
         if (status)
@@ -98,13 +99,17 @@ static enum nebula_status stored_newest(struct store *store, const char *job, bo
         if (scan.broken_count)
                 log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s are passed over, the first: %s", scan.broken_count, store->root, scan.broken);
         for (;;) {
-                struct nebula_error failure = { 0 };
                 int64_t index = manifest_scan_newest(&scan, job);
 
                 if (index < 0 && any_job)
                         index = manifest_scan_newest(&scan, NULL);
                 if (index < 0) {
-                        status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
+                        /* That there is none means to begin from nothing: it must be true. */
+                        if (failure.status || scan.broken_count)
+                                status = error_set(error, NEBULA_CORRUPT, 0, "no checkpoint in %.150s can be loaded: %.300s", store->root,
+                                                   failure.status ? failure.message : scan.broken);
+                        else
+                                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
                         break;
                 }
                 status = check_files(store, &scan.manifests[index], &failure);

@@ -260,3 +260,16 @@ def test_storage_that_is_stuck_holds_up_its_own_job_and_neither_others_nor_the_e
     until(lambda: agent not in place.agents(), 20)
     assert not list(stuck.rglob("manifest.json"))
     other.communicate(timeout=60)
+
+
+def test_when_the_only_version_is_damaged_loading_raises_and_does_not_say_there_is_none(place):
+    nebulaml.init(str(place.storage), 0, on_error="raise")
+    save(1).wait("durable", 30)
+    forget_memory(place)
+    path = place.storage / "global_step1" / ".nebula" / "manifest.json"
+    text = bytearray(path.read_bytes())
+    text[len(text) // 2] ^= 1
+    path.write_bytes(text)
+    nebulaml.init(str(place.storage), 0, on_error="raise")
+    with pytest.raises(NebulaCorrupt, match="no checkpoint in .* can be loaded.*global_step1"):
+        nebulaml.get_latest_checkpoint()
