@@ -473,6 +473,28 @@ void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t ra
         }
 }
 
+void commit_close_dead(struct catalogue *catalogue, struct job *job)
+{
+        for (struct version *version = job->versions; version; version = version->next) {
+                bool closes = false;
+
+                if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN)
+                        continue;
+                for (size_t i = 0; i < version->part_count; i++) {
+                        struct part *part = &version->parts[i];
+
+                        /* What it was still copying, or had not begun, is judged when its connection ends. */
+                        if (part->closed || !part->file_count || rank_copies(version, part->rank) || os->alive(part->pid))
+                                continue;
+                        part->closed = closes = true;
+                }
+                if (closes) {
+                        note_write(catalogue, version);
+                        commit_check(catalogue, version);
+                }
+        }
+}
+
 static void remove_part(struct version *version, struct part *part)
 {
         *part = version->parts[--version->part_count];

@@ -39,6 +39,8 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
 void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except);
 /* The rank's process has gone: closes, removes or fails its part. False: the version held nothing and was freed. */
 bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank);
+/* Open-ended parts of processes that have died are closed now: the end of their connections may not have been read yet. */
+void commit_close_dead(struct catalogue *catalogue, struct job *job);
 void commit_session_ended(struct catalogue *catalogue, struct session *session);
 /* Open-ended versions that have been quiet; returns when to call again, INT64_MAX: no need. */
 int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);

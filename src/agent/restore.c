@@ -238,6 +238,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         job = own_job = session->job; /* jobs stay */
         path = request->persist_path[0] ? request->persist_path : job->persist_path;
         own = !strcmp(path, job->persist_path);
+        commit_close_dead(catalogue, job); /* who asks may have seen it die */
         version = find_in_memory(catalogue, job, path, request->tag);
         if (version) {
                 in_memory = true;

@@ -1,0 +1,71 @@
+/* Which version is the newest, just after the process that saved it has died: its connection has not told the agent yet. */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent/agent_catalogue.h"
+#include "agent/restore.h"
+#include "tap.h"
+
+static uint32_t dead_pid(void)
+{
+        pid_t pid = fork();
+
+        if (!pid)
+                _exit(0);
+        if (pid < 0 || waitpid(pid, NULL, 0) != pid)
+                abort();
+        return (uint32_t)pid;
+}
+
+/* Saves t2 open-ended as process `pid`, whose connection still stands, and returns the newest that another one finds. */
+static int64_t newest_after(uint32_t pid, bool copies)
+{
+        static struct ipc_find find;
+        struct ipc_found found = { .step = -2 };
+        struct session other = { .nonce = 2, .pid = os->pid(), .rank = 0, .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL };
+        struct version *version;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        if (!bench_version(&bench, "step1", 1, 0))
+                abort();
+        bench.session.pid = pid;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "step2", NEBULA_FILES_OPEN, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        if (!id || bench_save(&bench, &id, "a", 3))
+                abort();
+        if (copies) {
+                struct ipc_image request = { .version_id = id, .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "b" };
+                struct grant *grant;
+
+                catalogue_lock(&bench.catalogue);
+                if (grant_image(&bench.catalogue, &bench.session, &request, never, NULL, &version, &grant, &bench.error))
+                        abort();
+                catalogue_unlock(&bench.catalogue);
+        }
+        other.job = bench.job;
+        CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error));
+        bench_done(&bench, true);
+        return found.step;
+}
+
+static void the_newest_version_of_a_process_that_died_is_found_at_once(void)
+{
+        CHECK(newest_after(dead_pid(), false) == 2);
+}
+
+static void one_that_lives_may_add_to_it(void)
+{
+        CHECK(newest_after(os->pid(), false) == 1);
+}
+
+static void half_a_copy_is_not_whole(void)
+{
+        CHECK(newest_after(dead_pid(), true) == 1);
+}
+
+TAP_MAIN(TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it),
+         TEST(half_a_copy_is_not_whole))
