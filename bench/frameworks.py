@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- frameworks:begin -->", "<!-- frameworks:end -->"
 WIDTH, LAYERS = 2048, 10  # 10 * 2048 * 2048 * 4 bytes * (weights + two moments of Adam) = 503 MB
 WARMING = 3  # the first saves find the memory that later ones use again
+PAUSE_S = 3  # after each round, for all alike: training saves every few minutes, and what Nebula prepares between saves takes seconds
 # Name -> (environment below .envs, "" for .venv; target: how many times less than stock's own call; title)
 FRAMEWORKS = {
     "hf": ("hf", 20, "Hugging Face `Trainer`"),
@@ -80,6 +81,7 @@ def measure(sides, directory, saves):
                     if not torch.equal(found[name], value):
                         raise RuntimeError(f"{name} is not what it was at the save")
         shutil.rmtree(os.path.join(directory, "stock"), ignore_errors=True)
+        time.sleep(PAUSE_S)
     return [statistics.median(side.taken[WARMING:]) for side in sides]
 
 
