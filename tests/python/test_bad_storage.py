@@ -271,5 +271,5 @@ def test_when_the_only_version_is_damaged_loading_raises_and_does_not_say_there_
     text[len(text) // 2] ^= 1
     path.write_bytes(text)
     nebulaml.init(str(place.storage), 0, on_error="raise")
-    with pytest.raises(NebulaCorrupt, match="no checkpoint in .* can be loaded.*global_step1"):
+    with pytest.raises(NebulaCorrupt, match=r"no checkpoint in .* can be loaded.*global_step1"):
         nebulaml.get_latest_checkpoint()
