@@ -23,7 +23,7 @@ def stock(node, *more, **options):
     return job(node, "--way", "stock", *more, directory="stock", **options)
 
 
-@pytest.mark.parametrize("way", ["attach", "mixin", "subclass"])
+@pytest.mark.parametrize("way", ["attach", pytest.param("mixin", marks=full), "subclass"])
 def test_resume_after_sigkill_equals_uninterrupted_training(node, way):
     whole = stock(node)
     job(node, "--way", way, "--kill-at", 5, check=False)
