@@ -137,7 +137,6 @@ struct job {
         int64_t spread_start_ns; /* when a version of several nodes was last chosen to be persisted; 0: never */
         bool history_broken;
         bool spare_due;
-        int64_t spare_at_ns; /* spare images are not made before: who resumes reads first, and new pages would hold that up */
         struct publish *publishes; /* oldest request first (publish.h) */
         int64_t publish_retry_at_ns;
         uint32_t publish_attempt;
@@ -236,7 +235,6 @@ void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
 bool catalogue_reclaim(struct catalogue *catalogue);
 /* Gives back one image that was read from storage and is not being read. */
 bool catalogue_drop_restored(struct catalogue *catalogue);
-#define SPARE_AFTER_NS (2 * (int64_t)1000000000) /* after the last file was opened for reading */
 /* Capacity of the next spare image that the job should have ready; 0: none. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job);
 

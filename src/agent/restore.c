@@ -523,7 +523,6 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
                 return status;
         }
         source->pins++;
-        source->job->spare_at_ns = os->now_ns() + SPARE_AFTER_NS;
         file = version_file(source, request->name);
         if (request->reads_storage && !file->image && !file->reading && !file->lent && !source->remote) {
                 uint64_t generation = file->generation;

@@ -44,67 +44,24 @@ static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *j
         return bytes;
 }
 
-/* Whose files the next version is expected to have: the newest complete one in memory, else the newest in storage. */
-struct model {
-        const struct version *version;
-        const struct manifest *manifest;
-        size_t file_count;
-};
-
-static bool is_connected(const struct catalogue *catalogue, const struct job *job, uint32_t rank)
+/* What one version of this job takes: its newest, complete or not. */
+static uint64_t version_bytes(const struct job *job)
 {
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->job == job && session->role == IPC_ROLE_TRAINER && session->rank == rank && session->connection_count)
-                        return true;
-        return false;
-}
-
-/* 0: not a file that this node's ranks write. */
-static uint64_t model_capacity(const struct catalogue *catalogue, const struct job *job, const struct model *model, size_t index)
-{
-        if (model->version) {
-                const struct image *image = model->version->files[index].image;
-
-                return image && !image->restored ? image->capacity : 0;
-        }
-        if (!is_connected(catalogue, job, model->manifest->files[index].rank))
-                return 0;
-        return memory_capacity(model->manifest->files[index].size);
-}
-
-static uint64_t model_bytes(const struct catalogue *catalogue, const struct job *job, const struct model *model)
-{
-        uint64_t bytes = 0;
-
-        for (size_t i = 0; i < model->file_count; i++)
-                bytes += model_capacity(catalogue, job, model, i);
-        return bytes;
-}
-
-/* What one version of this job takes: its newest that memory has, or the one that it resumed from. */
-static uint64_t find_model(const struct catalogue *catalogue, const struct job *job, struct model *ret_model)
-{
-        int64_t newest;
-        uint64_t bytes;
-
         for (const struct version *version = job->versions; version; version = version->next) {
-                if (!lifecycle_reached(version->life.state, NEBULA_STATE_COMMITTED))
-                        continue;
-                *ret_model = (struct model){ .version = version, .file_count = version->file_count };
-                bytes = model_bytes(catalogue, job, ret_model);
-                if (bytes)
+                uint64_t bytes = 0;
+
+                for (size_t i = 0; i < version->file_count; i++)
+                        if (version->files[i].image)
+                                bytes += version->files[i].image->capacity;
+                if (bytes && lifecycle_reached(version->life.state, NEBULA_STATE_COMMITTED))
                         return bytes;
         }
-        newest = manifest_scan_newest(&job->stored, job->name);
-        if (newest < 0 || job->stored.manifests[newest].world != job->world)
-                return 0;
-        *ret_model = (struct model){ .manifest = &job->stored.manifests[newest], .file_count = job->stored.manifests[newest].file_count };
-        return model_bytes(catalogue, job, ret_model);
+        return 0;
 }
 
-static uint64_t steady_bytes(const struct job *job, uint64_t version_bytes)
+static uint64_t steady_bytes(const struct job *job)
 {
-        return version_bytes * (job->retention_count > 2 ? job->retention_count : 2);
+        return version_bytes(job) * (job->retention_count > 2 ? job->retention_count : 2);
 }
 
 static struct image *free_image(struct catalogue *catalogue, const struct job *job)
@@ -117,8 +74,7 @@ static struct image *free_image(struct catalogue *catalogue, const struct job *j
 
 static void trim_free(struct catalogue *catalogue, struct job *job)
 {
-        struct model model;
-        uint64_t limit = steady_bytes(job, find_model(catalogue, job, &model));
+        uint64_t limit = steady_bytes(job);
         struct image *image;
 
         while (job_bytes(catalogue, job) > limit && (image = free_image(catalogue, job)))
@@ -216,23 +172,26 @@ bool catalogue_reclaim(struct catalogue *catalogue)
 /* Spare images are made only while the job trains, and only so many that the steady number is not exceeded. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
 {
-        struct model model;
-        uint64_t bytes = find_model(catalogue, job, &model), steady = steady_bytes(job, bytes);
+        uint64_t bytes = version_bytes(job);
+        const struct version *newest = job->versions;
 
         if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(&catalogue->memory, job) >= bytes ||
-            job_bytes(catalogue, job) >= steady)
+            job_bytes(catalogue, job) >= steady_bytes(job))
                 return 0;
+        while (newest && !lifecycle_reached(newest->life.state, NEBULA_STATE_COMMITTED))
+                newest = newest->next;
         /* The first file that has no free image of its size yet. */
-        for (size_t i = 0; i < model.file_count; i++) {
-                uint64_t need = model_capacity(catalogue, job, &model, i), wanted = 0, have = 0;
+        for (size_t i = 0; newest && i < newest->file_count; i++) {
+                uint64_t need, wanted = 0, have = 0;
 
-                if (!need)
+                if (!newest->files[i].image)
                         continue;
-                for (size_t j = 0; j < model.file_count; j++)
-                        wanted += model_capacity(catalogue, job, &model, j) == need;
+                need = newest->files[i].image->capacity;
+                for (size_t j = 0; j < newest->file_count; j++)
+                        wanted += newest->files[j].image && newest->files[j].image->capacity == need;
                 for (const struct image *image = catalogue->memory.images; image; image = image->next)
                         have += !image->users && image->job == job && image->capacity == need;
-                if (have < wanted && job_bytes(catalogue, job) + need <= steady)
+                if (have < wanted && job_bytes(catalogue, job) + need <= steady_bytes(job))
                         return need;
         }
         return 0;

@@ -79,10 +79,6 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         job->stored = scan;
         is_first = !job->scanned;
         job->scanned = true;
-        if (is_first) { /* a job that goes on finds the images of its first save ready */
-                job->spare_due = true;
-                job->spare_at_ns = os->now_ns() + SPARE_AFTER_NS;
-        }
         commit_carry_stored(catalogue, job, is_first);
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);

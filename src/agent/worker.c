@@ -431,62 +431,45 @@ void *worker_main(void *argument)
         return NULL;
 }
 
-struct making {
-        struct memory *memory;
-        uint64_t capacity;
-        bool named;
-        struct image *image; /* NULL: it could not be made */
-};
-
-static void make(void *argument)
-{
-        struct making *making = argument;
-        void *data;
-
-        if (!memory_create(making->memory, making->capacity, making->named, &making->image, NULL))
-                memory_map(making->image, &data, NULL);
-}
-
 static void prefault(void *image)
 {
         memory_prefault(image);
 }
 
-/* Makes one spare image. False when none is needed, or there is no room, or not before *due. */
-static bool make_spare(struct catalogue *catalogue, int64_t now, int64_t *due)
+/* Makes one spare image. False when none is needed, or there is no room. */
+static bool make_spare(struct catalogue *catalogue)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next) {
-                bool is_early = job->spare_due && job->spare_at_ns > now;
-                struct making making = { .memory = &catalogue->memory };
+                uint64_t capacity = job->spare_due ? catalogue_spare_bytes(catalogue, job) : 0;
+                struct image *image;
+                enum nebula_status status;
+                void *data;
+                bool named;
 
-                if (is_early) {
-                        *due = earlier(*due, job->spare_at_ns);
-                        continue;
-                }
-                if (job->spare_due)
-                        making.capacity = catalogue_spare_bytes(catalogue, job);
-                if (!making.capacity || !memory_reserve(&catalogue->memory, making.capacity, &making.named)) {
+                if (!capacity || !memory_reserve(&catalogue->memory, capacity, &named)) {
                         job->spare_due = false;
                         continue;
                 }
                 catalogue->memory.settling++;
                 catalogue_unlock(catalogue);
-                background_run(make, &making);
+                status = memory_create(&catalogue->memory, capacity, named, &image, NULL);
+                if (!status)
+                        memory_map(image, &data, NULL);
                 catalogue_lock(catalogue);
                 catalogue->memory.settling--;
                 pthread_cond_broadcast(&catalogue->moved);
-                if (!making.image) {
-                        memory_unreserve(&catalogue->memory, making.capacity);
+                if (status) {
+                        memory_unreserve(&catalogue->memory, capacity);
                         job->spare_due = false;
                         continue;
                 }
-                making.image->job = job;
-                making.image->faulting = true;
-                memory_add(&catalogue->memory, making.image); /* a save that comes now has at least some pages ready */
+                image->job = job;
+                image->faulting = true;
+                memory_add(&catalogue->memory, image); /* a save that comes now has at least some pages ready */
                 catalogue_unlock(catalogue);
-                background_run(prefault, making.image);
+                background_run(prefault, image);
                 catalogue_lock(catalogue);
-                making.image->faulting = false;
+                image->faulting = false;
                 return true;
         }
         return false;
@@ -498,11 +481,9 @@ void *keeper_main(void *argument)
 
         catalogue_lock(catalogue);
         while (!catalogue->stopping) {
-                int64_t now = os->now_ns(), due = INT64_MAX;
-
-                if (worker_bury(catalogue) || make_spare(catalogue, now, &due))
+                if (worker_bury(catalogue) || make_spare(catalogue))
                         continue;
-                catalogue_wait(catalogue, &catalogue->keep, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+                catalogue_wait(catalogue, &catalogue->keep, -1);
         }
         catalogue_unlock(catalogue);
         return NULL;
