@@ -19,6 +19,7 @@ from .workload import Workload
 
 BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
 SAVING = ("two_gib_huge", "two_gib", "small")  # workloads of single saves
+WORKLOADS = (*SAVING, "row", "train")
 FEW = {
     "two_gib": ["nebula", "nebula_cow", "torch_save", "safetensors_file"]
 }  # where not everybody has something to show
@@ -344,38 +345,55 @@ def versions(found: dict[str, Any]) -> list[str]:
     return [*lines, *[f"| {title} | {text} |" for title, text in seen.items()], ""]
 
 
+def tables(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
+    """A table for each workload, and the commit at which it was measured."""
+    lines: list[str] = []
+    for name, entry in found.items():
+        workload = workload_of(name, args)
+        if name in SAVING:
+            lines += single_table(workload, entry["limits"], entry["results"])
+        elif name == "row":
+            lines += row_table(workload, entry["results"])
+        else:
+            lines += train_table(entry["results"])
+        lines += [f"Measured at commit {entry['commit']}.", ""]
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="sizes times this; the documentation is left alone")
     parser.add_argument("--peers", nargs="+", choices=peers.names(), default=peers.names())
-    parser.add_argument("--only", nargs="+", choices=[*SAVING, "row", "train"], default=[*SAVING, "row", "train"])
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--dir", type=Path, default=Path("out"), help="a directory of the file system to measure")
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
     where = environment.describe(args.dir)
-    found: dict[str, Any] = {}
-    lines: list[str] = []
+    measured: dict[str, Any] = {}
     for name in args.only:
         workload = workload_of(name, args)
+        entry: dict[str, Any] = {"commit": where["commit"]}
         if name in SAVING:
-            limits = measure_limits(workload, args)
-            found[name] = {"limits": limits, "results": everybody(single, workload, workload.title, args)}
-            lines += single_table(workload, limits, found[name]["results"])
+            entry["limits"] = measure_limits(workload, args)
+            entry["results"] = everybody(single, workload, workload.title, args)
         elif name == "row":
-            found[name] = {"results": everybody(in_a_row, workload, "ten in a row", args)}
-            lines += row_table(workload, found[name]["results"])
+            entry["results"] = everybody(in_a_row, workload, "ten in a row", args)
         else:
-            found[name] = {"results": everybody(train, workload, "training loop", args)}
-            lines += train_table(found[name]["results"])
-    lines = targets(found, args) + lines + versions(found) + report.environment(where)
-    full = args.scale == 1 and args.peers == peers.names() and len(args.only) == len(SAVING) + 2
-    Path("bench/results").mkdir(exist_ok=True)
+            entry["results"] = everybody(train, workload, "training loop", args)
+        measured[name] = entry
+    full = args.scale == 1 and args.peers == peers.names()
     path = Path("bench/results") / ("peers.json" if full else "peers-partial.json")
+    path.parent.mkdir(exist_ok=True)
+    found = measured
+    if full and path.exists():  # workloads that were not measured now keep their figures
+        known = {**json.loads(path.read_text())["workloads"], **measured}
+        found = {name: known[name] for name in WORKLOADS if name in known}
     path.write_text(json.dumps({"environment": where, "workloads": found}, indent=1) + "\n")
+    lines = targets(found, args) + tables(found, args) + versions(found) + report.environment(where)
     if full:
         report.into_document(Path("docs/performance.md"), lines, BEGIN, END)
     print("\n".join(lines))
-    ours = [entry["results"]["nebula"] for entry in found.values() if "nebula" in entry["results"]]
+    ours = [entry["results"]["nebula"] for entry in measured.values() if "nebula" in entry["results"]]
     return 1 if any("failed" in result or result["gate"] for result in ours) else 0
 
 
