@@ -158,6 +158,23 @@ struct version *commit_target(struct catalogue *catalogue, struct session *sessi
         return target;
 }
 
+/* A trainer saves a name once at a time: if it asks again, the answer to its earlier request was lost with an agent that was
+ * killed after it had noted the grant. Nobody will ever fill that image. */
+static void drop_lost_grant(struct catalogue *catalogue, const struct session *session, struct version *version, const char *name)
+{
+        for (struct grant **link = &version->grants; *link;) {
+                struct grant *grant = *link;
+
+                if (grant->nonce != session->nonce || grant->rank != session->rank || strcmp(grant->name, name)) {
+                        link = &grant->next;
+                        continue;
+                }
+                *link = grant->next;
+                memory_drop(&catalogue->memory, grant->image);
+                free(grant);
+        }
+}
+
 struct grant *commit_grant(struct catalogue *catalogue, struct session *session, struct version *version,
                            const struct ipc_image *request, struct image *image, struct nebula_error *error)
 {
@@ -168,7 +185,6 @@ struct grant *commit_grant(struct catalogue *catalogue, struct session *session,
                 return NULL;
         }
         *grant = (struct grant){
-                .next = version->grants,
                 .image = image,
                 .size = request->size,
                 .nonce = session->nonce,
@@ -176,6 +192,8 @@ struct grant *commit_grant(struct catalogue *catalogue, struct session *session,
                 .rank = session->rank,
         };
         snprintf(grant->name, sizeof grant->name, "%s", request->name);
+        drop_lost_grant(catalogue, session, version, grant->name);
+        grant->next = version->grants;
         image->owner_nonce = session->nonce;
         image->job = session->job;
         memory_hold(image);
