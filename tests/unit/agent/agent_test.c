@@ -224,6 +224,27 @@ static void a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks(void)
         place_done(&place);
 }
 
+/* As when an agent was killed after it had noted the first grant, and its successor is asked again. */
+static void an_image_that_is_asked_for_again_is_the_only_one_waited_for(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_granted lost, grant;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 37));
+        version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(!copy_image(&client, version, "x", 2, 1000, &lost)); /* and never told that it was captured */
+        CHECK(!copy_image(&client, version, "x", 3, 1000, &grant) && !captured(&client, grant.image_id));
+        CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
+        CHECK(!wait_for(&client, grant.version_id, NEBULA_STATE_COMMITTED, 5000));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static void a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing(void)
 {
         struct test_client zero, one;
@@ -577,6 +598,7 @@ TAP_MAIN(TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(a_part_closes_with_the_next_tag_and_n_files_complete_a_version),
          TEST(a_tag_written_again_is_a_generation_that_carries_over),
          TEST(a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks),
+         TEST(an_image_that_is_asked_for_again_is_the_only_one_waited_for),
          TEST(a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
