@@ -180,14 +180,19 @@ static void get(struct reader *reader, void *ret_data, size_t size)
         reader->at += size;
 }
 
+static uint64_t bounded(struct reader *reader, uint64_t value, uint64_t most)
+{
+        if (value > most && !reader->wrong)
+                reader->wrong = "holds an impossible number";
+        return reader->wrong ? 0 : value;
+}
+
 static uint64_t get_u64(struct reader *reader, uint64_t most)
 {
         uint64_t value;
 
         get(reader, &value, sizeof value);
-        if (value > most && !reader->wrong)
-                reader->wrong = "holds an impossible number";
-        return reader->wrong ? 0 : value;
+        return bounded(reader, value, most);
 }
 
 static uint32_t get_u32(struct reader *reader, uint32_t most)
@@ -195,9 +200,7 @@ static uint32_t get_u32(struct reader *reader, uint32_t most)
         uint32_t value;
 
         get(reader, &value, sizeof value);
-        if (value > most && !reader->wrong)
-                reader->wrong = "holds an impossible number";
-        return reader->wrong ? 0 : value;
+        return (uint32_t)bounded(reader, value, most);
 }
 
 static uint8_t get_u8(struct reader *reader, uint8_t most)
@@ -205,9 +208,7 @@ static uint8_t get_u8(struct reader *reader, uint8_t most)
         uint8_t value;
 
         get(reader, &value, sizeof value);
-        if (value > most && !reader->wrong)
-                reader->wrong = "holds an impossible number";
-        return reader->wrong ? 0 : value;
+        return (uint8_t)bounded(reader, value, most);
 }
 
 static double get_real(struct reader *reader)

@@ -60,19 +60,27 @@ static bool holds(uint64_t at, uint64_t seed, const uint64_t *durable)
         return good;
 }
 
+/* From here on what happens in `storage` is recorded. */
+static bool begin(struct bench *bench)
+{
+        snprintf(root, sizeof root, "/dev/shm/nebula-crash-XXXXXX");
+        if (!mkdtemp(root))
+                return false;
+        snprintf(storage, sizeof storage, "%s/storage", root);
+        snprintf(other, sizeof other, "%s-after", root);
+        if (os->mkdir(storage, 0755))
+                return false;
+        bench_init(bench, NULL, storage);
+        return !os_crash_begin(storage);
+}
+
 static void what_was_durable_loads_after_every_power_loss(void)
 {
         uint64_t durable[3], last;
         struct version *version;
         struct bench bench;
 
-        snprintf(root, sizeof root, "/dev/shm/nebula-crash-XXXXXX");
-        REQUIRE(mkdtemp(root));
-        snprintf(storage, sizeof storage, "%s/storage", root);
-        snprintf(other, sizeof other, "%s-after", root);
-        REQUIRE(!os->mkdir(storage, 0755));
-        bench_init(&bench, NULL, storage);
-        REQUIRE(!os_crash_begin(storage));
+        REQUIRE(begin(&bench));
         version = bench_version(&bench, "t", 1, 2);
         REQUIRE(version && !bench_persist(&bench, version));
         durable[0] = os_crash_position();
@@ -132,13 +140,7 @@ static void nothing_that_was_not_completed_stays_after_a_sweep(void)
         struct bench bench;
         uint64_t last;
 
-        snprintf(root, sizeof root, "/dev/shm/nebula-crash-XXXXXX");
-        REQUIRE(mkdtemp(root));
-        snprintf(storage, sizeof storage, "%s/storage", root);
-        snprintf(other, sizeof other, "%s-after", root);
-        REQUIRE(!os->mkdir(storage, 0755));
-        bench_init(&bench, NULL, storage);
-        REQUIRE(!os_crash_begin(storage));
+        REQUIRE(begin(&bench));
         version = bench_version(&bench, "t", 1, 0);
         REQUIRE(version && !bench_persist(&bench, version));
         version = bench_version(&bench, "t", 0, 2); /* a file that the first writing did not have */
