@@ -109,6 +109,28 @@ enum nebula_status session_call(struct nebula_session *session, const struct cli
         return silent(status, is_broken, error);
 }
 
+/* A connection costs the agent a thread's start and end, so that the last one is kept. */
+static enum nebula_status take_wire(struct nebula_session *session, struct client_wire *wire, struct nebula_error *error)
+{
+        pthread_mutex_lock(&session->settings_lock);
+        *wire = session->idle_wire;
+        session->idle_wire = (struct client_wire){ .fd = -1 };
+        pthread_mutex_unlock(&session->settings_lock);
+        return wire->fd >= 0 ? NEBULA_OK : open_wire(session, wire, error);
+}
+
+void session_wire_done(struct nebula_session *session, struct client_wire *wire)
+{
+        ipc_frame_done(&wire->frame); /* a report may be large */
+        pthread_mutex_lock(&session->settings_lock);
+        if (session->idle_wire.fd < 0) {
+                session->idle_wire = *wire;
+                *wire = (struct client_wire){ .fd = -1 };
+        }
+        pthread_mutex_unlock(&session->settings_lock);
+        client_wire_close(wire);
+}
+
 enum nebula_status session_call_alone(struct nebula_session *session, struct client_wire *wire,
                                       const struct client_call *call, struct nebula_error *error)
 {
@@ -116,7 +138,7 @@ enum nebula_status session_call_alone(struct nebula_session *session, struct cli
         bool is_broken = false;
 
         for (int tries = 0; tries < 2; tries++) {
-                status = wire->fd >= 0 ? NEBULA_OK : open_wire(session, wire, error);
+                status = wire->fd >= 0 ? NEBULA_OK : tries == 0 ? take_wire(session, wire, error) : open_wire(session, wire, error);
                 if (status != NEBULA_OK)
                         return status;
                 status = try_call(wire, call, &is_broken, error);

@@ -143,7 +143,7 @@ enum nebula_status nebula_checkpoint_wait(nebula_checkpoint *checkpoint, enum ne
         if (!checkpoint || (unsigned)state > NEBULA_STATE_FAILED)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_wait needs a checkpoint and a known state");
         status = session_call_alone(checkpoint->session, &wire, &call, ret_error);
-        client_wire_close(&wire);
+        session_wire_done(checkpoint->session, &wire);
         return status;
 }
 
@@ -194,7 +194,7 @@ enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkpoint, char 
                 status = session_call_alone(checkpoint->session, &wire, &call, ret_error);
         if (status == NEBULA_OK)
                 status = client_take_text(&wire.frame, ret_text, ret_error);
-        client_wire_close(&wire);
+        session_wire_done(checkpoint->session, &wire);
         return status;
 }
 

@@ -15,12 +15,12 @@
  *
  * Every request goes through session_call: on the session's own connection
  * under request_lock, or, when it may wait for long, on a connection that
- * belongs to that call alone. If the agent is gone, session_call finds or
+ * belongs to that call alone and is kept for the next. If the agent is gone, session_call finds or
  * starts another, finds the checkpoint there again by its tag and asks once
  * more; two agents that die during one request are a failure.
  *
  * Threads: a handle may be used from any thread. request_lock is held while
- * the agent works on a request and while values are copied; settings_lock only
+ * the agent works on a request and while values are copied; settings_lock, which also guards the connection that is kept, only
  * for a few instructions, and so is copies_lock, which may be taken while any other is held.
  * The order is request_lock, then settings_lock.
  */
@@ -97,8 +97,9 @@ struct client_copies {
 struct nebula_session {
         struct nebula_session *next; /* of all sessions in this process */
 
-        pthread_mutex_t settings_lock; /* guards settings */
+        pthread_mutex_t settings_lock; /* guards settings and idle_wire */
         struct client_settings settings;
+        struct client_wire idle_wire;  /* of the last request that had one of its own, for the next */
 
         pthread_mutex_t request_lock; /* guards all that follows, and puts requests in order */
         struct client_wire wire;
@@ -165,9 +166,11 @@ int64_t client_patience_ms(int64_t timeout_ms);
 /* On the session's wire; request_lock is held, and the answer is in session->wire.frame. */
 enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error);
-/* On `wire`, which the caller has set to { .fd = -1 } and closes. No lock is held. */
+/* On `wire`, which the caller has set to { .fd = -1 } and ends with session_wire_done. No lock is held. */
 enum nebula_status session_call_alone(struct nebula_session *session, struct client_wire *wire,
                                       const struct client_call *call, struct nebula_error *error);
+/* Keeps the connection for the next call alone, or closes it; the last answer is gone. */
+void session_wire_done(struct nebula_session *session, struct client_wire *wire);
 /* Locks, asks, unlocks: for requests whose answer has no payload. */
 enum nebula_status session_tell(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error);

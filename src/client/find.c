@@ -43,7 +43,7 @@ static enum nebula_status find(nebula_session *session, const char *tag, const c
         checkpoint_know(checkpoint, found->version_id, wire.agent_nonce);
         *ret_checkpoint = checkpoint;
 close_wire:
-        client_wire_close(&wire);
+        session_wire_done(session, &wire);
         return status;
 }
 

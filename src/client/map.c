@@ -82,7 +82,7 @@ static enum nebula_status open_map(struct nebula_map *map, struct nebula_error *
                         status = map->stored ? make_room(map, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a map");
                 }
         }
-        client_wire_close(&wire);
+        session_wire_done(map->checkpoint->session, &wire);
         return status;
 }
 
@@ -102,7 +102,7 @@ static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula
                 memcpy(map->data, image.data, map->size);
                 os->unmap(image.data, map->size);
         }
-        client_wire_close(&wire);
+        session_wire_done(map->checkpoint->session, &wire);
         if (status == NEBULA_OK) {
                 stored_free(map->stored);
                 map->stored = NULL;

@@ -74,6 +74,6 @@ enum nebula_status nebula_session_find_published(nebula_session *session, const 
         } else {
                 free(checkpoint);
         }
-        client_wire_close(&wire);
+        session_wire_done(session, &wire);
         return status;
 }

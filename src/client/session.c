@@ -47,7 +47,9 @@ static void after_fork_in_child(void)
                 } else if (session->wire.fd >= 0) {
                         os->close(session->wire.fd);
                 }
-                session->wire = (struct client_wire){ .fd = -1 };
+                if (session->idle_wire.fd >= 0)
+                        os->close(session->idle_wire.fd); /* nothing else is its own: it has no answer */
+                session->wire = session->idle_wire = (struct client_wire){ .fd = -1 };
                 session->pool = NULL;
                 copies_fork(session);
                 session->retry_pause_ms = 0;
@@ -91,6 +93,7 @@ static void session_free(struct nebula_session *session)
 {
         copies_done(session);
         client_wire_close(&session->wire);
+        client_wire_close(&session->idle_wire);
         capture_pool_free(session->pool);
         pthread_mutex_destroy(&session->request_lock);
         pthread_mutex_destroy(&session->settings_lock);
@@ -109,7 +112,7 @@ enum nebula_status nebula_session_open(const struct nebula_options *options, neb
         session = calloc(1, sizeof *session);
         if (!session)
                 return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a session");
-        session->wire.fd = -1;
+        session->wire.fd = session->idle_wire.fd = -1;
         pthread_mutex_init(&session->settings_lock, NULL);
         pthread_mutex_init(&session->request_lock, NULL);
         copies_init(session);
@@ -231,7 +234,7 @@ enum nebula_status nebula_session_flush(nebula_session *session, const char *tag
                 status = copies_settle(session, 0, timeout_ms, ret_error);
         if (status == NEBULA_OK)
                 status = session_call_alone(session, &wire, &call, ret_error);
-        client_wire_close(&wire);
+        session_wire_done(session, &wire);
         return status;
 }
 
@@ -253,7 +256,7 @@ enum nebula_status nebula_session_report(nebula_session *session, enum nebula_re
                 status = session_call_alone(session, &wire, &call, ret_error);
         if (status == NEBULA_OK)
                 status = client_take_text(&wire.frame, ret_text, ret_error);
-        client_wire_close(&wire);
+        session_wire_done(session, &wire);
         return status;
 }
 

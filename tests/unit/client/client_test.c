@@ -237,6 +237,17 @@ static void the_agents_refusal_is_passed_on_in_its_words(void)
         end();
 }
 
+/* Each connection is a thread of the agent. */
+static void waits_one_after_the_other_share_a_connection(void)
+{
+        start();
+        CHECK(save("t", "n", "abc", 3));
+        for (int i = 0; i < 3; i++)
+                CHECK(ok(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 1000, &error)));
+        CHECK(fake_seen(IPC_WAIT) == 3 && fake_seen(IPC_HELLO) == 2); /* the session's, and that of the waits */
+        end();
+}
+
 /* Everything a job does, once. */
 static bool whole_job(const char *tag)
 {
@@ -720,6 +731,7 @@ static const struct tap_test tests[] = {
         TEST(another_users_agent_is_not_spoken_to),
         TEST(a_broken_promise_switches_the_session_off_for_good),
         TEST(a_wait_does_not_hold_others_up),
+        TEST(waits_one_after_the_other_share_a_connection),
         TEST(a_wait_ends_at_its_time),
         TEST(several_threads_save_at_once),
         TEST(a_forked_child_speaks_for_itself),
