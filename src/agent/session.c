@@ -360,6 +360,16 @@ static enum nebula_status request_open(struct connection *connection, const void
         return status;
 }
 
+static enum nebula_status take_text(struct answer *answer, struct nebula_error *error)
+{
+        answer->data = answer->text;
+        answer->size = strlen(answer->text);
+        answer->is_text = true;
+        if (answer->size > IPC_REPORT_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "the report is too long (%zu bytes)", answer->size);
+        return NEBULA_OK;
+}
+
 static enum nebula_status request_report(struct connection *connection, const void *payload, struct answer *answer,
                                          struct nebula_error *error)
 {
@@ -367,13 +377,7 @@ static enum nebula_status request_report(struct connection *connection, const vo
         enum nebula_status status = report_text(connection->catalogue, connection->session, (enum nebula_report)request->report,
                                                 request->persist_path, &answer->text, error);
 
-        if (!status) {
-                answer->data = answer->text;
-                answer->size = strlen(answer->text);
-                if (answer->size > IPC_PAYLOAD_MAX)
-                        status = error_set(error, NEBULA_INVALID, 0, "the report is too long (%zu bytes)", answer->size);
-        }
-        return status;
+        return status ? status : take_text(answer, error);
 }
 
 static enum nebula_status request_describe(struct connection *connection, const void *payload, struct answer *answer,
@@ -382,11 +386,7 @@ static enum nebula_status request_describe(struct connection *connection, const 
         const struct ipc_version *request = payload;
         enum nebula_status status = report_version(connection->catalogue, request->version_id, &answer->text, error);
 
-        if (!status) {
-                answer->data = answer->text;
-                answer->size = strlen(answer->text);
-        }
-        return status;
+        return status ? status : take_text(answer, error);
 }
 
 static enum nebula_status request_publish(struct connection *connection, const void *payload, struct answer *answer,
@@ -450,6 +450,8 @@ static bool serve_one(struct connection *connection)
                 status = requests[type](connection, connection->frame.payload, answer, &error);
         if (status)
                 sent = ipc_send_error(connection->fd, type, &error, NULL);
+        else if (answer->is_text)
+                sent = ipc_send_text(connection->fd, type, answer->text, answer->size, NULL);
         else
                 sent = ipc_send(connection->fd, type, NEBULA_OK, answer->size ? answer->data : NULL, answer->size, answer->fd, NULL);
         if (answer->fd >= 0)

@@ -22,6 +22,7 @@ struct answer {
         size_t size;
         int fd; /* closed after sending; -1: none */
         char *text; /* freed after sending */
+        bool is_text; /* all of the answer, and of any size */
         union {
                 struct ipc_welcome welcome;
                 struct ipc_begun begun;

@@ -128,11 +128,16 @@ static bool opened_is_sound(const struct ipc_frame *frame)
         return opened->chunk_count == opened->size / opened->chunk_bytes + (opened->size % opened->chunk_bytes != 0);
 }
 
+static bool is_text(enum ipc_type type)
+{
+        return type == IPC_REPORT || type == IPC_DESCRIBE;
+}
+
 enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type type, bool *ret_broken,
                                     struct nebula_error *error)
 {
         size_t size = ipc_answer_size(type);
-        bool want_fd = type == IPC_IMAGE || type == IPC_OPEN;
+        bool want_fd = type == IPC_IMAGE || type == IPC_OPEN || (is_text(type) && !frame->header.size);
 
         *ret_broken = true;
         if (frame->header.type != type)
@@ -193,5 +198,8 @@ enum nebula_status ipc_call(int fd, enum ipc_type type, const void *payload, siz
         status = ipc_receive(fd, frame, error);
         if (status != NEBULA_OK)
                 return status;
-        return ipc_answer_check(frame, type, ret_broken, error);
+        status = ipc_answer_check(frame, type, ret_broken, error);
+        if (status == NEBULA_OK && is_text(type) && frame->header.has_fd)
+                status = ipc_receive_text(frame, error);
+        return status;
 }

@@ -75,6 +75,25 @@ enum nebula_status ipc_send(int fd, enum ipc_type type, enum nebula_status statu
         return send_frame(fd, &header, payload, passed_fd, error);
 }
 
+enum nebula_status ipc_send_text(int fd, enum ipc_type type, const char *text, size_t size, struct nebula_error *error)
+{
+        enum nebula_status status;
+        int file, result;
+
+        if (size <= IPC_PAYLOAD_MAX)
+                return ipc_send(fd, type, NEBULA_OK, text, size, -1, error);
+        if (size > IPC_REPORT_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "a text of %zu bytes is larger than the limit of %u", size, IPC_REPORT_MAX);
+        file = os->memfd("nebula-report");
+        if (file < 0)
+                return error_set(error, NEBULA_NO_MEMORY, -file, "no memory for a text of %zu bytes", size);
+        result = os_write_at(file, text, size, 0);
+        status = result < 0 ? error_set(error, NEBULA_NO_MEMORY, -result, "no memory for a text of %zu bytes", size) :
+                              ipc_send(fd, type, NEBULA_OK, NULL, 0, file, error);
+        os->close(file);
+        return status;
+}
+
 enum nebula_status ipc_send_error(int fd, enum ipc_type type, const struct nebula_error *failure,
                                   struct nebula_error *error)
 {
@@ -190,6 +209,33 @@ drop_fd:
         if (passed_fd >= 0)
                 os->close(passed_fd);
         return status;
+}
+
+enum nebula_status ipc_receive_text(struct ipc_frame *frame, struct nebula_error *error)
+{
+        enum nebula_status status;
+        struct os_stat stat;
+        int result = os->fstat(frame->fd, &stat);
+
+        if (result < 0 || stat.kind != OS_KIND_FILE || stat.size > IPC_REPORT_MAX)
+                return error_set(error, NEBULA_INVALID, result < 0 ? -result : 0, "a text came as a descriptor that is no file of one");
+        status = reserve(frame, stat.size, error);
+        if (status != NEBULA_OK)
+                return status;
+        for (uint64_t at = 0; at < stat.size;) {
+                int64_t got = os->pread(frame->fd, (char *)frame->payload + at, stat.size - at, at);
+
+                if (got == -EINTR)
+                        continue;
+                if (got <= 0)
+                        return error_set(error, NEBULA_UNAVAILABLE, (int)-got, "a text of %llu bytes could not be read",
+                                         (unsigned long long)stat.size);
+                at += (uint64_t)got;
+        }
+        ((char *)frame->payload)[stat.size] = '\0';
+        frame->header.size = (uint32_t)stat.size;
+        close_untaken(frame);
+        return NEBULA_OK;
 }
 
 void ipc_frame_done(struct ipc_frame *frame)

@@ -24,6 +24,7 @@
 #define IPC_VERSION 2u
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
+#define IPC_REPORT_MAX (1u << 30) /* bytes of a JSON text */
 #define IPC_PATH_MAX 4096
 #define IPC_NAME_MAX 256
 #define IPC_TEXT_MAX 512
@@ -43,8 +44,8 @@ enum ipc_type {
         IPC_FIND,       /* ipc_find      -> ipc_found */
         IPC_OPEN,       /* ipc_open      -> ipc_opened, its checksums + fd (read-only) */
         IPC_FLUSH,      /* ipc_flush     -> nothing */
-        IPC_REPORT,     /* ipc_report    -> JSON text */
-        IPC_DESCRIBE,   /* ipc_version   -> JSON text */
+        IPC_REPORT,     /* ipc_report    -> JSON text; of more than IPC_PAYLOAD_MAX bytes, as a file: nothing + fd */
+        IPC_DESCRIBE,   /* ipc_version   -> the same */
         IPC_STOP,       /* ipc_stop      -> nothing, then the agent ends */
         IPC_PUBLISH,    /* ipc_publish   -> nothing: it happens once the version is durable */
         IPC_UNPUBLISH,  /* ipc_path      -> nothing: it happens once every earlier publish of the job has */
@@ -180,6 +181,8 @@ struct ipc_found_path {
 /* Sends one frame. passed_fd < 0: none. It stays the caller's. */
 enum nebula_status ipc_send(int fd, enum ipc_type type, enum nebula_status status, const void *payload, size_t size,
                             int passed_fd, struct nebula_error *error);
+/* An answer that is a text: in the frame, or, when it is larger than one, in a file whose descriptor goes along. */
+enum nebula_status ipc_send_text(int fd, enum ipc_type type, const char *text, size_t size, struct nebula_error *error);
 /* An answer that carries an error. */
 enum nebula_status ipc_send_error(int fd, enum ipc_type type, const struct nebula_error *failure,
                                   struct nebula_error *error);
@@ -196,6 +199,8 @@ struct ipc_frame {
         int fd; /* meaningful when header.has_fd; -1: none, or taken */
 };
 enum nebula_status ipc_receive(int fd, struct ipc_frame *frame, struct nebula_error *error);
+/* The text of a file that came instead of a payload becomes the payload. */
+enum nebula_status ipc_receive_text(struct ipc_frame *frame, struct nebula_error *error);
 void ipc_frame_done(struct ipc_frame *frame); /* frees the buffer, closes an fd that nobody took */
 /* The size of a request's struct; 0 for an unknown type. */
 size_t ipc_request_size(enum ipc_type type);

@@ -96,6 +96,66 @@ static void a_payload_beyond_the_limit_is_not_sent(void)
         close_ends();
 }
 
+static void *answer_with_a_long_text(void *argument)
+{
+        struct ipc_frame request = { 0 };
+
+        if (ipc_receive(ends[1], &request, NULL) == NEBULA_OK)
+                ipc_send_text(ends[1], IPC_REPORT, argument, (size_t)IPC_PAYLOAD_MAX + 5, NULL);
+        ipc_frame_done(&request);
+        return NULL;
+}
+
+static void a_text_that_is_larger_than_a_frame_arrives_whole(void)
+{
+        size_t size = (size_t)IPC_PAYLOAD_MAX + 5;
+        struct ipc_report report = { .report = NEBULA_REPORT_VERSIONS };
+        char *text = malloc(size + 1);
+        pthread_t thread;
+        bool is_broken;
+
+        if (!text)
+                abort();
+        for (size_t i = 0; i < size; i++)
+                text[i] = (char)('a' + i % 23);
+        open_ends();
+        pthread_create(&thread, NULL, answer_with_a_long_text, text);
+        CHECK(ipc_call(ends[0], IPC_REPORT, &report, sizeof report, -1, &frame, &is_broken, &error) == NEBULA_OK);
+        CHECK(frame.header.size == size && !memcmp(frame.payload, text, size) && !((char *)frame.payload)[size]);
+        CHECK(!frame.header.has_fd && !is_broken);
+        pthread_join(thread, NULL);
+        close_ends();
+        free(text);
+}
+
+static void *answer_with_a_pipe(void *argument)
+{
+        struct ipc_frame request = { 0 };
+
+        if (ipc_receive(ends[1], &request, NULL) == NEBULA_OK)
+                ipc_send(ends[1], IPC_REPORT, NEBULA_OK, NULL, 0, *(int *)argument, NULL);
+        ipc_frame_done(&request);
+        return NULL;
+}
+
+static void a_text_that_is_no_file_is_refused_and_not_waited_for(void)
+{
+        struct ipc_report report = { .report = NEBULA_REPORT_VERSIONS };
+        pthread_t thread;
+        bool is_broken;
+        int pipes[2];
+
+        if (pipe(pipes))
+                abort();
+        open_ends();
+        pthread_create(&thread, NULL, answer_with_a_pipe, &pipes[0]);
+        CHECK(ipc_call(ends[0], IPC_REPORT, &report, sizeof report, -1, &frame, &is_broken, &error) == NEBULA_INVALID);
+        pthread_join(thread, NULL);
+        close_ends();
+        close(pipes[0]);
+        close(pipes[1]);
+}
+
 static void garbled_magic_is_refused(void)
 {
         struct ipc_header header = good;
@@ -385,6 +445,8 @@ TAP_MAIN(
         TEST(a_request_arrives_as_it_was_sent),
         TEST(a_payload_larger_than_any_socket_buffer_arrives_whole),
         TEST(a_payload_beyond_the_limit_is_not_sent),
+        TEST(a_text_that_is_larger_than_a_frame_arrives_whole),
+        TEST(a_text_that_is_no_file_is_refused_and_not_waited_for),
         TEST(garbled_magic_is_refused),
         TEST(unknown_types_are_refused),
         TEST(a_claim_of_too_many_bytes_is_refused_before_memory_is_taken),
