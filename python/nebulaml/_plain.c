@@ -23,9 +23,44 @@
 
 static enum outcome write_object(struct writer *writer, PyObject *object);
 
+/*
+ * Training has pushed what describes the tensors out of the caches, and each lies somewhere else: a value, what it
+ * points to, and what that points to. Asked for some items before they are needed, they come all at once.
+ */
+struct ahead {
+        PyObject *dict;
+        Py_ssize_t values, tensors, storages; /* positions in the dict, each some items behind the one before */
+        int step;
+};
+
+static void ahead_step(struct ahead *ahead)
+{
+        PyObject *key, *value;
+
+        ahead->step++;
+        if (PyDict_Next(ahead->dict, &ahead->values, &key, &value)) {
+                __builtin_prefetch(key);
+                __builtin_prefetch(value);
+        }
+        if (ahead->step > 4 && PyDict_Next(ahead->dict, &ahead->tensors, &key, &value))
+                tensor_fetch(value);
+        if (ahead->step > 8 && PyDict_Next(ahead->dict, &ahead->storages, &key, &value))
+                tensor_fetch_storage(value);
+}
+
+static struct ahead ahead_begin(PyObject *dict)
+{
+        struct ahead ahead = { .dict = dict };
+
+        while (ahead.step < 12)
+                ahead_step(&ahead);
+        return ahead;
+}
+
 static enum outcome write_dict(struct writer *writer, PyObject *dict)
 {
         Py_ssize_t position = 0, count = PyDict_GET_SIZE(dict), batch = 0;
+        struct ahead ahead = ahead_begin(dict);
         enum outcome outcome;
         PyObject *key, *value;
 
@@ -41,6 +76,7 @@ static enum outcome write_dict(struct writer *writer, PyObject *dict)
                 put(writer, OP_MARK);
         }
         while (PyDict_Next(dict, &position, &key, &value)) {
+                ahead_step(&ahead);
                 Py_INCREF(key);
                 Py_INCREF(value);
                 outcome = write_object(writer, key);
@@ -123,9 +159,10 @@ static enum outcome write_tuple(struct writer *writer, PyObject *tuple)
         return memoize(writer, tuple);
 }
 
-/* The items of an OrderedDict, in batches as they come. */
-static enum outcome write_items(struct writer *writer, PyObject *items)
+/* The items of an OrderedDict, in batches as they come. Most often they come in the order of the dict below it. */
+static enum outcome write_items(struct writer *writer, PyObject *dict, PyObject *items)
 {
+        struct ahead ahead = ahead_begin(dict);
         PyObject *item = PyIter_Next(items), *next;
         enum outcome outcome = WRITTEN;
         int batch = 0;
@@ -133,6 +170,7 @@ static enum outcome write_items(struct writer *writer, PyObject *items)
 
         while (item && outcome == WRITTEN) {
                 next = PyIter_Next(items);
+                ahead_step(&ahead);
                 if (batch == 0) {
                         is_alone = !next;
                         if (!room(writer, 1))
@@ -185,7 +223,7 @@ static enum outcome write_ordered_dict(struct writer *writer, PyObject *dict)
                 outcome = memoize(writer, dict);
         }
         if (outcome == WRITTEN)
-                outcome = write_items(writer, PyTuple_GET_ITEM(reduction, 4));
+                outcome = write_items(writer, dict, PyTuple_GET_ITEM(reduction, 4));
         if (outcome == WRITTEN && attributes != Py_None) {
                 outcome = write_object(writer, attributes);
                 if (outcome == WRITTEN && !room(writer, 1))

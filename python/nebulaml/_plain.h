@@ -102,5 +102,8 @@ enum outcome write_float(struct writer *writer, PyObject *number);
 /* Fetches what is needed of torch, once; false with a Python error. */
 bool plain_load(void);
 enum outcome write_tensor(struct writer *writer, PyObject *tensor);
+/* Hints to the caches: what an ordinary tensor, if it is one, points to, and later what that points to. */
+void tensor_fetch(PyObject *value);
+void tensor_fetch_storage(PyObject *value);
 
 #endif

@@ -25,6 +25,7 @@ static struct {
         PyObject *is_neg, *is_conj, *untyped_storage, *storage_offset, *stride, *nbytes, *data_ptr; /* methods */
         struct dtype_row dtypes[DTYPE_COUNT_MAX];
         size_t dtype_count;
+        size_t tensor_word, storage_word; /* where a tensor points to C++'s, and that to its storage; 0: not found */
 } known;
 
 static PyObject *read_property(const struct property *property, PyObject *object)
@@ -349,6 +350,57 @@ static bool load_dtypes(void)
         return !PyErr_Occurred();
 }
 
+/* Which of the first words at `object` is `address`; 0 when none is. */
+static size_t word_of(const void *object, uint64_t address)
+{
+        for (size_t i = 2; i < 4; i++)
+                if (((const uint64_t *)object)[i] == address)
+                        return i;
+        return 0;
+}
+
+/* Finds the words that tensor_fetch follows, in a tensor whose addresses are known. Without them nothing is fetched ahead. */
+static void load_words(void)
+{
+        PyObject *tensor = PyObject_CallNoArgs(torch.tensor_type);
+        PyObject *storage = tensor ? PyObject_CallOneArg(known.untyped_storage, tensor) : NULL;
+        int64_t tensor_address = number_of(tensor ? PyObject_GetAttrString(tensor, "_cdata") : NULL);
+        int64_t storage_address = number_of(storage ? read_property(&known.cdata, storage) : NULL);
+
+        if (!PyErr_Occurred()) {
+                known.tensor_word = word_of(tensor, (uint64_t)tensor_address);
+                known.storage_word = word_of((const void *)(uintptr_t)tensor_address, (uint64_t)storage_address);
+        }
+        PyErr_Clear();
+        Py_XDECREF(storage);
+        Py_XDECREF(tensor);
+}
+
+static const char *tensor_words(PyObject *value)
+{
+        if (!known.tensor_word || !Py_IS_TYPE(value, (PyTypeObject *)torch.tensor_type))
+                return NULL;
+        return ((const char *const *)value)[known.tensor_word];
+}
+
+void tensor_fetch(PyObject *value)
+{
+        const char *words = tensor_words(value);
+
+        for (int line = 0; words && line < 4; line++)
+                __builtin_prefetch(words + 64 * line);
+}
+
+void tensor_fetch_storage(PyObject *value)
+{
+        const char *const *words = (const char *const *)(const void *)tensor_words(value);
+
+        if (words && known.storage_word) {
+                __builtin_prefetch(words[known.storage_word]);
+                __builtin_prefetch(words[known.storage_word] + 64);
+        }
+}
+
 bool plain_load(void)
 {
         PyObject *tensor, *storage;
@@ -371,5 +423,7 @@ bool plain_load(void)
                 load_method(&known.storage_offset, tensor, "storage_offset") &&
                 load_method(&known.stride, tensor, "stride") && load_method(&known.nbytes, storage, "nbytes") &&
                 load_method(&known.data_ptr, storage, "data_ptr") && load_dtypes();
+        if (known.is_ready)
+                load_words();
         return known.is_ready;
 }

@@ -199,6 +199,15 @@ def not_plain():
 @pytest.mark.parametrize("what", not_plain())
 def test_what_is_not_plain_is_left_to_the_pickler(what):
     assert _nebula.plain_dump({"first": torch.ones(3), "second": [not_plain()[what]]}) is None
+    assert _nebula.plain_dump({**{str(i): torch.ones(i) for i in range(20)}, "looked at ahead": not_plain()[what]}) is None
+
+
+def test_what_is_looked_at_ahead_changes_nothing():
+    state = collections.OrderedDict((f"layer{i}", torch.full((i,), i) if i % 3 else {"step": i}) for i in range(40))
+    for name in ("layer7", "layer39", "layer20"):
+        state.move_to_end(name, last=False)
+    theirs, ours = pickles([state, dict(state), {}])
+    assert theirs == ours
 
 
 def test_the_plain_way_frees_everything_it_held():
