@@ -7,10 +7,12 @@ durable. ``nebulaml.attach(accelerator)`` does the same for ``save_state``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from . import api
@@ -19,8 +21,11 @@ from .redirect import Capture, captured
 
 __all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
 
-STAGING = ".nebula-staging"  # must not begin with "checkpoint": transformers would take it for one
-PERSIST = ".nebula"
+# transformers takes what begins with "checkpoint" for one, and push_to_hub uploads all but what begins with "_".
+STAGING = "_nebula-staging"
+PERSIST = "_nebula"
+# What transformers' own callbacks are told to do with a checkpoint when it is saved.
+SWITCHES = ("_log_model", "_log_artifacts", "_should_upload_checkpoint", "sync_checkpoints")
 
 
 def _world() -> int:
@@ -73,8 +78,11 @@ class _Rotation:
 
 
 class NebulaTrainerMixin:
-    """For those who subclass: ``class MyTrainer(NebulaTrainerMixin, Trainer)``. `nebula_sync_on_save`: wait for each
-    checkpoint to be durable before callbacks see it. `nebula_overlap`: as ``overlap`` of Checkpoint.save."""
+    """For those who subclass: ``class MyTrainer(NebulaTrainerMixin, Trainer)``.
+
+    nebula_sync_on_save: whether each checkpoint is waited for until it is durable, so that callbacks find the directory in ``on_save`` as
+        without Nebula; None: when a callback may look there. nebula_overlap: as ``overlap`` of Checkpoint.save.
+    """
 
     nebula_sync_on_save: bool | None = None
     nebula_overlap: bool = False
@@ -101,18 +109,20 @@ class NebulaTrainerMixin:
         folder = f"checkpoint-{self.state.global_step}"
         target, staging = os.path.join(parent, folder), os.path.join(parent, STAGING, folder)
         merge = os.path.isdir(target)
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        push, self.args.push_to_hub = self.args.push_to_hub, False
+        limit, push = self.args.save_total_limit, self.args.push_to_hub
         self._nebula_staging = True
         try:
-            with captured(Capture(_tag(parent, self.args.output_dir, folder), staging, -2, self.nebula_overlap)) as capture:
+            with (
+                captured(Capture(_tag(parent, self.args.output_dir, folder), staging, -2, self.nebula_overlap)) as capture,
+                _told(self.args, save_total_limit=None, push_to_hub=False),
+            ):
+                self._nebula_args = {"save_total_limit": limit, "push_to_hub": push}
                 super()._save_checkpoint(model, trial, *args, **kwargs)
         finally:
-            self._nebula_staging = False
-            self.args.save_total_limit, self.args.push_to_hub = limit, push
+            self._nebula_staging, self._nebula_args = False, {}
         state.rotation.pending.add(target)
         if self.args.should_save:
-            self._repair_state(parent, staging)
+            self._repair_state(super()._get_output_dir(trial), staging)
             os.makedirs(staging, exist_ok=True)
             capture.checkpoint.publish_directory(staging, target)
         capture.checkpoint.commit()
@@ -124,12 +134,17 @@ class NebulaTrainerMixin:
         if push:
             self._push_from_checkpoint(target)
 
+    def save_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Writes training_args.bin among others: with the arguments that the user gave."""
+        with _told(self.args, **self.__dict__.get("_nebula_args", {})):
+            return super().save_model(*args, **kwargs)
+
     def _repair_state(self, parent: str, staging: str) -> None:
-        """The routine ran below the staging directory; what it wrote down must name the final one."""
+        """The routine ran below the staging directory; what it wrote down must name the final one, as without Nebula."""
         step = getattr(self.state, "best_global_step", None)
         if step:
             best = os.path.join(parent, f"checkpoint-{step}")
-            if best in self._nebula().rotation.directories(parent):
+            if os.path.abspath(best) in self._nebula().rotation.directories(os.path.abspath(parent)):
                 self.state.best_model_checkpoint = best
         elif (best := self.state.best_model_checkpoint) and STAGING in best.split(os.sep):  # transformers before 4.51
             self.state.best_model_checkpoint = os.path.join(parent, os.path.basename(best))
@@ -138,19 +153,9 @@ class NebulaTrainerMixin:
             self.state.save_to_json(written)
 
     def _nebula_must_sync(self) -> bool:
-        """Callbacks that read the directory in on_save find it only when it is there already."""
         if self.nebula_sync_on_save is not None:
             return self.nebula_sync_on_save
-        names = {type(callback).__name__ for callback in self.callback_handler.callbacks}
-        reads_wandb = "WandbCallback" in names and os.environ.get("WANDB_LOG_MODEL", "false").lower() in (
-            "checkpoint",
-            "true",
-        )
-        reads_mlflow = "MLflowCallback" in names and os.environ.get("HF_MLFLOW_LOG_ARTIFACTS", "false").lower() in (
-            "1",
-            "true",
-        )
-        return reads_wandb or reads_mlflow
+        return any(map(_may_read, self.callback_handler.callbacks))
 
     def _load_best_model(self) -> None:
         api.flush_persistence()
@@ -166,6 +171,31 @@ class NebulaTrainerMixin:
             self._nebula().rotation.pending.clear()
 
 
+@contextlib.contextmanager
+def _told(target: Any, **values: Any) -> Iterator[None]:
+    """Attributes that are others for a while."""
+    before = {name: getattr(target, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
+def _may_read(callback: Any) -> bool:
+    """Whether the checkpoint's directory has to be there in this callback's ``on_save``."""
+    import transformers
+
+    if type(callback).on_save is transformers.TrainerCallback.on_save:
+        return False
+    if type(callback).__module__ != "transformers.integrations.integration_utils":
+        return True
+    values = (getattr(callback, name, None) for name in SWITCHES)
+    return any(str(getattr(value, "value", value)).lower() in ("1", "true", "all", "checkpoint") for value in values)
+
+
 def _tag(parent: str, output_dir: str, folder: str) -> str:
     """checkpoint-N, with the trial's directory before it in a hyperparameter search."""
     run = os.path.relpath(parent, os.path.abspath(output_dir))
@@ -175,7 +205,7 @@ def _tag(parent: str, output_dir: str, folder: str) -> str:
 def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool = False) -> Any:
     """Gives one Trainer (or any subclass) background checkpoints; returns it.
 
-    Works without ``init()``: checkpoints are then persisted below ``args.output_dir``. overlap: as Checkpoint.save has it.
+    Works without ``init()``: checkpoints are then persisted below ``args.output_dir``. sync_on_save, overlap: as in NebulaTrainerMixin.
     """
     kind = type(trainer)
     if not isinstance(trainer, NebulaTrainerMixin):

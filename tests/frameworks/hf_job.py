@@ -24,6 +24,7 @@ parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--term-at", type=int, default=-1)
 parser.add_argument("--jit", action="store_true")
 parser.add_argument("--fail-at", type=int, default=-1)
+parser.add_argument("--reader", action="store_true", help="a callback that reads each checkpoint in on_save")
 parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="through DeepSpeed; with --persist its JSON has a nebula section")
 args = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
@@ -59,6 +60,17 @@ class Watch(TrainerCallback):
         if state.global_step == args.kill_at:  # the step's own save has returned
             time.sleep(0.3 if os.environ.get("WORLD_SIZE", "1") != "1" else 0)
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Reader(TrainerCallback):
+    """A user's own: evaluates, uploads or converts what was just saved."""
+
+    def on_save(self, args_, state, control, model=None, **kwargs):
+        folder = os.path.join(args_.output_dir, f"checkpoint-{state.global_step}")
+        if rank == 0:
+            found = GPT2LMHeadModel.from_pretrained(folder).state_dict()
+            mine = {name.removeprefix("module."): value for name, value in model.state_dict().items()}
+            say(read=state.global_step, equal=all(torch.equal(found[name], value) for name, value in mine.items()))
 
 
 class Own(Trainer):
@@ -128,7 +140,7 @@ def main():
         args=training,
         train_dataset=Data(),
         eval_dataset=torch.utils.data.Subset(Data(), range(8)),
-        callbacks=[Watch()],
+        callbacks=[Watch(), *([Reader()] if args.reader else [])],
     )
     if args.way in ("attach", "subclass"):
         import nebulaml as nm

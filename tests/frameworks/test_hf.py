@@ -1,6 +1,8 @@
 """transformers.Trainer and accelerate through nebulaml.attach: the directories are those of the stock, whole and durable."""
 
 import os
+import shutil
+import subprocess
 
 import pytest
 from conftest import files_below, full, interpreter
@@ -60,17 +62,41 @@ def test_save_total_limit_counts_as_in_stock_and_frees_the_space(node):
     whole = stock(node, "--limit", 2)
     result = job(node, "--limit", 2)
     assert result.end["names"] == whole.end["names"] == ["checkpoint-6", "checkpoint-8"]
-    stored = node.base / "run" / ".nebula"
+    stored = node.base / "run" / "_nebula"
     until(
         lambda: sorted(n for n in os.listdir(stored) if n.startswith("checkpoint")) == ["checkpoint-6", "checkpoint-8"]
     )
+    reading = "import sys, torch, transformers; print(torch.load(sys.argv[1], weights_only=False).save_total_limit)"
+    arguments = node.base / "run" / "checkpoint-8" / "training_args.bin"
+    done = subprocess.run([interpreter(ENV), "-c", reading, arguments], env=node.environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["2"], done.stderr
+
+
+def test_push_to_hub_would_upload_nothing_of_nebula(node):
+    job(node, "--steps", 4)
+    listing = (
+        "import os, sys; from huggingface_hub.utils import filter_repo_objects; "
+        "files = [os.path.relpath(os.path.join(at, name), sys.argv[1]) for at, _, names in os.walk(sys.argv[1]) for name in names]; "
+        "assert len(files) > 10; print(list(filter_repo_objects(files, ignore_patterns=['_*', 'checkpoint-*'])))"
+    )  # with the patterns of Trainer.push_to_hub
+    done = subprocess.run([interpreter(ENV), "-c", listing, node.base / "run"], env=node.environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=full)])
+def test_a_callback_that_reads_the_directory_in_on_save_finds_what_was_saved(node, ranks):
+    if ENV != "hf":
+        pytest.skip("one transformers is enough")
+    result = job(node, "--reader", ranks=ranks)
+    assert [(line["read"], line["equal"]) for line in result.lines if "read" in line] == [(2, True), (4, True), (6, True), (8, True)]
 
 
 def test_load_best_model_at_end(node):
-    whole = stock(node, "--best", "--limit", 1)
-    result = job(node, "--best", "--limit", 1)
-    assert os.path.basename(result.end["best"]) == os.path.basename(whole.end["best"])
-    assert result.end["best"] == str(node.base / "run" / os.path.basename(whole.end["best"]))
+    more = ["--best", "--limit", 1, "--output", "run"]
+    whole = job(node, "--way", "stock", *more)
+    shutil.rmtree(node.base / "run")
+    result = job(node, *more)
+    assert result.end["best"] == whole.end["best"]  # the very path: one that is relative stays so, and the run may be moved
     assert result.end["weights"] == whole.end["weights"]
     assert result.end["names"] == whole.end["names"]
 
