@@ -270,16 +270,6 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         return version;
 }
 
-void version_file_done(struct catalogue *catalogue, struct agent_file *file)
-{
-        if (file->image)
-                memory_drop(&catalogue->memory, file->image);
-        free(file->chunks);
-        file->image = NULL;
-        file->chunks = NULL;
-        file->chunk_count = 0;
-}
-
 static void drop_grants(struct catalogue *catalogue, struct version *version)
 {
         while (version->grants) {
@@ -302,9 +292,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
         if (*link)
                 *link = version->next;
         drop_grants(catalogue, version);
-        for (size_t i = 0; i < version->file_count; i++)
-                version_file_done(catalogue, &version->files[i]);
-        free(version->files);
+        version_files_done(catalogue, version);
         free(version->parts);
         free(version->idle_parts);
         free(version->covered);
@@ -409,25 +397,6 @@ struct part *version_part_get(struct version *version, uint32_t rank)
         return part;
 }
 
-struct agent_file *version_file(struct version *version, const char *name)
-{
-        for (size_t i = 0; i < version->file_count; i++)
-                if (!strcmp(version->files[i].name, name))
-                        return &version->files[i];
-        return NULL;
-}
-
-struct agent_file *version_file_add(struct version *version)
-{
-        struct agent_file *files = realloc(version->files, (version->file_count + 1) * sizeof *files);
-
-        if (!files)
-                return NULL;
-        version->files = files;
-        memset(&files[version->file_count], 0, sizeof *files);
-        return &files[version->file_count++];
-}
-
 bool version_whole_in_memory(const struct version *version)
 {
         if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->failed_by_storage))
@@ -493,13 +462,12 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
         snprintf(version->run, sizeof version->run, "%s", manifest->run);
         lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
         for (size_t i = 0; i < manifest->file_count; i++) {
-                struct agent_file *file = version_file_add(version);
+                struct agent_file *file = version_file_add(version, manifest->files[i].name);
 
                 if (!file) {
                         version_free(catalogue, version);
                         return NULL;
                 }
-                snprintf(file->name, sizeof file->name, "%s", manifest->files[i].name);
                 file->rank = manifest->files[i].rank;
                 file->size = manifest->files[i].size;
                 file->generation = manifest->files[i].generation;

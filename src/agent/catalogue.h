@@ -75,8 +75,9 @@ struct version {
         struct lifecycle life;
         struct part *parts;
         size_t part_count;
-        struct agent_file *files;
-        size_t file_count;
+        struct agent_file *files; /* they are added and found by files.c */
+        uint32_t *slots;          /* of its table of names */
+        size_t file_count, slot_count;
         struct grant *grants;
         uint32_t pins;
         bool in_memory;    /* its images are held; cleared when memory gave it up */
@@ -218,7 +219,6 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
 void version_forget_memory(struct catalogue *catalogue, struct version *version);
 struct part *version_part(struct version *version, uint32_t rank); /* or NULL */
 struct part *version_part_get(struct version *version, uint32_t rank); /* or new; NULL: no memory */
-struct agent_file *version_file(struct version *version, const char *name);
 /* Complete, and every file's image is held. */
 bool version_whole_in_memory(const struct version *version);
 /* Is to become durable by the job's settings, and is not. */
@@ -226,8 +226,11 @@ bool version_unsaved(const struct version *version);
 uint64_t version_size(const struct version *version);
 /* A later number, since storage turned out to hold that one; files that this version wrote follow. */
 void version_set_generation(struct version *version, uint64_t generation);
-void version_file_done(struct catalogue *catalogue, struct agent_file *file);
-struct agent_file *version_file_add(struct version *version); /* zeroed; NULL: no memory */
+/* files.c; pointers hold until the next file is added. */
+struct agent_file *version_file(struct version *version, const char *name); /* or NULL */
+struct agent_file *version_file_add(struct version *version, const char *name); /* a name that is not there; all else zero. NULL: no memory */
+void version_file_done(struct catalogue *catalogue, struct agent_file *file); /* its image and checksums; it stays in the list */
+void version_files_done(struct catalogue *catalogue, struct version *version);
 
 /* Applies the job's retention to its memory, and drops tombstones beyond their number. `keep`: complete versions to keep. */
 void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep);

@@ -219,10 +219,9 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         struct part *part = version_part_get(version, grant->rank);
         struct grant **link = &version->grants;
 
-        if (!part || (!file && !(file = version_file_add(version))))
+        if (!part || (!file && !(file = version_file_add(version, grant->name))))
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe file \"%s\"", grant->name);
         version_file_done(catalogue, file);
-        strcpy(file->name, grant->name);
         file->rank = grant->rank;
         file->format = grant->format;
         file->size = grant->size;
@@ -356,11 +355,10 @@ static struct agent_file *carry_file(struct version *version, const char *name, 
 {
         /* Ranks of other nodes may be writing theirs again: what carries over of them, the manifest says. */
         bool foreign = version->spread && !version_part(version, rank);
-        struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version);
+        struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version, name);
 
         if (!file)
                 return NULL;
-        snprintf(file->name, sizeof file->name, "%s", name);
         file->rank = rank;
         file->size = size;
         file->generation = generation;

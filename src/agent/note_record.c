@@ -324,14 +324,19 @@ static struct image *get_file(struct catalogue *catalogue, struct reader *reader
 static void get_files(struct catalogue *catalogue, struct reader *reader, struct version *version)
 {
         for (uint32_t left = get_u32(reader, UINT32_MAX); left && !reader->wrong; left--) {
-                struct agent_file *file = version_file_add(version);
+                struct agent_file read = { 0 }, *file;
 
+                read.image = get_file(catalogue, reader, version->job, &read);
+                if (reader->wrong)
+                        return;
+                file = version_file_add(version, read.name);
                 if (!file) {
+                        version_file_done(catalogue, &read);
                         reader->wrong = "finds no memory";
                         return;
                 }
-                file->image = get_file(catalogue, reader, version->job, file);
-                if (!reader->wrong && !file->image && file->generation == version->generation)
+                *file = read;
+                if (!file->image && file->generation == version->generation)
                         reader->wrong = "describes an image that was no named one and ended with its agent";
         }
 }

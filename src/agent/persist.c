@@ -558,9 +558,8 @@ static void name_others(struct catalogue *catalogue, struct version *version, co
 
                 if (file && file->generation != other->generation)
                         version_file_done(catalogue, file); /* another rank wrote that name too, and its file stands */
-                else if (file || !(file = version_file_add(version)))
+                else if (file || !(file = version_file_add(version, other->name)))
                         continue;
-                strcpy(file->name, other->name);
                 file->rank = other->rank;
                 file->size = other->size;
                 file->generation = other->generation;

@@ -188,11 +188,11 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                         const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
 
                         for (size_t k = 0; same_version(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++) {
-                                struct agent_file *file = version_file(version, copy->files[k].name) ? NULL : version_file_add(version);
+                                const char *name = copy->files[k].name;
+                                struct agent_file *file = version_file(version, name) ? NULL : version_file_add(version, name);
 
                                 if (!file)
                                         continue;
-                                strcpy(file->name, copy->files[k].name);
                                 file->rank = copy->files[k].rank;
                                 file->format = copy->files[k].format;
                                 file->size = copy->files[k].size;

@@ -81,19 +81,23 @@ static void trim_free(struct catalogue *catalogue, struct job *job)
                 memory_doom(&catalogue->memory, image);
 }
 
+static bool holds_image(const struct version *version)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].image)
+                        return true;
+        return false;
+}
+
 static void trim_tombstones(struct catalogue *catalogue, struct job *job)
 {
         struct version *version = job->versions, *next;
         size_t count = 0;
 
         for (; version; version = next) {
-                bool held = false;
-
                 next = version->next;
-                for (size_t i = 0; i < version->file_count; i++)
-                        held = held || version->files[i].image;
-                if (version->in_memory || version->pins || held || !version->recorded ||
-                    version->life.state < NEBULA_STATE_COMMITTED)
+                if (version->in_memory || version->pins || !version->recorded || version->life.state < NEBULA_STATE_COMMITTED ||
+                    holds_image(version))
                         continue;
                 if (++count > TOMBSTONE_MAX)
                         version_free(catalogue, version);
