@@ -441,6 +441,7 @@ void version_set_generation(struct version *version, uint64_t generation)
                 if (version->files[i].generation == version->generation)
                         version->files[i].generation = generation;
         version->generation = generation;
+        version->noted_count = 0;
 }
 
 struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest)

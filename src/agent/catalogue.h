@@ -86,6 +86,8 @@ struct version {
         bool superseded;   /* gave its memory up before it was due to be persisted */
         bool noted;        /* a note about it lies in the memory directory */
         uint64_t note_bytes; /* of that note, as far as this agent has written it; 0: it begins a new one */
+        uint64_t note_begun_bytes; /* of its first record */
+        size_t noted_count; /* files at the head of the list that the note holds as they are */
         bool recorded;     /* has its line in the history */
         bool adopted;      /* found in the memory directory: an earlier agent's */
         bool failed_by_storage; /* failed, but whole in memory */
@@ -230,6 +232,7 @@ void version_set_generation(struct version *version, uint64_t generation);
 struct agent_file *version_file(struct version *version, const char *name); /* or NULL */
 struct agent_file *version_file_add(struct version *version, const char *name); /* a name that is not there; all else zero. NULL: no memory */
 void version_file_done(struct catalogue *catalogue, struct agent_file *file); /* its image and checksums; it stays in the list */
+void version_file_change(struct catalogue *catalogue, struct version *version, struct agent_file *file); /* likewise, and it is described anew */
 void version_files_done(struct catalogue *catalogue, struct version *version);
 
 /* Applies the job's retention to its memory, and drops tombstones beyond their number. `keep`: complete versions to keep. */

@@ -219,9 +219,12 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         struct part *part = version_part_get(version, grant->rank);
         struct grant **link = &version->grants;
 
-        if (!part || (!file && !(file = version_file_add(version, grant->name))))
+        if (part && file)
+                version_file_change(catalogue, version, file);
+        else if (part)
+                file = version_file_add(version, grant->name);
+        if (!part || !file)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe file \"%s\"", grant->name);
-        version_file_done(catalogue, file);
         file->rank = grant->rank;
         file->format = grant->format;
         file->size = grant->size;

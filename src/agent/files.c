@@ -67,6 +67,12 @@ struct agent_file *version_file_add(struct version *version, const char *name)
         return file;
 }
 
+void version_file_change(struct catalogue *catalogue, struct version *version, struct agent_file *file)
+{
+        version_file_done(catalogue, file);
+        version->noted_count = 0;
+}
+
 void version_file_done(struct catalogue *catalogue, struct agent_file *file)
 {
         if (file->image)

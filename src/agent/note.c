@@ -10,8 +10,8 @@
 #include "agent/note_record.h"
 #include "os/os.h"
 
-#define NOTE_BYTES_MAX (64u << 20)
-#define NOTE_GROWS_TO (64u << 10) /* a file that is larger begins anew with its next record */
+#define NOTE_BYTES_MAX (256u << 20)
+#define NOTE_GROWS_TO (64u << 10) /* a file that is larger, by more than twice its first record, begins anew with the next */
 
 static void note_path(const struct catalogue *catalogue, uint64_t id, const char *suffix, char path[MEMORY_PATH_MAX])
 {
@@ -57,12 +57,14 @@ void note_write(struct catalogue *catalogue, struct version *version)
         void *data;
         size_t size;
         bool appends;
+        size_t first;
         int result = -ENOMEM;
 
         if (!catalogue->memory.directory[0] || !version->in_memory)
                 return;
-        data = note_record_format(version, &size);
-        appends = version->note_bytes && version->note_bytes < NOTE_GROWS_TO;
+        appends = version->note_bytes && version->note_bytes < NOTE_GROWS_TO + 2 * version->note_begun_bytes;
+        first = appends ? version->noted_count : 0;
+        data = note_record_format(version, first, &size);
         if (data && appends)
                 result = append_note(catalogue, version, data, size);
         else if (data)
@@ -74,7 +76,9 @@ void note_write(struct catalogue *catalogue, struct version *version)
                 version->note_bytes = 0; /* what is there may have half a record at its end, or be gone */
                 return;
         }
+        version->note_begun_bytes = appends ? version->note_begun_bytes : size;
         version->note_bytes = (appends ? version->note_bytes : 0) + size;
+        version->noted_count = version->file_count;
         version->noted = true;
 }
 

@@ -10,7 +10,7 @@
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
-#define RECORD_VERSION 1u
+#define RECORD_VERSION 2u
 #define CRC_BYTES 8u
 /* Bounds of what is written, so that one piece of memory is enough. */
 #define FIXED_BYTES 256u
@@ -22,7 +22,9 @@ enum { CLOSED = 1, SPOKEN_FOR = 2 }; /* of a part */
 
 struct record_head {
         uint32_t magic, version;
-        uint64_t size; /* of all, head and checksum included */
+        uint64_t size;       /* of all, head and checksum included */
+        uint64_t first_file; /* so many are in the records before this one; 0: the record stands alone */
+        uint64_t files_at;   /* where its files begin */
 };
 
 static void put(char **at, const void *data, size_t size)
@@ -116,14 +118,18 @@ static void put_parts(char **at, const struct version *version)
         }
 }
 
-static void put_files(char **at, const struct version *version, uint32_t grant_count)
+static void put_files(char **at, const struct version *version, size_t first)
 {
-        put_u32(at, (uint32_t)version->file_count);
-        for (size_t i = 0; i < version->file_count; i++) {
+        put_u32(at, (uint32_t)(version->file_count - first));
+        for (size_t i = first; i < version->file_count; i++) {
                 const struct agent_file *file = &version->files[i];
 
                 put_file(at, file->name, file->rank, file->format, file->size, file->generation, file->image);
         }
+}
+
+static void put_grants(char **at, const struct version *version, uint32_t grant_count)
+{
         put_u32(at, grant_count);
         for (const struct grant *grant = version->grants; grant; grant = grant->next) {
                 put_file(at, grant->name, grant->rank, grant->format, grant->size, version->generation, grant->image);
@@ -132,21 +138,21 @@ static void put_files(char **at, const struct version *version, uint32_t grant_c
 }
 
 /* No less than what is written. */
-static size_t bound(const struct version *version, uint32_t *ret_grant_count)
+static size_t bound(const struct version *version, size_t first_file, uint32_t *ret_grant_count)
 {
         size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 2 * IPC_PATH_MAX + 4 * IPC_NAME_MAX;
 
         *ret_grant_count = 0;
         for (const struct grant *grant = version->grants; grant; grant = grant->next)
                 ++*ret_grant_count;
-        return size + version->part_count * PART_BYTES + (version->file_count + *ret_grant_count) * (FILE_BYTES + IPC_NAME_MAX);
+        return size + version->part_count * PART_BYTES + (version->file_count - first_file + *ret_grant_count) * (FILE_BYTES + IPC_NAME_MAX);
 }
 
-void *note_record_format(const struct version *version, size_t *ret_size)
+void *note_record_format(const struct version *version, size_t first_file, size_t *ret_size)
 {
-        struct record_head head = { .magic = RECORD_MAGIC, .version = RECORD_VERSION };
+        struct record_head head = { .magic = RECORD_MAGIC, .version = RECORD_VERSION, .first_file = first_file };
         uint32_t grant_count;
-        char *data = malloc(bound(version, &grant_count)), *at = data;
+        char *data = malloc(bound(version, first_file, &grant_count)), *at = data;
 
         if (!data)
                 return NULL;
@@ -154,7 +160,9 @@ void *note_record_format(const struct version *version, size_t *ret_size)
         put_job(&at, version->job);
         put_version(&at, version);
         put_parts(&at, version);
-        put_files(&at, version, grant_count);
+        head.files_at = (uint64_t)(at - data);
+        put_files(&at, version, first_file);
+        put_grants(&at, version, grant_count);
         head.size = (size_t)(at - data) + CRC_BYTES;
         memcpy(data, &head, sizeof head);
         put_u64(&at, sum_crc64(0, data, (size_t)(at - data)));
@@ -369,27 +377,63 @@ static void get_grants(struct catalogue *catalogue, struct reader *reader, struc
         }
 }
 
-/* The last whole record: what follows it is a write that the end of the agent cut off. */
-static bool find_last(const char *data, size_t size, struct reader *ret_reader)
+/* The whole records that count: the last that stands alone, and those behind it. What follows them is a write that the end of
+ * the agent cut off. Both NULL: there is none. */
+struct chain {
+        const char *first, *last;
+};
+
+static struct chain find_chain(const char *data, size_t size)
 {
+        struct chain chain = { 0 };
         struct record_head head;
-        bool found = false;
         uint64_t crc;
 
         while (size >= sizeof head + CRC_BYTES) {
                 memcpy(&head, data, sizeof head);
                 if (head.magic != RECORD_MAGIC || head.version != RECORD_VERSION || head.size > size ||
-                    head.size < sizeof head + CRC_BYTES)
+                    head.size < sizeof head + CRC_BYTES || head.files_at < sizeof head || head.files_at > head.size - CRC_BYTES ||
+                    (head.first_file && !chain.first))
                         break;
                 memcpy(&crc, data + head.size - CRC_BYTES, sizeof crc);
                 if (crc != sum_crc64(0, data, head.size - CRC_BYTES))
                         break;
-                *ret_reader = (struct reader){ .at = data + sizeof head, .end = data + head.size - CRC_BYTES };
-                found = true;
+                chain.first = head.first_file ? chain.first : data;
+                chain.last = data;
                 data += head.size;
                 size -= head.size;
         }
-        return found;
+        return chain;
+}
+
+static struct reader read_record(const char *record, size_t offset)
+{
+        struct record_head head;
+
+        memcpy(&head, record, sizeof head);
+        return (struct reader){ .at = record + offset, .end = record + head.size - CRC_BYTES };
+}
+
+/* The files of the records before the last, whose own follow where `reader` stands. */
+static void get_all_files(struct catalogue *catalogue, const struct chain *chain, struct reader *reader, struct version *version)
+{
+        struct record_head head;
+
+        for (const char *record = chain->first; !reader->wrong; record += head.size) {
+                struct reader files;
+
+                memcpy(&head, record, sizeof head);
+                if (head.first_file != version->file_count) {
+                        reader->wrong = "lacks files";
+                        return;
+                }
+                if (record == chain->last)
+                        break;
+                files = read_record(record, head.files_at);
+                get_files(catalogue, &files, version);
+                reader->wrong = files.wrong;
+        }
+        get_files(catalogue, reader, version);
 }
 
 static void get_version(struct reader *reader, struct version *version)
@@ -420,13 +464,15 @@ static void get_version(struct reader *reader, struct version *version)
 enum nebula_status note_record_read(struct catalogue *catalogue, uint64_t id, const void *data, size_t size,
                                     struct nebula_error *error)
 {
+        struct chain chain = find_chain(data, size);
         struct reader reader;
         struct version *version;
         struct job *job;
         char tag[IPC_NAME_MAX];
 
-        if (!find_last(data, size, &reader))
+        if (!chain.last)
                 return error_set(error, NEBULA_CORRUPT, 0, "its note holds no whole record");
+        reader = read_record(chain.last, sizeof(struct record_head));
         job = get_job(catalogue, &reader);
         get_text(&reader, false, tag, sizeof tag);
         if (reader.wrong)
@@ -439,7 +485,7 @@ enum nebula_status note_record_read(struct catalogue *catalogue, uint64_t id, co
         get_version(&reader, version);
         version->waiting_since_ns = version->heard_ns = os->now_ns();
         get_parts(&reader, version);
-        get_files(catalogue, &reader, version);
+        get_all_files(catalogue, &chain, &reader, version);
         get_grants(catalogue, &reader, version);
         if (!reader.wrong && reader.at != reader.end)
                 reader.wrong = "is longer than what it describes";

@@ -557,7 +557,7 @@ static void name_others(struct catalogue *catalogue, struct version *version, co
                 struct agent_file *file = version_file(version, other->name);
 
                 if (file && file->generation != other->generation)
-                        version_file_done(catalogue, file); /* another rank wrote that name too, and its file stands */
+                        version_file_change(catalogue, version, file); /* another rank wrote that name too, and its file stands */
                 else if (file || !(file = version_file_add(version, other->name)))
                         continue;
                 file->rank = other->rank;

@@ -6,6 +6,8 @@
 #include "agent/note_record.h"
 #include "sum/sum.h"
 
+#define HEAD_BYTES 32u
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void read_note(const void *data, size_t size)
@@ -16,7 +18,7 @@ static void read_note(const void *data, size_t size)
         strcpy(catalogue.memory.directory, "/nowhere"); /* where no image is found */
         if (!note_record_read(&catalogue, 1, data, size, NULL)) {
                 size_t again_size;
-                void *again = note_record_format(catalogue.jobs->versions, &again_size);
+                void *again = note_record_format(catalogue.jobs->versions, 0, &again_size);
 
                 /* What was read is what is written, but for grants and images, which cannot have been taken over. */
                 if (!again || catalogue.jobs->versions->grants)
@@ -26,23 +28,35 @@ static void read_note(const void *data, size_t size)
         catalogue_done(&catalogue);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
+/* A sound record of this body at `record`; its files are said to begin at `files_at`. */
+static size_t make_record(char *record, const uint8_t *body, size_t size, uint64_t first_file, uint64_t files_at)
 {
-        const uint32_t magic = 0x544f4e4e, version = 1;
-        uint64_t whole = 16 + size + 8, crc;
-        char *record = malloc(whole);
+        const uint32_t magic = 0x544f4e4e, version = 2;
+        uint64_t whole = HEAD_BYTES + size + 8, crc;
 
-        read_note(input, size);
-        if (!record)
-                return 0;
         memcpy(record, &magic, 4);
         memcpy(record + 4, &version, 4);
         memcpy(record + 8, &whole, 8);
+        memcpy(record + 16, &first_file, 8);
+        memcpy(record + 24, &files_at, 8);
         if (size)
-                memcpy(record + 16, input, size);
-        crc = sum_crc64(0, record, 16 + size);
-        memcpy(record + 16 + size, &crc, 8);
-        read_note(record, whole);
-        free(record);
+                memcpy(record + HEAD_BYTES, body, size);
+        crc = sum_crc64(0, record, HEAD_BYTES + size);
+        memcpy(record + HEAD_BYTES + size, &crc, 8);
+        return whole;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
+{
+        char *records = malloc(2 * (HEAD_BYTES + size + 8));
+        size_t first;
+
+        read_note(input, size);
+        if (!records)
+                return 0;
+        first = make_record(records, input, size, 0, HEAD_BYTES + size / 2);
+        read_note(records, first);
+        read_note(records, first + make_record(records + first, input, size, size % 3, HEAD_BYTES));
+        free(records);
         return 0;
 }

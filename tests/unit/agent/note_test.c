@@ -125,5 +125,73 @@ static void a_note_does_not_grow_without_end(void)
         os_remove_tree(root);
 }
 
+/* What each record adds must not grow with what is there: 32,768 files would be noted 65,536 times. */
+static void a_file_more_is_noted_alone(void)
+{
+        const unsigned count = 700;
+        struct bench bench;
+        struct version *version;
+        char path[200], name[20], *note;
+        uint64_t id, written = 0, last = 0;
+        size_t size;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-note-XXXXXX");
+        if (!mkdtemp(root))
+                abort();
+        snprintf(memory, sizeof memory, "%s/memory", root);
+        bench_init(&bench, memory, "");
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+        id = version->id;
+        for (unsigned i = 0; i < count; i++) {
+                struct agent_file *file;
+
+                snprintf(name, sizeof name, "f%u", i);
+                file = version_file_add(version, name);
+                if (!file)
+                        abort();
+                file->size = i; /* of an older generation, which storage alone has */
+                version->in_memory = true;
+                note_write(&bench.catalogue, version);
+                written += version->note_bytes > last ? version->note_bytes - last : version->note_bytes;
+                last = version->note_bytes;
+        }
+        catalogue_unlock(&bench.catalogue);
+        CHECK(written < count * 1024u);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)id);
+        CHECK(!os_read_file(path, 1 << 20, &note, &size) && size == last);
+        for (int changed = 0; changed < 2; changed++) {
+                struct nebula_error error;
+                struct bench after;
+                bool same = true;
+
+                bench_init(&after, NULL, "");
+                strcpy(after.catalogue.memory.directory, memory);
+                REQUIRE(!note_record_read(&after.catalogue, 7, note, size, &error));
+                version = after.job->versions;
+                CHECK(version->file_count == count);
+                for (unsigned i = 0; i < count; i++) {
+                        const struct agent_file *file;
+
+                        snprintf(name, sizeof name, "f%u", i);
+                        file = version_file(version, name);
+                        same = same && file && file->size == (changed && i == 3 ? 99 : i);
+                }
+                CHECK(same);
+                bench_done(&after, false);
+                free(note);
+                /* A file that is written again is not left as it was noted. */
+                version = catalogue_version(&bench.catalogue, id);
+                version_file_change(&bench.catalogue, version, version_file(version, "f3"));
+                version_file(version, "f3")->size = 99;
+                note_write(&bench.catalogue, version);
+                CHECK(!os_read_file(path, 1 << 20, &note, &size));
+        }
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
 TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
-         TEST(a_note_does_not_grow_without_end))
+         TEST(a_note_does_not_grow_without_end),
+         TEST(a_file_more_is_noted_alone))
