@@ -273,8 +273,8 @@ static enum nebula_status ask_memory(const struct cli_common *common, const char
         struct link *link = NULL;
         enum nebula_status status = target_path(common->path, path, NULL);
 
-        if (!status)
-                status = link_open(path, &link, NULL);
+        if (!status && !link_open_if_any(path, &link))
+                status = NEBULA_UNAVAILABLE;
         if (!status)
                 status = link_find_younger(link, path, tag, than, ret_version_id, ret_version, NULL);
         if (status)

@@ -21,7 +21,7 @@ int command_list(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
-        if (versions_load(common.path, &versions, &error))
+        if (versions_load(common.path, true, &versions, &error))
                 return cli_fail(common.json, &error);
         code = versions.broken_count ? CLI_WRONG : CLI_OK;
         if (common.json) {

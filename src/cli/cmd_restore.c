@@ -248,7 +248,7 @@ static int restore_from_best(struct restore *restore)
                                    restore->tag);
         if (!status)
                 status = target_load(store, restore->tag, &manifest, &error);
-        if (!link_open(restore->path, &link, NULL))
+        if (link_open_if_any(restore->path, &link))
                 link_find_younger(link, restore->path, restore->tag, manifest.sequence, &version_id, &remembered, NULL);
         if (remembered)
                 status = restore_memory(restore, link, version_id, remembered, &error);

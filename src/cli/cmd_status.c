@@ -32,7 +32,7 @@ static void status_load(const char *given_path, struct status *status)
                 if (link || !error.sys_errno)
                         snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
         link_close(link);
-        status->has_versions = !versions_load(given_path, &status->versions, &status->storage_error);
+        status->has_versions = !versions_load(given_path, !*status->agent_problem, &status->versions, &status->storage_error);
 }
 
 static void status_done(struct status *status)

@@ -6,7 +6,10 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cli/cli.h"
 #include "os/os.h"
+
+#define GREETING_MS 5000 /* an agent answers a greeting at once, whatever its storage does */
 
 struct link {
         int fd;
@@ -14,13 +17,19 @@ struct link {
         uint32_t agent_pid;
 };
 
+static enum nebula_status ask_within(struct link *link, enum ipc_type type, const void *request, size_t size,
+                                     int64_t timeout_ms, struct nebula_error *error)
+{
+        bool is_broken;
+
+        return ipc_call(link->fd, type, request, size, timeout_ms, &link->frame, &is_broken, error);
+}
+
 /* One request and its answer, which lies in link->frame. Waits as long as it takes: stop persists first. */
 static enum nebula_status ask(struct link *link, enum ipc_type type, const void *request, size_t size,
                               struct nebula_error *error)
 {
-        bool is_broken;
-
-        return ipc_call(link->fd, type, request, size, -1, &link->frame, &is_broken, error);
+        return ask_within(link, type, request, size, -1, error);
 }
 
 static enum nebula_status say_hello(struct link *link, const char *persist_path, struct nebula_error *error)
@@ -37,7 +46,7 @@ static enum nebula_status say_hello(struct link *link, const char *persist_path,
         hello->world = hello->local_world = hello->retention_count = 1;
         os->random(&hello->session_nonce, sizeof hello->session_nonce);
         snprintf(hello->persist_path, sizeof hello->persist_path, "%s", persist_path ? persist_path : "");
-        status = ask(link, IPC_HELLO, hello, sizeof *hello, error);
+        status = ask_within(link, IPC_HELLO, hello, sizeof *hello, GREETING_MS, error);
         free(hello);
         if (status)
                 return status;
@@ -68,6 +77,9 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
         status = ipc_place_check_peer(fd, &place, &pid, error);
         if (!status)
                 status = say_hello(link, persist_path, error);
+        if (status == NEBULA_TIMEOUT)
+                status = error_set(error, NEBULA_UNAVAILABLE, 0, "the agent (pid %u) has not answered for %d s: it is stopped or "
+                                   "hangs; its log is %s", pid, GREETING_MS / 1000, place.log);
         if (status) {
                 link_close(link);
                 return status;
@@ -79,6 +91,17 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
 bool link_is_absent(const struct nebula_error *error)
 {
         return error->status == NEBULA_UNAVAILABLE && (error->sys_errno == ENOENT || error->sys_errno == ECONNREFUSED);
+}
+
+bool link_open_if_any(const char *persist_path, struct link **ret_link)
+{
+        struct nebula_error error;
+
+        if (!link_open(persist_path, ret_link, &error))
+                return true;
+        if (!link_is_absent(&error))
+                cli_complain("%s; only storage is looked at", error.message);
+        return false;
 }
 
 void link_close(struct link *link)

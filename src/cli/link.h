@@ -1,6 +1,7 @@
 /*
  * link.h - asking the running agent. Nothing here starts one: without an
- * agent, link_open says NEBULA_UNAVAILABLE and *ret_link stays NULL.
+ * agent, link_open says NEBULA_UNAVAILABLE and *ret_link stays NULL. One that
+ * is there but silent, a stopped one say, is waited for a few seconds.
  *
  * Threads: one at a time per link.
  */
@@ -18,6 +19,9 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
 /* Whether link_open failed because no agent runs, and not because one could not be talked to. */
 bool link_is_absent(const struct nebula_error *error);
 void link_close(struct link *link);
+/* For what works without an agent, too: false when there is none, and after a line on stderr when one is there that
+ * cannot be talked to. */
+bool link_open_if_any(const char *persist_path, struct link **ret_link);
 uint32_t link_agent_pid(const struct link *link);
 
 enum nebula_status link_report(struct link *link, enum nebula_report report, const char *persist_path,

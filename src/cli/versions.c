@@ -108,7 +108,7 @@ static enum nebula_status scan_path(const char *path, struct manifest_scan *ret_
         return status;
 }
 
-enum nebula_status versions_load(const char *given_path, struct versions *ret_versions, struct nebula_error *error)
+enum nebula_status versions_load(const char *given_path, bool ask_agent, struct versions *ret_versions, struct nebula_error *error)
 {
         struct versions versions = { 0 };
         struct manifest_scan scan = { 0 };
@@ -118,7 +118,7 @@ enum nebula_status versions_load(const char *given_path, struct versions *ret_ve
 
         if (status)
                 return status;
-        if (!link_open(versions.path, &link, NULL)) {
+        if (ask_agent && link_open_if_any(versions.path, &link)) {
                 versions.has_agent = !link_report(link, NEBULA_REPORT_VERSIONS, versions.path, &report, NULL);
                 link_close(link);
         }

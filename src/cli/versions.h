@@ -30,8 +30,8 @@ struct versions {
         bool has_agent;
 };
 
-/* A missing agent is fine; so is missing storage when an agent answers and none was named. */
-enum nebula_status versions_load(const char *given_path, struct versions *ret_versions, struct nebula_error *error);
+/* A missing agent is fine; so is missing storage when an agent answers and none was named. ask_agent false: storage alone. */
+enum nebula_status versions_load(const char *given_path, bool ask_agent, struct versions *ret_versions, struct nebula_error *error);
 /* The same with what was read already; `report` (NEBULA_REPORT_VERSIONS) may be NULL. */
 enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
                                   struct nebula_error *error);

@@ -450,6 +450,23 @@ def test_an_agent_that_cannot_be_talked_to_is_not_called_absent(run, tmp_path):
     assert stopped.returncode == 4 and "no agent" not in stopped.stdout
 
 
+def test_an_agent_that_is_silent_is_named_and_storage_is_shown_all_the_same(run, make, tmp_path):
+    store = make("global_step1", "model.pt=100")
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener:  # connections are made, and nobody ever reads them: a stopped agent
+        listener.bind(str(runtime / "agent.sock"))
+        listener.listen(16)
+        listed = run("list", "--path", store)
+        status = run("status", "--path", store)
+        restored = run("restore", "latest", "--to", "out", "--path", store)
+        machine = run("doctor", "--path", store)
+    assert listed.returncode == 0 and "global_step1" in listed.stdout and "has not answered" in listed.stderr
+    assert status.returncode == 4 and "has not answered" in status.stdout and "global_step1" in status.stdout
+    assert restored.returncode == 0 and "has not answered" in restored.stderr and (tmp_path / "out/model.pt").exists()
+    assert machine.returncode == 1 and "has not answered" in machine.stdout
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as another user")
 def test_the_command_does_not_listen_to_another_users_agent(run, make, tmp_path):
     with tempfile.TemporaryDirectory() as shared:
