@@ -254,6 +254,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.in_process = in_process;
         agent->catalogue.linger_s = time_setting("NEBULA_AGENT_LINGER", 600);
         agent->catalogue.give_up_s = time_setting("NEBULA_PERSIST_GIVE_UP", 600);
+        agent->catalogue.memory_wait_s = time_setting("NEBULA_MEMORY_WAIT", agent->catalogue.memory_wait_s);
         agent->catalogue.quiet_s = time_setting("NEBULA_QUIET_S", 30);
         agent->catalogue.takeover_s = time_setting("NEBULA_TAKEOVER_S", 30);
         agent->catalogue.sweep_age_s = time_setting("NEBULA_SWEEP_AGE", 900);

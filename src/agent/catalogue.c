@@ -42,6 +42,7 @@ void catalogue_init(struct catalogue *catalogue)
         catalogue->agent_nonce = memory_random_id();
         catalogue->started_ns = catalogue->idle_since_ns = os->now_ns();
         catalogue->started = catalogue_now();
+        catalogue->memory_wait_s = 300;
 }
 
 void catalogue_done(struct catalogue *catalogue)

@@ -176,7 +176,8 @@ struct catalogue {
         bool broken;
         int64_t started_ns, idle_since_ns;
         double started;
-        uint64_t linger_s, give_up_s, quiet_s, sweep_age_s, takeover_s;
+        uint64_t linger_s, give_up_s, memory_wait_s, quiet_s, sweep_age_s, takeover_s;
+        bool waited_in_vain; /* a save, so long, for memory; nothing has become durable since */
         void (*end)(struct catalogue *catalogue); /* asks the process to end; NULL: nothing to end */
 };
 

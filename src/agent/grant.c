@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "os/os.h"
 
-#define WAIT_MOST_NS (300ll * 1000000000) /* a trainer is held no longer than this by a storage that is slow */
 #define LOOK_AGAIN_MS 500
 
 static enum nebula_status too_large(const struct catalogue *catalogue, const struct ipc_image *request, struct nebula_error *error)
@@ -29,6 +28,17 @@ static enum nebula_status nothing_to_free(const struct catalogue *catalogue, con
                          " MiB are in use by versions that must stay, %" PRIu64 " MiB are free on this machine%s%.200s", request->name,
                          memory_capacity(request->size) >> 20, catalogue->memory.used >> 20, catalogue->memory.budget >> 20,
                          os->memory_free() >> 20, storage ? "; storage fails: " : "", storage ? storage->message : "");
+}
+
+/* Storage that hangs would hold up a trainer at every save: it does so once, until something becomes durable again. */
+static bool waited_enough(struct catalogue *catalogue, int64_t since_ns, bool settling)
+{
+        if (os->now_ns() - since_ns <= (int64_t)catalogue->memory_wait_s * 1000000000)
+                return catalogue->waited_in_vain && !settling;
+        if (!catalogue->waited_in_vain)
+                log_event(LOG_LEVEL_WARN, "memory was waited for in vain, %" PRIu64 " s: saves that find none fail at once until "
+                          "something has become durable", catalogue->memory_wait_s);
+        return catalogue->waited_in_vain = true;
 }
 
 static bool all_closed(const struct version *version)
@@ -92,6 +102,7 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
                                     const struct ipc_image *request, bool (*given_up)(void *), void *argument,
                                     struct waiting *waiting, struct nebula_error *error)
 {
+        const struct nebula_error too_slow = { .message = "nothing has become durable for too long (NEBULA_MEMORY_WAIT)" };
         const struct nebula_error *storage = NULL;
         bool settling = catalogue->memory.settling > 0; /* another thread is about to have some: for nobody in particular */
 
@@ -102,8 +113,10 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
                 version_fail(catalogue, version, NEBULA_NO_MEMORY, "skipped, as on_full asks: the memory tier is full");
                 return NEBULA_NO_MEMORY;
         }
-        if ((!settling && !relief_in_sight(catalogue, &storage)) || os->now_ns() - waiting->since_ns > WAIT_MOST_NS)
+        if (!settling && !relief_in_sight(catalogue, &storage))
                 return nothing_to_free(catalogue, request, storage, error);
+        if (waited_enough(catalogue, waiting->since_ns, settling))
+                return nothing_to_free(catalogue, request, storage ? storage : &too_slow, error);
         if (!waiting->said && !settling)
                 log_event(LOG_LEVEL_INFO, "%s waits for memory: %" PRIu64 " of %" PRIu64 " MiB are in use", version->tag,
                          catalogue->memory.used >> 20, catalogue->memory.budget >> 20);

@@ -174,6 +174,7 @@ static void note_success(struct catalogue *catalogue, struct job *job, struct ve
         memset(&job->store_error, 0, sizeof job->store_error);
         job->attempt = 0;
         job->retry_at_ns = 0;
+        catalogue->waited_in_vain = false;
         version_move(catalogue, version, NEBULA_STATE_DURABLE);
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is durable: %" PRIu64 " MiB in %.2f s", version->tag, version->generation,
                  version->persist_bytes >> 20, seconds);

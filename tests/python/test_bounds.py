@@ -63,6 +63,21 @@ def test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_non
     assert all(holds(step) for step in (1, 2, 3))
 
 
+def test_a_trainer_waits_once_for_storage_that_hangs_and_not_at_every_save(slow, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "2")  # as good as none, for twelve seconds
+    monkeypatch.setenv("NEBULA_MEMORY_WAIT", "1")
+    nebulaml.init(str(slow.storage), 0, 2, on_full="wait", on_error="raise")
+    assert save(1)
+    for step in (2, 3, 4):
+        with pytest.raises(NebulaError, match="nothing has become durable for too long"):
+            save(step)
+    log = (slow.runtime / "agent.log").read_text()
+    assert log.count("waits for memory:") == 1 and not stored(slow, 1)
+    until(lambda: stored(slow, 1), 60)
+    nebulaml.flush_persistence()
+    assert save(5) and holds(5) and holds(1)
+
+
 def test_stream_goes_past_memory_and_loses_none(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
     for step in (1, 2, 3):
