@@ -7,6 +7,8 @@
  * Here each object is written as it is met, and only what the program holds
  * is remembered. The bytes are those of CPython's pickler, memo numbers included.
  *
+ * Tensors are read through torch's C interface for compiled models where this torch has it; without it none is plain.
+ *
  * Whatever is not plain (any other type, a subclass, a tensor that
  * is_ordinary in _reduce.c would refuse, a tuple that holds itself, memory under two
  * dtypes) ends this attempt, and TorchPickler begins from nothing: it knows

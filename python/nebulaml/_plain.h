@@ -73,8 +73,11 @@ static inline void put(struct writer *writer, int op)
 
 static inline void put_little(struct writer *writer, uint64_t value, int byte_count)
 {
+        char *at = writer->at;
+
         for (int i = 0; i < byte_count; i++)
-                put(writer, (int)(value >> 8 * i & 0xff));
+                at[i] = (char)(value >> 8 * i & 0xff);
+        writer->at = at + byte_count;
 }
 
 void put_int(struct writer *writer, int64_t value); /* needs room for 11 bytes */

@@ -23,7 +23,7 @@ struct pair *table_place(const struct table *table, uint64_t key)
 
 static bool table_grow(struct table *table)
 {
-        struct table larger = { .count = table->count, .capacity = table->capacity ? 4 * table->capacity : 256 };
+        struct table larger = { .count = table->count, .capacity = table->capacity ? 2 * table->capacity : 256 };
 
         larger.pairs = PyMem_Calloc(larger.capacity, sizeof *larger.pairs);
         if (!larger.pairs) {

@@ -1,9 +1,12 @@
 /* Tensors and storages in the pickle of plain state: as _reduce.c, without the objects in between. See _plain.h. */
 #include "_plain.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 #define DTYPE_COUNT_MAX 16
+#define SCALAR_TYPE_MAX 64 /* torch's numbers of dtypes that are remembered */
+#define SHIM_CPU 0         /* aoti_torch_device_type_cpu */
 
 /* A property of tensors, read without a search for it. */
 struct property {
@@ -20,13 +23,29 @@ struct dtype_row {
 /* What is needed of torch beyond `torch`, fetched once. */
 static struct {
         bool is_ready;
-        struct property is_cpu, is_cuda, layout, is_nested, backward_hooks, dtype, requires_grad, shape;
+        struct property is_cuda, layout, is_nested, backward_hooks, dtype, requires_grad;
         struct property cdata, device; /* of storages */
-        PyObject *is_neg, *is_conj, *untyped_storage, *storage_offset, *stride, *nbytes, *data_ptr; /* methods */
+        PyObject *is_neg, *is_conj, *untyped_storage, *data_ptr; /* methods */
         struct dtype_row dtypes[DTYPE_COUNT_MAX];
         size_t dtype_count;
         size_t tensor_word, storage_word; /* where a tensor points to C++'s, and that to its storage; 0: not found */
+        uint8_t rows[SCALAR_TYPE_MAX];    /* by torch's number of a dtype: 1 + its row, or 0 */
 } known;
+
+/*
+ * C++'s tensor through the C interface that torch keeps stable between versions
+ * (torch/csrc/inductor/aoti_torch/c/shim.h): a tenth of what the same costs through Python. Answers other than 0
+ * are failures.
+ */
+static struct {
+        int32_t (*device_type)(const void *tensor, int32_t *ret_type);
+        int32_t (*dtype)(const void *tensor, int32_t *ret_scalar_type);
+        int32_t (*dim)(const void *tensor, int64_t *ret_dim);
+        int32_t (*sizes)(const void *tensor, int64_t **ret_sizes);
+        int32_t (*strides)(const void *tensor, int64_t **ret_strides);
+        int32_t (*storage_offset)(const void *tensor, int64_t *ret_items);
+        int32_t (*storage_size)(const void *tensor, int64_t *ret_bytes);
+} shim;
 
 static PyObject *read_property(const struct property *property, PyObject *object)
 {
@@ -61,31 +80,56 @@ static int64_t number_of(PyObject *value)
         return number;
 }
 
+/* C++'s tensor: what the shim takes. */
+static const void *inner(PyObject *tensor)
+{
+        return (const uint64_t *)(const void *)tensor + known.tensor_word;
+}
+
 /* On the CPU, or, where the caller can deal with that, on a GPU. PyErr_Occurred() is to be asked. */
 static bool is_reachable(const struct writer *writer, PyObject *tensor)
 {
-        return property_is(&known.is_cpu, tensor, Py_True) ||
-               (writer->takes_cuda && !PyErr_Occurred() && property_is(&known.is_cuda, tensor, Py_True));
+        int32_t type;
+
+        if (shim.device_type(inner(tensor), &type) == 0 && type == SHIM_CPU)
+                return true;
+        return writer->takes_cuda && property_is(&known.is_cuda, tensor, Py_True);
 }
 
-/* The row of an ordinary tensor's dtype; NULL for any other tensor, or with PyErr_Occurred(). See is_ordinary. */
-static const struct dtype_row *ordinary_row(const struct writer *writer, PyObject *tensor)
+/* NULL when there is none, or with PyErr_Occurred(). */
+static const struct dtype_row *row_of(PyObject *tensor)
 {
-        PyObject **attributes = _PyObject_GetDictPtr(tensor), *dtype;
         const struct dtype_row *row = known.dtypes;
+        int32_t scalar_type;
+        PyObject *dtype;
 
-        if ((attributes && *attributes && PyDict_GET_SIZE(*attributes) > 0) ||
-            !is_reachable(writer, tensor) || !property_is(&known.layout, tensor, torch.strided) ||
-            !property_is(&known.is_nested, tensor, Py_False) || !property_is(&known.backward_hooks, tensor, Py_None) ||
-            !method_is(known.is_neg, tensor, Py_False))
+        if (shim.dtype(inner(tensor), &scalar_type) != 0 || scalar_type < 0 || scalar_type >= SCALAR_TYPE_MAX)
                 return NULL;
+        if (known.rows[scalar_type])
+                return &known.dtypes[known.rows[scalar_type] - 1];
         dtype = read_property(&known.dtype, tensor);
         Py_XDECREF(dtype);
         while (row < known.dtypes + known.dtype_count && row->dtype != dtype)
                 row++;
         if (!dtype || row == known.dtypes + known.dtype_count)
                 return NULL;
-        return row->is_complex && !method_is(known.is_conj, tensor, Py_False) ? NULL : row;
+        known.rows[scalar_type] = (uint8_t)(row - known.dtypes + 1);
+        return row;
+}
+
+/* The row of an ordinary tensor's dtype; NULL for any other tensor, or with PyErr_Occurred(). See is_ordinary. */
+static const struct dtype_row *ordinary_row(const struct writer *writer, PyObject *tensor)
+{
+        PyObject **attributes = _PyObject_GetDictPtr(tensor);
+        const struct dtype_row *row;
+
+        if ((attributes && *attributes && PyDict_GET_SIZE(*attributes) > 0) ||
+            !is_reachable(writer, tensor) || !property_is(&known.layout, tensor, torch.strided) ||
+            !property_is(&known.is_nested, tensor, Py_False) || !property_is(&known.backward_hooks, tensor, Py_None) ||
+            !method_is(known.is_neg, tensor, Py_False))
+                return NULL;
+        row = row_of(tensor);
+        return row && row->is_complex && !method_is(known.is_conj, tensor, Py_False) ? NULL : row;
 }
 
 /* The key of a storage. A text of one digit is an object that Python has only once, so the program may hold it too. */
@@ -93,8 +137,8 @@ static enum outcome write_key(struct writer *writer, Py_ssize_t index, uint64_t 
 {
         PyObject *number, *text;
         enum outcome outcome;
-        char key[24];
-        int length;
+        char key[24]; /* its end */
+        size_t length;
 
         if (index < 10) {
                 number = PyLong_FromSsize_t(index);
@@ -106,23 +150,24 @@ static enum outcome write_key(struct writer *writer, Py_ssize_t index, uint64_t 
                 Py_XDECREF(text);
                 return outcome;
         }
-        length = snprintf(key, sizeof key, "%zd", index);
-        if (!room(writer, (size_t)length + 10))
+        for (length = 0; index > 0; index /= 10)
+                key[sizeof key - ++length] = (char)('0' + index % 10);
+        if (!room(writer, length + 10))
                 return FAILED;
         put(writer, OP_TEXT);
-        put_little(writer, (uint64_t)length, 4);
-        memcpy(writer->at, key, (size_t)length);
+        put_little(writer, length, 4);
+        memcpy(writer->at, key + sizeof key - length, length);
         writer->at += length;
         *ret_memo = put_memo(writer);
         return WRITTEN;
 }
 
 /* Numbers a storage that is seen for the first time, and writes its key. */
-static enum outcome add_storage(struct writer *writer, PyObject *storage, size_t row, struct stored *ret_stored)
+static enum outcome add_storage(struct writer *writer, PyObject *storage, int64_t size, size_t row,
+                                struct stored *ret_stored)
 {
         Py_ssize_t index = PyList_GET_SIZE(writer->storages);
-        int64_t size = number_of(PyObject_CallOneArg(known.nbytes, storage));
-        PyObject *address = size >= 0 ? PyObject_CallOneArg(known.data_ptr, storage) : NULL, *entry;
+        PyObject *address = PyObject_CallOneArg(known.data_ptr, storage), *entry;
         struct pair *dtype_at = NULL;
         enum outcome outcome = FAILED;
         bool is_new;
@@ -192,17 +237,17 @@ static enum outcome write_location(struct writer *writer, PyObject *storage)
 }
 
 /* ('storage', type, key, location, count) as a persistent id. */
-static enum outcome write_storage(struct writer *writer, PyObject *storage, size_t row)
+static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_t row)
 {
-        int64_t cdata = number_of(read_property(&known.cdata, storage));
-        enum outcome outcome = FAILED;
+        const uint64_t *words = *(const uint64_t *const *)inner(tensor);
+        enum outcome outcome;
         struct stored *stored;
+        PyObject *storage;
         struct pair *pair;
+        int64_t size;
         bool is_new;
 
-        if (cdata == -1 && PyErr_Occurred())
-                return FAILED;
-        pair = table_at(&writer->by_cdata, (uint64_t)cdata, &is_new);
+        pair = table_at(&writer->by_cdata, words[known.storage_word], &is_new);
         if (!pair || !room(writer, 1))
                 return FAILED;
         put(writer, OP_MARK);
@@ -216,14 +261,19 @@ static enum outcome write_storage(struct writer *writer, PyObject *storage, size
         if (!room(writer, 5) || !room_for_stored(writer, (size_t)pair->value + 1))
                 return FAILED;
         stored = &writer->stored[pair->value];
-        if (is_new)
-                outcome = add_storage(writer, storage, row, stored);
-        else if (stored->row == row)
+        if (!is_new && stored->row != row)
+                return NOT_PLAIN; /* torch.save refuses it, unless it is empty */
+        if (!is_new)
                 put_get(writer, stored->key_memo);
-        else
-                outcome = NOT_PLAIN; /* torch.save refuses it, unless it is empty */
+        storage = is_new || writer->takes_cuda ? PyObject_CallOneArg(known.untyped_storage, tensor) : NULL;
+        if (!storage && PyErr_Occurred())
+                return FAILED;
+        if (is_new)
+                outcome = shim.storage_size(inner(tensor), &size) == 0 && size >= 0 ?
+                          add_storage(writer, storage, size, row, stored) : NOT_PLAIN;
         if (outcome == WRITTEN)
                 outcome = write_location(writer, storage);
+        Py_XDECREF(storage);
         if (outcome != WRITTEN)
                 return outcome;
         if (!room(writer, 18))
@@ -235,47 +285,32 @@ static enum outcome write_storage(struct writer *writer, PyObject *storage, size
         return WRITTEN;
 }
 
-/* A tuple of numbers that nothing else refers to. Takes it over. */
-static enum outcome write_numbers(struct writer *writer, PyObject *numbers)
+/* A tuple that nothing else refers to. */
+static enum outcome write_numbers(struct writer *writer, const int64_t *numbers, int64_t count)
 {
-        enum outcome outcome = FAILED;
-        Py_ssize_t count;
-
-        if (!numbers)
-                return FAILED;
-        count = PyTuple_GET_SIZE(numbers);
         if (!room(writer, 11 * (size_t)count + 7))
-                goto out;
-        outcome = WRITTEN;
+                return FAILED;
         if (count == 0) {
                 put(writer, OP_TUPLE0);
-                goto out;
+                return WRITTEN;
         }
         if (count > 3)
                 put(writer, OP_MARK);
-        for (Py_ssize_t i = 0; outcome == WRITTEN && i < count; i++) {
-                PyObject *number = PyTuple_GET_ITEM(numbers, i);
-
-                outcome = PyLong_CheckExact(number) ? write_number(writer, number) : NOT_PLAIN;
-        }
-        if (outcome == WRITTEN && !room(writer, 6))
-                outcome = FAILED;
-        if (outcome == WRITTEN) {
-                put(writer, count > 3 ? OP_TUPLE : OP_TUPLE1 + (int)count - 1);
-                put_memo(writer);
-        }
-out:
-        Py_DECREF(numbers);
-        return outcome;
+        for (int64_t i = 0; i < count; i++)
+                put_int(writer, numbers[i]);
+        put(writer, count > 3 ? OP_TUPLE : OP_TUPLE1 + (int)count - 1);
+        put_memo(writer);
+        return WRITTEN;
 }
 
 /* As Tensor.__reduce_ex__: _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, OrderedDict()). */
 enum outcome write_tensor(struct writer *writer, PyObject *tensor)
 {
-        const struct dtype_row *row = ordinary_row(writer, tensor);
-        PyObject *storage, *requires_grad;
+        const struct dtype_row *row = known.storage_word && shim.dim ? ordinary_row(writer, tensor) : NULL;
+        const void *handle = inner(tensor);
+        int64_t offset, dim, *sizes, *strides;
+        PyObject *requires_grad;
         enum outcome outcome;
-        int64_t offset;
 
         if (!row)
                 return PyErr_Occurred() ? FAILED : NOT_PLAIN;
@@ -285,18 +320,18 @@ enum outcome write_tensor(struct writer *writer, PyObject *tensor)
         if (!room(writer, 1))
                 return FAILED;
         put(writer, OP_MARK);
-        storage = PyObject_CallOneArg(known.untyped_storage, tensor);
-        outcome = storage ? write_storage(writer, storage, (size_t)(row - known.dtypes)) : FAILED;
-        Py_XDECREF(storage);
+        outcome = write_storage(writer, tensor, (size_t)(row - known.dtypes));
         if (outcome != WRITTEN)
                 return outcome;
-        offset = number_of(PyObject_CallOneArg(known.storage_offset, tensor));
-        if (offset < 0 || !room(writer, 11))
-                return PyErr_Occurred() ? FAILED : NOT_PLAIN;
+        if (shim.storage_offset(handle, &offset) || shim.dim(handle, &dim) || shim.sizes(handle, &sizes) ||
+            shim.strides(handle, &strides) || offset < 0 || dim < 0)
+                return NOT_PLAIN;
+        if (!room(writer, 11))
+                return FAILED;
         put_int(writer, offset);
-        outcome = write_numbers(writer, read_property(&known.shape, tensor));
+        outcome = write_numbers(writer, sizes, dim);
         if (outcome == WRITTEN)
-                outcome = write_numbers(writer, PyObject_CallOneArg(known.stride, tensor));
+                outcome = write_numbers(writer, strides, dim);
         if (outcome != WRITTEN)
                 return outcome;
         requires_grad = read_property(&known.requires_grad, tensor);
@@ -359,7 +394,32 @@ static size_t word_of(const void *object, uint64_t address)
         return 0;
 }
 
-/* Finds the words that tensor_fetch follows, in a tensor whose addresses are known. Without them nothing is fetched ahead. */
+/* All of the shim or nothing. */
+static void load_shim(void)
+{
+        const struct {
+                const char *name;
+                void *to;
+        } functions[] = {
+                { "aoti_torch_get_device_type", &shim.device_type }, { "aoti_torch_get_dtype", &shim.dtype },
+                { "aoti_torch_get_sizes", &shim.sizes }, { "aoti_torch_get_strides", &shim.strides },
+                { "aoti_torch_get_storage_offset", &shim.storage_offset },
+                { "aoti_torch_get_storage_size", &shim.storage_size }, { "aoti_torch_get_dim", &shim.dim },
+        };
+        void *library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD); /* stays open, as torch does */
+        size_t found = 0;
+
+        for (size_t i = 0; library && i < sizeof functions / sizeof functions[0]; i++) {
+                void *function = dlsym(library, functions[i].name);
+
+                memcpy(functions[i].to, &function, sizeof function);
+                found += function != NULL;
+        }
+        if (found < sizeof functions / sizeof functions[0])
+                memset(&shim, 0, sizeof shim);
+}
+
+/* Finds where the addresses of C++'s objects lie, in a tensor of which they are known. Without them no tensor is plain. */
 static void load_words(void)
 {
         PyObject *tensor = PyObject_CallNoArgs(torch.tensor_type);
@@ -412,18 +472,18 @@ bool plain_load(void)
         tensor = torch.tensor_type;
         storage = torch.untyped_storage_type;
         known.is_ready =
-                load_property(&known.is_cpu, tensor, "is_cpu") && load_property(&known.is_cuda, tensor, "is_cuda") &&
+                load_property(&known.is_cuda, tensor, "is_cuda") &&
                 load_property(&known.layout, tensor, "layout") && load_property(&known.device, storage, "device") &&
                 load_property(&known.is_nested, tensor, "is_nested") && load_property(&known.dtype, tensor, "dtype") &&
                 load_property(&known.backward_hooks, tensor, "_backward_hooks") &&
                 load_property(&known.requires_grad, tensor, "requires_grad") &&
-                load_property(&known.shape, tensor, "shape") && load_property(&known.cdata, storage, "_cdata") &&
+                load_property(&known.cdata, storage, "_cdata") &&
                 load_method(&known.is_neg, tensor, "is_neg") && load_method(&known.is_conj, tensor, "is_conj") &&
                 load_method(&known.untyped_storage, tensor, "untyped_storage") &&
-                load_method(&known.storage_offset, tensor, "storage_offset") &&
-                load_method(&known.stride, tensor, "stride") && load_method(&known.nbytes, storage, "nbytes") &&
                 load_method(&known.data_ptr, storage, "data_ptr") && load_dtypes();
-        if (known.is_ready)
+        if (known.is_ready) {
                 load_words();
+                load_shim();
+        }
         return known.is_ready;
 }
