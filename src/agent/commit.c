@@ -175,6 +175,24 @@ static void drop_lost_grant(struct catalogue *catalogue, const struct session *s
         }
 }
 
+/* The last save of a name stands, as of one rank; of two ranks' shards one is lost, which nobody would find before it is needed. */
+static void warn_of_other_rank(struct version *version, const struct session *session, const char *name)
+{
+        const struct agent_file *file = version_file(version, name);
+        const struct grant *grant = version->grants;
+        uint32_t other;
+
+        while (grant && (grant->rank == session->rank || strcmp(grant->name, name)))
+                grant = grant->next;
+        if (file && file->generation == version->generation && file->rank != session->rank)
+                other = file->rank;
+        else if (grant)
+                other = grant->rank;
+        else
+                return;
+        log_event(LOG_LEVEL_WARN, "%s: rank %u replaces file \"%s\" that rank %u has saved", version->tag, session->rank, name, other);
+}
+
 struct grant *commit_grant(struct catalogue *catalogue, struct session *session, struct version *version,
                            const struct ipc_image *request, struct image *image, struct nebula_error *error)
 {
@@ -192,6 +210,7 @@ struct grant *commit_grant(struct catalogue *catalogue, struct session *session,
                 .rank = session->rank,
         };
         snprintf(grant->name, sizeof grant->name, "%s", request->name);
+        warn_of_other_rank(version, session, grant->name);
         drop_lost_grant(catalogue, session, version, grant->name);
         grant->next = version->grants;
         image->owner_nonce = session->nonce;

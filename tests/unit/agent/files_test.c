@@ -1,5 +1,8 @@
-/* A version of tens of thousands of files: each is found, and carried over. */
+/* The files of a version: tens of thousands are found and carried over, and each belongs to one rank. */
+#include <unistd.h>
+
 #include "agent/agent_catalogue.h"
+#include "base/log.h"
 #include "tap.h"
 
 #define STORED_COUNT 32768u
@@ -63,4 +66,64 @@ static void each_of_many_files_is_found_and_carried_over(void)
         bench_done(&bench, true);
 }
 
-TAP_MAIN(TEST(each_of_many_files_is_found_and_carried_over))
+static enum nebula_status save_as(struct bench *bench, uint64_t id, uint32_t rank, const char *name, bool copies)
+{
+        struct ipc_image request = { .version_id = id, .size = 100, .format = IPC_FORMAT_RAW };
+        struct ipc_captured done = { 0 };
+        struct version *version;
+        struct grant *grant;
+        enum nebula_status status;
+
+        strcpy(request.name, name);
+        bench->session.rank = rank;
+        bench->session.nonce = rank + 1;
+        catalogue_lock(&bench->catalogue);
+        status = grant_image(&bench->catalogue, &bench->session, &request, never, NULL, &version, &grant, &bench->error);
+        if (!status && !copies)
+                status = commit_captured(&bench->catalogue, version, grant, &done, &bench->error);
+        catalogue_unlock(&bench->catalogue);
+        return status;
+}
+
+/* What the agent has logged since the last look. */
+static const char *logged(int fd)
+{
+        static char text[4096];
+        int64_t size = os->read(fd, text, sizeof text - 1);
+
+        text[size > 0 ? size : 0] = '\0';
+        return text;
+}
+
+static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(void)
+{
+        struct version *version;
+        struct bench bench;
+        uint64_t id;
+        int ends[2];
+
+        if (pipe(ends))
+                abort();
+        bench_init(&bench, NULL, "");
+        log_to(ends[1], LOG_LEVEL_WARN);
+        bench.session.world = bench.job->world = 3;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        CHECK(!save_as(&bench, id, 0, "model.pt", false));
+        CHECK(!save_as(&bench, id, 0, "model.pt", false)); /* its own: nothing to say */
+        CHECK(!save_as(&bench, id, 1, "model.pt", false));
+        CHECK(strstr(logged(ends[0]), "t: rank 1 replaces file \"model.pt\" that rank 0 has saved"));
+        CHECK(!save_as(&bench, id, 2, "shard.pt", true));
+        CHECK(!save_as(&bench, id, 1, "shard.pt", true)); /* also while it is being copied */
+        CHECK(strstr(logged(ends[0]), "t: rank 1 replaces file \"shard.pt\" that rank 2 has saved"));
+        CHECK(version_file(version, "model.pt")->rank == 1 && version->file_count == 1);
+        log_to(-1, LOG_LEVEL_WARN);
+        bench_done(&bench, true);
+        close(ends[0]);
+        close(ends[1]);
+}
+
+TAP_MAIN(TEST(each_of_many_files_is_found_and_carried_over),
+         TEST(a_name_that_another_rank_saved_is_replaced_and_the_log_names_both))
