@@ -25,8 +25,22 @@ struct capture_part {
 /* Copies all parts into `image`; returns when every byte is there: the CPU time of all threads that took part, in ns.
  * Captures that overlap in time wait for each other. */
 int64_t capture_copy(void *image, const struct capture_part *parts, size_t count);
-/* The same into an image whose pages this process has not touched: they are faulted in batches. */
-int64_t capture_copy_fresh(void *image, const struct capture_part *parts, size_t count);
+
+/* The same in two steps: between them the helpers copy, and the caller writes what else belongs into the image. Both
+ * steps by one thread, and no other capture by it in between. */
+struct capture_job {
+        char *image;
+        const struct capture_part *parts;
+        size_t count;
+        bool is_fresh;    /* this process has not touched the image's pages: they are faulted in batches */
+        bool has_crew;    /* private to copy.c, as all that follows */
+        size_t next_part; /* where the next piece begins */
+        uint64_t next_offset; /* within that part */
+        int64_t cpu_ns;   /* of the helpers that have finished */
+};
+/* `job` stays where it is, with image, parts, count and is_fresh set and all else 0. */
+void capture_copy_begin(struct capture_job *job);
+int64_t capture_copy_end(struct capture_job *job);
 /* Ends the parked helper threads; the next copy starts them again. A fork loses them, and does the same. */
 void capture_copy_rest(void);
 

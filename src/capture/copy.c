@@ -16,17 +16,6 @@
 #define ALONE_BYTES (1u << 20)
 #define PAGE_BYTES 4096u
 
-/* One capture, cut into pieces as they are taken. */
-struct job {
-        char *image;
-        const struct capture_part *parts;
-        size_t count;
-        bool is_fresh;
-        size_t next_part;     /* where the next piece begins */
-        uint64_t next_offset; /* within that part */
-        int64_t cpu_ns;       /* of the helpers that have finished */
-};
-
 struct piece {
         size_t first_part;
         uint64_t first_offset;
@@ -42,7 +31,7 @@ static struct {
         pthread_t helpers[THREAD_COUNT_MAX - 1];
         uint32_t helper_count, busy_count;
         uint64_t round; /* differs for each job */
-        struct job *job;
+        struct capture_job *job;
         bool is_ending;
 } crew = { .called = PTHREAD_COND_INITIALIZER, .finished = PTHREAD_COND_INITIALIZER };
 
@@ -64,7 +53,7 @@ static void watch_forks(void)
 }
 
 /* Small parts are taken many at a time, large ones in slices. crew_lock is held. */
-static bool take_piece(struct job *job, struct piece *piece)
+static bool take_piece(struct capture_job *job, struct piece *piece)
 {
         *piece = (struct piece){ .first_part = job->next_part, .first_offset = job->next_offset };
         while (job->next_part < job->count && piece->size < PIECE_BYTES && piece->part_count < PIECE_PART_COUNT) {
@@ -96,7 +85,7 @@ static uint64_t slice(const struct piece *piece, const struct capture_part *part
  * Faulting pages in one by one, from inside the copy, costs a third more. The parts of a piece lie side by side, so it
  * is one range; where they do not, or the kernel refuses, the copy itself faults.
  */
-static void populate(const struct job *job, const struct piece *piece)
+static void populate(const struct capture_job *job, const struct piece *piece)
 {
         const struct capture_part *first = job->parts + piece->first_part;
         const struct capture_part *last = first + piece->part_count - 1;
@@ -111,7 +100,7 @@ static void populate(const struct job *job, const struct piece *piece)
         os->advise((void *)begin, end - begin, OS_ADVISE_POPULATE_WRITE);
 }
 
-static void copy_piece(const struct job *job, const struct piece *piece)
+static void copy_piece(const struct capture_job *job, const struct piece *piece)
 {
         const struct capture_part *part = job->parts + piece->first_part;
         uint64_t left = piece->size;
@@ -128,7 +117,7 @@ static void copy_piece(const struct job *job, const struct piece *piece)
         }
 }
 
-static void copy_pieces(struct job *job)
+static void copy_pieces(struct capture_job *job)
 {
         struct piece piece;
 
@@ -149,7 +138,7 @@ static void *helper_main(void *unused)
         pthread_mutex_lock(&crew_lock);
         while (!crew.is_ending) {
                 int64_t begun_ns;
-                struct job *job = crew.job;
+                struct capture_job *job = crew.job;
 
                 if (!job || crew.round == seen) {
                         pthread_cond_wait(&crew.called, &crew_lock);
@@ -183,18 +172,15 @@ static void gather_crew(void)
         }
 }
 
-static int64_t copy(struct job *job, uint64_t size)
+void capture_copy_begin(struct capture_job *job)
 {
-        int64_t begun_ns = os->thread_cpu_ns();
-        int64_t cpu_ns;
+        uint64_t size = 0;
 
-        if (size < ALONE_BYTES) {
-                struct piece piece;
-
-                while (take_piece(job, &piece))
-                        copy_piece(job, &piece);
-                return os->thread_cpu_ns() - begun_ns;
-        }
+        for (size_t i = 0; i < job->count; i++)
+                size += job->parts[i].size;
+        job->has_crew = size >= ALONE_BYTES;
+        if (!job->has_crew)
+                return;
         pthread_once(&fork_once, watch_forks);
         pthread_mutex_lock(&turn_lock);
         gather_crew();
@@ -203,7 +189,19 @@ static int64_t copy(struct job *job, uint64_t size)
         crew.round++;
         pthread_cond_broadcast(&crew.called);
         pthread_mutex_unlock(&crew_lock);
+}
 
+int64_t capture_copy_end(struct capture_job *job)
+{
+        int64_t begun_ns = os->thread_cpu_ns();
+        struct piece piece;
+        int64_t cpu_ns;
+
+        if (!job->has_crew) {
+                while (take_piece(job, &piece))
+                        copy_piece(job, &piece);
+                return os->thread_cpu_ns() - begun_ns;
+        }
         copy_pieces(job);
 
         pthread_mutex_lock(&crew_lock);
@@ -216,24 +214,12 @@ static int64_t copy(struct job *job, uint64_t size)
         return cpu_ns + os->thread_cpu_ns() - begun_ns;
 }
 
-static int64_t copy_parts(void *image, const struct capture_part *parts, size_t count, bool is_fresh)
-{
-        struct job job = { .image = image, .parts = parts, .count = count, .is_fresh = is_fresh };
-        uint64_t size = 0;
-
-        for (size_t i = 0; i < count; i++)
-                size += parts[i].size;
-        return copy(&job, size);
-}
-
 int64_t capture_copy(void *image, const struct capture_part *parts, size_t count)
 {
-        return copy_parts(image, parts, count, false);
-}
+        struct capture_job job = { .image = image, .parts = parts, .count = count };
 
-int64_t capture_copy_fresh(void *image, const struct capture_part *parts, size_t count)
-{
-        return copy_parts(image, parts, count, true);
+        capture_copy_begin(&job);
+        return capture_copy_end(&job);
 }
 
 void capture_copy_rest(void)

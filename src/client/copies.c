@@ -53,6 +53,7 @@ static enum nebula_status fill_again(struct client_wire *wire, const struct clie
 {
         const struct ipc_granted *granted = wire->frame.payload;
         struct capture_part whole = { copy->image, copy->size, 0 };
+        struct capture_job job = { .parts = &whole, .count = 1, .is_fresh = true };
         uint64_t capacity = granted->capacity_bytes;
         struct os_stat stat;
         void *image;
@@ -67,7 +68,9 @@ static enum nebula_status fill_again(struct client_wire *wire, const struct clie
         if (result < 0)
                 return error_set(error, NEBULA_FAILED, -result, "an image of %llu bytes cannot be mapped",
                                  (unsigned long long)capacity);
-        capture_copy_fresh(image, &whole, 1);
+        job.image = image;
+        capture_copy_begin(&job);
+        capture_copy_end(&job);
         os->unmap(image, capacity);
         return NEBULA_OK;
 }

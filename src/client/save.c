@@ -144,10 +144,15 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
 /* The way that is always possible. Returns the CPU time that it took, in ns. */
 static int64_t capture_now(const struct plan *plan, struct capture_pool *pool, void *image)
 {
+        struct capture_job job = {
+                .image = image, .parts = plan->parts, .count = plan->part_count,
+                .is_fresh = capture_pool_take_fresh(pool, image),
+        };
+
+        capture_copy_begin(&job);
         if (plan->format == IPC_FORMAT_ZIP)
                 zip_layout_write(&plan->layout, plan->pickle, image);
-        return capture_pool_take_fresh(pool, image) ? capture_copy_fresh(image, plan->parts, plan->part_count) :
-                                                      capture_copy(image, plan->parts, plan->part_count);
+        return capture_copy_end(&job);
 }
 
 static enum nebula_status tell_captured(struct nebula_session *session, struct ipc_captured *request,

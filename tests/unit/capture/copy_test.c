@@ -30,7 +30,8 @@ static char *random_bytes(size_t size)
         return bytes;
 }
 
-/* Parts of the given sizes with gaps between them; checks every byte, and that nothing else was written. */
+/* Parts of the given sizes with gaps between them, which the caller writes meanwhile, or leaves; checks every byte, and
+ * that nothing else was written. */
 static void check_copy(const uint64_t *sizes, size_t count, bool is_fresh)
 {
         struct capture_part *parts = calloc(count + 1, sizeof *parts);
@@ -55,7 +56,20 @@ static void check_copy(const uint64_t *sizes, size_t count, bool is_fresh)
                 at += sizes[i];
                 source_size += sizes[i];
         }
-        cpu_ns = is_fresh ? capture_copy_fresh(image, parts, count) : capture_copy(image, parts, count);
+        if (is_fresh) {
+                struct capture_job job = { .image = image, .parts = parts, .count = count, .is_fresh = true };
+
+                capture_copy_begin(&job);
+                for (size_t i = 0; i < count; i++) {
+                        uint64_t gap = parts[i].image_offset - i % 70;
+
+                        memset(image + gap, 'h', i % 70);
+                        memset(expected + gap, 'h', i % 70);
+                }
+                cpu_ns = capture_copy_end(&job);
+        } else {
+                cpu_ns = capture_copy(image, parts, count);
+        }
         CHECK(cpu_ns >= 0);
         CHECK(memcmp(image, expected, size + 1) == 0);
         free(image);
