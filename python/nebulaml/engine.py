@@ -25,7 +25,7 @@ RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an ag
 _lock = threading.RLock()  # guards all below
 _settings: config.Settings | None = None
 _session: _nebula.Session | None = None
-_opened_with: tuple[config.Settings, ranks.Place] | None = None
+_opened_with: tuple[config.Settings, ranks.Place, str] | None = None
 _failure: NebulaError | None = None
 _retry_at = 0.0
 _pause = RETRY_S[0]
@@ -64,7 +64,8 @@ def session(patient: bool = False) -> _nebula.Session:
     """
     global _session, _opened_with, _failure, _retry_at, _pause
     with _lock:
-        wanted = (settings(), place())
+        chosen, here = settings(), place()
+        wanted = (chosen, here, chosen.run or ranks.run(here))
         if _session is not None and _opened_with == wanted:
             return _session
         if _failure is not None and not patient and time.monotonic() < _retry_at:
@@ -100,12 +101,12 @@ def _leave() -> None:
     _nebula.leave()
 
 
-def _options(chosen: config.Settings, place: ranks.Place) -> dict[str, Any]:
+def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str, Any]:
     return {
         "persist_path": chosen.persist_path,
         "job": chosen.job,
         "output_dir": chosen.output_dir,
-        "run": chosen.run or ranks.run(place),
+        "run": run,
         "agent_path": locate.agent_path(),
         "persist_interval_s": chosen.persist_interval_s,
         "retention_count": chosen.retention_count,

@@ -152,11 +152,14 @@ def _make_callback() -> type:
 
         def __init__(self, *args: Any, config_params: dict[str, Any] | None = None, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
+            self._config_params = config_params
             if config_params is not None:
                 api.init(**config_params)
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             super().setup(trainer, pl_module, stage)
+            if self._config_params is not None and not api.is_initialized():  # a process that was spawned
+                api.init(**self._config_params)
             strategy = trainer.strategy
             io = getattr(strategy, "checkpoint_io", None)
             if isinstance(io, NebulaCheckpointIO) or isinstance(getattr(io, "checkpoint_io", None), NebulaCheckpointIO):

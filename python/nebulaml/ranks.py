@@ -7,7 +7,7 @@ import secrets
 import sys
 from typing import Any, NamedTuple
 
-__all__ = ["Place", "current", "run", "store"]
+__all__ = ["Place", "awaits_group", "current", "run", "store"]
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
@@ -46,7 +46,19 @@ def _from_environment() -> tuple[int, int]:
         rank, world = os.environ.get(rank_name, ""), os.environ.get(world_name, "")
         if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
             return int(rank), int(world)
+    if awaits_group():  # on another node than the first it is not the final number, but one that no other process there has
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
+
+
+def awaits_group() -> bool:
+    """Whether Lightning's own launcher has started this process, which will know its rank when there is a process group.
+
+    The one that it started from is rank 0 of 1 until then: nothing tells it that others will follow.
+    """
+    local, world = os.environ.get("LOCAL_RANK", ""), os.environ.get("WORLD_SIZE", "")
+    known = "RANK" in os.environ or "NODE_RANK" not in os.environ or _from_process_group() is not None
+    return not known and local.isdecimal() and world.isdecimal() and int(local) < int(world)
 
 
 def current() -> Place:
@@ -70,7 +82,7 @@ def store() -> Any:
     return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
 
 
-_run: tuple[Place, str] | None = None
+_run: tuple[tuple[Place, bool], str] | None = None
 
 
 def run(place: Place) -> str:
@@ -80,8 +92,9 @@ def run(place: Place) -> str:
     ranks init() is to be called before that, or on all after it.
     """
     global _run
-    if _run is None or _run[0] != place:
-        _run = (place, _find_run(place))
+    key = (place, awaits_group())
+    if _run is None or _run[0] != key:
+        _run = (key, _find_run(place))
     return _run[1]
 
 

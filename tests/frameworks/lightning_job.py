@@ -32,6 +32,7 @@ def arguments():
     parser.add_argument("--kill-at", type=int, default=-1)
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--interrupt-at", type=int, default=-1)
+    parser.add_argument("--devices", type=int, default=int(os.environ.get("WORLD_SIZE", "1")))
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--then", choices=["", "best", "options", "twice", "api"], default="")
     return parser.parse_args()
@@ -42,8 +43,12 @@ pl = importlib.import_module(args.package)
 callbacks = importlib.import_module(args.package + ".callbacks")
 
 
+def rank():
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK", "0"))
+
+
 def say(**line):
-    if int(os.environ.get("RANK", "0")) == 0:
+    if rank() == 0:
         print(json.dumps(line), flush=True)
 
 
@@ -67,7 +72,7 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch, index):
         # Lightning starts its loader anew when it resumes inside an epoch, so the data are a function of the step.
-        generator = torch.Generator().manual_seed(1000 * self.global_step + int(os.environ.get("RANK", "0")))
+        generator = torch.Generator().manual_seed(1000 * self.global_step + rank())
         x = torch.randn(4, 8, generator=generator)
         y = x.sum(dim=1, keepdim=True)
         loss = torch.nn.functional.mse_loss(self.net(x), y)
@@ -98,7 +103,7 @@ class Kill(callbacks.Callback):
 
 
 def main():
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = args.devices
     options = {
         "dirpath": args.dirpath,
         "every_n_train_steps": args.every,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from conftest import full, interpreter
+from conftest import HERE, Result, full, interpreter
 
 ENV = "lightning"
 PACKAGES = ["lightning.pytorch", pytest.param("pytorch_lightning", marks=full)]
@@ -108,6 +108,24 @@ def test_two_ranks_resume_bit_for_bit(node, package):
     job(node, "--package", package, "--kill-at", 5, ranks=2, check=False)
     again = job(node, "--package", package, "--ckpt", node.base / "ckpts" / "step=4.ckpt", ranks=2)
     assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["weights"] == whole.end["weights"]
+
+
+@pytest.mark.parametrize("way", ["nebula", pytest.param("io", marks=full)])
+def test_ranks_that_lightning_itself_starts_resume_bit_for_bit(node, way):
+    """``python train.py`` with devices=2: the script runs again in each process, and what it says to Nebula comes before any rank is known."""
+
+    def launch(*more):
+        command = [interpreter(ENV), HERE / "lightning_job.py", "--way", way, "--devices", 2, "--dirpath", node.base / "ckpts", "--persist", node.persist]
+        environment = {name: value for name, value in node.environment.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        with open(node.base / "launched.log", "ab") as log:
+            done = subprocess.run([*map(str, command), *map(str, more)], env=environment, stdout=subprocess.PIPE, stderr=log, timeout=240)
+        return Result(done.stdout.decode(), [done.returncode])
+
+    whole = stock(node, ranks=2)
+    launch("--kill-at", 5)
+    again = launch("--ckpt", node.base / "ckpts" / "step=4.ckpt")
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}, (node.base / "launched.log").read_text()[-3000:]
     assert again.end["weights"] == whole.end["weights"]
 
 
