@@ -20,6 +20,7 @@
 
 #define RIVAL_WAIT_MS 10000 /* an agent that was killed may take this long to give its memory back */
 #define END_WAIT_NS 10000000000 /* for threads that storage holds; after that the process ends without them */
+#define PENDING_SAID_NS 60000000000
 #define END_NOW_NS 2000000000   /* likewise when nothing that is on its way is to be kept */
 
 struct agent {
@@ -297,10 +298,28 @@ undo_memory:
         return NEBULA_UNAVAILABLE;
 }
 
+/* Lock held. Storage that hangs is seen in the log. */
+static void log_pending(const struct catalogue *catalogue)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                uint64_t count = 0, bytes = 0;
+
+                for (const struct version *version = job->versions; version; version = version->next)
+                        if (version_unsaved(version)) {
+                                count++;
+                                bytes += version_size(version);
+                        }
+                if (count)
+                        log_event(LOG_LEVEL_INFO, "before the end %" PRIu64 " versions, %" PRIu64 " MiB, are written to %s", count, bytes >> 20,
+                                  job->persist_path);
+        }
+}
+
 bool agent_drain(struct agent *agent)
 {
         struct catalogue *catalogue = &agent->catalogue;
         uint64_t failures = 0, now;
+        int64_t said_ns = INT64_MIN;
         bool done;
 
         catalogue_lock(catalogue);
@@ -315,7 +334,11 @@ bool agent_drain(struct agent *agent)
                         now += job->failure_count;
                 if (done || now > failures)
                         break;
-                catalogue_wait(catalogue, &catalogue->moved, -1);
+                if (os->now_ns() - PENDING_SAID_NS > said_ns) {
+                        log_pending(catalogue);
+                        said_ns = os->now_ns();
+                }
+                catalogue_wait(catalogue, &catalogue->moved, PENDING_SAID_NS / 1000000);
         }
         catalogue_unlock(catalogue);
         return done;

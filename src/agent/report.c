@@ -213,14 +213,19 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
 
 static json_t *job_json(const struct catalogue *catalogue, const struct job *job)
 {
-        uint32_t in_memory = 0;
+        uint64_t in_memory = 0, unsaved = 0, unsaved_bytes = 0;
 
-        for (const struct version *version = job->versions; version; version = version->next)
+        for (const struct version *version = job->versions; version; version = version->next) {
                 in_memory += version->in_memory;
-        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:b, s:s, s:I}", "job", job->name, "persist_path", job->persist_path,
+                if (!version->in_memory || version->stored)
+                        continue;
+                unsaved++;
+                unsaved_bytes += version_size(version);
+        }
+        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I}", "job", job->name, "persist_path", job->persist_path,
                          "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
                          job->persist_interval_s, "retention_count", (json_int_t)job->retention_count, "versions_in_memory",
-                         (json_int_t)in_memory, "versions_in_storage", (json_int_t)job->stored.count, "persisting",
+                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->stored.count, "persisting",
                          job->persisting, "storage_error", job->store_error.message, "storage_failures",
                          (json_int_t)job->failure_count);
 }

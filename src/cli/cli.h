@@ -25,6 +25,7 @@ enum cli_exit {
         CLI_NOT_FOUND = 3,   /* no such tag, file or path */
         CLI_UNREACHABLE = 4, /* storage or the agent cannot be reached, or fails */
         CLI_REFUSED = 5,     /* asked for something that would lose data */
+        CLI_TIMEOUT = 6,     /* not done within the time that was given */
 };
 
 struct cli_command {

@@ -1,5 +1,7 @@
 /* nebula stop: the agent finishes persisting and ends; --now drops what is only in memory. */
+#include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "cli/cli.h"
@@ -10,28 +12,91 @@
 
 #define END_TIMEOUT_MS 10000
 #define END_POLL_MS 20
+#define LOOK_MS 1000
+#define TIMEOUT_MAX_S 31536000 /* a year */
 
 /* How much would be lost: versions in memory that storage does not have. */
 static void count_unsaved(struct link *link, size_t *ret_count, uint64_t *ret_bytes)
 {
-        json_t *report = NULL, *versions;
-        size_t count = 0;
-        uint64_t bytes = 0;
+        json_t *report = NULL, *jobs;
 
-        if (!link_report(link, NEBULA_REPORT_VERSIONS, "", &report, NULL)) {
-                versions = json_object_get(report, "versions");
-                for (size_t i = 0; i < json_array_size(versions); i++) {
-                        const json_t *one = json_array_get(versions, i);
-
-                        if (!lies_in(one, "memory") || lies_in(one, "storage"))
-                                continue;
-                        bytes += (uint64_t)number_of(one, "size");
-                        count++;
-                }
+        *ret_count = *ret_bytes = 0;
+        if (link_report(link, NEBULA_REPORT_STATUS, "", &report, NULL))
+                return;
+        jobs = json_object_get(report, "jobs");
+        for (size_t i = 0; i < json_array_size(jobs); i++) {
+                *ret_count += (size_t)number_of(json_array_get(jobs, i), "unsaved");
+                *ret_bytes += (uint64_t)number_of(json_array_get(jobs, i), "unsaved_bytes");
         }
         json_decref(report);
-        *ret_count = count;
-        *ret_bytes = bytes;
+}
+
+/* "2 versions (1.1 GiB) for /scratch/run7 and 1 version (3.0 MiB) for /other", of what is to be persisted; "" when nothing is. */
+static void describe_queue(char *text, size_t size)
+{
+        json_t *report = NULL, *queue;
+        struct nebula_error error;
+        struct link *link;
+        size_t used = 0;
+
+        *text = 0;
+        if (link_open("", &link, &error))
+                return;
+        if (link_report(link, NEBULA_REPORT_STATUS, "", &report, &error)) {
+                link_close(link);
+                return;
+        }
+        link_close(link);
+        queue = json_object_get(report, "queue");
+        for (size_t i = 0; i < json_array_size(queue); i++) {
+                const char *path = text_of(json_array_get(queue, i), "persist_path");
+                char human[HUMAN_MAX];
+                uint64_t bytes = 0;
+                size_t count = 0, first = 0;
+
+                for (size_t j = json_array_size(queue); j-- > 0;) {
+                        const json_t *other = json_array_get(queue, j);
+
+                        if (strcmp(text_of(other, "persist_path"), path))
+                                continue;
+                        bytes += (uint64_t)number_of(other, "size");
+                        count++;
+                        first = j;
+                }
+                if (first != i || used >= size)
+                        continue;
+                used += (size_t)snprintf(text + used, size - used, "%s%zu version%s (%s) for %s", used ? " and " : "", count,
+                                         count == 1 ? "" : "s", human_size(bytes, human), path);
+        }
+        json_decref(report);
+}
+
+static int64_t look_ms(int64_t until_ns)
+{
+        int64_t left_ms = (until_ns - os->now_ns()) / 1000000;
+
+        return left_ms < 0 ? 0 : left_ms < LOOK_MS ? left_ms + 1 : LOOK_MS;
+}
+
+/* Says what is waited for as often as it changes. timeout_s 0: for as long as it takes. */
+static enum nebula_status wait_for_agent(struct link *link, bool says, uint64_t timeout_s, struct nebula_error *error)
+{
+        int64_t until = timeout_s ? os->now_ns() + (int64_t)timeout_s * 1000000000 : INT64_MAX;
+        char said[1024] = "", left[1024] = "";
+        enum nebula_status status;
+        bool is_done;
+
+        while (!(status = link_stopped(link, look_ms(until), &is_done, error)) && !is_done) {
+                describe_queue(left, sizeof left);
+                if (os->now_ns() >= until)
+                        return error_set(error, NEBULA_TIMEOUT, 0, "not done within %" PRIu64 " s, the agent goes on%s%.400s", timeout_s,
+                                         left[0] ? " with " : "", left);
+                if (says && left[0] && strcmp(left, said)) {
+                        strcpy(said, left);
+                        cli_complain("waiting for %s; Ctrl-C leaves the agent running", left);
+                }
+        }
+        return status;
 }
 
 static bool may_drop(size_t count, uint64_t bytes, bool *ret_no_terminal)
@@ -58,8 +123,9 @@ int command_stop(int argc, char **argv)
 {
         struct cli_common common = { 0 };
         bool now = false, yes = false, no_terminal;
+        uint64_t timeout_s = 0;
         const struct args_option options[] = {
-                CLI_COMMON(common), { "now", ARGS_FLAG, &now }, { "yes", ARGS_FLAG, &yes },
+                CLI_COMMON(common), { "now", ARGS_FLAG, &now }, { "yes", ARGS_FLAG, &yes }, { "timeout", ARGS_NUMBER, &timeout_s },
         };
         struct nebula_error error;
         struct link *link = NULL;
@@ -71,6 +137,8 @@ int command_stop(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
+        if (timeout_s > TIMEOUT_MAX_S)
+                return cli_usage_error("stop", "--timeout takes at most %d seconds", TIMEOUT_MAX_S);
         if (link_open("", &link, &error)) {
                 if (!link_is_absent(&error))
                         return cli_fail(common.json, &error);
@@ -92,7 +160,13 @@ int command_stop(int argc, char **argv)
         fflush(stdout);
         pid = link_agent_pid(link);
         status = link_stop(link, now, &error);
+        if (!status)
+                status = wait_for_agent(link, !common.json, timeout_s, &error);
         link_close(link);
+        if (status == NEBULA_TIMEOUT) {
+                cli_fail(common.json, &error);
+                return CLI_TIMEOUT;
+        }
         /* An agent that ends at once may be gone before its answer is read. */
         if (status && status != NEBULA_UNAVAILABLE)
                 return cli_fail(common.json, &error);

@@ -211,7 +211,19 @@ enum nebula_status link_stop(struct link *link, bool now, struct nebula_error *e
 {
         struct ipc_stop request = { .now = now };
 
-        return ask(link, IPC_STOP, &request, sizeof request, error);
+        return ipc_send(link->fd, IPC_STOP, NEBULA_OK, &request, sizeof request, -1, error);
+}
+
+enum nebula_status link_stopped(struct link *link, int64_t timeout_ms, bool *ret_done, struct nebula_error *error)
+{
+        enum nebula_status status;
+        bool is_broken;
+
+        *ret_done = os->poll(link->fd, timeout_ms) > 0;
+        if (!*ret_done)
+                return NEBULA_OK;
+        status = ipc_receive(link->fd, &link->frame, error);
+        return status ? status : ipc_answer_check(&link->frame, IPC_STOP, &is_broken, error);
 }
 
 const char *text_of(const json_t *object, const char *key)

@@ -39,8 +39,11 @@ enum nebula_status link_describe(struct link *link, uint64_t version_id, json_t 
 /* The bytes of a file, read-only; the fd is the caller's. */
 enum nebula_status link_file(struct link *link, uint64_t version_id, const char *name, struct ipc_opened *ret_opened,
                              int *ret_fd, struct nebula_error *error);
-/* Returns when the agent has done what it was told; it ends then. */
+/* Tells the agent to end, which it does when it has done what is to be done first: link_stopped says whether it has. Until then it
+ * changes its mind when the link is closed. */
 enum nebula_status link_stop(struct link *link, bool now, struct nebula_error *error);
+/* Waits for its answer for at most `timeout_ms`; *ret_done: it is there, and the status is what it says. */
+enum nebula_status link_stopped(struct link *link, int64_t timeout_ms, bool *ret_done, struct nebula_error *error);
 
 /* Fields of what the agent reports: 0, "" or NULL where it says nothing. */
 const char *text_of(const json_t *object, const char *key);

@@ -47,8 +47,9 @@ const struct cli_command cli_commands[] = {
           "Tries each thing for real. Exit code 1 if something essential does not work.\n\n"
           "  nebula doctor --path /scratch/run7\n",
           command_doctor },
-        { "stop", "nebula stop [--now [--yes]] [--json]", "finish persisting and end the agent",
-          "--now drops what is only in memory; it asks first, --yes answers.\n\n"
+        { "stop", "nebula stop [--now [--yes]] [--timeout SECONDS] [--json]", "finish persisting and end the agent",
+          "--now drops what is only in memory; it asks first, --yes answers. --timeout gives up then, with exit code 6: the\n"
+          "agent goes on.\n\n"
           "  nebula stop\n",
           command_stop },
         { "agent", "nebula agent --daemon | --foreground", "run the agent (the first init() does this by itself)",

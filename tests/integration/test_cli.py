@@ -4,11 +4,13 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 
 import pytest
@@ -502,8 +504,8 @@ def train(nebula, maker, run, tmp_path):
         "NEBULA_MEMORY_DIR": str(tmp_path / "memory"),
     }
 
-    def call(path, interval, count):
-        subprocess.run([trainer, nebula, path, str(interval), str(count)], check=True, env=environment, timeout=60)
+    def call(path, interval, count, **extra):
+        subprocess.run([trainer, nebula, path, str(interval), str(count)], check=True, env=environment | extra, timeout=60)
 
     yield call
     run("stop", "--now", "--yes")
@@ -544,6 +546,30 @@ def test_stop_persists_and_stop_now_asks_before_it_drops(run, train, tmp_path):
     assert [version["where"] for version in told["versions"]] == [["storage"]] * 2
     assert run("verify", "--all", "--path", store).returncode == 0
     assert not list((tmp_path / "memory").glob("*.img"))
+
+
+def test_stop_on_slow_storage_says_what_it_waits_for_and_can_be_given_up(run, nebula, train, tmp_path):
+    store = tmp_path / "store"
+    train(store, 0, 1, NEBULA_STORE_MBPS="0.002")  # minutes for a version, which nobody waits for
+    given_up = run("stop", "--timeout", 2)
+    assert given_up.returncode == 6 and f"waiting for 1 version (391.3 KiB) for {store}" in given_up.stderr
+    assert "the agent goes on" in given_up.stderr and "finishing 1 version" in given_up.stdout
+    told = json.loads(run("stop", "--timeout", 1, "--json").stdout)
+    assert told["error"]["status"] == "timeout"
+
+    environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime")}
+    waiting = subprocess.Popen([nebula, "stop"], stderr=subprocess.PIPE, text=True, env=environment, stdin=subprocess.DEVNULL)
+    assert "Ctrl-C leaves the agent running" in waiting.stderr.readline()
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(timeout=20) == -signal.SIGINT
+    waiting.stderr.close()
+    deadline = time.monotonic() + 20
+    while json.loads(run("status", "--json").stdout)["agent"]["stopping"]:  # it sees within a second that nobody asks
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    train(store, 0, 2)  # it serves as before
+    status = json.loads(run("status", "--json", "--path", store).stdout)
+    assert [row["tag"] for row in status["queue"]][-1] == "global_step1"
 
 
 def test_stop_now_with_yes_drops_the_memory_tier(run, train):
