@@ -17,7 +17,7 @@ static void stored_path(struct catalogue *catalogue, struct job *job, const stru
         struct manifest manifest = { 0 };
         struct nebula_error error;
         struct store *store;
-        char key[1200];
+        char key[MANIFEST_KEY_MAX];
         const struct manifest_file *file;
 
         ret_path[0] = 0;

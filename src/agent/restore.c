@@ -66,7 +66,7 @@ static enum nebula_status check_files(struct store *store, const struct manifest
         for (size_t i = 0; i < manifest->file_count; i++) {
                 const struct manifest_file *file = &manifest->files[i];
                 struct store_entry entry;
-                char key[1200];
+                char key[MANIFEST_KEY_MAX];
                 enum nebula_status status = manifest_file_key(store, manifest, file, key, error);
 
                 if (!status)

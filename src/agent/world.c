@@ -13,7 +13,6 @@
 #include "store/announce.h"
 #include "store/document.h"
 
-#define KEY_MAX 1200
 #define SECOND_NS 1000000000
 #define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
 #define POLL_MOST_NS ((int64_t)SECOND_NS)
@@ -117,13 +116,13 @@ static void fill_of(const struct version *version, struct announce_of *of)
         of->world = version->world;
 }
 
-static enum nebula_status key_of(const char *tag, const char *path, char key[KEY_MAX], struct nebula_error *error)
+static enum nebula_status key_of(const char *tag, const char *path, char key[MANIFEST_KEY_MAX], struct nebula_error *error)
 {
         char directory[256];
         enum nebula_status status = name_encode(tag, directory, error);
 
         if (!status)
-                snprintf(key, KEY_MAX, "%s/%s", directory, path);
+                snprintf(key, MANIFEST_KEY_MAX, "%s/%s", directory, path);
         return status;
 }
 
@@ -165,7 +164,7 @@ static bool describe(const struct version *version, struct captured *captured)
 
 static enum nebula_status write_captured(struct store *store, struct captured *captured, struct nebula_error *error)
 {
-        char path[64], key[KEY_MAX], *text;
+        char path[64], key[MANIFEST_KEY_MAX], *text;
         size_t size;
         enum nebula_status status;
 
@@ -185,7 +184,7 @@ static enum nebula_status write_captured(struct store *store, struct captured *c
 static enum nebula_status read_committed(struct store *store, const char *tag, struct committed *ret_committed,
                                          struct nebula_error *error)
 {
-        char key[KEY_MAX], *text;
+        char key[MANIFEST_KEY_MAX], *text;
         size_t size;
         enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
 
@@ -200,7 +199,7 @@ static enum nebula_status read_committed(struct store *store, const char *tag, s
 
 static enum nebula_status write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
 {
-        char key[KEY_MAX], *text;
+        char key[MANIFEST_KEY_MAX], *text;
         size_t size;
         enum nebula_status status = key_of(committed->of.tag, MANIFEST_DIRECTORY "/committed.json", key, error);
 
@@ -260,7 +259,7 @@ static void cover(struct coverage *coverage, const struct captured *captured)
 static enum nebula_status look_around(struct store *store, const struct captured *own, struct coverage *coverage,
                                       struct nebula_error *error)
 {
-        char prefix[KEY_MAX], key[KEY_MAX + 300], *text;
+        char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX + 300], *text;
         struct store_list list;
         size_t size;
         enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY, prefix, error);
@@ -575,7 +574,7 @@ static void clean(struct catalogue *catalogue, struct version *version)
 {
         struct captured own;
         struct store *store;
-        char path[64], key[KEY_MAX];
+        char path[64], key[MANIFEST_KEY_MAX];
         bool in_use = false, described = describe(version, &own), failed = !version->stored;
         size_t removed = 0;
 

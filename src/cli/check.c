@@ -137,7 +137,7 @@ static json_t *check_file(struct store *store, const struct manifest *manifest, 
         json_t *file = new_file(entry->name, entry->path, entry->size);
         struct record_file recorded = { 0 };
         struct nebula_error error;
-        char key[1200];
+        char key[MANIFEST_KEY_MAX];
 
         if (!file)
                 return NULL;
@@ -210,7 +210,7 @@ json_t *check_broken(struct store *store, const char *tag, const struct nebula_e
         json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", tag, "generation", (json_int_t)0, "ok", 0,
                                     "size", (json_int_t)0, "documents", "files");
         json_t *document = new_file(MANIFEST_DIRECTORY "/manifest.json", MANIFEST_DIRECTORY "/manifest.json", 0);
-        char directory[256], key[1200];
+        char directory[256], key[MANIFEST_KEY_MAX];
         struct store_entry entry;
         uint64_t size = 0;
 

@@ -17,7 +17,7 @@ static int64_t count_records(struct store *store, const struct manifest *manifes
 {
         struct zip_entry *entries;
         struct view view;
-        char key[1200];
+        char key[MANIFEST_KEY_MAX];
         size_t count;
         int64_t result = -1;
 
@@ -242,7 +242,7 @@ static int inspect_file(bool json, struct store *store, const struct manifest *m
         struct record_file recorded;
         struct nebula_error error;
         struct view view;
-        char key[1200], place[TARGET_PATH_MAX + 1200];
+        char key[MANIFEST_KEY_MAX], place[TARGET_PATH_MAX + MANIFEST_KEY_MAX];
         bool is_raw = false;
         int code;
 

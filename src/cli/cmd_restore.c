@@ -98,7 +98,7 @@ static enum nebula_status restore_stored_file(struct restore *restore, struct st
         struct record_file recorded = { 0 };
         struct sink sink;
         const struct verify_watch watch = { .argument = &sink, .progress = on_progress, .chunk = on_chunk };
-        char key[1200];
+        char key[MANIFEST_KEY_MAX];
         enum nebula_status status = manifest_load_file(store, manifest, file->name, &recorded, error);
 
         if (!status)

@@ -14,6 +14,7 @@
 #include "image/image.h"
 #include "store/store.h"
 
+#define MANIFEST_KEY_MAX 1200 /* bytes of a key that a manifest leads to, its NUL included */
 #define MANIFEST_DIRECTORY ".nebula"
 
 /* A file as its rank's record describes it, with one CRC-64 per chunk. */
@@ -81,7 +82,7 @@ enum nebula_status record_take_file(struct record *record, const struct manifest
 void record_file_done(struct record_file *file);
 /* Where the bytes of a file are right now: waiting in g<generation>/, or in place. The key includes the tag's directory. */
 enum nebula_status manifest_file_key(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
-                                     char ret_key[1200], struct nebula_error *error);
+                                     char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error);
 /* Step 5 of "Order of writing": moves waiting files into place, removes what no manifest names. Idempotent. */
 enum nebula_status manifest_settle(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 

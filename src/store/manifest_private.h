@@ -8,7 +8,6 @@
 #include "store/manifest.h"
 
 #define MANIFEST_CHUNK_MAX (64u << 20) /* a reader holds one chunk per thread */
-#define MANIFEST_KEY_MAX 1200
 
 /* A relative path of encoded names: no empty component, none that begins with a dot. */
 bool manifest_path_sound(const char *path);

@@ -1,0 +1,268 @@
+/* The manifest, which makes a version durable: of this node's files, or of all nodes' records. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/log.h"
+#include "agent/persist_private.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "store/announce.h"
+#include "store/document.h"
+#include "sum/sum.h"
+
+static void fill_manifest(const struct job *job, const struct version *version, struct plan *plan)
+{
+        struct manifest *manifest = &plan->manifest;
+
+        strcpy(manifest->tag, plan->tag);
+        strcpy(manifest->job, job->name);
+        strcpy(manifest->run, version->run);
+        manifest->generation = plan->generation;
+        manifest->sequence = plan->sequence;
+        manifest->step = version->step;
+        manifest->world = version->world;
+}
+
+static enum nebula_status put_manifest(struct store *store, const struct plan *plan, struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status = manifest_format(&plan->manifest, &text, &size, error);
+
+        if (status)
+                return status;
+        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", plan->directory);
+        status = store->ops->write(store, key, text, size, error);
+        free(text);
+        return status;
+}
+
+enum nebula_status persist_write_manifest(struct store *store, const struct job *job, const struct version *version,
+                                         struct plan *plan, struct nebula_error *error)
+{
+        struct manifest *manifest = &plan->manifest;
+
+        fill_manifest(job, version, plan);
+        manifest->files = calloc(plan->file_count + 1, sizeof *manifest->files);
+        if (!manifest->files)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", plan->tag);
+        for (size_t i = 0; i < plan->file_count; i++) {
+                struct manifest_file *to = &manifest->files[manifest->file_count++];
+
+                strcpy(to->name, plan->files[i].name);
+                strcpy(to->path, plan->files[i].path);
+                to->size = plan->files[i].size;
+                to->generation = plan->files[i].generation;
+                to->rank = plan->files[i].rank;
+        }
+        return put_manifest(store, plan, error);
+}
+
+/* Files of other nodes, which storage has now. */
+static void name_others(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
+{
+        for (size_t i = 0; !strcmp(manifest->tag, version->tag) && i < manifest->file_count; i++) {
+                const struct manifest_file *other = &manifest->files[i];
+                struct agent_file *file = version_file(version, other->name);
+
+                if (file && file->generation != other->generation)
+                        version_file_change(catalogue, version, file); /* another rank wrote that name too, and its file stands */
+                else if (file || !(file = version_file_add(version, other->name)))
+                        continue;
+                file->rank = other->rank;
+                file->size = other->size;
+                file->generation = other->generation;
+        }
+}
+
+/* The plan's manifest becomes the job's knowledge of that tag. True: it is the job's newest. */
+static bool publish(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
+{
+        struct manifest_scan *stored = &job->stored;
+        struct manifest *grown;
+        size_t at = 0;
+        int64_t newest;
+        bool is_newest;
+
+        catalogue_lock(catalogue);
+        version_set_generation(version, plan->generation);
+        version->sequence = plan->sequence;
+        if (plan->sequence > catalogue->last_sequence)
+                catalogue->last_sequence = plan->sequence;
+        while (at < stored->count && strcmp(stored->manifests[at].tag, plan->tag))
+                at++;
+        if (at < stored->count) {
+                manifest_done(&stored->manifests[at]);
+                memmove(&stored->manifests[at], &stored->manifests[at + 1], (stored->count - at - 1) * sizeof *grown);
+                stored->count--;
+        }
+        grown = realloc(stored->manifests, (stored->count + 1) * sizeof *grown);
+        if (grown) {
+                stored->manifests = grown;
+                for (at = stored->count++; at && grown[at - 1].sequence > plan->sequence; at--)
+                        grown[at] = grown[at - 1];
+                grown[at] = plan->manifest;
+                memset(&plan->manifest, 0, sizeof plan->manifest);
+        }
+        if (version->spread && grown)
+                name_others(catalogue, version, &grown[at]);
+        newest = manifest_scan_newest(stored, job->name);
+        is_newest = newest >= 0 && !strcmp(stored->manifests[newest].tag, plan->tag);
+        catalogue_unlock(catalogue);
+        return is_newest;
+}
+
+void persist_settle(struct store *store, const struct plan *plan, const struct manifest *manifest)
+{
+        struct nebula_error error = { 0 };
+
+        /* It is durable already: readers look in the waiting place, and the next start tries again. */
+        if (manifest_settle(store, manifest, &error))
+                log_event(LOG_LEVEL_WARN, "%s is durable but not settled: %s", plan->tag, error.message);
+}
+
+static void write_latest(struct store *store, const struct plan *plan)
+{
+        struct nebula_error error = { 0 };
+        char text[IPC_NAME_MAX + 2];
+        int size = snprintf(text, sizeof text, "%s\n", plan->directory);
+
+        if (store->ops->write(store, "latest", text, (uint64_t)size, &error))
+                log_event(LOG_LEVEL_WARN, "the hint \"latest\" could not be written: %s", error.message);
+}
+
+void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan)
+{
+        persist_settle(store, plan, &plan->manifest);
+        if (publish(catalogue, job, version, plan))
+                write_latest(store, plan);
+}
+
+/* Adds what one rank's record says to the manifest. NEBULA_BUSY: it is not there yet. */
+static enum nebula_status gather_record(struct store *store, struct plan *plan, uint32_t rank, struct nebula_error *error)
+{
+        struct manifest *manifest = &plan->manifest;
+        struct manifest_record *entry = &manifest->records[manifest->record_count];
+        struct record record = { 0 };
+        struct manifest_file *files;
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status;
+
+        record_path(rank, plan->generation, entry->path);
+        snprintf(key, sizeof key, "%s/%s", plan->directory, entry->path);
+        status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        if (status)
+                return status == NEBULA_NOT_FOUND ? NEBULA_BUSY : status;
+        status = record_parse(text, size, &record, error);
+        entry->size = size;
+        entry->crc64 = sum_crc64(0, text, size);
+        entry->generation = plan->generation;
+        entry->rank = rank;
+        free(text);
+        if (status)
+                return NEBULA_BUSY; /* of a run that was killed, perhaps; its place is still to be taken */
+        if (strcmp(record.run, plan->run) || strcmp(record.tag, plan->tag) || record.generation != plan->generation || record.rank != rank) {
+                record_done(&record);
+                return NEBULA_BUSY;
+        }
+        files = realloc(manifest->files, (manifest->file_count + record.file_count + 1) * sizeof *files);
+        if (!files) {
+                record_done(&record);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", plan->tag);
+        }
+        manifest->files = files;
+        for (size_t i = 0; i < record.file_count; i++) {
+                struct manifest_file *to = &files[manifest->file_count++];
+
+                memset(to, 0, sizeof *to);
+                strcpy(to->name, record.files[i].name);
+                strcpy(to->path, record.files[i].path);
+                to->size = record.files[i].size;
+                to->generation = plan->generation;
+                to->rank = rank;
+        }
+        manifest->record_count++;
+        record_done(&record);
+        return NEBULA_OK;
+}
+
+/* Files of the generation before that no rank wrote again, and the records that describe them. */
+static enum nebula_status gather_carried(struct plan *plan, struct nebula_error *error)
+{
+        struct manifest *manifest = &plan->manifest;
+        struct manifest_file *files = realloc(manifest->files, (manifest->file_count + plan->before.file_count + 1) * sizeof *files);
+        size_t own = manifest->file_count;
+
+        if (!files)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", plan->tag);
+        manifest->files = files;
+        for (size_t i = 0; i < plan->before.file_count; i++) {
+                const struct manifest_file *old = &plan->before.files[i];
+                bool again = false;
+
+                for (size_t j = 0; j < own && !again; j++)
+                        again = !strcmp(files[j].name, old->name);
+                if (!again)
+                        files[manifest->file_count++] = *old;
+        }
+        for (size_t i = 0; i < plan->before.record_count; i++) {
+                const struct manifest_record *old = &plan->before.records[i];
+                bool needed = false;
+
+                for (size_t j = own; j < manifest->file_count && !needed; j++)
+                        needed = files[j].rank == old->rank && files[j].generation == old->generation;
+                if (needed)
+                        manifest->records[manifest->record_count++] = *old;
+        }
+        return NEBULA_OK;
+}
+
+/*
+ * This node's records are in storage. Whoever holds rank 0 writes the manifest once all records are there, anybody
+ * when it has not for a while; the others look for it. NEBULA_BUSY: look again.
+ */
+enum nebula_status persist_gather(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version,
+                                 struct plan *plan, struct nebula_error *error)
+{
+        struct committed committed = { 0 };
+        bool writes = version->leads || os->now_ns() - version->waiting_since_ns > (int64_t)catalogue->takeover_s * 1000000000;
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status;
+
+        for (size_t i = 0; i < plan->part_count; i++)
+                writes = writes || !plan->parts[i].rank;
+        if (!writes)
+                return NEBULA_BUSY;
+        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/committed.json", plan->directory);
+        status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        if (!status) {
+                status = committed_parse(text, size, &committed, error);
+                free(text);
+        }
+        if (status)
+                return status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT ? NEBULA_BUSY : status;
+        if (strcmp(committed.of.run, plan->run) || committed.generation != plan->generation)
+                status = NEBULA_BUSY; /* a later writing: when that is complete this one is given up */
+        manifest_done(&plan->manifest); /* of this node's records, when it has just written them */
+        memset(&plan->manifest, 0, sizeof plan->manifest);
+        fill_manifest(job, version, plan);
+        if (!status) {
+                plan->manifest.records = calloc(committed.rank_count + plan->before.record_count + 1, sizeof *plan->manifest.records);
+                if (!plan->manifest.records)
+                        status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", plan->tag);
+        }
+        for (size_t i = 0; !status && i < committed.rank_count; i++)
+                status = gather_record(store, plan, committed.ranks[i], error);
+        if (!status)
+                status = gather_carried(plan, error);
+        if (!status)
+                status = put_manifest(store, plan, error);
+        if (!status)
+                persist_conclude(catalogue, store, job, version, plan);
+        committed_done(&committed);
+        return status;
+}

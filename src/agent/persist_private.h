@@ -1,0 +1,81 @@
+/*
+ * persist_private.h - one version to storage, in the order of docs/formats.md. A plan is what the worker needs of the version,
+ * copied so that the catalogue's lock is free while it writes; storage_persist takes it through these steps.
+ *
+ *      persist_plan.c      what is to be written, and what storage has already
+ *      persist_seal.c      checksums, on a thread of low priority
+ *      persist_stage.c     files staged, records, files in place
+ *      persist_manifest.c  the manifest, of this node's files or of all nodes' records; what is known from then on
+ *      persist.c           the order of these
+ *
+ * None is called with the lock held.
+ */
+#ifndef NB_AGENT_PERSIST_PRIVATE_H
+#define NB_AGENT_PERSIST_PRIVATE_H
+
+#include "agent/storage.h"
+#include "os/bulk.h"
+#include "store/store.h"
+
+struct plan_file {
+        char name[IPC_NAME_MAX], path[IPC_NAME_MAX];
+        uint32_t rank;
+        bool is_zip, carried;
+        uint64_t size, generation;
+        struct image *image;
+        uint64_t *chunks; /* the version's, or sealed here and then given to it */
+        size_t chunk_count;
+        struct bulk_feed feed; /* what of it may be written; without room: not in use */
+};
+/* What the worker needs of a version, copied so that the lock is free while it writes. */
+struct plan {
+        char tag[IPC_NAME_MAX], run[IPC_NAME_MAX], directory[IPC_NAME_MAX]; /* directory: the tag, encoded */
+        struct plan_file *files;
+        size_t file_count;
+        struct part *parts;
+        size_t part_count;
+        uint64_t generation, sequence;
+        bool spread; /* other nodes hold the rest: numbers were agreed, carried files are the manifest writer's matter */
+        struct store_staged *staged; /* NULL: no file is to be placed */
+        struct manifest before; /* in storage, of this tag; file_count and generation 0: none */
+        struct manifest manifest;
+};
+
+enum nebula_status plan_init(struct catalogue *catalogue, struct version *version, struct plan *plan, struct nebula_error *error);
+void plan_done(struct plan *plan, struct store *store);
+/* The manifest that storage has of this tag becomes plan->before. */
+enum nebula_status plan_load_before(struct store *store, const struct job *job, struct plan *plan, struct nebula_error *error);
+enum nebula_status plan_carry(struct plan *plan, struct nebula_error *error);
+const struct manifest_file *plan_stored_file(const struct manifest *manifest, const char *name); /* or NULL */
+
+/* Checksums on a thread of low priority, of one file or of all that are written. */
+struct sealing {
+        struct catalogue *catalogue;
+        struct version *version;
+        struct plan_file *files;
+        size_t file_count;
+        enum nebula_status status;
+        struct nebula_error error;
+};
+
+void *sealing_run(void *sealing); /* ends every feed, also when it fails */
+/* The mapped bytes of an image, whoever else maps it at this time. */
+enum nebula_status sealing_map(struct image *image, void **ret_data, struct nebula_error *error);
+
+enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
+                                 struct nebula_error *error);
+enum nebula_status persist_write_records(struct store *store, const struct job *job, const struct version *version,
+                                         struct plan *plan, struct nebula_error *error);
+enum nebula_status persist_place(struct store *store, struct plan *plan, struct nebula_error *error);
+
+enum nebula_status persist_write_manifest(struct store *store, const struct job *job, const struct version *version,
+                                          struct plan *plan, struct nebula_error *error);
+/* Several nodes, and this one's records are in storage. NEBULA_BUSY: look again. */
+enum nebula_status persist_gather(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version,
+                                  struct plan *plan, struct nebula_error *error);
+/* The files of a manifest that is in storage go from where they wait to their places; a failure is for the next start. */
+void persist_settle(struct store *store, const struct plan *plan, const struct manifest *manifest);
+/* The plan's manifest is in storage: its files are settled, the job knows it, and what is the newest is said. */
+void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan);
+
+#endif

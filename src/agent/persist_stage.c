@@ -1,0 +1,243 @@
+/* Files staged, then the records that name them, then the files in place. */
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/persist_private.h"
+#include "base/error.h"
+#include "image/image.h"
+#include "os/thread.h"
+#include "store/document.h"
+#include "sum/sum.h"
+
+_Static_assert(IMAGE_CHUNK_BYTES == BULK_REQUEST_BYTES, "a chunk that was summed is a piece that may be written");
+
+/* What is written, and the keys, which the caller frees. Images are mapped: the writer needs them before they are sealed. */
+static enum nebula_status list_objects(struct plan *plan, struct store_object *objects, size_t *ret_count, struct nebula_error *error)
+{
+        size_t count = 0;
+
+        for (size_t i = 0; i < plan->file_count; i++) {
+                struct plan_file *file = &plan->files[i];
+                enum nebula_status status;
+                char key[MANIFEST_KEY_MAX];
+                void *data;
+
+                if (file->carried)
+                        continue;
+                status = sealing_map(file->image, &data, error);
+                if (status)
+                        return status;
+                if (plan_stored_file(&plan->before, file->name))
+                        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/g%" PRIu64 "/%s", plan->directory, plan->generation,
+                                 file->path);
+                else
+                        snprintf(key, sizeof key, "%s/%s", plan->directory, file->path);
+                objects[count] = (struct store_object){ strdup(key), data, file->size, &file->feed };
+                if (bulk_feed_init(&file->feed, file->size) || !objects[count].key)
+                        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+                *ret_count = ++count;
+        }
+        return NEBULA_OK;
+}
+
+/* Each piece goes to storage as soon as it was summed. */
+enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store,
+                                      struct plan *plan, struct nebula_error *error)
+{
+        struct sealing sealing = { .catalogue = catalogue, .version = version, .files = plan->files, .file_count = plan->file_count };
+        struct store_object *objects = calloc(plan->file_count + 1, sizeof *objects);
+        size_t count = 0;
+        pthread_t thread;
+        bool is_started;
+        enum nebula_status status = objects ? list_objects(plan, objects, &count, error)
+                                            : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+
+        if (!status && count) {
+                is_started = !os_thread_start(&thread, sealing_run, &sealing, true);
+                if (!is_started)
+                        sealing_run(&sealing);
+                status = store->ops->stage(store, objects, count, &plan->staged, error);
+                if (is_started)
+                        pthread_join(thread, NULL);
+                if (sealing.status) { /* then no record will name what was written */
+                        status = sealing.status;
+                        if (error)
+                                *error = sealing.error;
+                }
+        }
+        for (size_t i = 0; objects && i < plan->file_count; i++)
+                free((char *)(uintptr_t)objects[i].key);
+        free(objects);
+        return status;
+}
+
+static size_t collect_record(const struct plan *plan, uint32_t rank, struct record *record)
+{
+        for (size_t i = 0; i < plan->file_count; i++) {
+                const struct plan_file *file = &plan->files[i];
+                struct record_file *to = &record->files[record->file_count];
+
+                if (file->carried || file->rank != rank)
+                        continue;
+                strcpy(to->name, file->name);
+                strcpy(to->path, file->path);
+                to->size = file->size;
+                to->is_zip = file->is_zip;
+                to->chunk_bytes = IMAGE_CHUNK_BYTES;
+                to->chunks = file->chunks;
+                to->chunk_count = file->chunk_count;
+                record->file_count++;
+        }
+        return record->file_count;
+}
+
+static bool same_files(const struct record *a, const struct record *b)
+{
+        bool same = a->file_count == b->file_count && a->rank == b->rank && a->generation == b->generation && !strcmp(a->run, b->run) &&
+                    !strcmp(a->job, b->job);
+
+        for (size_t i = 0; same && i < a->file_count; i++)
+                same = !strcmp(a->files[i].name, b->files[i].name) && a->files[i].size == b->files[i].size &&
+                       a->files[i].chunk_count == b->files[i].chunk_count &&
+                       (!a->files[i].chunk_count ||
+                        !memcmp(a->files[i].chunks, b->files[i].chunks, a->files[i].chunk_count * sizeof *a->files[i].chunks));
+        return same;
+}
+
+/* An agent before this one got as far as this record, and another node may have written the manifest that names it. */
+static bool already_recorded(struct store *store, const char *key, const struct record *record)
+{
+        struct record found = { 0 };
+        char *text;
+        size_t size;
+        bool same;
+
+        if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                return false;
+        same = !record_parse(text, size, &found, NULL) && same_files(record, &found);
+        record_done(&found);
+        free(text);
+        return same;
+}
+
+static enum nebula_status write_record(struct store *store, const struct job *job, const struct version *version,
+                                       struct plan *plan, uint32_t rank, struct nebula_error *error)
+{
+        struct manifest_record *entry = &plan->manifest.records[plan->manifest.record_count];
+        struct record record = { .generation = plan->generation, .rank = rank, .world = version->world,
+                                 .persisted = catalogue_now() };
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status;
+
+        record.files = calloc(plan->file_count + 1, sizeof *record.files);
+        if (!record.files)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a record of \"%s\"", plan->tag);
+        collect_record(plan, rank, &record);
+        strcpy(record.tag, plan->tag);
+        strcpy(record.job, job->name);
+        strcpy(record.run, version->run);
+        for (size_t i = 0; i < plan->part_count; i++)
+                if (plan->parts[i].rank == rank) {
+                        record.begun = plan->parts[i].begun;
+                        record.captured = plan->parts[i].captured;
+                }
+        /* record_path is relative to the tag's directory. */
+        record_path(rank, plan->generation, entry->path);
+        snprintf(key, sizeof key, "%s/%s", plan->directory, entry->path);
+        if (plan->spread && already_recorded(store, key, &record)) {
+                free(record.files);
+                return NEBULA_OK; /* the manifest is made from what lies in storage */
+        }
+        if (plan->spread) {
+                char path[64];
+
+                claim_path(rank, plan->generation, path);
+                snprintf(key, sizeof key, "%s/%s", plan->directory, path);
+        }
+        status = record_format(&record, &text, &size, error);
+        free(record.files); /* the chunks are the version's */
+        if (status)
+                return status;
+        status = store->ops->write(store, key, text, size, error);
+        entry->size = size;
+        entry->generation = plan->generation;
+        entry->rank = rank;
+        entry->crc64 = sum_crc64(0, text, size);
+        free(text);
+        if (!status)
+                plan->manifest.record_count++;
+        return status;
+}
+
+static bool rank_writes(const struct plan *plan, uint32_t rank)
+{
+        for (size_t i = 0; i < plan->file_count; i++)
+                if (!plan->files[i].carried && plan->files[i].rank == rank)
+                        return true;
+        /* Another node waits for the record of every rank, also of one that saved nothing. */
+        for (size_t i = 0; plan->spread && i < plan->part_count; i++)
+                if (plan->parts[i].rank == rank)
+                        return true;
+        return false;
+}
+
+/*
+ * Before the files are in place: a record tells a sweep which of them are ours. But to other nodes it says that
+ * they are in place; for these it is a claim until then.
+ */
+enum nebula_status persist_write_records(struct store *store, const struct job *job, const struct version *version,
+                                        struct plan *plan, struct nebula_error *error)
+{
+        uint32_t last = 0;
+
+        plan->manifest.records = calloc(plan->file_count + plan->part_count + plan->before.record_count + 1,
+                                        sizeof *plan->manifest.records);
+        if (!plan->manifest.records)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", plan->tag);
+        for (size_t i = 0; i < plan->file_count; i++)
+                last = plan->files[i].rank > last ? plan->files[i].rank : last;
+        for (size_t i = 0; plan->spread && i < plan->part_count; i++)
+                last = plan->parts[i].rank > last ? plan->parts[i].rank : last;
+        for (uint32_t rank = 0; rank <= last; rank++) {
+                enum nebula_status status;
+
+                if (!rank_writes(plan, rank))
+                        continue;
+                status = write_record(store, job, version, plan, rank, error);
+                if (status)
+                        return status;
+        }
+        /* Records that a carried file needs stay listed. */
+        for (size_t i = 0; i < plan->before.record_count; i++) {
+                const struct manifest_record *old = &plan->before.records[i];
+                bool needed = false;
+
+                for (size_t j = 0; j < plan->file_count; j++)
+                        needed = needed || (plan->files[j].carried && plan->files[j].rank == old->rank &&
+                                            plan->files[j].generation == old->generation);
+                if (needed)
+                        plan->manifest.records[plan->manifest.record_count++] = *old;
+        }
+        return NEBULA_OK;
+}
+
+enum nebula_status persist_place(struct store *store, struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status = plan->staged ? store->ops->place(store, plan->staged, error) : NEBULA_OK;
+
+        plan->staged = NULL;
+        for (size_t i = 0; !status && plan->spread && i < plan->manifest.record_count; i++) {
+                const struct manifest_record *record = &plan->manifest.records[i];
+                char path[64], from[MANIFEST_KEY_MAX], to[MANIFEST_KEY_MAX];
+
+                claim_path(record->rank, record->generation, path);
+                snprintf(from, sizeof from, "%s/%s", plan->directory, path);
+                snprintf(to, sizeof to, "%s/%s", plan->directory, record->path);
+                status = store->ops->move(store, from, to, error);
+        }
+        return status;
+}
