@@ -237,6 +237,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         struct agent_file *file = version_file(version, grant->name);
         struct part *part = version_part_get(version, grant->rank);
         struct grant **link = &version->grants;
+        bool again = file && file->generation == version->generation && file->rank == grant->rank;
 
         if (part && file)
                 version_file_change(catalogue, version, file);
@@ -253,7 +254,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
                 link = &(*link)->next;
         *link = grant->next;
         free(grant);
-        part->file_count++;
+        part->file_count += !again;
         part->blocked_ns += request->blocked_ns;
         part->copy_ns += request->copy_ns;
         part->cpu_ns += request->cpu_ns;

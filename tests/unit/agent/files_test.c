@@ -85,6 +85,26 @@ static enum nebula_status save_as(struct bench *bench, uint64_t id, uint32_t ran
         return status;
 }
 
+static void a_name_that_a_rank_saves_again_counts_once(void)
+{
+        struct version *version;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        bench.session.world = bench.job->world = 2;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", 2, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        CHECK(!save_as(&bench, id, 0, "a.pt", false));
+        CHECK(!save_as(&bench, id, 0, "a.pt", false));
+        CHECK(version->file_count == 1 && version->life.state < NEBULA_STATE_COMMITTED);
+        CHECK(!save_as(&bench, id, 0, "b.pt", false));
+        CHECK(version->file_count == 2 && version->life.state == NEBULA_STATE_COMMITTED);
+        bench_done(&bench, true);
+}
+
 /* What the agent has logged since the last look. */
 static const char *logged(int fd)
 {
@@ -125,5 +145,5 @@ static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(vo
         close(ends[1]);
 }
 
-TAP_MAIN(TEST(each_of_many_files_is_found_and_carried_over),
+TAP_MAIN(TEST(each_of_many_files_is_found_and_carried_over), TEST(a_name_that_a_rank_saves_again_counts_once),
          TEST(a_name_that_another_rank_saved_is_replaced_and_the_log_names_both))
