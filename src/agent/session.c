@@ -31,9 +31,6 @@ static void strip_slashes(char *path)
 
 static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebula_error *error)
 {
-        if (hello->version != IPC_VERSION)
-                return error_set(error, NEBULA_INVALID, 0, "this agent speaks version %u and the client %u: end it with `nebula stop`",
-                                 IPC_VERSION, hello->version);
         if (!hello->session_nonce)
                 return error_set(error, NEBULA_INVALID, 0, "a session needs a nonce");
         if (hello->role == IPC_ROLE_TRAINER && (!hello->world || hello->world > WORLD_MAX || hello->rank >= hello->world))

@@ -119,6 +119,20 @@ static bool wait_for_end(uint32_t pid)
         return true;
 }
 
+/* It persists as long as that takes, and there is no asking it how far it is. */
+static int await_other_version(bool json, uint32_t pid)
+{
+        if (!json)
+                printf("the agent (pid %u) is of another version of Nebula: it was told to finish and end\n", pid);
+        fflush(stdout);
+        while (!wait_for_end(pid))
+                ;
+        if (json)
+                return cli_print_json(json_pack("{s:b, s:I, s:b}", "was_running", 1, "pid", (json_int_t)pid, "dropped", 0), CLI_OK);
+        printf("the agent (pid %u) has ended\n", pid);
+        return CLI_OK;
+}
+
 int command_stop(int argc, char **argv)
 {
         struct cli_common common = { 0 };
@@ -140,6 +154,8 @@ int command_stop(int argc, char **argv)
         if (timeout_s > TIMEOUT_MAX_S)
                 return cli_usage_error("stop", "--timeout takes at most %d seconds", TIMEOUT_MAX_S);
         if (link_open("", &link, &error)) {
+                if (!now && link_end_other_version(&error, &pid))
+                        return await_other_version(common.json, pid);
                 if (!link_is_absent(&error))
                         return cli_fail(common.json, &error);
                 if (common.json)

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "os/os.h"
+#include "os/process.h"
 
 #define GREETING_MS 5000 /* an agent answers a greeting at once, whatever its storage does */
 
@@ -102,6 +103,25 @@ bool link_open_if_any(const char *persist_path, struct link **ret_link)
         if (!link_is_absent(&error))
                 cli_complain("%s; only storage is looked at", error.message);
         return false;
+}
+
+bool link_end_other_version(const struct nebula_error *error, uint32_t *ret_pid)
+{
+        struct ipc_place place;
+        uint32_t pid = 0;
+        bool is_told;
+        int fd;
+
+        if (error->status != NEBULA_UNAVAILABLE || error->sys_errno != IPC_OTHER_VERSION || ipc_place_find(&place, NULL))
+                return false;
+        fd = os->connect(place.socket);
+        if (fd < 0)
+                return false;
+        is_told = !ipc_place_check_peer(fd, &place, &pid, NULL) && !os_process_end(pid);
+        os->close(fd);
+        if (is_told)
+                *ret_pid = pid;
+        return is_told;
 }
 
 void link_close(struct link *link)

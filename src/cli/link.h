@@ -18,6 +18,11 @@ struct link;
 enum nebula_status link_open(const char *persist_path, struct link **ret_link, struct nebula_error *error);
 /* Whether link_open failed because no agent runs, and not because one could not be talked to. */
 bool link_is_absent(const struct nebula_error *error);
+/*
+ * After link_open failed: whether it was because the agent speaks another version of the protocol. Then it was asked to end
+ * by a signal, which every version understands: it persists first.
+ */
+bool link_end_other_version(const struct nebula_error *error, uint32_t *ret_pid);
 void link_close(struct link *link);
 /* For what works without an agent, too: false when there is none, and after a line on stderr when one is there that
  * cannot be talked to. */

@@ -62,11 +62,31 @@ size_t ipc_answer_size(enum ipc_type type)
         return known(type) ? rules[type].answer_size : 0;
 }
 
+/* A greeting begins with its version in every version; the rest of it may look different in another one. */
+static enum nebula_status check_version(const struct ipc_frame *frame, struct nebula_error *error)
+{
+        uint32_t version;
+
+        if (frame->header.type != IPC_HELLO || frame->header.size < sizeof version)
+                return NEBULA_OK;
+        memcpy(&version, frame->payload, sizeof version);
+        if (version == IPC_VERSION)
+                return NEBULA_OK;
+        error_set(error, NEBULA_UNAVAILABLE, 0, "an agent of another version of Nebula is running (it speaks version %u of the "
+                  "protocol, this is version %u): end it with `nebula stop`", IPC_VERSION, version);
+        if (error)
+                error->sys_errno = IPC_OTHER_VERSION;
+        return NEBULA_UNAVAILABLE;
+}
+
 enum nebula_status ipc_request_check(const struct ipc_frame *frame, struct nebula_error *error)
 {
         unsigned type = frame->header.type;
         const char *payload = frame->payload;
+        enum nebula_status status = check_version(frame, error);
 
+        if (status)
+                return status;
         if (!known(type))
                 return error_set(error, NEBULA_INVALID, 0, "a request has the unknown type %u", type);
         if (frame->header.size != rules[type].request_size)

@@ -22,6 +22,7 @@
 #include "nebula.h"
 
 #define IPC_VERSION 2u
+#define IPC_OTHER_VERSION 71 /* EPROTO, the errno of the refusal of a greeting of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
 #define IPC_REPORT_MAX (1u << 30) /* bytes of a JSON text */

@@ -139,6 +139,11 @@ int os_signals_wait(void)
         return number;
 }
 
+int os_process_end(uint32_t pid)
+{
+        return kill((pid_t)pid, SIGTERM) ? -errno : 0;
+}
+
 void os_signal_self(void)
 {
         kill(getpid(), SIGTERM);

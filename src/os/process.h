@@ -8,11 +8,13 @@
  *      os_signals_block();                before any thread starts
  *      os_signals_wait();                 the main thread rests here
  *      os_signal_self();                  any thread ends that rest
+ *      os_process_end(pid);               ends that rest in another process
  */
 #ifndef NB_OS_PROCESS_H
 #define NB_OS_PROCESS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #define OS_DAEMON_TEXT_MAX 600
 
@@ -24,5 +26,6 @@ void os_daemon_ready(int ready_fd, const char *failure);
 void os_signals_block(void);
 int os_signals_wait(void); /* the signal's number: SIGTERM, SIGINT or SIGHUP */
 void os_signal_self(void);
+int os_process_end(uint32_t pid); /* asks with SIGTERM; 0 or a negative errno */
 
 #endif

@@ -14,6 +14,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 import torch
+from nebulaml import locate
 from nebulaml.errors import NebulaError
 from waiting import until
 
@@ -223,6 +224,39 @@ def test_a_runtime_directory_of_another_user_is_refused(place):
     with pytest.raises(NebulaError, match=r"run"):
         nebulaml.init(str(place.storage), 0, 2, on_error="raise")
     assert not place.agents() and os.listdir(place.runtime) == []
+
+
+OLD_AGENT = """
+import socket, struct, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+text = b"an agent of another version of Nebula is running: end it with `nebula stop`"
+while True:  # what every version answers to a greeting that is not its own: unavailable, EPROTO, and the connection ends
+    client = listener.accept()[0]
+    client.recv(1 << 16)
+    client.sendall(struct.pack("=IHHIiii", 0x3142454E, 1, 0, len(text), 40, 71, 0) + text)
+    client.close()
+"""
+
+
+def test_an_agent_of_another_version_stops_no_training_and_nebula_stop_ends_it(place):
+    place.runtime.mkdir(mode=0o700)
+    path = str(place.runtime / "agent.sock")
+    with subprocess.Popen([sys.executable, "-c", OLD_AGENT, path], stdout=subprocess.PIPE, text=True) as old:
+        try:
+            assert old.stdout.readline() == "ready\n"
+            nebulaml.init(str(place.storage), 0, 2)
+            assert not nebulaml.Checkpoint("global_step1").save("m.pt", 1)
+            with pytest.raises(NebulaError, match="`nebula stop`"):
+                nebulaml.get_latest_checkpoint()
+            program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+            stopped = subprocess.run([program, "stop"], timeout=60, capture_output=True, text=True)
+            assert stopped.returncode == 0 and "another version" in stopped.stdout and old.wait(10) == -signal.SIGTERM
+        finally:
+            old.kill()
+    until(lambda: nebulaml.Checkpoint("global_step2").save("m.pt", 2))  # after a pause it tries again by itself
 
 
 @needs_root

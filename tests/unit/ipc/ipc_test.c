@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -246,6 +247,7 @@ static void every_text_of_a_greeting_is_checked(void)
                                              .payload = &hello, .fd = -1 };
 
                 memset(&hello, 0, sizeof hello);
+                hello.version = IPC_VERSION;
                 CHECK(ipc_request_check(&request, &error) == NEBULA_OK);
                 memset(i == 0 ? hello.persist_path : i == 1 ? hello.output_dir : i == 2 ? hello.job : hello.run, 'x',
                        i < 2 ? IPC_PATH_MAX : IPC_NAME_MAX);
@@ -254,11 +256,31 @@ static void every_text_of_a_greeting_is_checked(void)
         }
 }
 
+/* Whatever the rest of it looks like, which another version may have changed. */
+static void a_greeting_of_another_version_is_told_so(void)
+{
+        static const uint32_t sizes[] = { sizeof(uint32_t), sizeof(struct ipc_hello) - 8, sizeof(struct ipc_hello),
+                                          sizeof(struct ipc_hello) + 8 };
+        static char payload[sizeof(struct ipc_hello) + 8];
+        uint32_t version = IPC_VERSION + 1;
+
+        memcpy(payload, &version, sizeof version);
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                struct ipc_frame request = { .header = { .type = IPC_HELLO, .size = sizes[i] }, .payload = payload, .fd = -1 };
+
+                CHECK(ipc_request_check(&request, &error) == NEBULA_UNAVAILABLE);
+                CHECK(error.sys_errno == EPROTO && strstr(error.message, "nebula stop"));
+        }
+}
+
 static void a_request_of_the_wrong_size_is_refused(void)
 {
         for (uint16_t type = IPC_HELLO; type <= IPC_TYPE_LAST; type++) {
                 static char payload[sizeof(struct ipc_hello) + 1];
                 struct ipc_frame request = { .header = { .type = type }, .payload = payload, .fd = -1 };
+                uint32_t version = type == IPC_HELLO ? IPC_VERSION : 0;
+
+                memcpy(payload, &version, sizeof version);
 
                 CHECK(ipc_request_size((enum ipc_type)type) > 0);
                 request.header.size = (uint32_t)ipc_request_size((enum ipc_type)type);
@@ -454,6 +476,7 @@ TAP_MAIN(
         TEST(sending_to_the_dead_is_an_error_and_no_signal),
         TEST(a_text_without_its_end_is_refused),
         TEST(every_text_of_a_greeting_is_checked),
+        TEST(a_greeting_of_another_version_is_told_so),
         TEST(a_request_of_the_wrong_size_is_refused),
         TEST(a_descriptor_travels_with_its_frame),
         TEST(a_descriptor_that_nobody_took_is_closed),
