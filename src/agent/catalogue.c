@@ -229,6 +229,25 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         return job;
 }
 
+void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings)
+{
+        memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
+        memcpy(job->run, settings->run, sizeof job->run);
+        job->persist_interval_s = settings->persist_interval_s;
+        job->retention_count = settings->retention_count ? settings->retention_count : 1;
+        job->keep_last = settings->keep_last;
+        job->keep_every = settings->keep_every;
+        job->on_full = settings->on_full;
+        job->replica_count = settings->replica_count;
+        job->world = settings->world;
+        job->local_world = settings->local_world;
+        job->history_broken = false;
+        if (job->persist_path[0] && !job->scanned)
+                job->scan_due = true;
+        if (settings->memory_bytes)
+                memory_configure(&catalogue->memory, settings->memory_bytes);
+}
+
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce)
 {
         for (struct session *session = catalogue->sessions; session; session = session->next)

@@ -202,6 +202,8 @@ void catalogue_panic(struct catalogue *catalogue, const char *what);
 
 struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path, const char *name);
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name); /* or new; NULL: no memory */
+/* What a trainer said of it, or, with what a note does not hold left 0, the trainer of an earlier agent. */
+void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings);
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
 uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: all */
 

@@ -241,14 +241,15 @@ static void get_text(struct reader *reader, bool may_be_empty, char *ret_text, s
 
 static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
 {
-        struct job *settings = calloc(1, sizeof *settings), *job = NULL; /* large for a stack */
+        struct ipc_hello *settings = calloc(1, sizeof *settings); /* large for a stack */
+        struct job *job = NULL;
 
         if (!settings) {
                 reader->wrong = "finds no memory";
                 return NULL;
         }
         get_text(reader, true, settings->persist_path, sizeof settings->persist_path);
-        get_text(reader, true, settings->name, sizeof settings->name);
+        get_text(reader, true, settings->job, sizeof settings->job);
         get_text(reader, true, settings->output_dir, sizeof settings->output_dir);
         get_text(reader, true, settings->run, sizeof settings->run);
         settings->persist_interval_s = get_real(reader);
@@ -258,22 +259,13 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         settings->world = get_u32(reader, WORLD_MAX);
         settings->local_world = get_u32(reader, WORLD_MAX);
         if (!reader->wrong)
-                job = catalogue_job(catalogue, settings->persist_path, settings->name);
+                job = catalogue_job(catalogue, settings->persist_path, settings->job);
         if (!reader->wrong && !job) {
-                job = catalogue_job_get(catalogue, settings->persist_path, settings->name);
-                if (job) {
-                        memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
-                        memcpy(job->run, settings->run, sizeof job->run);
-                        job->persist_interval_s = settings->persist_interval_s;
-                        job->retention_count = settings->retention_count ? settings->retention_count : 1;
-                        job->keep_last = settings->keep_last;
-                        job->keep_every = settings->keep_every;
-                        job->world = settings->world;
-                        job->local_world = settings->local_world;
-                        job->scan_due = job->persist_path[0] != 0;
-                } else {
+                job = catalogue_job_get(catalogue, settings->persist_path, settings->job);
+                if (job)
+                        catalogue_job_configure(catalogue, job, settings);
+                else
                         reader->wrong = "finds no memory";
-                }
         }
         free(settings);
         return job;

@@ -71,25 +71,6 @@ static void replace_gone(struct catalogue *catalogue, const struct job *job, con
                 }
 }
 
-static void apply_settings(struct catalogue *catalogue, struct job *job, const struct ipc_hello *hello)
-{
-        strcpy(job->output_dir, hello->output_dir);
-        strcpy(job->run, hello->run);
-        job->persist_interval_s = hello->persist_interval_s;
-        job->retention_count = hello->retention_count ? hello->retention_count : 1;
-        job->keep_last = hello->keep_last;
-        job->keep_every = hello->keep_every;
-        job->on_full = hello->on_full;
-        job->replica_count = hello->replica_count;
-        job->world = hello->world;
-        job->local_world = hello->local_world;
-        job->history_broken = false;
-        if (job->persist_path[0] && !job->scanned)
-                job->scan_due = true;
-        if (hello->memory_bytes)
-                memory_configure(&catalogue->memory, hello->memory_bytes);
-}
-
 static struct session *session_get(struct catalogue *catalogue, const struct ipc_hello *hello)
 {
         struct session *session = catalogue_session(catalogue, hello->session_nonce);
@@ -142,7 +123,7 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
                 session->connection_count++;
         connection->session = session;
         if (hello->role == IPC_ROLE_TRAINER && !is_another)
-                apply_settings(catalogue, job, hello);
+                catalogue_job_configure(catalogue, job, hello);
         if (!is_another) /* one more connection, for a wait, brings nothing new */
                 catalogue_signal(catalogue);
         return NEBULA_OK;

@@ -92,6 +92,17 @@ enum nebula_status conf_parse_duration(const char *what, const char *text, doubl
         return error_set(error, NEBULA_INVALID, 0, "%s is \"%s\", not a time such as 100, 250ms or 15m", what, text);
 }
 
+enum nebula_status conf_parse_number(const char *what, const char *text, double *ret_value, struct nebula_error *error)
+{
+        double value;
+        const char *rest = read_decimal(skip_blanks(text), &value);
+
+        if (!rest || !ends(rest))
+                return error_set(error, NEBULA_INVALID, 0, "%s is \"%s\", not a number such as 2 or 0.5", what, text);
+        *ret_value = value;
+        return NEBULA_OK;
+}
+
 enum nebula_status conf_parse_count(const char *what, const char *text, uint64_t max, uint64_t *ret_count,
                                     struct nebula_error *error)
 {

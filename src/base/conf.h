@@ -13,6 +13,8 @@
 enum nebula_status conf_parse_size(const char *what, const char *text, uint64_t *ret_bytes, struct nebula_error *error);
 /* Seconds: "100", "2.5", "250ms", "90s", "15m", "1h", "2d". */
 enum nebula_status conf_parse_duration(const char *what, const char *text, double *ret_seconds, struct nebula_error *error);
+/* A plain number, 0 or more: "2", "0.5". */
+enum nebula_status conf_parse_number(const char *what, const char *text, double *ret_value, struct nebula_error *error);
 /* A whole number in decimal, at most `max`. */
 enum nebula_status conf_parse_count(const char *what, const char *text, uint64_t max, uint64_t *ret_count,
                                     struct nebula_error *error);

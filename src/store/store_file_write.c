@@ -10,13 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/conf.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "os/bulk.h"
 #include "os/os.h"
 #include "store/store_private.h"
 
 #define TEMP_DIRECTORY ".nebula"
 #define TEMP_TRIES 100
+#define SLOW_MOST_MS ((int64_t)86400000)
 #define TOGETHER_MAX 16 /* objects under way: as many open files */
 
 struct staged_file {
@@ -199,14 +202,20 @@ static enum nebula_status write_error(const struct store *store, const char *pat
 /* NEBULA_STORE_MBPS: a slow disk for tests, and for whoever wants to see what one would do to training. */
 static void be_slow(const struct store_object *objects, size_t count, int64_t begun_ns)
 {
-        const char *text = getenv("NEBULA_STORE_MBPS");
-        double rate = text ? strtod(text, NULL) * 1e6 : 0;
+        const char *text = conf_env("NEBULA_STORE_MBPS");
+        struct nebula_error error;
+        double rate = 0, takes_ms; /* rate: 10^6 bytes per second */
         uint64_t size = 0;
         int64_t left_ms;
 
+        if (text && conf_parse_number("NEBULA_STORE_MBPS", text, &rate, &error))
+                log_event(LOG_LEVEL_WARN, "%s: storage is as fast as it is", error.message);
+        if (!(rate > 0))
+                return;
         for (size_t i = 0; i < count; i++)
                 size += objects[i].size;
-        left_ms = rate > 0 ? (int64_t)((double)size / rate * 1e3) - (os->now_ns() - begun_ns) / 1000000 : 0;
+        takes_ms = (double)size / rate / 1e3;
+        left_ms = (takes_ms < SLOW_MOST_MS ? (int64_t)takes_ms : SLOW_MOST_MS) - (os->now_ns() - begun_ns) / 1000000;
         if (left_ms > 0)
                 os->sleep_ms(left_ms);
 }

@@ -99,6 +99,16 @@ static void durations_are_read_as_people_write_them(void)
                 CHECK(conf_parse_duration("X", wrong[k], &seconds, &error) == NEBULA_INVALID);
 }
 
+static void numbers_are_plain_ones(void)
+{
+        static const char *const wrong[] = { "", "fast", "-5", "5x", "inf", "nan", "0x10", "1e3", "2 5" };
+        double value = 7;
+
+        CHECK(conf_parse_number("X", " 0.5 ", &value, &error) == NEBULA_OK && value == 0.5);
+        for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++)
+                CHECK(conf_parse_number("X", wrong[k], &value, &error) == NEBULA_INVALID && value == 0.5);
+}
+
 static void counts_have_a_limit(void)
 {
         uint64_t count;
@@ -216,7 +226,7 @@ static void log_levels_have_names(void)
 
 TAP_MAIN(TEST(an_error_says_what_and_why), TEST(an_error_may_quote_the_one_before), TEST(a_long_message_is_cut_between_characters),
          TEST(errnos_fall_into_their_groups), TEST(every_status_and_state_has_a_name), TEST(sizes_are_read_as_people_write_them),
-         TEST(durations_are_read_as_people_write_them), TEST(counts_have_a_limit),
+         TEST(durations_are_read_as_people_write_them), TEST(numbers_are_plain_ones), TEST(counts_have_a_limit),
          TEST(an_empty_environment_variable_counts_as_unset), TEST(bytes_grow_and_are_handed_over),
          TEST(running_out_of_memory_is_remembered), TEST(what_is_not_printable_becomes_a_question_mark),
          TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names))
