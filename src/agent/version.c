@@ -1,0 +1,223 @@
+/* A version: begun, moved from state to state, failed, forgotten. Each change of state is noted (note.h) for the agent after this one. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/catalogue.h"
+#include "agent/log.h"
+#include "agent/note.h"
+#include "agent/world.h"
+#include "base/error.h"
+#include "os/os.h"
+
+struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error)
+{
+        struct version *version = calloc(1, sizeof *version);
+
+        if (!version) {
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", tag);
+                return NULL;
+        }
+        version->id = memory_random_id();
+        version->job = job;
+        snprintf(version->tag, sizeof version->tag, "%s", tag);
+        snprintf(version->run, sizeof version->run, "%s", job->run);
+        version->step = name_step(tag);
+        version->generation = 1;
+        version->world = job->world;
+        version->writing = world_next_writing(job, tag, version->run);
+        version->file_goal = NEBULA_FILES_OPEN;
+        version->activity_ns = os->now_ns();
+        lifecycle_init(&version->life, NEBULA_STATE_CAPTURING, catalogue_now());
+        version->next = job->versions;
+        job->versions = version;
+        (void)catalogue;
+        return version;
+}
+
+static void drop_grants(struct catalogue *catalogue, struct version *version)
+{
+        while (version->grants) {
+                struct grant *grant = version->grants;
+
+                version->grants = grant->next;
+                /* The trainer may still be copying into it: never lent again. */
+                grant->image->exposed = true;
+                memory_drop(&catalogue->memory, grant->image);
+                free(grant);
+        }
+}
+
+void version_free(struct catalogue *catalogue, struct version *version)
+{
+        struct version **link = &version->job->versions;
+
+        while (*link && *link != version)
+                link = &(*link)->next;
+        if (*link)
+                *link = version->next;
+        drop_grants(catalogue, version);
+        version_files_done(catalogue, version);
+        free(version->parts);
+        free(version->idle_parts);
+        free(version->covered);
+        free(version);
+}
+
+void version_move(struct catalogue *catalogue, struct version *version, enum nebula_state state)
+{
+        char what[400];
+
+        if (!lifecycle_move(&version->life, state, catalogue_now())) {
+                snprintf(what, sizeof what, "checkpoint \"%s\" cannot go from %s to %s", version->tag,
+                         nebula_state_name(version->life.state), nebula_state_name(state));
+                catalogue_panic(catalogue, what);
+                return;
+        }
+        version->activity_ns = os->now_ns();
+        note_write(catalogue, version);
+        if (state == NEBULA_STATE_CAPTURED)
+                version_signal_captured(catalogue, version); /* all else waits for what is to follow */
+        else
+                version_signal(catalogue, version);
+}
+
+void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
+{
+        struct nebula_error error = { .status = status };
+        bool was_complete = lifecycle_complete(version->life.state);
+        va_list arguments;
+
+        va_start(arguments, format);
+        vsnprintf(error.message, sizeof error.message, format, arguments);
+        va_end(arguments);
+        if (version->life.state == NEBULA_STATE_FAILED)
+                return;
+        version->error = error;
+        version->failed_by_storage = was_complete && version->in_memory;
+        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, error.message);
+        version_move(catalogue, version, NEBULA_STATE_FAILED);
+        if (!version->failed_by_storage)
+                version_forget_memory(catalogue, version);
+}
+
+void version_forget_memory(struct catalogue *catalogue, struct version *version)
+{
+        drop_grants(catalogue, version);
+        for (size_t i = 0; i < version->file_count; i++) {
+                struct agent_file *file = &version->files[i];
+
+                if (file->image)
+                        memory_drop(&catalogue->memory, file->image);
+                file->image = NULL;
+        }
+        if (version->in_memory && !version->stored && lifecycle_complete(version->life.state))
+                version->superseded = true;
+        version->in_memory = version->failed_by_storage = false;
+        note_remove(catalogue, version);
+        version_signal(catalogue, version);
+}
+
+struct part *version_part(struct version *version, uint32_t rank)
+{
+        for (size_t i = 0; i < version->part_count; i++)
+                if (version->parts[i].rank == rank)
+                        return &version->parts[i];
+        return NULL;
+}
+
+struct part *version_part_get(struct version *version, uint32_t rank)
+{
+        struct part *part = version_part(version, rank), *parts;
+
+        if (part)
+                return part;
+        parts = realloc(version->parts, (version->part_count + 1) * sizeof *parts);
+        if (!parts)
+                return NULL;
+        version->parts = parts;
+        part = &parts[version->part_count++];
+        *part = (struct part){ .rank = rank, .begun = catalogue_now() };
+        return part;
+}
+
+bool version_whole_in_memory(const struct version *version)
+{
+        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->failed_by_storage))
+                return false;
+        for (size_t i = 0; i < version->file_count; i++)
+                if (!version->files[i].image && !version->stored)
+                        return version->job->persist_path[0] != 0; /* carried over from storage */
+        return true;
+}
+
+static bool persistable(const struct version *version)
+{
+        return version->in_memory && version->life.state != NEBULA_STATE_DURABLE && lifecycle_complete(version->life.state);
+}
+
+bool version_unsaved(const struct version *version)
+{
+        const struct job *job = version->job;
+
+        if (!job->persist_path[0] || !persistable(version))
+                return false;
+        if (version->wanted || job->persist_interval_s <= 0)
+                return true;
+        for (const struct version *other = job->versions; other; other = other->next)
+                if (persistable(other) && other->sequence > version->sequence)
+                        return false;
+        return true;
+}
+
+uint64_t version_size(const struct version *version)
+{
+        uint64_t size = 0;
+
+        for (size_t i = 0; i < version->file_count; i++)
+                size += version->files[i].size;
+        return size;
+}
+
+void version_set_generation(struct version *version, uint64_t generation)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].generation == version->generation)
+                        version->files[i].generation = generation;
+        version->generation = generation;
+        version->noted_count = 0;
+}
+
+struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest)
+{
+        struct version *version;
+
+        for (version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, manifest->tag) && version->generation == manifest->generation &&
+                    version->life.state == NEBULA_STATE_DURABLE)
+                        return version;
+        version = version_new(catalogue, job, manifest->tag, NULL);
+        if (!version)
+                return NULL;
+        version->generation = manifest->generation;
+        version->sequence = manifest->sequence;
+        version->step = manifest->step;
+        version->world = manifest->world;
+        version->stored = version->recorded = true;
+        snprintf(version->run, sizeof version->run, "%s", manifest->run);
+        lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                struct agent_file *file = version_file_add(version, manifest->files[i].name);
+
+                if (!file) {
+                        version_free(catalogue, version);
+                        return NULL;
+                }
+                file->rank = manifest->files[i].rank;
+                file->size = manifest->files[i].size;
+                file->generation = manifest->files[i].generation;
+        }
+        return version;
+}
