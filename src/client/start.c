@@ -37,7 +37,7 @@ static bool own_directory(char *directory, size_t size)
 
 static bool find_beside(char path[IPC_PATH_MAX])
 {
-        static const char *const places[] = { "", "/../bin", "/../../../bin", "/../../../../bin" };
+        static const char *const places[] = { "", "/../bin", "/../../bin", "/../../../bin", "/../../../../bin" };
         char directory[IPC_PATH_MAX];
 
         if (!own_directory(directory, sizeof directory))

@@ -118,3 +118,36 @@ def test_an_agent_inside_the_program_stores_the_same_files(node):
     assert end_of(node(str(path))) == whole
     assert torch.load(path / f"step{STEPS}" / "plate.pt")["step"].item() == STEPS
     assert f"resuming from step {STEPS}" in node(str(path)).stdout
+
+
+def test_a_program_built_against_the_installed_library_finds_its_agent(node, tmp_path):
+    build = build_directory()
+    meson, pkg_config = shutil.which("meson"), shutil.which("pkg-config")
+    if not meson or not pkg_config:
+        pytest.skip("needs meson and pkg-config")
+    root = tmp_path / "root"
+    subprocess.run([meson, "install", "-C", build, "--no-rebuild", "--destdir", root], check=True, capture_output=True)
+    (described,) = root.rglob("nebula.pc")
+    (prefix,) = (path.parent.parent for path in root.rglob("include/nebula.h"))
+    flags = subprocess.run(
+        [pkg_config, "--cflags", "--libs", f"--define-variable=prefix={prefix}", described],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    library = described.parent.parent
+    subprocess.run(
+        ["cc", "-O2", ROOT / "examples" / "heat.c", *flags, f"-Wl,-rpath,{library}", "-o", tmp_path / "heat"], check=True
+    )
+    environment = {key: value for key, value in node.environment.items() if key != "NEBULA_AGENT_PATH"}
+    ran = subprocess.run(
+        [tmp_path / "heat", "--path", tmp_path / "storage", "--size", "64", "--steps", "100"],
+        env=environment | {"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0 and not ran.stderr, ran.stderr
+    stopped = subprocess.run([prefix / "bin" / "nebula", "stop"], env=environment, capture_output=True, text=True, timeout=60)
+    assert "has ended" in stopped.stdout
+    assert list((tmp_path / "storage").rglob("manifest.json"))
