@@ -170,6 +170,40 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
         return NEBULA_OK;
 }
 
+static bool is_begun(struct store *store, const char *directory)
+{
+        struct store_list list;
+        bool has_document = false, has_manifest = false;
+        char key[300];
+
+        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY, directory);
+        if (store->ops->list(store, key, &list, NULL))
+                return false;
+        for (size_t i = 0; i < list.count; i++) {
+                has_document = has_document || !list.entries[i].is_directory;
+                has_manifest = has_manifest || !strcmp(list.entries[i].name, "manifest.json");
+        }
+        store_list_done(&list);
+        return has_document && !has_manifest;
+}
+
+/* A version whose manifest was deleted is not there for anybody: whoever looks for damage should hear of it. */
+static void tell_incomplete(struct store *store)
+{
+        struct store_list list;
+        char tag[256];
+
+        if (store->ops->list(store, "", &list, NULL))
+                return;
+        for (size_t i = 0; i < list.count; i++) {
+                if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) ||
+                    !is_begun(store, list.entries[i].name))
+                        continue;
+                cli_complain("%s has no manifest: it is being written, or that was cut off; it was not checked", tag);
+        }
+        store_list_done(&list);
+}
+
 /* All sound versions, oldest first, and then those that are not. */
 static enum nebula_status append_all(const struct verify_target *target, json_t *versions, struct nebula_error *error)
 {
@@ -183,6 +217,7 @@ static enum nebula_status append_all(const struct verify_target *target, json_t 
         if (scan.broken_count)
                 status = append_broken(target, &scan, versions, error);
         manifest_scan_done(&scan);
+        tell_incomplete(target->store);
         if (!status && !json_array_size(versions))
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint in %s", target->store->root);
         return status;

@@ -286,6 +286,17 @@ def test_a_zip_that_was_never_sealed_is_found_although_its_chunks_match(run, mak
     assert store.exists()
 
 
+def test_verify_of_all_names_a_version_without_a_manifest(run, make):
+    store = make("global_step1", "model.pt=100")
+    make("global_step2", "model.pt=100")
+    (store / "foreign" / ".nebula").mkdir(parents=True)
+    whole = run("verify", "--all", "--path", store)
+    (store / "global_step1/.nebula/manifest.json").unlink()
+    torn = run("verify", "--all", "--path", store)
+    assert whole.returncode == torn.returncode == 0 and not whole.stderr
+    assert torn.stderr.startswith("nebula: global_step1 has no manifest") and torn.stderr.count("\n") == 1
+
+
 def test_verify_takes_paths_of_a_file_a_version_and_a_storage(run, make, tmp_path):
     store = make("a/b", "sub/model.pt=50000", "other.pt=10")
     assert json.loads(run("verify", store, "--json").stdout)["files"] == 2
