@@ -141,7 +141,7 @@ class NebulaTrainerMixin:
 
     def _repair_state(self, parent: str, staging: str) -> None:
         """The routine ran below the staging directory; what it wrote down must name the final one, as without Nebula."""
-        step = getattr(self.state, "best_global_step", None)
+        before, step = self.state.best_model_checkpoint, getattr(self.state, "best_global_step", None)
         if step:
             best = os.path.join(parent, f"checkpoint-{step}")
             if os.path.abspath(best) in self._nebula().rotation.directories(os.path.abspath(parent)):
@@ -149,7 +149,7 @@ class NebulaTrainerMixin:
         elif (best := self.state.best_model_checkpoint) and STAGING in best.split(os.sep):  # transformers before 4.51
             self.state.best_model_checkpoint = os.path.join(parent, os.path.basename(best))
         written = os.path.join(staging, "trainer_state.json")
-        if os.path.exists(written):
+        if self.state.best_model_checkpoint != before and os.path.exists(written):
             self.state.save_to_json(written)
 
     def _nebula_must_sync(self) -> bool:
