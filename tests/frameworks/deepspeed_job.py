@@ -52,6 +52,10 @@ def configuration(args: argparse.Namespace) -> dict:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": args.stage, "reduce_bucket_size": 100000, "allgather_bucket_size": 100000},
     }
+    if args.stage == 3:
+        # DeepSpeed before 0.19.8 gathers parameters that stay whole with a collective each, and waits for the last one only: on gloo, which
+        # runs several at a time, training then goes on with memory that was never filled.
+        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     if args.bf16:
         config["bf16"] = {"enabled": True}
     if args.universal:
