@@ -54,14 +54,6 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
         return status;
 }
 
-const struct manifest_file *plan_stored_file(const struct manifest *manifest, const char *name)
-{
-        for (size_t i = 0; i < manifest->file_count; i++)
-                if (!strcmp(manifest->files[i].name, name))
-                        return &manifest->files[i];
-        return NULL;
-}
-
 enum nebula_status plan_load_before(struct store *store, const struct job *job, struct plan *plan, struct nebula_error *error)
 {
         struct nebula_error failure = { 0 };
@@ -101,7 +93,7 @@ enum nebula_status plan_carry(struct plan *plan, struct nebula_error *error)
                 plan->sequence = plan->before.sequence + 1;
         for (size_t i = 0; i < plan->file_count; i++) {
                 struct plan_file *file = &plan->files[i];
-                const struct manifest_file *stored = plan_stored_file(&plan->before, file->name);
+                const struct manifest_file *stored = manifest_find_file(&plan->before, file->name);
 
                 file->carried = file->generation != own && stored && stored->generation == file->generation &&
                                 stored->rank == file->rank && stored->size == file->size;

@@ -46,7 +46,6 @@ void plan_done(struct plan *plan, struct store *store);
 /* The manifest that storage has of this tag becomes plan->before. */
 enum nebula_status plan_load_before(struct store *store, const struct job *job, struct plan *plan, struct nebula_error *error);
 enum nebula_status plan_carry(struct plan *plan, struct nebula_error *error);
-const struct manifest_file *plan_stored_file(const struct manifest *manifest, const char *name); /* or NULL */
 
 /* Checksums on a thread of low priority, of one file or of all that are written. */
 struct sealing {

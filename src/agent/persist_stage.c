@@ -30,7 +30,7 @@ static enum nebula_status list_objects(struct plan *plan, struct store_object *o
                 status = sealing_map(file->image, &data, error);
                 if (status)
                         return status;
-                if (plan_stored_file(&plan->before, file->name))
+                if (manifest_find_file(&plan->before, file->name))
                         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/g%" PRIu64 "/%s", plan->directory, plan->generation,
                                  file->path);
                 else

@@ -109,14 +109,14 @@ enum nebula_status session_call(struct nebula_session *session, const struct cli
         return silent(status, is_broken, error);
 }
 
-/* A connection costs the agent a thread's start and end, so that the last one is kept. */
-static enum nebula_status take_wire(struct nebula_session *session, struct client_wire *wire, struct nebula_error *error)
+/* A connection costs the agent a thread's start and end, so that the last one is kept. False: there is none. */
+static bool take_idle_wire(struct nebula_session *session, struct client_wire *wire)
 {
         pthread_mutex_lock(&session->settings_lock);
         *wire = session->idle_wire;
         session->idle_wire = (struct client_wire){ .fd = -1 };
         pthread_mutex_unlock(&session->settings_lock);
-        return wire->fd >= 0 ? NEBULA_OK : open_wire(session, wire, error);
+        return wire->fd >= 0;
 }
 
 void session_wire_done(struct nebula_session *session, struct client_wire *wire)
@@ -136,9 +136,10 @@ enum nebula_status session_call_alone(struct nebula_session *session, struct cli
 {
         enum nebula_status status;
         bool is_broken = false;
+        int tries = wire->fd < 0 && take_idle_wire(session, wire) ? -1 : 0; /* its agent may have died long before this request */
 
-        for (int tries = 0; tries < 2; tries++) {
-                status = wire->fd >= 0 ? NEBULA_OK : tries == 0 ? take_wire(session, wire, error) : open_wire(session, wire, error);
+        for (; tries < 2; tries++) {
+                status = wire->fd >= 0 ? NEBULA_OK : open_wire(session, wire, error);
                 if (status != NEBULA_OK)
                         return status;
                 status = try_call(wire, call, &is_broken, error);

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from importlib.metadata import version
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -52,7 +53,7 @@ def configuration(args: argparse.Namespace) -> dict:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {"stage": args.stage, "reduce_bucket_size": 100000, "allgather_bucket_size": 100000},
     }
-    if args.stage == 3:
+    if args.stage == 3 and tuple(map(int, version("deepspeed").split(".")[:3])) < (0, 19, 8):
         # DeepSpeed before 0.19.8 gathers parameters that stay whole with a collective each, and waits for the last one only: on gloo, which
         # runs several at a time, training then goes on with memory that was never filled.
         config["zero_optimization"]["stage3_param_persistence_threshold"] = 0

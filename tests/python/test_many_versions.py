@@ -150,7 +150,7 @@ def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypa
     print(f"  agent: {1000 * cpu / (VERSIONS - WARM):.2f} ms CPU per version, {100 * cpu / seconds:.1f} % of a core")
     assert_nothing_grew(before, after)
     if NIGHTLY:
-        assert cpu <= 0.0038 * (VERSIONS - WARM)  # 5 % of a core at 13 versions per second
+        assert cpu <= 0.05 * seconds  # the goal; not reached yet beyond 17 versions per second
     idle = {name: job.look()[name] for name in ("agent cpu_s", "seconds")}
     time.sleep(2)
     used = job.look()["agent cpu_s"] - idle["agent cpu_s"]

@@ -248,6 +248,19 @@ static void waits_one_after_the_other_share_a_connection(void)
         end();
 }
 
+static void a_kept_connection_whose_agent_is_gone_is_no_try(void)
+{
+        start();
+        CHECK(save("t", "n", "abc", 3));
+        CHECK(ok(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 1000, &error)));
+        fake_dies_at(IPC_IMAGE, 1); /* while the connection of that wait is kept */
+        CHECK(save("t2", "n", "abc", 3));
+        fake_dies_at(IPC_WAIT, 1);
+        CHECK(ok(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 1000, &error)));
+        CHECK(fake_deaths_left(IPC_WAIT) == 0);
+        end();
+}
+
 /* Everything a job does, once. */
 static bool whole_job(const char *tag)
 {
@@ -732,6 +745,7 @@ static const struct tap_test tests[] = {
         TEST(a_broken_promise_switches_the_session_off_for_good),
         TEST(a_wait_does_not_hold_others_up),
         TEST(waits_one_after_the_other_share_a_connection),
+        TEST(a_kept_connection_whose_agent_is_gone_is_no_try),
         TEST(a_wait_ends_at_its_time),
         TEST(several_threads_save_at_once),
         TEST(a_forked_child_speaks_for_itself),
