@@ -23,6 +23,8 @@ struct retain_entry {
 
 /* Index of the newest complete entry, -1 when there is none. */
 int64_t retain_newest(const struct retain_entry *entries, size_t count);
+/* How many complete entries were committed after it: 0, unless the job was rolled back to an earlier step. */
+size_t retain_later_than_newest(const struct retain_entry *entries, size_t count);
 /*
  * Memory: sets drop[i] for complete versions beyond the `keep` latest commits. Never one that is busy or
  * unsaved, never the newest complete one.

@@ -59,9 +59,28 @@ static uint64_t version_bytes(const struct job *job)
         return 0;
 }
 
-static uint64_t steady_bytes(const struct job *job)
+/* Versions whose images a job takes when it goes on as it does: those that retention keeps, one of them being written, and
+ * what a run that was rolled back left beside them. */
+static size_t steady_count(struct job *job)
 {
-        return version_bytes(job) * (job->retention_count > 2 ? job->retention_count : 2);
+        size_t keep = job->retention_count > 2 ? job->retention_count : 2;
+        struct version **versions;
+        struct retain_entry *entries;
+        bool *drop;
+        size_t count = collect(job, &versions, &entries, &drop);
+        size_t later = count ? retain_later_than_newest(entries, count) : 0;
+
+        free(versions);
+        free(entries);
+        free(drop);
+        return later + 1 >= keep ? keep + 1 : keep;
+}
+
+static uint64_t steady_bytes(struct job *job)
+{
+        uint64_t bytes = version_bytes(job);
+
+        return bytes ? bytes * steady_count(job) : 0;
 }
 
 static struct image *free_image(struct catalogue *catalogue, const struct job *job)

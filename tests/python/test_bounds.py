@@ -179,6 +179,21 @@ def test_slow_storage_with_room_in_memory_stalls_nothing(place, monkeypatch):
     assert not stored(place, 3) and holds(5)
 
 
+def test_a_run_that_was_rolled_back_writes_into_the_same_memory_again(place):
+    nebulaml.init(str(place.storage), 0, 2)
+    for step in (90, 91, 92):
+        assert save(step)
+        nebulaml.flush_persistence()
+    images = []
+    for step in range(1, 7):  # from an earlier step: 92 stays the newest, and in memory
+        assert save(step)
+        nebulaml.flush_persistence()
+        images.append({path.name for path in place.memory.glob("*.img")})
+    assert len(images[2]) == 3  # the newest, and two that take turns
+    assert images[2] == images[3] == images[4] == images[5]
+    assert holds(92) and holds(6)
+
+
 def test_retention_in_storage_spares_multiples_the_newest_and_what_is_being_loaded(place):
     nebulaml.init(str(place.storage), 0, 1, keep_last=1, keep_every=4)
     for step in range(1, 8):
