@@ -116,9 +116,7 @@ static int capture_protect(struct cow_engine *engine, struct cow_capture *captur
         pthread_mutex_unlock(&engine->blocks_lock);
 unlock:
         pthread_mutex_unlock(&engine->start_lock);
-        if (status == 0)
-                cow_workers_wake(engine);
-        else if (published) /* the fault thread may still write into the image */
+        if (status < 0 && published) /* the fault thread may still write into the image */
                 cow_wait(capture, -1, NULL);
         return status;
 }
@@ -181,10 +179,22 @@ static enum nebula_status failure_describe(const struct cow_capture *capture, st
                          what[capture->blocks.failure]);
 }
 
+/* Not in cow_start: its caller has more to do in the time that counts, and would share the processors with the workers. */
+static void begin_copying(struct cow_capture *capture)
+{
+        struct cow_engine *engine;
+
+        if (capture->pid == os->pid() && atomic_load(&capture->state) == COW_STATE_RUNNING &&
+            !atomic_exchange(&capture->is_begun, true) && cow_engine_get(&engine, NULL) == NEBULA_OK)
+                cow_workers_wake(engine);
+}
+
 enum nebula_status cow_wait(struct cow_capture *capture, int64_t timeout_ms, struct nebula_error *error)
 {
         int64_t deadline_ns = os->now_ns() + timeout_ms * 1000000;
         uint32_t state;
+
+        begin_copying(capture);
 
         if (capture->pid != os->pid() && atomic_load(&capture->state) != COW_STATE_DONE)
                 return error_set(error, NEBULA_FAILED, 0, "the capture belongs to process %u; a fork does not continue it",

@@ -10,9 +10,10 @@
  *      }
  *
  * cow_start write-protects the pages of the parts (userfaultfd) and returns.
- * Background threads copy block after block of 2 MiB into the image and lift
- * the protection; a write to a block that is not copied yet stops its thread
- * until the fault thread has copied that block. docs/capture.md says why this
+ * From the first write or cow_wait on, background threads copy block after
+ * block of 2 MiB into the image and lift the protection; a write to
+ * a block that is not copied yet stops its thread until the fault thread has
+ * copied that block. docs/capture.md says why this
  * is exact.
  *
  * What can be protected is decided inside: large parts in private anonymous

@@ -62,8 +62,11 @@ static bool asks(const struct cow_fault *fault)
 }
 
 /* Notes a write that waits for a chunk: workers go on behind it, where the next write will be more often than not. */
-static void fault_note(struct cow_capture *capture, struct cow_chunk *chunk, const struct cow_fault *fault)
+static void fault_note(struct cow_engine *engine, struct cow_capture *capture, struct cow_chunk *chunk,
+                       const struct cow_fault *fault)
 {
+        if (!atomic_exchange(&capture->is_begun, true))
+                cow_workers_wake(engine);
         capture->blocks.stats.fault_count++;
         if (!chunk->fault_since_ns)
                 chunk->fault_since_ns = fault->since_ns;
@@ -82,7 +85,7 @@ static size_t claim_all(struct cow_engine *engine, uint64_t block, const struct 
                 if (!chunk || capture->blocks.failure != COW_FAILURE_NONE || chunk->state == COW_CHUNK_DONE)
                         continue;
                 if (asks(fault))
-                        fault_note(capture, chunk, fault);
+                        fault_note(engine, capture, chunk, fault);
                 if (chunk->state == COW_CHUNK_COPYING)
                         continue;
                 chunk->state = COW_CHUNK_COPYING;

@@ -6,23 +6,33 @@
 #include "capture/cow_private.h"
 #include "os/os.h"
 
+#define PLACE_COUNT 16 /* looked at, spread evenly over the bytes; each costs more than a microsecond */
+
+static uint64_t protected_bytes(const struct capture_part *part)
+{
+        return part->size < COW_PART_MIN ? 0 : part->size; /* smaller ones are copied at once, whatever is chosen */
+}
+
+static uint64_t place_at(uint64_t bytes, uint32_t place)
+{
+        return bytes / PLACE_COUNT * place + bytes / (2 * PLACE_COUNT);
+}
+
 bool cow_pays(const struct capture_part *parts, size_t count)
 {
-        uint64_t huge_bytes = 0, bytes = 0;
+        uint64_t bytes = 0, end = 0, at;
+        uint32_t place = 0, huge_count = 0;
         int fd = os->open("/proc/self/pagemap", OS_READ);
 
         if (fd < 0)
                 return false;
+        for (size_t i = 0; i < count; i++)
+                bytes += protected_bytes(&parts[i]);
         for (size_t i = 0; i < count; i++) {
-                uint64_t middle = (uintptr_t)parts[i].data + parts[i].size / 2;
-
-                if (parts[i].size < COW_PART_MIN) /* copied at once, whatever is chosen */
-                        continue;
-                bytes += parts[i].size;
-                /* One block tells for its part: what is joined is joined as a whole, sooner or later. */
-                if (os->huge_page(fd, cow_block_of(middle)) == 1)
-                        huge_bytes += parts[i].size;
+                end += protected_bytes(&parts[i]);
+                for (; place < PLACE_COUNT && (at = place_at(bytes, place)) < end; place++)
+                        huge_count += os->huge_page(fd, cow_block_of((uintptr_t)parts[i].data + parts[i].size - (end - at))) == 1;
         }
         os->close(fd);
-        return huge_bytes > bytes / 2;
+        return huge_count > PLACE_COUNT / 2;
 }

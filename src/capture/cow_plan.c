@@ -92,31 +92,15 @@ static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
         return true;
 }
 
-/* A huge page that a part shares with others is protected whole: to protect a piece of it would split it for good, into
- * pages that are then protected and freed one by one. */
-static uint64_t cover_floor(struct plan *plan, uint64_t address)
-{
-        uint64_t block = cow_block_of(address);
-
-        return block != address && cow_maps_is_huge(&plan->maps, block) ? block : page_floor(address);
-}
-
-static uint64_t cover_ceil(struct plan *plan, uint64_t address)
-{
-        uint64_t block = cow_block_of(address);
-
-        return block != address && cow_maps_is_huge(&plan->maps, block) ? block + COW_BLOCK_BYTES : page_ceil(address);
-}
-
 /* Spans over a part's pages, or none when some page of it can't be protected. */
 static bool part_cover(struct plan *plan, const struct cow_part *part)
 {
         size_t span_count = plan->span_count;
         uint64_t last_end = span_count ? plan->spans[span_count - 1].end : 0;
         uint64_t last_mapping = plan->span_mapping;
-        uint64_t end = cover_ceil(plan, part->end);
+        uint64_t end = page_ceil(part->end);
 
-        for (uint64_t at = cover_floor(plan, part->start); at < end; at = plan->mapping.end) {
+        for (uint64_t at = page_floor(part->start); at < end; at = plan->mapping.end) {
                 bool known = at >= plan->mapping.start && at < plan->mapping.end;
 
                 if (!known && !cow_maps_find(&plan->maps, at, &plan->mapping)) {
@@ -168,6 +152,30 @@ static enum nebula_status candidates_find(struct plan *plan, const struct captur
         return NEBULA_OK;
 }
 
+/* A huge page that a span shares with others is protected whole: to protect a piece of it would split it for good, into
+ * pages that are then protected and freed one by one. */
+static void spans_widen(struct plan *plan)
+{
+        struct cow_span *last = NULL;
+
+        for (size_t i = 0; i < plan->span_count; i++) {
+                struct cow_span span = plan->spans[i];
+                uint64_t first_block = cow_block_of(span.start), last_block = cow_block_of(span.end);
+
+                if (first_block != span.start && cow_maps_is_huge(&plan->maps, first_block))
+                        span.start = first_block;
+                if (last_block != span.end && cow_maps_is_huge(&plan->maps, last_block))
+                        span.end = last_block + COW_BLOCK_BYTES;
+                if (last && span.start < last->end) {
+                        last->end = span.end;
+                        continue;
+                }
+                last = last ? last + 1 : plan->spans;
+                *last = span;
+        }
+        plan->span_count = last ? (size_t)(last - plan->spans) + 1 : 0;
+}
+
 static enum nebula_status spans_find(struct plan *plan, struct capture_part *direct, size_t *direct_count,
                                      struct nebula_error *error)
 {
@@ -183,6 +191,7 @@ static enum nebula_status spans_find(struct plan *plan, struct capture_part *dir
                         direct[(*direct_count)++] = part_direct(&plan->parts[i]);
         }
         plan->part_count = kept;
+        spans_widen(plan);
         cow_maps_close(&plan->maps);
         return NEBULA_OK;
 }

@@ -88,6 +88,7 @@ struct cow_capture {
         uint64_t mapped_bytes; /* of this struct and its arrays, one mapping */
         uint32_t pid;
         _Atomic uint32_t state; /* enum cow_state; waited for with a futex */
+        atomic_bool is_begun;   /* workers may copy, once the protection is ready */
         unsigned char *image;
         struct cow_part *parts; /* by start */
         struct cow_span *spans; /* by start, disjoint */
@@ -97,7 +98,7 @@ struct cow_capture {
         uint64_t direct_bytes;
         /* under blocks_lock */
         struct {
-                bool ready; /* protected: workers may begin */
+                bool ready; /* protected */
                 enum cow_failure failure;
                 uint64_t failure_address;
                 size_t left;    /* chunks not DONE */

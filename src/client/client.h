@@ -75,6 +75,7 @@ struct client_copy {
         struct cow_capture *capture;          /* NULL: the copy is whole, and the agent not told */
         const void *image;                    /* stays mapped while the copy is listed */
         uint64_t image_id, size, agent_nonce; /* of the agent that lent the image */
+        int64_t added_ns;
         enum ipc_format format;
         char name[IPC_NAME_MAX];
         struct ipc_captured captured; /* what is known of it so far */

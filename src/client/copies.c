@@ -14,6 +14,10 @@
 #include "os/os.h"
 #include "os/thread.h"
 
+/* A save is over for the program some time after it is for us: until then copying would slow down what it waits for. A write
+ * to what is not copied yet does not wait for this. */
+#define COPY_AFTER_NS 2000000
+
 /* Files of one process that are on their way; a save that would be one more waits for the oldest. */
 #define COPY_COUNT_MAX CLIENT_COPY_MAX
 
@@ -161,6 +165,8 @@ static void *copies_main(void *argument)
                         break;
                 pthread_mutex_unlock(&copies->copies_lock);
 
+                if (copy->capture && os->now_ns() < copy->added_ns + COPY_AFTER_NS)
+                        os->sleep_ms(COPY_AFTER_NS / 1000000);
                 memset(&error, 0, sizeof error);
                 status = finish(session, &wire, copy, &error);
                 if (copy->large) /* not in save(), which it would hold up */
@@ -202,6 +208,7 @@ void copies_add(struct nebula_session *session, struct client_copy *copy)
         struct client_copy **link = &copies->first;
 
         atomic_fetch_add(&copy->checkpoint->user_count, 1);
+        copy->added_ns = os->now_ns();
         pthread_mutex_lock(&copies->copies_lock);
         while (*link)
                 link = &(*link)->next;
