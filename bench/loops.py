@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ WARMING = 4  # versions saved and finished one by one before anything is measure
 IN_A_ROW = 10
 PERIOD = 0.5  # seconds between the beginnings of two saves
 EVERY = 10  # steps between two saves of the training loop
-SAVES = 4
-WIDTH, DEPTH, BATCH = 1024, 4, 1024
+SAVES = 8
+WIDTH, DEPTH, BATCH = 1024, 4, 96  # ten steps take some two seconds: a save must be told from the noise of the machine
 
 
 def warm(peer: Peer, change: Callable[[], None], state: State) -> None:
@@ -108,41 +109,41 @@ def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]
 
 
 def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
-    """Steps without saves before and after, and as many with a save every tenth in between."""
+    """Ten steps without a save and ten with one, in turns: what the saves cost is the median difference of neighbours."""
     step, state = training(scale)
     peer.prepare()
     peer.open()
     warm(peer, lambda: step(lambda: None), state)
 
-    def quiet() -> float:
+    def steps(before_change: Callable[[], None]) -> float:
         begun = time.perf_counter()
-        for _ in range(EVERY * SAVES // 2):
-            step(lambda: None)
+        for _ in range(EVERY):
+            step(before_change)
         return time.perf_counter() - begun
 
-    before = quiet()
     kept: State = {}
-    spent, taken, blocked = 0.0, [], []
+    quiet, saving, blocked, taken = [steps(lambda: None)], [], [], []
     for index in range(SAVES):
         tag = f"step{WARMING + index + 1}"
         values = {name: tensor.clone() for name, tensor in state.items()}
         begun = time.perf_counter()
-        if peer.save(tag, state) is not False:
+        took = peer.save(tag, state) is not False
+        blocked.append(time.perf_counter() - begun)
+        if took:
             kept = values
             taken.append(tag)
-        blocked.append(time.perf_counter() - begun)
-        for _ in range(EVERY):
-            step(peer.before_change)
-        spent += time.perf_counter() - begun
-    peer.wait_durable(taken[-1])
-    after = quiet()
+        saving.append(blocked[-1] + steps(peer.before_change))
+        # What is still being written then is no cost of the quiet steps; nobody would have waited for it either.
+        if took:
+            peer.wait_durable(tag)
+        quiet.append(steps(lambda: None))
     torch.save({"tag": taken[-1], "state": kept}, peer.memory / "expected.pt")
+    lost = [with_save - (before + after) / 2 for before, with_save, after in zip(quiet, saving, quiet[1:], strict=False)]
     tell(
         "saved",
-        steps=EVERY * SAVES,
-        quiet=before + after,
-        drift=abs(before - after) / (before + after),
-        with_saves=spent,
+        step=median(quiet) / EVERY,
+        lost=median(lost),
+        spread=[min(lost), max(lost)],
         blocked=blocked,
         took=len(taken),
         copying_cpu=peer.copying_cpu(taken),
