@@ -36,8 +36,8 @@ def warm(peer: Peer, change: Callable[[], None], state: State) -> None:
 
 def in_a_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
     """Ten saves, one every half second; all tensors change right after each."""
-    state = workload.state()
     peer.prepare()
+    state = workload.state()
     peer.open()
     warm(peer, lambda: workload.next_version(state), state)
     version, blocked, taken = WARMING, [], {}
@@ -110,8 +110,8 @@ def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]
 
 def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
     """Ten steps without a save and ten with one, in turns: what the saves cost is the median difference of neighbours."""
-    step, state = training(scale)
     peer.prepare()
+    step, state = training(scale)
     peer.open()
     warm(peer, lambda: step(lambda: None), state)
 

@@ -55,10 +55,10 @@ def quiet_change(workload: Workload, state: State) -> tuple[float, float]:
 
 
 def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None:
+    peer.prepare()  # as a program's imports: before its first tensor
     state = workload.state()
     change_wall, change_cpu = quiet_change(workload, state)
     version = 3  # so often was every tensor changed by now
-    peer.prepare()
     tell("baseline", versions=environment.versions(peer.packages))
     peer.open()
     helpers = peer.helpers()

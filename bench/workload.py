@@ -18,7 +18,7 @@ class Workload:
     title: str
     sizes: dict[str, int]
     quick_sizes: dict[str, int] = field(default_factory=dict)
-    huge: bool = False  # in huge pages, by torch's own switch
+    huge: bool | None = None  # in huge pages or small ones, by torch's own switch; None: as a program gets them
 
     def quick(self) -> Workload:
         """The same in less, for a short look."""
@@ -34,7 +34,7 @@ class Workload:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of every process that makes these tensors. With the switch torch advises tensors of 2 MiB and more."""
-        return {"THP_MEM_ALLOC_ENABLE": "1" if self.huge else "0"}
+        return {} if self.huge is None else {"THP_MEM_ALLOC_ENABLE": "1" if self.huge else "0"}
 
     @property
     def bytes(self) -> int:

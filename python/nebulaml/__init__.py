@@ -12,6 +12,7 @@ See docs/python.md. Importing this imports no framework; torch is imported when 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from .errors import (
@@ -49,6 +50,11 @@ from .api import (
     stats,
     unpublish,
 )
+
+# Tensors that torch makes from now on lie in huge pages, which a save protects in microseconds (docs/capture.md). It is torch's
+# own switch, looked at when it makes its first tensor; who has set it has decided.
+if os.environ.get("NEBULA_CAPTURE") != "copy":
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __version__: str = _nebula.VERSION
 

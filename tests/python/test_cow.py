@@ -8,8 +8,11 @@ import gc
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
+from pathlib import Path
 
 import nebulaml
 import numpy
@@ -17,6 +20,7 @@ import pytest
 import torch
 
 MIB = 1 << 20
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
 COUNT = 16 * MIB  # floats: 64 MiB, some 32 blocks
 
 
@@ -425,3 +429,46 @@ def test_the_interpreter_waits_for_running_copies(place, ending):
     nebulaml.init(str(place.storage), 0, 2)
     got = nebulaml.get_latest_checkpoint().load("m.pt")
     assert got["step"] == 3 and (got["w"] == 3).all()
+
+
+HUGE = """
+import re, sys
+import nebulaml, torch
+weights = [torch.ones(4 << 20) for _ in range(4)]
+huge = sum(int(kib) for kib in re.findall(r"AnonHugePages: +([0-9]+)", open("/proc/self/smaps_rollup").read()))
+nebulaml.init(sys.argv[1], 1000)
+for tag in ("step1", "step2"):
+    checkpoint = nebulaml.Checkpoint(tag)
+    assert checkpoint.save("m.pt", weights) and checkpoint.commit()
+    for weight in weights:
+        weight.add_(1)
+assert torch.equal(nebulaml.get_checkpoint("step2").load("m.pt")[3], torch.full((4 << 20,), 2.0))
+print(huge >> 10, nebulaml.stats()[1]["faults"])
+"""
+
+
+def huge_mib_and_faults(place, **variables: str) -> list[int]:
+    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    environment["NEBULA_CAPTURE"] = "auto"
+    done = subprocess.run(
+        [sys.executable, "-c", HUGE, str(place.storage)],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [int(number) for number in done.stdout.split()]
+
+
+@pytest.mark.skipif("[madvise]" not in HUGE_PAGES, reason="the machine decides about huge pages by itself")
+def test_tensors_made_after_the_import_lie_in_huge_pages_and_are_protected(place):
+    huge, faults = huge_mib_and_faults(place)
+    assert huge >= 48 and faults > 0
+
+
+@pytest.mark.skipif("[madvise]" not in HUGE_PAGES, reason="the machine decides about huge pages by itself")
+def test_who_has_set_torchs_switch_for_huge_pages_has_decided(place):
+    huge, faults = huge_mib_and_faults(place, THP_MEM_ALLOC_ENABLE="0")
+    assert huge < 16 and faults == 0
+    assert huge_mib_and_faults(place, NEBULA_CAPTURE="copy")[0] < 16
