@@ -209,7 +209,9 @@ enum nebula_status grant_image(struct catalogue *catalogue, struct session *sess
         image = memory_take(&catalogue->memory, request->size, session->nonce, job);
         if (!image) {
                 target->pins++;
+                catalogue->memory.wanting++;
                 status = new_image(catalogue, session, target, request, given_up, argument, &image, error);
+                catalogue->memory.wanting--;
                 target->pins--;
                 if (!status && !commit_open(target))
                         status = error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.150s\" failed meanwhile: %.250s", target->tag,

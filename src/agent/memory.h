@@ -52,6 +52,7 @@ struct memory {
         uint64_t budget, used;            /* bytes; images and reservations */
         uint64_t named_limit, named_used;
         uint32_t settling;                /* threads that give pages back, or make spare ones, without the lock: room follows */
+        uint32_t wanting;                 /* saves that look for room: none of it goes to spare images meanwhile */
         bool settled;
         struct image *images;
         struct image *doomed;             /* off the list; still counted in `used` */

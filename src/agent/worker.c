@@ -437,9 +437,11 @@ static void prefault(void *image)
         memory_prefault(image);
 }
 
-/* Makes one spare image. False when none is needed, or there is no room. */
+/* Makes one spare image. False when none is needed, or there is no room that nobody waits for. */
 static bool make_spare(struct catalogue *catalogue)
 {
+        if (catalogue->memory.wanting)
+                return false; /* it would take what the save has just reclaimed, again and again */
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 uint64_t capacity = job->spare_due ? catalogue_spare_bytes(catalogue, job) : 0;
                 struct image *image;

@@ -10,6 +10,9 @@ static struct os_table table;
 static const struct os_table *before;
 static _Atomic int64_t clock_offset_ns;
 static atomic_bool memory_is_refused;
+static char hanging[96], slow[96]; /* storage paths; "": none */
+static _Atomic int64_t slow_until_ns;
+static atomic_bool hangs;
 
 static int refuse_memfd(const char *name)
 {
@@ -19,6 +22,18 @@ static int refuse_memfd(const char *name)
 static int refuse_allocate(int fd, uint64_t offset, uint64_t size)
 {
         return memory_is_refused ? -ENOSPC : before->allocate(fd, offset, size);
+}
+
+static bool is_below(const char *path, const char *directory)
+{
+        return *directory && !strncmp(path, directory, strlen(directory));
+}
+
+static int open_late(const char *path, int flags)
+{
+        while ((flags & OS_WRITE) && ((hangs && is_below(path, hanging)) || (is_below(path, slow) && before->now_ns() < slow_until_ns)))
+                before->sleep_ms(5);
+        return before->open(path, flags);
 }
 
 static int64_t shifted_wall_ns(void)
@@ -43,6 +58,7 @@ static void begin_bad(void)
         table = *os;
         table.memfd = refuse_memfd;
         table.allocate = refuse_allocate;
+        table.open = open_late;
         table.wall_ns = shifted_wall_ns;
         memory_is_refused = false;
         clock_offset_ns = 0;
@@ -152,5 +168,48 @@ static void a_clock_that_goes_backwards_sweeps_no_work_in_progress(void)
         end_bad();
 }
 
+/* Two jobs with a path each, and room for two images: the first has saved, and its storage hangs. */
+static bool start_crowded(struct agent **ret_agent, struct test_client *stuck, struct test_client *other)
+{
+        begin_bad();
+        snprintf(hanging, sizeof hanging, "%.64s/hanging", place.root);
+        snprintf(slow, sizeof slow, "%.64s/slow", place.root);
+        hangs = true;
+        slow_until_ns = INT64_MAX;
+        setenv("NEBULA_MEMORY_BUFFER_SIZE", "4MiB", 1);
+        setenv("NEBULA_MEMORY_WAIT", "1", 1);
+        *ret_agent = start();
+        unsetenv("NEBULA_MEMORY_BUFFER_SIZE");
+        unsetenv("NEBULA_MEMORY_WAIT");
+        client_init(stuck, &place, 1);
+        strcpy(stuck->hello.persist_path, hanging);
+        client_init(other, &place, 2);
+        strcpy(other->hello.persist_path, slow);
+        return *ret_agent && !client_connect(stuck, &place) && !client_connect(other, &place) &&
+               !save_whole(stuck, "global_step1", 1, NULL);
+}
+
+static void end_crowded(struct agent *agent, struct test_client *stuck, struct test_client *other)
+{
+        hangs = false;
+        slow_until_ns = 0;
+        client_done(stuck);
+        client_done(other);
+        agent_stop(agent, true);
+        hanging[0] = slow[0] = 0;
+        end_bad();
+}
+
+static void the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image(void)
+{
+        struct test_client stuck, other;
+        struct agent *agent;
+
+        REQUIRE(start_crowded(&agent, &stuck, &other));
+        CHECK(!save_whole(&other, "global_step1", 1, NULL)); /* while the first job's spare is being made */
+        end_crowded(agent, &stuck, &other);
+}
+
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone), TEST(a_clock_that_goes_backwards_makes_nothing_older),
-         TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress))
+         TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
+         TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image))
