@@ -115,6 +115,7 @@ struct lane {
         struct lane *next;
         struct catalogue *catalogue;
         bool is_running;
+        bool waited_in_vain; /* a save of its jobs, so long, for memory; nothing has become durable there since */
 };
 struct job {
         struct job *next;
@@ -177,7 +178,6 @@ struct catalogue {
         int64_t started_ns, idle_since_ns;
         double started;
         uint64_t linger_s, give_up_s, memory_wait_s, quiet_s, sweep_age_s, takeover_s;
-        bool waited_in_vain; /* a save, so long, for memory; nothing has become durable since */
         void (*end)(struct catalogue *catalogue); /* asks the process to end; NULL: nothing to end */
 };
 

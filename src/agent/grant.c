@@ -30,15 +30,18 @@ static enum nebula_status nothing_to_free(const struct catalogue *catalogue, con
                          os->memory_free() >> 20, storage ? "; storage fails: " : "", storage ? storage->message : "");
 }
 
-/* Storage that hangs would hold up a trainer at every save: it does so once, until something becomes durable again. */
-static bool waited_enough(struct catalogue *catalogue, int64_t since_ns, bool settling)
+/* Storage that hangs would hold up a trainer at every save: it does so once, until something becomes durable there again. */
+static bool waited_enough(const struct catalogue *catalogue, const struct job *job, int64_t since_ns, bool settling)
 {
+        struct lane *lane = job->lane;
+
         if (os->now_ns() - since_ns <= (int64_t)catalogue->memory_wait_s * 1000000000)
-                return catalogue->waited_in_vain && !settling;
-        if (!catalogue->waited_in_vain)
+                return lane->waited_in_vain && !settling;
+        if (!lane->waited_in_vain)
                 log_event(LOG_LEVEL_WARN, "memory was waited for in vain, %" PRIu64 " s: saves that find none fail at once until "
-                          "something has become durable", catalogue->memory_wait_s);
-        return catalogue->waited_in_vain = true;
+                          "something has become durable in %s", catalogue->memory_wait_s,
+                          job->persist_path[0] ? job->persist_path : "any storage");
+        return lane->waited_in_vain = true;
 }
 
 static bool all_closed(const struct version *version)
@@ -115,7 +118,7 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
         }
         if (!settling && !relief_in_sight(catalogue, &storage))
                 return nothing_to_free(catalogue, request, storage, error);
-        if (waited_enough(catalogue, waiting->since_ns, settling))
+        if (waited_enough(catalogue, session->job, waiting->since_ns, settling))
                 return nothing_to_free(catalogue, request, storage ? storage : &too_slow, error);
         if (!waiting->said && !settling)
                 log_event(LOG_LEVEL_INFO, "%s waits for memory: %" PRIu64 " of %" PRIu64 " MiB are in use", version->tag,

@@ -165,6 +165,14 @@ static void note_failure(struct catalogue *catalogue, struct job *job, struct ve
         catalogue_signal(catalogue);
 }
 
+/* Saves to this storage may wait for memory again, and those of jobs without one: whatever becomes durable makes room for these. */
+static void end_vain_waits(struct catalogue *catalogue, const struct lane *lane)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane || !job->persist_path[0])
+                        job->lane->waited_in_vain = false;
+}
+
 static void note_success(struct catalogue *catalogue, struct job *job, struct version *version, double seconds)
 {
         version->persist_seconds = seconds;
@@ -174,7 +182,7 @@ static void note_success(struct catalogue *catalogue, struct job *job, struct ve
         memset(&job->store_error, 0, sizeof job->store_error);
         job->attempt = 0;
         job->retry_at_ns = 0;
-        catalogue->waited_in_vain = false;
+        end_vain_waits(catalogue, job->lane);
         version_move(catalogue, version, NEBULA_STATE_DURABLE);
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is durable: %" PRIu64 " MiB in %.2f s", version->tag, version->generation,
                  version->persist_bytes >> 20, seconds);

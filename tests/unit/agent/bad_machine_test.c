@@ -210,6 +210,22 @@ static void the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image(void)
         end_crowded(agent, &stuck, &other);
 }
 
+static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
+{
+        struct test_client stuck, other;
+        struct agent *agent;
+
+        REQUIRE(start_crowded(&agent, &stuck, &other));
+        CHECK(!save_whole(&other, "global_step1", 1, NULL));
+        CHECK(save_whole(&stuck, "global_step2", 2, NULL) == NEBULA_NO_MEMORY); /* it has waited its time in vain */
+        slow_until_ns = os->now_ns() + 200000000;
+        CHECK(!save_whole(&other, "global_step2", 2, NULL));
+        hangs = false;
+        CHECK(!flush(&stuck, "", 10000));
+        CHECK(!save_whole(&stuck, "global_step4", 4, NULL));
+        end_crowded(agent, &stuck, &other);
+}
+
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone), TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
-         TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image))
+         TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(storage_that_hangs_fails_no_saves_of_other_jobs))
