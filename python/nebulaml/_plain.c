@@ -153,7 +153,7 @@ static enum outcome write_tuple(struct writer *writer, PyObject *tuple)
                         return outcome;
         }
         /* Through a list or dict within, it may hold itself. */
-        if (writer->memo.capacity && table_place(&writer->memo, (uint64_t)(uintptr_t)tuple)->key)
+        if (table_find(&writer->memo, (uint64_t)(uintptr_t)tuple))
                 return NOT_PLAIN;
         if (!room(writer, 1))
                 return FAILED;
@@ -279,8 +279,8 @@ static void writer_done(struct writer *writer, bool is_written)
 {
         size_t pickle_size = is_written ? (size_t)PyBytes_GET_SIZE(writer->bytes) : 0;
 
-        for (size_t i = 0; writer->memo.count && i < writer->memo.capacity; i++)
-                Py_XDECREF((PyObject *)(uintptr_t)writer->memo.pairs[i].key);
+        for (size_t i = 0; i < writer->memo.count; i++)
+                Py_DECREF((PyObject *)(uintptr_t)writer->memo.pairs[i].key);
         Py_XDECREF(writer->bytes);
         Py_XDECREF(writer->storages);
         plain_give_spare(writer, pickle_size);

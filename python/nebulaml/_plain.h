@@ -24,12 +24,13 @@ enum {
         OP_PERSID = 'Q', OP_PROTO = 0x80,
 };
 
-/* A hash table of numbers; 0 is no key. */
+/* Numbers by numbers. What is searched is small, so that it stays in the caches. */
 struct table {
         struct pair {
                 uint64_t key, value;
-        } *pairs;
-        size_t count, capacity; /* a power of two */
+        } *pairs;         /* in the order in which they came */
+        uint32_t *places; /* by hash: 1 + the number of a pair, or 0 */
+        size_t count, capacity; /* of places: a power of two, twice that of pairs */
 };
 
 struct stored {
@@ -84,8 +85,8 @@ void put_int(struct writer *writer, int64_t value); /* needs room for 11 bytes *
 /* Gives what was written last the next memo number. Needs room for 5 bytes. */
 uint64_t put_memo(struct writer *writer);
 void put_get(struct writer *writer, uint64_t number);
-/* Where `key` is, or would be; the table has room for one pair at least. */
-struct pair *table_place(const struct table *table, uint64_t key);
+/* NULL: there is none. */
+struct pair *table_find(const struct table *table, uint64_t key);
 /* The pair of `key`, a new one with value 0 when *ret_is_new; NULL with a Python error. */
 struct pair *table_at(struct table *table, uint64_t key, bool *ret_is_new);
 /* The tables of the pickle before, empty, into a new writer. Returns the size of that pickle, 0 when there was none. */

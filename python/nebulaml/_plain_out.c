@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define SPARE_COUNT_MAX (1u << 16)  /* 1 MiB for each table */
+#define SPARE_COUNT_MAX (1u << 16)  /* 768 KiB for each table */
 #define SPARE_PICKLE_MAX (4u << 20)
 
 static uint64_t hash(uint64_t key)
@@ -12,45 +12,64 @@ static uint64_t hash(uint64_t key)
         return key ^ key >> 32;
 }
 
-struct pair *table_place(const struct table *table, uint64_t key)
+/* Where the number of the pair with `key` stands, or 0 where it would stand. */
+static uint32_t *table_place(const struct table *table, uint64_t key)
 {
         size_t i = (size_t)hash(key) & (table->capacity - 1);
 
-        while (table->pairs[i].key && table->pairs[i].key != key)
+        while (table->places[i] && table->pairs[table->places[i] - 1].key != key)
                 i = (i + 1) & (table->capacity - 1);
-        return &table->pairs[i];
+        return &table->places[i];
+}
+
+struct pair *table_find(const struct table *table, uint64_t key)
+{
+        uint32_t place = table->count > 0 ? *table_place(table, key) : 0;
+
+        return place ? &table->pairs[place - 1] : NULL;
+}
+
+static void table_done(struct table *table)
+{
+        PyMem_Free(table->pairs);
+        PyMem_Free(table->places);
 }
 
 static bool table_grow(struct table *table)
 {
         struct table larger = { .count = table->count, .capacity = table->capacity ? 2 * table->capacity : 256 };
 
-        larger.pairs = PyMem_Calloc(larger.capacity, sizeof *larger.pairs);
-        if (!larger.pairs) {
+        if (larger.capacity <= UINT32_MAX) {
+                larger.pairs = PyMem_Malloc(larger.capacity / 2 * sizeof *larger.pairs);
+                larger.places = PyMem_Calloc(larger.capacity, sizeof *larger.places);
+        }
+        if (!larger.pairs || !larger.places) {
+                table_done(&larger);
                 PyErr_NoMemory();
                 return false;
         }
-        for (size_t i = 0; i < table->capacity; i++)
-                if (table->pairs[i].key)
-                        *table_place(&larger, table->pairs[i].key) = table->pairs[i];
-        PyMem_Free(table->pairs);
+        for (size_t i = 0; i < table->count; i++) {
+                larger.pairs[i] = table->pairs[i];
+                *table_place(&larger, larger.pairs[i].key) = (uint32_t)i + 1;
+        }
+        table_done(table);
         *table = larger;
         return true;
 }
 
 struct pair *table_at(struct table *table, uint64_t key, bool *ret_is_new)
 {
-        struct pair *pair;
+        uint32_t *place;
 
         if (2 * table->count >= table->capacity && !table_grow(table))
                 return NULL;
-        pair = table_place(table, key);
-        *ret_is_new = pair->key == 0;
+        place = table_place(table, key);
+        *ret_is_new = *place == 0;
         if (*ret_is_new) {
-                *pair = (struct pair){ key, 0 };
-                table->count++;
+                table->pairs[table->count] = (struct pair){ key, 0 };
+                *place = (uint32_t)++table->count;
         }
-        return pair;
+        return &table->pairs[*place - 1];
 }
 
 /* Tables of the last pickle, empty: to make them anew, page by page, costs as much as to fill them. Guarded by the GIL;
@@ -61,14 +80,25 @@ static struct {
         size_t stored_capacity, pickle_size;
 } spare;
 
+/* Emptied here and not when it was given: that brings it into the caches. */
+static struct table table_take(struct table *spare_table)
+{
+        struct table table = *spare_table;
+
+        *spare_table = (struct table){ 0 };
+        table.count = 0;
+        if (table.capacity > 0)
+                memset(table.places, 0, table.capacity * sizeof *table.places);
+        return table;
+}
+
 size_t plain_take_spare(struct writer *writer)
 {
-        writer->memo = spare.memo;
-        writer->by_cdata = spare.by_cdata;
-        writer->dtype_at = spare.dtype_at;
+        writer->memo = table_take(&spare.memo);
+        writer->by_cdata = table_take(&spare.by_cdata);
+        writer->dtype_at = table_take(&spare.dtype_at);
         writer->stored = spare.stored;
         writer->stored_capacity = spare.stored_capacity;
-        spare.memo = spare.by_cdata = spare.dtype_at = (struct table){ 0 };
         spare.stored = NULL;
         spare.stored_capacity = 0;
         return spare.pickle_size;
@@ -81,11 +111,9 @@ static void table_give(struct table *to, struct table *table)
 
         if (table->capacity > to->capacity && table->capacity <= SPARE_COUNT_MAX) {
                 smaller = *to;
-                if (table->count)
-                        memset(table->pairs, 0, table->capacity * sizeof *table->pairs);
-                *to = (struct table){ .pairs = table->pairs, .capacity = table->capacity };
+                *to = *table;
         }
-        PyMem_Free(smaller.pairs);
+        table_done(&smaller);
 }
 
 void plain_give_spare(struct writer *writer, size_t pickle_size)
@@ -157,15 +185,11 @@ void put_get(struct writer *writer, uint64_t number)
 
 bool write_known(struct writer *writer, const PyObject *object)
 {
-        const struct pair *pair;
+        const struct pair *pair = table_find(&writer->memo, (uint64_t)(uintptr_t)object);
 
-        if (writer->memo.count == 0)
-                return false;
-        pair = table_place(&writer->memo, (uint64_t)(uintptr_t)object);
-        if (!pair->key)
-                return false;
-        put_get(writer, pair->value);
-        return true;
+        if (pair)
+                put_get(writer, pair->value);
+        return pair != NULL;
 }
 
 enum outcome memoize(struct writer *writer, PyObject *object)

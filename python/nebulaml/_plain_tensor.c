@@ -145,7 +145,7 @@ static enum outcome write_key(struct writer *writer, Py_ssize_t index, uint64_t 
                 text = number ? PyObject_Str(number) : NULL;
                 outcome = text ? write_text(writer, text) : FAILED;
                 if (outcome == WRITTEN)
-                        *ret_memo = table_place(&writer->memo, (uint64_t)(uintptr_t)text)->value;
+                        *ret_memo = table_find(&writer->memo, (uint64_t)(uintptr_t)text)->value;
                 Py_XDECREF(number);
                 Py_XDECREF(text);
                 return outcome;
