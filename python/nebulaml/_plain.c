@@ -22,39 +22,51 @@
 #include <string.h>
 
 #define BATCH_COUNT 1000
+#define AHEAD_COUNT 8
 
 static enum outcome write_object(struct writer *writer, PyObject *object);
 
 /*
- * Training has pushed what describes the tensors out of the caches, and each lies somewhere else: a value, what it
- * points to, and what that points to. Asked for some items before they are needed, they come all at once.
+ * Training has pushed what describes the tensors out of the caches and, with it, where their pages are. Each lies somewhere
+ * else: a value, what it points to, and what that points to. Asked for a batch at a time, they come all at once; one by
+ * one, each would wait for the page of the one before.
  */
 struct ahead {
         PyObject *dict;
-        Py_ssize_t values, tensors, storages; /* positions in the dict, each some items behind the one before */
+        Py_ssize_t values, tensors, storages; /* positions in the dict, each a batch behind the one before */
         int step;
 };
 
-static void ahead_step(struct ahead *ahead)
+static void ahead_batch(PyObject *dict, Py_ssize_t *position, void (*fetch)(PyObject *key, PyObject *value))
 {
         PyObject *key, *value;
 
-        ahead->step++;
-        if (PyDict_Next(ahead->dict, &ahead->values, &key, &value)) {
-                __builtin_prefetch(key);
-                __builtin_prefetch(value);
-        }
-        if (ahead->step > 4 && PyDict_Next(ahead->dict, &ahead->tensors, &key, &value))
-                tensor_fetch(value);
-        if (ahead->step > 8 && PyDict_Next(ahead->dict, &ahead->storages, &key, &value))
-                tensor_fetch_storage(value);
+        for (int i = 0; i < AHEAD_COUNT && PyDict_Next(dict, position, &key, &value); i++)
+                fetch(key, value);
+}
+
+static void value_fetch(PyObject *key, PyObject *value)
+{
+        __builtin_prefetch(key);
+        __builtin_prefetch(value);
+}
+
+static void ahead_step(struct ahead *ahead)
+{
+        if (ahead->step++ % AHEAD_COUNT > 0)
+                return;
+        if (ahead->step > 2 * AHEAD_COUNT)
+                ahead_batch(ahead->dict, &ahead->storages, tensor_fetch_storage);
+        if (ahead->step > AHEAD_COUNT)
+                ahead_batch(ahead->dict, &ahead->tensors, tensor_fetch);
+        ahead_batch(ahead->dict, &ahead->values, value_fetch);
 }
 
 static struct ahead ahead_begin(PyObject *dict)
 {
         struct ahead ahead = { .dict = dict };
 
-        while (ahead.step < 12)
+        while (ahead.step < 3 * AHEAD_COUNT)
                 ahead_step(&ahead);
         return ahead;
 }

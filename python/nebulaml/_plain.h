@@ -107,7 +107,7 @@ enum outcome write_float(struct writer *writer, PyObject *number);
 bool plain_load(void);
 enum outcome write_tensor(struct writer *writer, PyObject *tensor);
 /* Hints to the caches: what an ordinary tensor, if it is one, points to, and later what that points to. */
-void tensor_fetch(PyObject *value);
-void tensor_fetch_storage(PyObject *value);
+void tensor_fetch(PyObject *key, PyObject *value);
+void tensor_fetch_storage(PyObject *key, PyObject *value);
 
 #endif

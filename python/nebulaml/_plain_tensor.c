@@ -443,7 +443,7 @@ static const char *tensor_words(PyObject *value)
         return ((const char *const *)value)[known.tensor_word];
 }
 
-void tensor_fetch(PyObject *value)
+void tensor_fetch(PyObject *key, PyObject *value)
 {
         const char *words = tensor_words(value);
 
@@ -451,7 +451,7 @@ void tensor_fetch(PyObject *value)
                 __builtin_prefetch(words + 64 * line);
 }
 
-void tensor_fetch_storage(PyObject *value)
+void tensor_fetch_storage(PyObject *key, PyObject *value)
 {
         const char *const *words = (const char *const *)(const void *)tensor_words(value);
 
