@@ -2,8 +2,7 @@
  * _checkpoint.c - Checkpoint: one checkpoint that is written, or was found.
  *
  * save_pickle(name, pickle, storages, on_failure, unprotectable, filler), and save_ranges without a pickle: storages is a
- * list of tuples that begin with (address, size in bytes); whatever else they
- * hold keeps the memory alive, and is held until the bytes are copied, which may
+ * Ranges, whose owners are held until the bytes are copied, which may
  * be after the call has returned. on_failure(exception) is called, on any
  * thread, when that fails; it may be None. unprotectable: None, or a byte for
  * each storage, not 0 where a device may write to it. filler: None, or what writes the storages whose address is
@@ -11,6 +10,7 @@
  * filler.finish() returns when it is done, after the call if filler.overlap is true; either may raise.
  */
 #include "_nebula.h"
+#include "_ranges.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -52,34 +52,6 @@ static void checkpoint_dealloc(PyObject *object)
         Py_DECREF(type);
 }
 
-/* New array of ranges from a list of (address, size, ...). */
-static struct nebula_range *ranges_of(PyObject *storages, size_t *ret_count)
-{
-        Py_ssize_t count = PyList_GET_SIZE(storages);
-        struct nebula_range *ranges = PyMem_Calloc((size_t)count + 1, sizeof *ranges);
-
-        if (!ranges)
-                return (struct nebula_range *)PyErr_NoMemory();
-        for (Py_ssize_t i = 0; i < count; i++) {
-                PyObject *entry = PyList_GET_ITEM(storages, i);
-
-                if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) < 2) {
-                        PyErr_SetString(PyExc_TypeError, "storages must be a list of (address, size, ...)");
-                        goto failed;
-                }
-                if (PyTuple_GET_ITEM(entry, 0) != Py_None)
-                        ranges[i].data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(entry, 0));
-                ranges[i].size = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(entry, 1));
-                if (PyErr_Occurred())
-                        goto failed;
-        }
-        *ret_count = (size_t)count;
-        return ranges;
-failed:
-        PyMem_Free(ranges);
-        return NULL;
-}
-
 static atomic_bool interpreter_leaves;
 
 void checkpoint_leave(void)
@@ -94,7 +66,8 @@ bool checkpoint_has_left(void)
 
 /* What a save holds until its bytes are copied. */
 struct kept {
-        PyObject *storages, *on_failure, *filler;
+        struct ranges *storages;
+        PyObject *on_failure, *filler;
         PyObject *interruption; /* what filler raised that is no Exception, say KeyboardInterrupt; or NULL */
 };
 
@@ -169,7 +142,7 @@ static enum nebula_status kept_fill(void *argument, void *image, uint64_t image_
 {
         PyGILState_STATE state = PyGILState_Ensure();
         struct kept *kept = argument;
-        PyObject *list = PyList_New(PyList_GET_SIZE(kept->storages)), *result;
+        PyObject *list = PyList_New((Py_ssize_t)kept->storages->count), *result;
         enum nebula_status status;
 
         for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
@@ -202,18 +175,15 @@ static enum nebula_status kept_filled(void *argument, struct nebula_error *ret_e
         return status;
 }
 
-static struct kept *kept_new(PyObject *storages, PyObject *on_failure, PyObject *filler)
+static struct kept *kept_new(struct ranges *storages, PyObject *on_failure, PyObject *filler)
 {
         struct kept *kept = PyMem_RawCalloc(1, sizeof *kept);
 
         if (!kept)
                 return (struct kept *)PyErr_NoMemory();
-        /* A copy of the list that nobody else can change while the GIL is released. */
-        kept->storages = PyList_GetSlice(storages, 0, PyList_GET_SIZE(storages));
-        if (!kept->storages) {
-                PyMem_RawFree(kept);
-                return NULL;
-        }
+        storages->is_fixed = true;
+        Py_INCREF(storages);
+        kept->storages = storages;
         kept->on_failure = Py_NewRef(on_failure);
         kept->filler = Py_NewRef(filler);
         return kept;
@@ -235,43 +205,38 @@ static bool take_filler(PyObject *filler, struct nebula_keep *keep)
 }
 
 /* The ranges of `storages`, by the call that fits: as a pickle's storages, or one behind the other. Takes no reference. */
-static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pickle, PyObject *storages,
+static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pickle, struct ranges *storages,
                            PyObject *on_failure, const Py_buffer *unprotectable, PyObject *filler)
 {
         struct nebula_keep keep = { .release = kept_release, .is_unprotectable = unprotectable->buf };
         struct nebula_error error = { 0 };
-        enum nebula_status status = NEBULA_INVALID;
-        struct nebula_range *ranges = NULL;
-        struct kept *kept = kept_new(storages, on_failure, filler);
-        size_t count = 0;
+        enum nebula_status status;
+        struct kept *kept;
 
-        if (kept && !take_filler(filler, &keep)) {
-                kept_free(kept);
-                kept = NULL;
-        }
-
-        if (kept)
-                ranges = ranges_of(kept->storages, &count);
-        if (ranges && unprotectable->buf && (size_t)unprotectable->len != count) {
+        if (unprotectable->buf && (size_t)unprotectable->len != storages->count) {
                 PyErr_SetString(PyExc_ValueError, "unprotectable must have a byte for each storage");
-        } else if (ranges) {
-                keep.argument = kept;
-                Py_BEGIN_ALLOW_THREADS
-                if (pickle)
-                        status = nebula_checkpoint_save_pickle_kept(handle_of(self), name, pickle->buf, (size_t)pickle->len,
-                                                                    ranges, count, &keep, &error);
-                else
-                        status = nebula_checkpoint_save_bytes_kept(handle_of(self), name, ranges, count, &keep, &error);
-                Py_END_ALLOW_THREADS
-                if (status != NEBULA_OK && kept->interruption)
-                        PyErr_SetObject((PyObject *)Py_TYPE(kept->interruption), kept->interruption);
-                else if (status != NEBULA_OK)
-                        nebula_raise(&error);
+                return NULL;
         }
-        if (kept && status != NEBULA_OK)
-                kept_free(kept);
-        PyMem_Free(ranges);
-        return status == NEBULA_OK ? Py_NewRef(Py_None) : NULL;
+        kept = take_filler(filler, &keep) ? kept_new(storages, on_failure, filler) : NULL;
+        if (!kept)
+                return NULL;
+        keep.argument = kept;
+        Py_BEGIN_ALLOW_THREADS
+        if (pickle)
+                status = nebula_checkpoint_save_pickle_kept(handle_of(self), name, pickle->buf, (size_t)pickle->len,
+                                                            storages->ranges, storages->count, &keep, &error);
+        else
+                status = nebula_checkpoint_save_bytes_kept(handle_of(self), name, storages->ranges, storages->count, &keep,
+                                                           &error);
+        Py_END_ALLOW_THREADS
+        if (status == NEBULA_OK)
+                Py_RETURN_NONE;
+        if (kept->interruption)
+                PyErr_SetObject((PyObject *)Py_TYPE(kept->interruption), kept->interruption);
+        else
+                nebula_raise(&error);
+        kept_free(kept);
+        return NULL;
 }
 
 static PyObject *checkpoint_save_pickle(PyObject *self, PyObject *arguments)
@@ -280,10 +245,10 @@ static PyObject *checkpoint_save_pickle(PyObject *self, PyObject *arguments)
         Py_buffer pickle, unprotectable = { 0 };
         const char *name;
 
-        if (!PyArg_ParseTuple(arguments, "sy*O!|Oz*O", &name, &pickle, &PyList_Type, &storages, &on_failure, &unprotectable,
+        if (!PyArg_ParseTuple(arguments, "sy*O!|Oz*O", &name, &pickle, ranges_type, &storages, &on_failure, &unprotectable,
                               &filler))
                 return NULL;
-        result = save_kept(self, name, &pickle, storages, on_failure, &unprotectable, filler);
+        result = save_kept(self, name, &pickle, (struct ranges *)storages, on_failure, &unprotectable, filler);
         if (unprotectable.obj)
                 PyBuffer_Release(&unprotectable);
         PyBuffer_Release(&pickle);
@@ -317,9 +282,9 @@ static PyObject *checkpoint_save_ranges(PyObject *self, PyObject *arguments)
         Py_buffer unprotectable = { 0 };
         const char *name;
 
-        if (!PyArg_ParseTuple(arguments, "sO!|Oz*O", &name, &PyList_Type, &parts, &on_failure, &unprotectable, &filler))
+        if (!PyArg_ParseTuple(arguments, "sO!|Oz*O", &name, ranges_type, &parts, &on_failure, &unprotectable, &filler))
                 return NULL;
-        result = save_kept(self, name, NULL, parts, on_failure, &unprotectable, filler);
+        result = save_kept(self, name, NULL, (struct ranges *)parts, on_failure, &unprotectable, filler);
         if (unprotectable.obj)
                 PyBuffer_Release(&unprotectable);
         return result;
@@ -457,9 +422,9 @@ static PyObject *checkpoint_tag(PyObject *self, void *closure)
 }
 
 static PyMethodDef checkpoint_methods[] = {
-        { "save_pickle", checkpoint_save_pickle, METH_VARARGS, "save_pickle(name, pickle, [(address, size, ...)], on_failure, unprotectable, filler)" },
+        { "save_pickle", checkpoint_save_pickle, METH_VARARGS, "save_pickle(name, pickle, Ranges, on_failure, unprotectable, filler)" },
         { "save_bytes", checkpoint_save_bytes, METH_VARARGS, "save_bytes(name, data)" },
-        { "save_ranges", checkpoint_save_ranges, METH_VARARGS, "save_ranges(name, [(address, size, ...)]): one behind the other" },
+        { "save_ranges", checkpoint_save_ranges, METH_VARARGS, "save_ranges(name, Ranges): one behind the other" },
         { "publish", checkpoint_publish, METH_VARARGS, "publish(name or None, path, staging or None)" },
         { "commit", checkpoint_commit, METH_NOARGS, "Closes this rank's part." },
         { "fail", checkpoint_fail, METH_O, "fail(reason): gives this checkpoint up." },

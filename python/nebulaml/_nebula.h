@@ -2,7 +2,8 @@
  * _nebula.h - what the files of the extension module share.
  *
  * The extension is a thin skin over include/nebula.h: three types (Session,
- * Checkpoint, Map) whose methods are its functions one to one. Policy lives in
+ * Checkpoint, Map) whose methods are its functions one to one, and what a save
+ * takes: pickles (_pickling.h) and ranges of memory (_ranges.h). Policy lives in
  * the Python files beside it.
  *
  * Threads: every call into the C library that may wait runs without the GIL.

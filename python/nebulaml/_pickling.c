@@ -18,8 +18,7 @@
  * with the TypedStorage or UntypedStorage; it returns (its UntypedStorage, the
  * CPU storage to copy from, dtype or None, storage type, location, numel).
  *
- * After dump, .storages is a list of (address, size in bytes, storage, owner) in
- * the order of the keys "0", "1", ...; the last two keep the memory alive.
+ * After dump, .storages is a Ranges in the order of the keys "0", "1", ...; the storages own them.
  *
  * Threads: the GIL is held throughout; one pickler is used once.
  */
@@ -49,6 +48,7 @@ static void storage_ref_dealloc(PyObject *self)
         PyTypeObject *type = Py_TYPE(self);
 
         Py_XDECREF(((struct storage_ref *)self)->pid);
+        Py_XDECREF(((struct storage_ref *)self)->owner);
         type->tp_free(self);
         Py_DECREF(type);
 }
@@ -88,7 +88,7 @@ static int pickler_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         if (!PyArg_ParseTuple(arguments, "OO", &file, &describe) || reduce_load_torch() < 0)
                 return -1;
         Py_XSETREF(pickler->describe, Py_NewRef(describe));
-        Py_XSETREF(pickler->storages, PyList_New(0));
+        Py_XSETREF(pickler->storages, ranges_new());
         Py_XSETREF(pickler->refs, PyDict_New());
         Py_XSETREF(pickler->dtype_at, PyDict_New());
         base_arguments = PyTuple_Pack(1, file);
@@ -142,7 +142,7 @@ static void pickler_dealloc(PyObject *self)
 static PyObject *pickler_storages(PyObject *self, void *closure)
 {
         (void)closure;
-        return Py_NewRef(part(self)->storages);
+        return Py_NewRef((PyObject *)part(self)->storages);
 }
 
 /* The memo keeps every object alive until the end, so the cycle collector would run often and find nothing. */
@@ -169,7 +169,7 @@ static PyMethodDef pickler_methods[] = {
 };
 
 static PyGetSetDef pickler_getset[] = {
-        { "storages", pickler_storages, NULL, "(address, size in bytes, storage, owner) of each storage, by key.", NULL },
+        { "storages", pickler_storages, NULL, "A Ranges of the storages, by key.", NULL },
         { NULL, NULL, NULL, NULL, NULL },
 };
 

@@ -10,17 +10,20 @@
 #include <Python.h>
 #include <stdbool.h>
 
+#include "_ranges.h"
+
 /* What a tensor's arguments hold in place of its storage until persistent_id sees it. */
 struct storage_ref {
         PyObject_HEAD
-        PyObject *pid; /* the finished persistent id */
+        PyObject *pid;   /* the finished persistent id */
+        PyObject *owner; /* held, so that no other storage takes its cdata; or NULL */
         bool used;
 };
 
 /* Our part of a pickler; it lies behind its base's. */
 struct pickler {
         PyObject *describe;
-        PyObject *storages;   /* list of (address, size in bytes, storage, owner) */
+        struct ranges *storages;
         PyObject *refs;       /* cdata -> storage_ref */
         PyObject *dtype_at;   /* address -> dtype, for the check that torch.save makes */
 };

@@ -294,7 +294,7 @@ static void writer_done(struct writer *writer, bool is_written)
         for (size_t i = 0; i < writer->memo.count; i++)
                 Py_DECREF((PyObject *)(uintptr_t)writer->memo.pairs[i].key);
         Py_XDECREF(writer->bytes);
-        Py_XDECREF(writer->storages);
+        Py_XDECREF((PyObject *)writer->storages);
         plain_give_spare(writer, pickle_size);
 }
 
@@ -325,7 +325,7 @@ PyObject *plain_dump(PyObject *module, PyObject *arguments)
                 return NULL;
         writer.takes_cuda = takes_cuda;
         writer.bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)plain_take_spare(&writer) + (1 << 14));
-        writer.storages = PyList_New(0);
+        writer.storages = ranges_new();
         enabled = PyGC_Disable(); /* it would find nothing: all that is made here is in use */
         if (writer.bytes && writer.storages) {
                 writer.at = PyBytes_AS_STRING(writer.bytes);
@@ -333,7 +333,7 @@ PyObject *plain_dump(PyObject *module, PyObject *arguments)
                 outcome = write_all(&writer, object);
         }
         if (outcome == WRITTEN)
-                result = PyTuple_Pack(2, writer.bytes, writer.storages);
+                result = PyTuple_Pack(2, writer.bytes, (PyObject *)writer.storages);
         else if (outcome == NOT_PLAIN)
                 result = Py_NewRef(Py_None);
         writer_done(&writer, outcome == WRITTEN);

@@ -12,6 +12,7 @@
 #define NB_PYTHON_PLAIN_H
 
 #include "_pickling.h"
+#include "_ranges.h"
 
 #include <stdint.h>
 
@@ -35,8 +36,7 @@ struct table {
 
 struct stored {
         uint64_t key_memo; /* where the pickle keeps this storage's key */
-        size_t row;
-        Py_ssize_t element_count;
+        size_t row;        /* of known.dtypes */
 };
 
 struct writer {
@@ -46,9 +46,9 @@ struct writer {
         struct table memo;      /* address of an object -> its memo number */
         struct table by_cdata;  /* a storage -> its index in `stored` */
         struct table dtype_at;  /* address of memory -> 1 + its row of known.dtypes */
-        struct stored *stored;
+        struct ranges *storages; /* as TorchPickler.storages */
+        struct stored *stored;   /* what else is known of each */
         size_t stored_capacity;
-        PyObject *storages;     /* as TorchPickler.storages */
         bool takes_cuda;        /* tensors on a GPU are plain too: nobody will read from their address */
 };
 

@@ -166,8 +166,8 @@ static enum outcome write_key(struct writer *writer, Py_ssize_t index, uint64_t 
 static enum outcome add_storage(struct writer *writer, PyObject *storage, int64_t size, size_t row,
                                 struct stored *ret_stored)
 {
-        Py_ssize_t index = PyList_GET_SIZE(writer->storages);
-        PyObject *address = PyObject_CallOneArg(known.data_ptr, storage), *entry;
+        Py_ssize_t index = (Py_ssize_t)writer->storages->count;
+        PyObject *address = PyObject_CallOneArg(known.data_ptr, storage);
         struct pair *dtype_at = NULL;
         enum outcome outcome = FAILED;
         bool is_new;
@@ -184,15 +184,10 @@ static enum outcome add_storage(struct writer *writer, PyObject *storage, int64_
                 }
                 dtype_at->value = row + 1;
         }
-        entry = Py_BuildValue("(OLOO)", address, (long long)size, storage, storage);
-        if (!entry || PyList_Append(writer->storages, entry) < 0) {
-                Py_XDECREF(entry);
+        if (!ranges_add(writer->storages, PyLong_AsVoidPtr(address), (uint64_t)size, storage))
                 goto out;
-        }
-        Py_DECREF(entry);
         outcome = write_key(writer, index, &ret_stored->key_memo);
         ret_stored->row = row;
-        ret_stored->element_count = (Py_ssize_t)size / known.dtypes[row].item_size;
 out:
         Py_DECREF(address);
         return outcome;
@@ -278,7 +273,7 @@ static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_
                 return outcome;
         if (!room(writer, 18))
                 return FAILED;
-        put_int(writer, stored->element_count);
+        put_int(writer, (int64_t)writer->storages->ranges[pair->value].size / known.dtypes[row].item_size);
         put(writer, OP_TUPLE);
         put_memo(writer);
         put(writer, OP_PERSID);

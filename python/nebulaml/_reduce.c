@@ -128,25 +128,25 @@ static int check_dtype(struct pickler *pickler, PyObject *address, PyObject *dty
 static PyObject *add_storage(struct pickler *pickler, PyObject *cdata, PyObject *storage, PyObject *owner, PyObject *dtype,
                              PyObject *storage_type, PyObject *location, PyObject *count)
 {
-        PyObject *address = NULL, *size = NULL, *entry = NULL, *number = NULL, *key = NULL;
+        PyObject *address = NULL, *size = NULL, *number = NULL, *key = NULL;
         struct storage_ref *ref = NULL;
         bool done = false;
 
         address = PyObject_CallMethodNoArgs(storage, torch.data_ptr);
         size = address ? PyObject_CallMethodNoArgs(storage, torch.nbytes) : NULL;
-        entry = size ? PyTuple_Pack(4, address, size, storage, owner) : NULL;
-        number = entry ? PyLong_FromSsize_t(PyList_GET_SIZE(pickler->storages)) : NULL;
+        number = size ? PyLong_FromSize_t(pickler->storages->count) : NULL;
         key = number ? PyObject_Str(number) : NULL; /* as torch: a text of one digit is an object that the program may hold too */
         if (!key || (dtype && check_dtype(pickler, address, dtype) < 0))
                 goto out;
         ref = pickling_storage_ref(PyTuple_Pack(5, torch.str_storage, storage_type, key, location, count));
         if (!ref || PyDict_SetItem(pickler->refs, cdata, (PyObject *)ref) < 0)
                 goto out;
-        done = PyList_Append(pickler->storages, entry) == 0;
+        ref->owner = Py_NewRef(owner);
+        done = ranges_add(pickler->storages, PyLong_AsVoidPtr(address), PyLong_AsUnsignedLongLong(size), storage) &&
+               !PyErr_Occurred();
 out:
         Py_XDECREF(address);
         Py_XDECREF(size);
-        Py_XDECREF(entry);
         Py_XDECREF(number);
         Py_XDECREF(key);
         if (!done)

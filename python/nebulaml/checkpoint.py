@@ -170,7 +170,7 @@ class Checkpoint:
             flags = pickling.unprotectable(taken.storages)
             self._open().save_pickle(name, taken.pickle, taken.storages, lost, flags, taken.filler)
 
-    def _save_ranges(self, name: str, taken: tuple[list[tuple[Any, ...]], bool]) -> None:
+    def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool]) -> None:
         from . import device, pickling
 
         ranges, overlap = taken

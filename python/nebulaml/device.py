@@ -179,8 +179,8 @@ def covers(storage: Any) -> bool:
     return backend is not None and isinstance(storage, torch.UntypedStorage) and backend.place(storage) is not None
 
 
-def plan(ranges: list[tuple[Any, ...]], overlap: bool) -> Filler | None:
-    """Takes the ranges (address, size, owner, ...) that lie on devices out of the hands of C: their address becomes None.
+def plan(ranges: _nebula.Ranges, overlap: bool) -> Filler | None:
+    """Takes the ranges that lie on devices out of the hands of C: their address becomes None.
 
     Returns what fills them, for _nebula's save; None when there are none.
     """
@@ -188,14 +188,14 @@ def plan(ranges: list[tuple[Any, ...]], overlap: bool) -> Filler | None:
     if backend is None:
         return None
     groups: dict[Hashable, list[_Part]] = {}
-    for index, entry in enumerate(ranges):
-        size, owner, offset = entry[1], entry[2], 0
+    for index, (_, size, owner) in enumerate(ranges):
+        offset = 0
         if isinstance(owner, torch.Tensor):
             owner, offset = owner.untyped_storage(), owner.storage_offset() * owner.element_size()
         place = backend.place(owner) if size > 0 and isinstance(owner, torch.UntypedStorage) else None
         if place is not None:
             groups.setdefault(place, []).append(_Part(index, owner, offset, size))
-            ranges[index] = (None, *entry[1:])
+            ranges.leave_out(index)
     return Filler(backend, groups, overlap) if groups else None
 
 

@@ -19,10 +19,10 @@ __all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
 
 
 class Capture(NamedTuple):
-    """``storages[k]`` begins with (address, size in bytes) of the storage with key k, and keeps it alive."""
+    """``storages[k]`` is (address, size in bytes, owner) of the storage with key k."""
 
     pickle: bytes | memoryview
-    storages: list[tuple[Any, ...]]
+    storages: _nebula.Ranges
     whole: bool = False  # `pickle` is a finished file instead
     filler: device.Filler | None = None  # what copies those storages whose address is None
 
@@ -53,12 +53,12 @@ def _describer() -> Any:
     return describe
 
 
-def _dump(obj: Any) -> tuple[bytes | memoryview, list[tuple[Any, ...]]]:
+def _dump(obj: Any) -> tuple[bytes | memoryview, _nebula.Ranges]:
     plain = _nebula.plain_dump(obj, device.takes_cuda())
     return _pickled(obj) if plain is None else plain
 
 
-def _pickled(obj: Any) -> tuple[memoryview, list[tuple[Any, ...]]]:
+def _pickled(obj: Any) -> tuple[memoryview, _nebula.Ranges]:
     file = io.BytesIO()
     pickler = _nebula.TorchPickler(file, _describer())
     pickler.dump(obj)
@@ -78,32 +78,32 @@ def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
         whole = _with_torch(obj)
         if whole is None:
             raise _explain(obj, name, failure) from failure
-        return Capture(whole, [], True)
+        return Capture(whole, _nebula.Ranges(), True)
     return Capture(pickle, storages, False, device.plan(storages, overlap))
 
 
-def ranges(parts: Any, name: str) -> list[tuple[Any, ...]]:
+def ranges(parts: Any, name: str) -> _nebula.Ranges:
     """(address, size, owner) of each part, a bytes-like object or a contiguous tensor; the owner keeps it alive.
 
     The address is None where device.plan finds the tensor on a device.
     """
-    found: list[tuple[Any, ...]] = []
+    found = _nebula.Ranges()
     for index, part in enumerate(parts):
         if isinstance(part, torch.Tensor):
             if not part.is_contiguous():
                 raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
             part = part.detach()
             if device.covers(part.untyped_storage()):
-                found.append((None, part.numel() * part.element_size(), part))
+                found.append(None, part.numel() * part.element_size(), part)
                 continue
             if part.device.type != "cpu":
                 part = part.cpu()
-            found.append((part.data_ptr(), part.numel() * part.element_size(), part))
+            found.append(part.data_ptr(), part.numel() * part.element_size(), part)
         else:
             data = memoryview(part)  # the owner: while it lives, nothing moves or resizes the bytes
             if not data.contiguous:
                 raise NebulaConfigError(f"part {index} of {name!r} is a buffer that is not contiguous")
-            found.append((_nebula.address_of(data), data.nbytes, data))
+            found.append(_nebula.address_of(data), data.nbytes, data)
     return found
 
 
@@ -121,12 +121,12 @@ def file_parts(template: torch.Tensor, tensor: torch.Tensor) -> tuple[list[Any],
     return [before, tensor, after], len(before) + size + len(after)
 
 
-def unprotectable(storages: list[tuple[Any, ...]]) -> bytes | None:
+def unprotectable(storages: _nebula.Ranges) -> bytes | None:
     """A byte for each storage, 1 for pinned memory: devices write there past the page tables, so that a copy-on-write
     capture would miss it. None: there is none."""
     if not torch.cuda.is_initialized():
         return None
-    flags = bytes(_is_pinned(entry[2]) for entry in storages)
+    flags = bytes(_is_pinned(owner) for _, _, owner in storages)
     return flags if any(flags) else None
 
 

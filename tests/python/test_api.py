@@ -10,7 +10,7 @@ import time
 import nebulaml
 import pytest
 import torch
-from nebulaml import engine, ranks
+from nebulaml import _nebula, engine, pickling, ranks
 from nebulaml.errors import NebulaConfigError, NebulaNotFound, NebulaTimeout, NebulaUnavailable
 
 
@@ -177,6 +177,18 @@ def test_saving_a_name_again_replaces_it(nm):
     checkpoint.save("m.pt", 1)
     checkpoint.save("m.pt", 2)
     assert checkpoint.commit() and checkpoint.load("m.pt") == 2
+
+
+def test_ranges_that_are_saved_change_no_more(nm):
+    ranges = pickling.ranges([b"x" * 100, torch.full((5,), 7, dtype=torch.uint8)], "raw")
+    handle = engine.session().begin("ranges", _nebula.FILES_OPEN)
+    handle.save_ranges("raw", ranges)
+    for change in (lambda: ranges.append(None, 0, None), lambda: ranges.leave_out(0)):
+        with pytest.raises(RuntimeError, match="change no more"):
+            change()
+    handle.commit()
+    assert len(ranges) == 2 and ranges[0][0] is not None
+    assert nebulaml.get_checkpoint(tag="ranges").read_bytes("raw") == b"x" * 100 + b"\x07" * 5
 
 
 def test_a_second_object_for_a_tag_adds_files(nm):

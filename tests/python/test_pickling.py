@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import io
 import pickle
 import sys
@@ -131,7 +132,6 @@ def test_hooks_warn_as_in_torch_save_and_are_left_out():
 
 
 def test_the_pickler_frees_everything_it_held():
-    import gc
     import weakref
 
     obj = {"a": torch.ones(10), "h": Holder()}
@@ -219,6 +219,40 @@ def test_the_plain_way_frees_everything_it_held():
             _nebula.plain_dump(obj)
     del obj
     assert counts == [sys.getrefcount(value) for value in (key, tensor, values, *values)]
+
+
+def test_the_plain_way_makes_no_work_for_the_cycle_collector():
+    state = {f"k{i}": torch.zeros(1) for i in range(2000)}
+    _nebula.plain_dump(state)  # torch makes an object for each storage, once
+    gc.collect()
+    gc.disable()
+    try:
+        taken = _nebula.plain_dump(state)
+        assert gc.get_count()[0] < 100
+    finally:
+        gc.enable()
+    assert len(taken[1]) == 2000
+
+
+def test_ranges_tell_what_was_put_into_them_and_hold_their_owners():
+    owner, ranges = [], _nebula.Ranges()
+    before = sys.getrefcount(owner)
+    for i in range(300):
+        ranges.append(4096 * i or None, i, owner)
+    assert len(ranges) == 300 and ranges[0] == (None, 0, owner) and ranges[299] == (4096 * 299, 299, owner)
+    assert [size for _, size, _ in ranges] == list(range(300))
+    ranges.leave_out(299)
+    assert ranges[299] == (None, 299, owner) and ranges[298][0] is not None
+    assert sys.getrefcount(owner) == before + 300
+    for wrong in (300, -1):
+        with pytest.raises((IndexError, OverflowError)):
+            ranges.leave_out(wrong)
+    with pytest.raises(IndexError):
+        ranges[300]
+    with pytest.raises(TypeError):
+        ranges.append("here", 1, owner)
+    del ranges
+    assert sys.getrefcount(owner) == before
 
 
 def test_a_container_that_another_thread_changes_never_gives_a_broken_pickle():
