@@ -238,12 +238,11 @@ def _make_strategy() -> type:
             )
 
         def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-            fitting = str(getattr(self.lightning_module.trainer.state, "fn", "")).endswith("fit")
             path, client_state = self.deepspeed_engine.load_checkpoint(
                 os.fspath(checkpoint_path),
-                load_optimizer_states=fitting,
+                load_optimizer_states=self.lightning_module.trainer.state.fn == "fit",
                 load_lr_scheduler_states=False,
-                load_module_strict=self.lightning_module.strict_loading,
+                load_module_strict=getattr(self.lightning_module, "strict_loading", True),  # Lightning before 2.2 has none
             )
             if path is None:
                 raise NebulaNotFound(f"no complete DeepSpeed checkpoint belongs to {checkpoint_path}")

@@ -1,6 +1,7 @@
 """A small Lightning job on CPU: fits, may be killed or fail, resumes. Prints one JSON line per step on rank 0.
 
---way nebula: NebulaCallback; io: NebulaCheckpointIO as a plugin; stock: Lightning's own, to compare with.
+--way nebula: NebulaCallback; io: NebulaCheckpointIO as a plugin; stock: Lightning's own, to compare with. With --deepspeed the way is that
+of the strategy: NebulaDeepspeedStrategy, or Lightning's own.
 """
 
 import argparse
@@ -34,6 +35,7 @@ def arguments():
     parser.add_argument("--interrupt-at", type=int, default=-1)
     parser.add_argument("--devices", type=int, default=int(os.environ.get("WORLD_SIZE", "1")))
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--deepspeed", type=int, metavar="STAGE")
     parser.add_argument("--then", choices=["", "best", "options", "twice", "api"], default="")
     return parser.parse_args()
 
@@ -102,6 +104,52 @@ class Kill(callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Host(importlib.import_module(args.package + ".accelerators").CUDAAccelerator):
+    """An accelerator of the user's own, that is the CPU: Lightning's DeepSpeed strategy takes only what is a CUDAAccelerator."""
+
+    def setup(self, trainer):
+        pass
+
+    def setup_device(self, device):
+        pass
+
+    def teardown(self):
+        pass
+
+    @staticmethod
+    def parse_devices(devices):
+        return list(range(devices))
+
+    @staticmethod
+    def get_parallel_devices(devices):
+        return [torch.device("cpu", index) for index in devices]
+
+    @staticmethod
+    def is_available():
+        return True
+
+
+def deepspeed_strategy():
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    config = {
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": args.deepspeed, "reduce_bucket_size": 100000, "allgather_bucket_size": 100000},
+    }
+    if args.way == "stock":
+        return importlib.import_module(args.package + ".strategies").DeepSpeedStrategy(config=config)
+    import nebulaml as nm
+
+    config["nebula"] = {
+        "enabled": True,
+        "persistent_storage_path": args.persist,
+        "persistent_time_interval": args.interval,
+        "num_of_version_in_retention": 20,
+    }
+    return nm.NebulaDeepspeedStrategy(config=config)
+
+
 def main():
     world = args.devices
     options = {
@@ -131,8 +179,11 @@ def main():
         )
         saver = nm.NebulaCallback(**options, config_params=params)
     pl.seed_everything(3)
+    accelerator, strategy = "cpu", "ddp" if world > 1 else "auto"
+    if args.deepspeed is not None:
+        accelerator, strategy = Host(), deepspeed_strategy()
     trainer = pl.Trainer(
-        accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", max_steps=args.steps, logger=False,
+        accelerator=accelerator, devices=world, strategy=strategy, max_steps=args.steps, logger=False,
         callbacks=[saver, Kill()], plugins=plugins, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=args.dirpath,
     )  # fmt: skip

@@ -129,6 +129,28 @@ def test_ranks_that_lightning_itself_starts_resume_bit_for_bit(node, way):
     assert again.end["weights"] == whole.end["weights"]
 
 
+@full
+@pytest.mark.parametrize(
+    ("environment", "stage"),
+    [("lightning-deepspeed", 1), ("lightning-deepspeed", 2), ("lightning-deepspeed", 3), ("lightning-deepspeed-oldest", 1)],
+    indirect=["environment"],
+)
+def test_our_deepspeed_strategy_resumes_bit_for_bit_from_memory_and_from_storage(node, stage):
+    more = ["--deepspeed", stage, "--save-last"]
+    whole = stock(node, *more, ranks=2)
+    job(node, *more, "--kill-at", 5, ranks=2, check=False)
+    newest = ["--ckpt", node.base / "ckpts" / "step=4.ckpt"]
+    again = job(node, *more, *newest, ranks=2)
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["weights"] == whole.end["weights"]
+    assert again.end["files"] == whole.end["files"]
+    node.wait_durable("global_step8")
+    node.forget_memory()
+    assert job(node, *more, *newest, ranks=2).losses == again.losses
+    last = job(node, *more, "--ckpt", "last", "--steps", 10, ranks=2)
+    assert sorted(last.losses) == [9, 10]
+
+
 def test_without_init_files_appear_all_the_same(node):
     result = job(node, persist=False)
     assert [name for name in result.end["files"] if name.endswith(".ckpt")] == [f"step={n}.ckpt" for n in (2, 4, 6, 8)]
