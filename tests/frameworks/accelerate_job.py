@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ProjectConfiguration, set_seed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--way", choices=["attach", "stock"], default="attach")
 parser.add_argument("--output", type=Path, required=True)
 parser.add_argument("--automatic", action="store_true", help="directories that accelerate numbers, of which it keeps two")
+parser.add_argument("--fsdp", action="store_true", help="FSDP2")
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--resume", type=Path)
 parser.add_argument("--kill-at", type=int, default=-1)
@@ -37,7 +38,12 @@ class Counter:
 
 def main():
     configuration = ProjectConfiguration(project_dir=str(args.output), automatic_checkpoint_naming=args.automatic, total_limit=2)
-    accelerator = Accelerator(cpu=True, project_config=configuration)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False) if args.fsdp else None
+    accelerator = Accelerator(cpu=True, project_config=configuration, fsdp_plugin=plugin)
+    if args.fsdp:  # without a device accelerate leaves the plugin out and trains as DDP; told that it counts, all else works
+        accelerator.state.fsdp_plugin = plugin
+        for state in (accelerator.state, PartialState()):
+            state.distributed_type = DistributedType.FSDP
     rank = accelerator.process_index
     set_seed(5)
     tied = torch.nn.Linear(8, 8, bias=False)
@@ -72,8 +78,8 @@ def main():
             accelerator.wait_for_everyone()
             time.sleep(0.2)  # the other rank is past the barrier too
             os.kill(os.getpid(), signal.SIGKILL)
+    state = accelerator.get_state_dict(model)
     if rank == 0:
-        state = accelerator.unwrap_model(model).state_dict()
         print(json.dumps({"end": True, "weights": {name: value.double().sum().item() for name, value in state.items()}}), flush=True)
     accelerator.wait_for_everyone()
     return 0

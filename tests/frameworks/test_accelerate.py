@@ -35,6 +35,22 @@ def test_load_state_after_sigkill_equals_uninterrupted_training(node, ranks):
     assert again.end["weights"] == whole.end["weights"]
 
 
+@full
+@pytest.mark.parametrize("environment", ["hf"], indirect=True)
+def test_fsdp2_loads_its_state_after_sigkill_bit_for_bit_and_stock_loads_it(node):
+    whole = stock(node, "--fsdp", ranks=2)
+    job(node, "--fsdp", "--kill-at", 5, ranks=2, check=False)
+    newest = node.base / "run" / "step_4"
+    until(newest.exists)
+    files = files_below(newest)
+    assert files == files_below(node.base / "stock" / "step_4")
+    assert {f"{part}/__{rank}_0.distcp" for part in ("pytorch_model_fsdp_0", "optimizer_0") for rank in (0, 1)} <= set(files)
+    for again in (stock, job):
+        result = again(node, "--fsdp", "--resume", newest, ranks=2)
+        assert result.losses == whole.losses_after(4)
+        assert result.end["weights"] == whole.end["weights"]
+
+
 def test_stock_loads_it_and_the_other_way(node):
     whole = stock(node)
     job(node)
