@@ -158,20 +158,25 @@ struct version *commit_target(struct catalogue *catalogue, struct session *sessi
         return target;
 }
 
+static void drop_grant(struct catalogue *catalogue, struct version *version, struct grant *grant)
+{
+        struct grant **link = &version->grants;
+
+        while (*link != grant)
+                link = &(*link)->next;
+        *link = grant->next;
+        memory_drop(&catalogue->memory, grant->image);
+        free(grant);
+}
+
 /* A trainer saves a name once at a time: if it asks again, the answer to its earlier request was lost with an agent that was
  * killed after it had noted the grant. Nobody will ever fill that image. */
 static void drop_lost_grant(struct catalogue *catalogue, const struct session *session, struct version *version, const char *name)
 {
-        for (struct grant **link = &version->grants; *link;) {
-                struct grant *grant = *link;
-
-                if (grant->nonce != session->nonce || grant->rank != session->rank || strcmp(grant->name, name)) {
-                        link = &grant->next;
-                        continue;
-                }
-                *link = grant->next;
-                memory_drop(&catalogue->memory, grant->image);
-                free(grant);
+        for (struct grant *grant = version->grants, *next; grant; grant = next) {
+                next = grant->next;
+                if (grant->nonce == session->nonce && grant->rank == session->rank && !strcmp(grant->name, name))
+                        drop_grant(catalogue, version, grant);
         }
 }
 
@@ -221,6 +226,13 @@ struct grant *commit_grant(struct catalogue *catalogue, struct session *session,
         version->activity_ns = os->now_ns();
         note_write(catalogue, version);
         return grant;
+}
+
+void commit_ungrant(struct catalogue *catalogue, struct version *version, struct grant *grant)
+{
+        drop_grant(catalogue, version, grant);
+        note_write(catalogue, version);
+        commit_check(catalogue, version);
 }
 
 static bool rank_copies(const struct version *version, uint32_t rank)

@@ -29,6 +29,8 @@ struct version *commit_target(struct catalogue *catalogue, struct session *sessi
 /* Lends `image` for a file. */
 struct grant *commit_grant(struct catalogue *catalogue, struct session *session, struct version *version,
                            const struct ipc_image *request, struct image *image, struct nebula_error *error);
+/* Its trainer never got the image, and cannot give it up. */
+void commit_ungrant(struct catalogue *catalogue, struct version *version, struct grant *grant);
 /* The grant's image holds the file. */
 enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
                                    const struct ipc_captured *request, struct nebula_error *error);

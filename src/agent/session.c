@@ -209,6 +209,8 @@ static enum nebula_status request_image(struct connection *connection, const voi
                 list_live(catalogue, connection->session, granted);
                 /* A duplicate, for the image may be given up before the answer is sent. */
                 status = memory_duplicate(grant->image, &answer->fd, error);
+                if (status)
+                        commit_ungrant(catalogue, version, grant);
         }
         catalogue_unlock(catalogue);
         answer->size = sizeof *granted;

@@ -12,7 +12,7 @@ static _Atomic int64_t clock_offset_ns;
 static atomic_bool memory_is_refused;
 static char hanging[96], slow[96]; /* storage paths; "": none */
 static _Atomic int64_t slow_until_ns;
-static atomic_bool hangs;
+static atomic_bool hangs, descriptors_are_refused;
 
 static int refuse_memfd(const char *name)
 {
@@ -29,10 +29,12 @@ static bool is_below(const char *path, const char *directory)
         return *directory && !strncmp(path, directory, strlen(directory));
 }
 
-static int open_late(const char *path, int flags)
+static int open_late_or_never(const char *path, int flags)
 {
         while ((flags & OS_WRITE) && ((hangs && is_below(path, hanging)) || (is_below(path, slow) && before->now_ns() < slow_until_ns)))
                 before->sleep_ms(5);
+        if (descriptors_are_refused && is_below(path, "/proc/self/fd/"))
+                return -EMFILE;
         return before->open(path, flags);
 }
 
@@ -58,7 +60,7 @@ static void begin_bad(void)
         table = *os;
         table.memfd = refuse_memfd;
         table.allocate = refuse_allocate;
-        table.open = open_late;
+        table.open = open_late_or_never;
         table.wall_ns = shifted_wall_ns;
         memory_is_refused = false;
         clock_offset_ns = 0;
@@ -94,6 +96,29 @@ static void memory_that_the_machine_refuses_fails_that_save_alone(void)
         memory_is_refused = false;
         CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL)); /* from storage: memory let it go */
         CHECK(!save_whole(&client, "global_step3", 3, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        end_bad();
+}
+
+static void an_image_that_never_reached_its_trainer_does_not_keep_its_version_open(void)
+{
+        struct ipc_granted grant;
+        struct test_client client;
+        struct agent *agent;
+        uint64_t version;
+
+        begin_bad();
+        agent = start();
+        client_init(&client, &place, 1);
+        REQUIRE(agent && !client_connect(&client, &place));
+        version = begin(&client, "global_step1", NEBULA_FILES_ALL_RANKS);
+        REQUIRE(version && !save(&client, version, "model", 1, FILE_BYTES));
+        descriptors_are_refused = true;
+        CHECK(copy_image(&client, version, "optimizer", 2, FILE_BYTES, &grant) == NEBULA_NO_MEMORY);
+        descriptors_are_refused = false;
+        CHECK(!of_version(&client, IPC_COMMIT, version) && !wait_for(&client, version, NEBULA_STATE_COMMITTED, 1000));
+        CHECK(!load(&client, version, "model", 1, FILE_BYTES, NULL));
         client_done(&client);
         agent_stop(agent, true);
         end_bad();
@@ -226,6 +251,7 @@ static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
         end_crowded(agent, &stuck, &other);
 }
 
-TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone), TEST(a_clock_that_goes_backwards_makes_nothing_older),
+TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
+         TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open), TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
          TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(storage_that_hangs_fails_no_saves_of_other_jobs))
