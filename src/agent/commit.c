@@ -510,12 +510,9 @@ void commit_check(struct catalogue *catalogue, struct version *version)
 
 void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)
 {
-        struct version *next;
-
-        for (struct version *version = job->versions; version; version = next) {
+        for (struct version *version = job->versions; version; version = version->next) {
                 struct part *part = version_part(version, rank);
 
-                next = version->next;
                 if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || !part || part->closed ||
                     (except && !strcmp(version->tag, except)) || (!part->file_count && !rank_copies(version, rank)))
                         continue;
@@ -581,17 +578,13 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
 /* Nobody is left who could complete it. */
 static void job_deserted(struct catalogue *catalogue, struct job *job)
 {
-        struct version *next;
-
-        for (struct version *version = job->versions; version; version = next) {
-                next = version->next;
+        for (struct version *version = job->versions; version; version = version->next)
                 if (commit_open(version) && !version->adopted) {
                         commit_check(catalogue, version);
                         if (commit_open(version) && !version->spread)
                                 version_fail(catalogue, version, NEBULA_FAILED,
                                              "all trainers left before checkpoint \"%s\" was complete", version->tag);
                 }
-        }
         job->idle_since_ns = os->now_ns();
 }
 
@@ -616,8 +609,9 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
                 struct part *part = version_part(version, session->rank);
 
                 next = version->next;
-                if (commit_open(version) && part && part->nonce == session->nonce)
-                        commit_rank_ended(catalogue, version, session->rank);
+                if (commit_open(version) && part && part->nonce == session->nonce &&
+                    commit_rank_ended(catalogue, version, session->rank))
+                        next = version->next; /* when this one became complete, the one behind it may have been forgotten */
         }
         if (!catalogue_session_count(catalogue, session->job))
                 job_deserted(catalogue, session->job);

@@ -220,8 +220,10 @@ bool note_check_owners(struct catalogue *catalogue)
                         bool waiting = false;
 
                         next = version->next;
-                        if (version->adopted && commit_open(version) && check_owners(catalogue, version, &waiting))
-                                any = any || waiting;
+                        if (!version->adopted || !commit_open(version) || !check_owners(catalogue, version, &waiting))
+                                continue;
+                        any = any || waiting;
+                        next = version->next; /* when this one became complete, the one behind it may have been forgotten */
                 }
         return any;
 }

@@ -1,0 +1,75 @@
+/* Versions that become complete, and what that does to those around them. */
+#include "agent/agent_catalogue.h"
+#include "tap.h"
+
+/* One file by rank 0, which is all that its version asks for. */
+static bool save_one(struct bench *bench, unsigned seed)
+{
+        struct version *version;
+        char tag[32];
+        uint64_t id;
+
+        snprintf(tag, sizeof tag, "global_step%u", seed);
+        version = commit_begin(&bench->catalogue, &bench->session, tag, 1, &bench->error);
+        id = version ? version->id : 0;
+        return id && !bench_save(bench, &id, "a", seed);
+}
+
+/* A rank saved to an open-ended version, and another hundreds of versions since. */
+static void begin_long(struct bench *bench, struct session *other)
+{
+        uint64_t id = 0;
+
+        bench_init(bench, NULL, "");
+        bench->job->world = bench->session.world = 2;
+        *other = bench->session;
+        other->nonce = 2;
+        other->rank = 1;
+        CHECK(save_one(bench, 1));
+        bench->session = *other;
+        id = commit_begin(&bench->catalogue, other, "final", NEBULA_FILES_OPEN, &bench->error)->id;
+        CHECK(!bench_save(bench, &id, "b", 1));
+        bench->session.nonce = 1;
+        bench->session.rank = 0;
+        for (unsigned i = 2; i < TOMBSTONE_MAX + 5; i++)
+                CHECK(save_one(bench, i));
+        for (struct version *version = bench->job->versions; version; version = version->next)
+                version->recorded = !version->in_memory; /* as the history has them; the oldest are one look away from being forgotten */
+}
+
+static size_t count_complete(const struct bench *bench, const char *tag)
+{
+        size_t count = 0;
+
+        for (const struct version *version = bench->job->versions; version; version = version->next)
+                count += !strcmp(version->tag, tag) && lifecycle_complete(version->life.state);
+        return count;
+}
+
+static void an_old_open_version_is_closed_while_older_ones_are_forgotten(void)
+{
+        struct session other;
+        struct bench bench;
+
+        begin_long(&bench, &other);
+        commit_session_ended(&bench.catalogue, &other);
+        CHECK(count_complete(&bench, "final") == 1 && count_complete(&bench, "global_step1") == 0);
+        bench_done(&bench, true);
+
+        begin_long(&bench, &other);
+        commit_close_open(&bench.catalogue, bench.job, 1, NULL);
+        CHECK(count_complete(&bench, "final") == 1 && count_complete(&bench, "global_step1") == 0);
+        bench_done(&bench, true);
+
+        begin_long(&bench, &other);
+        for (struct version *version = bench.job->versions; version; version = version->next)
+                if (!strcmp(version->tag, "final")) {
+                        version->adopted = true;
+                        version->parts[0].pid = 0x7ffffffe;
+                }
+        CHECK(!note_check_owners(&bench.catalogue));
+        CHECK(count_complete(&bench, "final") == 1 && count_complete(&bench, "global_step1") == 0);
+        bench_done(&bench, true);
+}
+
+TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten))
