@@ -141,11 +141,18 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
         mapped.fetch(0, len(view))
     storage = _storage_of(mapped)
     source = load(mapped, "cpu", weights_only, storage)
-    root = target
-    if isinstance(target, torch.nn.Module):
-        target = target.state_dict()
+    root, state = target, source
+    made: set[str] = set()
+    if isinstance(root, torch.nn.Module):
+        target = root.state_dict()
         if isinstance(source, torch.nn.Module):
-            source = source.state_dict()
+            state = source = source.state_dict()
+        made = _made(root, target)
+        if made and isinstance(source, dict):
+            # Only the module knows what values that are no tensors, or extra state, may become.
+            free = {key for key in made & source.keys() if _is_free(key, target[key])}
+            target = {key: value for key, value in target.items() if key not in free}
+            source = {key: value for key, value in source.items() if key not in free}
     plan = _Plan()
     if isinstance(target, torch.Tensor):
         plan.tensor(source, target, name)
@@ -155,8 +162,29 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
         shown = "\n  ".join(plan.problems[:20])
         more = f"\n  and {len(plan.problems) - 20} more" if len(plan.problems) > 20 else ""
         raise NebulaConfigError(f"{name} does not fit what it is loaded into:\n  {shown}{more}")
-    plan.run(mapped, storage)
+    if made:
+        mapped.fetch(0, len(view))
+        root.load_state_dict(state)
+    else:
+        plan.run(mapped, storage)
     return root
+
+
+def _made(module: torch.nn.Module, state: dict[str, Any]) -> set[str]:
+    """The keys of its state_dict() whose values are made for it: what is written into those the module never sees."""
+    own = {_memory_of(tensor) for tensor in [*module.parameters(), *module.buffers()]}
+    return {key for key, value in state.items() if not isinstance(value, torch.Tensor) or _memory_of(value) not in own}
+
+
+def _memory_of(tensor: torch.Tensor) -> int | None:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse, for one, has none
+        return None
+
+
+def _is_free(key: str, value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or key.rpartition(".")[2] == "_extra_state"
 
 
 class _Plan:
@@ -208,6 +236,8 @@ class _Plan:
             )
         elif source.dtype != target.dtype:
             self.problems.append(f"{path}: {target.dtype} expected, the checkpoint has {source.dtype}")
+        elif target.is_meta and not source.is_meta:
+            self.problems.append(f"{path}: a tensor on the meta device holds no values: give it memory first, with to_empty()")
         else:
             self.copies.append((target, source))
 

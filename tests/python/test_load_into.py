@@ -44,6 +44,7 @@ def test_values_go_into_the_tensors_that_are_there(saved):
         (lambda t: t.update(w=torch.zeros(4, 3, dtype=torch.float64)), r"torch.float64 expected"),
         (lambda t: t["blocks"].append(1), r"3 elements expected, the checkpoint has 2"),
         (lambda t: t.update(blocks={}), r"dict expected, the checkpoint has list"),
+        (lambda t: t.update(w=torch.zeros(4, 3, device="meta")), r"\['w'\]: a tensor on the meta device holds no values"),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_changed(saved, change, words):
@@ -64,6 +65,52 @@ def test_a_module_is_loaded_in_place(nm):
     weight = target.weight
     checkpoint.load_into("m.pt", target)
     assert target.weight is weight and torch.equal(weight, source.weight)
+
+
+class Scaled(torch.nn.Linear):
+    """Keeps a number that is no buffer, as layers for 8-bit floats do."""
+
+    def __init__(self, as_tensor):
+        super().__init__(3, 3)
+        self.scale, self.as_tensor = 1.0, as_tensor
+
+    def get_extra_state(self):
+        return torch.tensor([self.scale] * int(self.scale)) if self.as_tensor else self.scale
+
+    def set_extra_state(self, state):
+        self.scale = float(state[0] if self.as_tensor else state)
+
+
+class Copied(torch.nn.Linear):
+    """Its state_dict() holds copies."""
+
+    def __init__(self, size=3):
+        super().__init__(size, 3)
+        self._register_state_dict_hook(lambda module, state, *rest: state.update({k: v.clone() for k, v in state.items()}))
+
+
+@pytest.mark.parametrize("make", [lambda: Scaled(False), lambda: Scaled(True), Copied])
+def test_a_module_gets_what_its_state_dict_does_not_share_with_it(nm, make):
+    source, target = make(), make()
+    source.scale = 7.0
+    checkpoint = nm.Checkpoint("module")
+    checkpoint.save("m.pt", {f"0.{key}": value for key, value in source.state_dict().items()})
+    checkpoint.commit()
+    weight = target.weight
+    checkpoint.load_into("m.pt", torch.nn.Sequential(target))
+    assert target.weight is weight and torch.equal(weight, source.weight)
+    assert getattr(target, "scale", 7.0) == 7.0
+
+
+def test_a_module_whose_state_dict_holds_copies_is_left_as_it_is_when_something_does_not_fit(nm):
+    target = torch.nn.Sequential(Copied(4), Copied())
+    checkpoint = nm.Checkpoint("module")
+    checkpoint.save("m.pt", torch.nn.Sequential(Copied(), Copied()).state_dict())
+    checkpoint.commit()
+    before = {key: value.clone() for key, value in target.state_dict().items()}
+    with pytest.raises(ValueError, match=r"\['0.weight'\]: shape \(3, 4\) expected"):
+        checkpoint.load_into("m.pt", target)
+    assert_same(before, dict(target.state_dict()))
 
 
 @pytest.fixture
