@@ -2,7 +2,8 @@
  * _plain.h - what the files that write the pickle of plain state share.
  *
  *      _plain.c         containers, and the way through an object
- *      _plain_tensor.c  tensors and storages, and what is known of torch
+ *      _plain_tensor.c  tensors and storages
+ *      _plain_torch.c   what is known of torch (_plain_torch.h)
  *      _plain_out.c     bytes, memo, texts and numbers
  *
  * A function that writes returns how that ended. put... functions write without
@@ -103,9 +104,11 @@ enum outcome write_number(struct writer *writer, PyObject *number);
 enum outcome write_float(struct writer *writer, PyObject *number);
 
 /* _plain_tensor.c */
+enum outcome write_tensor(struct writer *writer, PyObject *tensor);
+
+/* _plain_torch.c */
 /* Fetches what is needed of torch, once; false with a Python error. */
 bool plain_load(void);
-enum outcome write_tensor(struct writer *writer, PyObject *tensor);
 /* Hints to the caches: what an ordinary tensor, if it is one, points to, and later what that points to. */
 void tensor_fetch(PyObject *key, PyObject *value);
 void tensor_fetch_storage(PyObject *key, PyObject *value);
