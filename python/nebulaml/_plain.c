@@ -305,6 +305,8 @@ static enum outcome write_all(struct writer *writer, PyObject *object)
         put(writer, OP_PROTO);
         put(writer, 2);
         outcome = write_object(writer, object);
+        if (outcome == WRITTEN)
+                outcome = check_dtypes(writer);
         if (outcome == WRITTEN && !room(writer, 1))
                 outcome = FAILED;
         if (outcome != WRITTEN)

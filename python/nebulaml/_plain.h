@@ -46,7 +46,7 @@ struct writer {
         uint64_t memo_count;
         struct table memo;      /* address of an object -> its memo number */
         struct table by_cdata;  /* a storage -> its index in `stored` */
-        struct table dtype_at;  /* address of memory -> 1 + its row of known.dtypes */
+        struct table dtype_at;  /* address of memory -> its row of known.dtypes */
         struct ranges *storages; /* as TorchPickler.storages */
         struct stored *stored;   /* what else is known of each */
         size_t stored_capacity;
@@ -105,6 +105,8 @@ enum outcome write_float(struct writer *writer, PyObject *number);
 
 /* _plain_tensor.c */
 enum outcome write_tensor(struct writer *writer, PyObject *tensor);
+/* To be called at the end: what torch.save would refuse is not plain. */
+enum outcome check_dtypes(struct writer *writer);
 
 /* _plain_torch.c */
 /* Fetches what is needed of torch, once; false with a Python error. */

@@ -5,16 +5,6 @@
 
 #include "_plain_torch.h"
 
-/* On the CPU, or, where the caller can deal with that, on a GPU. PyErr_Occurred() is to be asked. */
-static bool is_reachable(const struct writer *writer, PyObject *tensor)
-{
-        int32_t type;
-
-        if (shim.device_type(inner(tensor), &type) == 0 && type == SHIM_CPU)
-                return true;
-        return writer->takes_cuda && property_is(&known.is_cuda, tensor, Py_True);
-}
-
 /* NULL when there is none, or with PyErr_Occurred(). */
 static const struct dtype_row *row_of(PyObject *tensor)
 {
@@ -36,19 +26,53 @@ static const struct dtype_row *row_of(PyObject *tensor)
         return row;
 }
 
+/* As is_ordinary, but for its attributes and hooks. PyErr_Occurred() is to be asked. */
+static bool torch_says_ordinary(PyObject *tensor, bool *ret_is_cuda)
+{
+        int32_t type;
+
+        *ret_is_cuda = shim.device_type(inner(tensor), &type) != 0 || type != SHIM_CPU;
+        return (!*ret_is_cuda || property_is(&known.is_cuda, tensor, Py_True)) &&
+               property_is(&known.layout, tensor, torch.strided) && property_is(&known.is_nested, tensor, Py_False) &&
+               method_is(&known.is_neg, tensor, Py_False) && method_is(&known.is_conj, tensor, Py_False);
+}
+
+/*
+ * On the CPU or, where the caller can deal with that, on a GPU; dense, and holding its values as they are. All of this C++
+ * reads from one word of the tensor, its dispatch keys, so that what was answered for one holds for all of its kind.
+ */
+static bool is_of_ordinary_kind(const struct writer *writer, PyObject *tensor)
+{
+        uint64_t keys = known.keys_word ? words_of(tensor)[known.keys_word] : 0;
+        bool is_cuda;
+
+        for (size_t i = 0; i < known.kind_count; i++)
+                if (known.kinds[i].keys == keys)
+                        return !known.kinds[i].is_cuda || writer->takes_cuda;
+        if (!torch_says_ordinary(tensor, &is_cuda))
+                return false;
+        if (known.keys_word && known.kind_count < KIND_COUNT_MAX) {
+                known.kinds[known.kind_count].keys = keys;
+                known.kinds[known.kind_count++].is_cuda = is_cuda;
+        }
+        return !is_cuda || writer->takes_cuda;
+}
+
+static bool has_no_hooks(PyObject *tensor)
+{
+        return (known.hooks_word && !((PyObject **)tensor)[known.hooks_word]) ||
+               property_is(&known.backward_hooks, tensor, Py_None);
+}
+
 /* The row of an ordinary tensor's dtype; NULL for any other tensor, or with PyErr_Occurred(). See is_ordinary. */
 static const struct dtype_row *ordinary_row(const struct writer *writer, PyObject *tensor)
 {
         PyObject **attributes = _PyObject_GetDictPtr(tensor);
-        const struct dtype_row *row;
 
-        if ((attributes && *attributes && PyDict_GET_SIZE(*attributes) > 0) ||
-            !is_reachable(writer, tensor) || !property_is(&known.layout, tensor, torch.strided) ||
-            !property_is(&known.is_nested, tensor, Py_False) || !property_is(&known.backward_hooks, tensor, Py_None) ||
-            !method_is(known.is_neg, tensor, Py_False))
+        if ((attributes && *attributes && PyDict_GET_SIZE(*attributes) > 0) || !has_no_hooks(tensor) ||
+            !is_of_ordinary_kind(writer, tensor))
                 return NULL;
-        row = row_of(tensor);
-        return row && row->is_complex && !method_is(known.is_conj, tensor, Py_False) ? NULL : row;
+        return row_of(tensor);
 }
 
 /* The key of a storage. A text of one digit is an object that Python has only once, so the program may hold it too. */
@@ -81,35 +105,62 @@ static enum outcome write_key(struct writer *writer, Py_ssize_t index, uint64_t 
         return WRITTEN;
 }
 
+/* Where a storage's memory begins: as its data_ptr(). */
+static bool storage_address(PyObject *tensor, PyObject *storage, size_t item_size, const void **ret_address)
+{
+        const void *handle = inner(tensor);
+        PyObject *address;
+        int64_t offset;
+        void *data;
+
+        /* A tensor without elements answers NULL. */
+        if (shim.data_ptr(handle, &data) == 0 && data && shim.storage_offset(handle, &offset) == 0) {
+                *ret_address = (const char *)data - (size_t)offset * item_size;
+                return true;
+        }
+        address = call_method(&known.data_ptr, storage);
+        if (!address)
+                return false;
+        *ret_address = PyLong_AsVoidPtr(address);
+        Py_DECREF(address);
+        return !PyErr_Occurred();
+}
+
 /* Numbers a storage that is seen for the first time, and writes its key. */
-static enum outcome add_storage(struct writer *writer, PyObject *storage, int64_t size, size_t row,
+static enum outcome add_storage(struct writer *writer, PyObject *tensor, PyObject *storage, size_t row,
                                 struct stored *ret_stored)
 {
         Py_ssize_t index = (Py_ssize_t)writer->storages->count;
-        PyObject *address = PyObject_CallOneArg(known.data_ptr, storage);
-        struct pair *dtype_at = NULL;
-        enum outcome outcome = FAILED;
-        bool is_new;
+        const void *address;
+        int64_t size;
 
-        if (!address)
+        if (shim.storage_size(inner(tensor), &size) != 0 || size < 0)
+                return NOT_PLAIN;
+        if (!storage_address(tensor, storage, (size_t)known.dtypes[row].item_size, &address) ||
+            !ranges_add(writer->storages, address, (uint64_t)size, storage))
                 return FAILED;
-        if (PyLong_AsVoidPtr(address)) {
-                dtype_at = table_at(&writer->dtype_at, (uint64_t)(uintptr_t)PyLong_AsVoidPtr(address), &is_new);
-                if (!dtype_at)
-                        goto out;
-                if (!is_new && dtype_at->value != row + 1) {
-                        outcome = NOT_PLAIN; /* torch.save refuses it */
-                        goto out;
-                }
-                dtype_at->value = row + 1;
-        }
-        if (!ranges_add(writer->storages, PyLong_AsVoidPtr(address), (uint64_t)size, storage))
-                goto out;
-        outcome = write_key(writer, index, &ret_stored->key_memo);
         ret_stored->row = row;
-out:
-        Py_DECREF(address);
-        return outcome;
+        return write_key(writer, index, &ret_stored->key_memo);
+}
+
+/* torch.save refuses memory that storages have under two dtypes. */
+enum outcome check_dtypes(struct writer *writer)
+{
+        for (size_t i = 0; i < writer->storages->count; i++) {
+                uint64_t address = (uint64_t)(uintptr_t)writer->storages->ranges[i].data;
+                struct pair *pair;
+                bool is_new;
+
+                if (!address)
+                        continue;
+                pair = table_at(&writer->dtype_at, address, &is_new);
+                if (!pair)
+                        return FAILED;
+                if (!is_new && pair->value != writer->stored[i].row)
+                        return NOT_PLAIN;
+                pair->value = writer->stored[i].row;
+        }
+        return WRITTEN;
 }
 
 static bool room_for_stored(struct writer *writer, size_t count)
@@ -153,15 +204,13 @@ static enum outcome write_location(struct writer *writer, PyObject *storage)
 /* ('storage', type, key, location, count) as a persistent id. */
 static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_t row)
 {
-        const uint64_t *words = *(const uint64_t *const *)inner(tensor);
         enum outcome outcome;
         struct stored *stored;
         PyObject *storage;
         struct pair *pair;
-        int64_t size;
         bool is_new;
 
-        pair = table_at(&writer->by_cdata, words[known.storage_word], &is_new);
+        pair = table_at(&writer->by_cdata, words_of(tensor)[known.storage_word], &is_new);
         if (!pair || !room(writer, 1))
                 return FAILED;
         put(writer, OP_MARK);
@@ -179,12 +228,11 @@ static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_
                 return NOT_PLAIN; /* torch.save refuses it, unless it is empty */
         if (!is_new)
                 put_get(writer, stored->key_memo);
-        storage = is_new || writer->takes_cuda ? PyObject_CallOneArg(known.untyped_storage, tensor) : NULL;
+        storage = is_new || writer->takes_cuda ? call_method(&known.untyped_storage, tensor) : NULL;
         if (!storage && PyErr_Occurred())
                 return FAILED;
         if (is_new)
-                outcome = shim.storage_size(inner(tensor), &size) == 0 && size >= 0 ?
-                          add_storage(writer, storage, size, row, stored) : NOT_PLAIN;
+                outcome = add_storage(writer, tensor, storage, row, stored);
         if (outcome == WRITTEN)
                 outcome = write_location(writer, storage);
         Py_XDECREF(storage);
@@ -217,13 +265,23 @@ static enum outcome write_numbers(struct writer *writer, const int64_t *numbers,
         return WRITTEN;
 }
 
+static bool write_requires_grad(struct writer *writer, PyObject *tensor)
+{
+        bool is_unknown = known.autograd_word && !words_of(tensor)[known.autograd_word];
+        bool answer = !is_unknown && property_is(&known.requires_grad, tensor, Py_True);
+
+        if ((!is_unknown && PyErr_Occurred()) || !room(writer, 1))
+                return false;
+        put(writer, answer ? OP_TRUE : OP_FALSE);
+        return true;
+}
+
 /* As Tensor.__reduce_ex__: _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, OrderedDict()). */
 enum outcome write_tensor(struct writer *writer, PyObject *tensor)
 {
         const struct dtype_row *row = known.storage_word && shim.dim ? ordinary_row(writer, tensor) : NULL;
         const void *handle = inner(tensor);
         int64_t offset, dim, *sizes, *strides;
-        PyObject *requires_grad;
         enum outcome outcome;
 
         if (!row)
@@ -248,11 +306,8 @@ enum outcome write_tensor(struct writer *writer, PyObject *tensor)
                 outcome = write_numbers(writer, strides, dim);
         if (outcome != WRITTEN)
                 return outcome;
-        requires_grad = read_property(&known.requires_grad, tensor);
-        Py_XDECREF(requires_grad);
-        if (!requires_grad || !room(writer, 1))
+        if (!write_requires_grad(writer, tensor))
                 return FAILED;
-        put(writer, requires_grad == Py_True ? OP_TRUE : OP_FALSE);
         outcome = write_global(writer, torch.ordered_dict);
         if (outcome != WRITTEN)
                 return outcome;

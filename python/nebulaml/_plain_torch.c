@@ -6,6 +6,8 @@
 
 #include "_plain.h"
 
+#define HEAD_WORDS 24 /* of C++'s tensor, in which its dispatch keys are searched for; it has more */
+
 struct torch_known known;
 struct torch_shim shim;
 
@@ -29,10 +31,16 @@ static bool load_property(struct property *property, PyObject *type, const char 
         return found && property->name;
 }
 
-static bool load_method(PyObject **method, PyObject *type, const char *name)
+static bool load_method(struct method *method, PyObject *type, const char *name)
 {
-        *method = PyObject_GetAttrString(type, name);
-        return *method != NULL;
+        method->callable = PyObject_GetAttrString(type, name);
+        if (method->callable && Py_IS_TYPE(method->callable, &PyMethodDescr_Type)) {
+                const PyMethodDef *definition = ((PyMethodDescrObject *)method->callable)->d_method;
+
+                if (definition->ml_flags == METH_NOARGS)
+                        method->function = definition->ml_meth;
+        }
+        return method->callable != NULL;
 }
 
 static bool load_dtypes(void)
@@ -45,7 +53,6 @@ static bool load_dtypes(void)
                 known.dtypes[known.dtype_count++] = (struct dtype_row){
                         .dtype = dtype, .storage_type = PyTuple_GET_ITEM(row, 0),
                         .item_size = PyLong_AsSsize_t(PyTuple_GET_ITEM(row, 1)),
-                        .is_complex = PyTuple_GET_ITEM(row, 2) == Py_True,
                 };
         return !PyErr_Occurred();
 }
@@ -70,6 +77,7 @@ static void load_shim(void)
                 { "aoti_torch_get_sizes", &shim.sizes }, { "aoti_torch_get_strides", &shim.strides },
                 { "aoti_torch_get_storage_offset", &shim.storage_offset },
                 { "aoti_torch_get_storage_size", &shim.storage_size }, { "aoti_torch_get_dim", &shim.dim },
+                { "aoti_torch_get_data_ptr", &shim.data_ptr },
         };
         void *library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD); /* stays open, as torch does */
         size_t found = 0;
@@ -84,11 +92,73 @@ static void load_shim(void)
                 memset(&shim, 0, sizeof shim);
 }
 
+/* 0 and PyErr_Occurred() when they are not to be had. */
+static uint64_t dispatch_keys(PyObject *tensor)
+{
+        PyObject *module = PyImport_ImportModule("torch._C");
+        PyObject *keys = module ? PyObject_CallMethod(module, "_dispatch_keys", "O", tensor) : NULL;
+        PyObject *number = keys ? PyObject_CallMethod(keys, "raw_repr", NULL) : NULL;
+        uint64_t bits = number ? PyLong_AsUnsignedLongLongMask(number) : 0;
+
+        Py_XDECREF(module);
+        Py_XDECREF(keys);
+        Py_XDECREF(number);
+        return bits;
+}
+
+/* Finds the dispatch keys by their value, which differs between a tensor and its negative view. */
+static void load_keys_word(PyObject *tensor)
+{
+        PyObject *negative = PyObject_CallMethod(tensor, "_neg_view", NULL);
+        uint64_t keys = 0, negative_keys = 0;
+        size_t found = 0;
+
+        if (negative && PyObject_TypeCheck(negative, (PyTypeObject *)torch.tensor_type))
+                keys = dispatch_keys(tensor);
+        if (keys)
+                negative_keys = dispatch_keys(negative);
+        for (size_t i = 2; negative_keys && negative_keys != keys && i < HEAD_WORDS; i++)
+                if (words_of(tensor)[i] == keys && words_of(negative)[i] == negative_keys) {
+                        known.keys_word = i;
+                        found++;
+                }
+        if (found != 1)
+                known.keys_word = 0;
+        PyErr_Clear();
+        Py_XDECREF(negative);
+}
+
+/* Finds what autograd and hooks put into a tensor that had neither. */
+static void load_autograd_words(PyObject *tensor)
+{
+        PyObject *dict = PyDict_New(), *result = NULL;
+        uint64_t before[8];
+        size_t found = 0, last = (size_t)((PyTypeObject *)torch.tensor_type)->tp_basicsize / sizeof(void *);
+
+        memcpy(before, words_of(tensor), sizeof before);
+        if (dict)
+                result = PyObject_CallMethod(tensor, "requires_grad_", NULL);
+        for (size_t i = 2; result && i < 8; i++)
+                if (!before[i] && words_of(tensor)[i]) {
+                        known.autograd_word = i;
+                        found++;
+                }
+        if (found != 1)
+                known.autograd_word = 0;
+        if (result && PyObject_SetAttrString(tensor, "_backward_hooks", dict) == 0)
+                for (size_t i = known.tensor_word + 1; i < last; i++)
+                        if (((PyObject **)tensor)[i] == dict)
+                                known.hooks_word = i;
+        PyErr_Clear();
+        Py_XDECREF(result);
+        Py_XDECREF(dict);
+}
+
 /* Finds where the addresses of C++'s objects lie, in a tensor of which they are known. Without them no tensor is plain. */
 static void load_words(void)
 {
         PyObject *tensor = PyObject_CallNoArgs(torch.tensor_type);
-        PyObject *storage = tensor ? PyObject_CallOneArg(known.untyped_storage, tensor) : NULL;
+        PyObject *storage = tensor ? call_method(&known.untyped_storage, tensor) : NULL;
         int64_t tensor_address = number_of(tensor ? PyObject_GetAttrString(tensor, "_cdata") : NULL);
         int64_t storage_address = number_of(storage ? read_property(&known.cdata, storage) : NULL);
 
@@ -97,6 +167,10 @@ static void load_words(void)
                 known.storage_word = word_of((const void *)(uintptr_t)tensor_address, (uint64_t)storage_address);
         }
         PyErr_Clear();
+        if (known.tensor_word && known.storage_word) {
+                load_keys_word(tensor);
+                load_autograd_words(tensor);
+        }
         Py_XDECREF(storage);
         Py_XDECREF(tensor);
 }

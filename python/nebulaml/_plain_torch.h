@@ -12,6 +12,7 @@
 #define DTYPE_COUNT_MAX 16
 #define SCALAR_TYPE_MAX 64 /* torch's numbers of dtypes that are remembered */
 #define SHIM_CPU 0         /* aoti_torch_device_type_cpu */
+#define KIND_COUNT_MAX 8
 
 /* A property of tensors, read without a search for it. */
 struct property {
@@ -19,10 +20,15 @@ struct property {
         PyGetSetDef *definition; /* NULL: it is not C's own in this torch */
 };
 
+/* A method without arguments, called without a search for it. */
+struct method {
+        PyObject *callable;
+        PyCFunction function; /* NULL: it is not C's own in this torch */
+};
+
 struct dtype_row {
         PyObject *dtype, *storage_type;
         Py_ssize_t item_size;
-        bool is_complex;
 };
 
 /* What is needed of torch beyond `torch`, fetched once. */
@@ -30,10 +36,18 @@ extern struct torch_known {
         bool is_ready;
         struct property is_cuda, layout, is_nested, backward_hooks, dtype, requires_grad;
         struct property cdata, device; /* of storages */
-        PyObject *is_neg, *is_conj, *untyped_storage, *data_ptr; /* methods */
+        struct method is_neg, is_conj, untyped_storage, data_ptr;
         struct dtype_row dtypes[DTYPE_COUNT_MAX];
         size_t dtype_count;
         size_t tensor_word, storage_word; /* where a tensor points to C++'s, and that to its storage; 0: not found */
+        /* Not found, 0: torch is asked each time. */
+        size_t hooks_word;               /* in a tensor: its hooks, NULL for None */
+        size_t keys_word, autograd_word; /* in C++'s: its dispatch keys; what autograd knows of it, NULL for nothing */
+        struct {
+                uint64_t keys;
+                bool is_cuda;
+        } kinds[KIND_COUNT_MAX]; /* of tensors that are ordinary */
+        size_t kind_count;
         uint8_t rows[SCALAR_TYPE_MAX];    /* by torch's number of a dtype: 1 + its row, or 0 */
 } known;
 
@@ -50,6 +64,7 @@ extern struct torch_shim {
         int32_t (*strides)(const void *tensor, int64_t **ret_strides);
         int32_t (*storage_offset)(const void *tensor, int64_t *ret_items);
         int32_t (*storage_size)(const void *tensor, int64_t *ret_bytes);
+        int32_t (*data_ptr)(const void *tensor, void **ret_data);
 } shim;
 
 static inline PyObject *read_property(const struct property *property, PyObject *object)
@@ -68,9 +83,14 @@ static inline bool property_is(const struct property *property, PyObject *object
         return value && value == wanted;
 }
 
-static inline bool method_is(PyObject *method, PyObject *object, const PyObject *wanted)
+static inline PyObject *call_method(const struct method *method, PyObject *object)
 {
-        PyObject *value = PyObject_CallOneArg(method, object);
+        return method->function ? method->function(object, NULL) : PyObject_CallOneArg(method->callable, object);
+}
+
+static inline bool method_is(const struct method *method, PyObject *object, const PyObject *wanted)
+{
+        PyObject *value = call_method(method, object);
 
         Py_XDECREF(value);
         return value && value == wanted;
@@ -80,6 +100,11 @@ static inline bool method_is(PyObject *method, PyObject *object, const PyObject 
 static inline const void *inner(PyObject *tensor)
 {
         return (const uint64_t *)(const void *)tensor + known.tensor_word;
+}
+
+static inline const uint64_t *words_of(PyObject *tensor)
+{
+        return *(const uint64_t *const *)inner(tensor);
 }
 
 #endif

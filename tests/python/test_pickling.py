@@ -202,6 +202,43 @@ def test_what_is_not_plain_is_left_to_the_pickler(what):
     assert _nebula.plain_dump({**{str(i): torch.ones(i) for i in range(20)}, "looked at ahead": not_plain()[what]}) is None
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_found_of_one_tensor_is_not_believed_of_another_kind():
+    z = torch.ones(2, dtype=torch.complex64)
+    wanted = torch.ones(2, requires_grad=True)
+    for ordinary, unusual in (
+        (z, z.conj()),
+        (z.real, z.conj().imag),
+        (torch.ones(2), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+        (torch.ones(2), torch.ones(2).to_mkldnn()),
+        (torch.ones(2, 2), torch.eye(2).to_sparse_csr()),
+        (wanted.detach(), not_plain()["hooks"]),
+    ):
+        assert _nebula.plain_dump([ordinary, ordinary.clone()]) is not None
+        assert _nebula.plain_dump([ordinary, unusual]) is None
+        assert _nebula.plain_dump([unusual, ordinary]) is None
+    with torch.inference_mode():
+        inferred = torch.ones(3) + 1
+    views = [wanted.detach(), wanted, wanted.data, wanted[:1].detach(), wanted * 2, inferred, torch.ones(2)[1:], torch.ones(0)[:0]]
+    theirs, ours = pickles([view if view.is_leaf else view.detach() for view in views])
+    assert theirs == ours
+
+
+def test_tensors_of_a_known_kind_are_asked_for_their_storage_alone():
+    asked = []
+
+    class Listener(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            asked.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    state = {f"k{i}": torch.ones(i + 1) for i in range(5)}
+    _nebula.plain_dump(state)
+    with Listener():
+        _nebula.plain_dump(state)
+    assert asked == ["untyped_storage"] * 5
+
+
 def test_what_is_looked_at_ahead_changes_nothing():
     state = collections.OrderedDict((f"layer{i}", torch.full((i,), i) if i % 3 else {"step": i}) for i in range(40))
     for name in ("layer7", "layer39", "layer20"):
