@@ -332,7 +332,7 @@ bool agent_drain(struct agent *agent)
                 now = 0;
                 for (const struct job *job = catalogue->jobs; job; job = job->next)
                         now += job->failure_count;
-                if (done || now > failures)
+                if (done || now > failures || catalogue->dropping)
                         break;
                 if (os->now_ns() - PENDING_SAID_NS > said_ns) {
                         log_pending(catalogue);
@@ -340,6 +340,7 @@ bool agent_drain(struct agent *agent)
                 }
                 catalogue_wait(catalogue, &catalogue->moved, PENDING_SAID_NS / 1000000);
         }
+        done = done || catalogue->dropping;
         catalogue_unlock(catalogue);
         return done;
 }

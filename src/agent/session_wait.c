@@ -256,7 +256,9 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
                 if (status)
                         catalogue->draining = false;
         }
-        catalogue->dropping = request->now;
+        if (request->now)
+                catalogue->dropping = true;
+        catalogue_signal(catalogue); /* a signal may have asked for the end before, and who saw it waits for storage */
         catalogue_unlock(catalogue);
         return status;
 }

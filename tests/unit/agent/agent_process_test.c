@@ -280,6 +280,34 @@ static void stop_persists_answers_and_ends_and_stop_now_drops_memory(void)
         place_done(&place);
 }
 
+static void stop_now_ends_an_agent_that_a_signal_had_told_to_finish(void)
+{
+        struct test_client client;
+        struct ipc_stop stop = { .now = 1 };
+        int status = -1;
+        pid_t pid, ended = 0;
+
+        place_init(&place);
+        setenv("NEBULA_STORE_MBPS", "0.01", 1); /* half a minute */
+        pid = agent_fork(&place);
+        unsetenv("NEBULA_STORE_MBPS");
+        REQUIRE(enter(&client, 45));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL));
+        kill(pid, SIGTERM);
+        usleep(300000);
+        CHECK(waitpid(pid, &status, WNOHANG) == 0); /* it finishes first */
+        CHECK(!ask(&client, IPC_STOP, &stop, sizeof stop));
+        for (int i = 0; i < 1000 && !ended; i++) {
+                usleep(10000);
+                ended = waitpid(pid, &status, WNOHANG);
+        }
+        CHECK(ended == pid && status == 0 && count_names(place.place.memory, ".img") == 0);
+        if (!ended)
+                agent_end(pid, SIGKILL);
+        client_done(&client);
+        place_done(&place);
+}
+
 static void a_second_daemon_finds_the_first_and_succeeds(void)
 {
         struct test_client client;
@@ -344,5 +372,6 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(a_killed_trainer_leaves_its_committed_versions_and_no_half_ones),
          TEST(half_copied_debris_of_dead_trainers_goes_with_the_next_agent),
          TEST(two_trainers_with_one_rank_are_told_of_each_other),
-         TEST(stop_persists_answers_and_ends_and_stop_now_drops_memory), TEST(a_second_daemon_finds_the_first_and_succeeds),
+         TEST(stop_persists_answers_and_ends_and_stop_now_drops_memory),
+         TEST(stop_now_ends_an_agent_that_a_signal_had_told_to_finish), TEST(a_second_daemon_finds_the_first_and_succeeds),
          TEST(an_agent_that_is_not_needed_ends_by_itself))
