@@ -336,7 +336,8 @@ static void get_files(struct catalogue *catalogue, struct reader *reader, struct
                         return;
                 }
                 *file = read;
-                if (!file->image && file->generation == version->generation)
+                /* What is durable may have files of other nodes, which storage has. */
+                if (!file->image && file->generation == version->generation && version->life.state != NEBULA_STATE_DURABLE)
                         reader->wrong = "describes an image that was no named one and ended with its agent";
         }
 }

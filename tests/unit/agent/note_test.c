@@ -125,6 +125,34 @@ static void a_note_does_not_grow_without_end(void)
         os_remove_tree(root);
 }
 
+/* The manifest named them when the version became durable: this node never had their images. */
+static void a_durable_version_with_files_of_other_nodes_is_taken_over(void)
+{
+        struct bench bench;
+        size_t size, ends[32], count;
+        char *note = make_note(&bench, &size, ends, &count), path[200];
+        struct version *version = bench.job->versions;
+        struct agent_file *other = version_file_add(version, "of another node");
+
+        free(note);
+        REQUIRE(other);
+        other->rank = 1;
+        other->size = 1;
+        other->generation = version->generation;
+        version_move(&bench.catalogue, version, NEBULA_STATE_DURABLE);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        REQUIRE(!os_read_file(path, 1 << 20, &note, &size));
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, "");
+        version = bench.job->versions;
+        CHECK(version && version->in_memory && version->stored && version->file_count == 3);
+        CHECK(version && version->files[0].image && version->files[1].image && !version->files[2].image);
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
 /* What each record adds must not grow with what is there: 32,768 files would be noted 65,536 times. */
 static void a_file_more_is_noted_alone(void)
 {
@@ -194,4 +222,4 @@ static void a_file_more_is_noted_alone(void)
 
 TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
          TEST(a_note_does_not_grow_without_end),
-         TEST(a_file_more_is_noted_alone))
+         TEST(a_durable_version_with_files_of_other_nodes_is_taken_over), TEST(a_file_more_is_noted_alone))
