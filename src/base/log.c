@@ -52,21 +52,36 @@ static size_t write_time(char *line, size_t size)
         return used + (size_t)snprintf(line + used, size - used, ".%03dZ ", (int)(now / 1000000 % 1000));
 }
 
-void log_event(enum log_level level, const char *format, ...)
+static void write_line(int fd, enum log_level level, const char *format, va_list arguments)
 {
         char line[LOG_LINE_MAX];
-        va_list arguments;
         size_t head, size;
 
-        if (!log_wants(level))
-                return;
         head = write_time(line, sizeof line);
         head += (size_t)snprintf(line + head, sizeof line - head, "%s ", level_names[level]);
-        va_start(arguments, format);
         vsnprintf(line + head, sizeof line - head - 1, format, arguments); /* leaves room for the newline */
-        va_end(arguments);
         text_make_printable(line + head);
         size = head + strlen(line + head);
         line[size++] = '\n';
-        os->write(atomic_load(&log_fd), line, size); /* a log that cannot be written stops nothing */
+        os->write(fd, line, size); /* a log that cannot be written stops nothing */
+}
+
+void log_event(enum log_level level, const char *format, ...)
+{
+        va_list arguments;
+
+        if (!log_wants(level))
+                return;
+        va_start(arguments, format);
+        write_line(atomic_load(&log_fd), level, format, arguments);
+        va_end(arguments);
+}
+
+void log_line(int fd, enum log_level level, const char *format, ...)
+{
+        va_list arguments;
+
+        va_start(arguments, format);
+        write_line(fd, level, format, arguments);
+        va_end(arguments);
 }

@@ -4,7 +4,7 @@
  *      2026-11-21T10:31:26.123Z info global_step500 is durable: 1.0 GiB in 0.52 s
  *
  * log_to names the file once, before threads start; until then, and so always
- * in the trainer's half, events go nowhere. A line is written with one call, so
+ * in the trainer's half, events go nowhere; that has log_line. A line is written with one call, so
  * lines of two processes that share a file do not mix. What is not printable in
  * an event becomes '?': a tag with a newline cannot forge a line.
  *
@@ -20,6 +20,8 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBU
 /* Events up to `level` go to `fd`, which stays the caller's; fd < 0: nowhere. */
 void log_to(int fd, enum log_level level);
 void log_event(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* One line in a file that this process does not log to otherwise. */
+void log_line(int fd, enum log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Whether an event of `level` would be written: for arguments that cost something. */
 bool log_wants(enum log_level level);
 /* "error", "warn", "info", "debug"; false for anything else. */

@@ -43,7 +43,11 @@ static enum nebula_status open_wire(struct nebula_session *session, struct clien
         pthread_mutex_unlock(&session->settings_lock);
         if (settings.is_inline)
                 status = client_start_inline(&settings.place, error);
-        return status == NEBULA_OK ? client_wire_open(wire, &settings, error) : status;
+        if (status == NEBULA_OK)
+                status = client_wire_open(wire, &settings, error);
+        if (status == NEBULA_OK && !settings.is_inline)
+                wire->log = session->settings.place.log; /* which stays as it is while the session lives */
+        return status;
 }
 
 /* When there is no agent to be had, every save would wait for one: so it is tried less and less often. */

@@ -36,6 +36,8 @@
 
 /* An agent that is alive answers at once, unless it was asked to wait. */
 #define CLIENT_ANSWER_MS 60000
+/* One that is stopped, or hangs, is named in its log after so long. */
+#define CLIENT_SILENT_MS 5000
 /* A full memory tier is waited for: the agent decides for how long, this is only the limit of patience with it. */
 #define CLIENT_IMAGE_MS 900000
 /* How long an agent may take beyond the time that it was told to wait. */
@@ -65,6 +67,7 @@ struct client_wire {
         int fd; /* -1: not connected */
         uint64_t agent_nonce;
         uint32_t agent_pid;
+        const char *log;        /* the agent's, to say there that it is silent; NULL: said, or none */
         struct ipc_frame frame; /* the last answer */
 };
 

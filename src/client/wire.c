@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "client/client.h"
 #include "os/os.h"
 
@@ -21,11 +22,46 @@ void client_wire_close(struct client_wire *wire)
         wire->agent_nonce = 0;
 }
 
+/* An agent that was stopped holds a save up until CLIENT_ANSWER_MS are over, and can say nothing of it. */
+static void say_silent(struct client_wire *wire)
+{
+        int fd = os->open(wire->log, OS_WRITE | OS_APPEND | OS_NOFOLLOW);
+
+        wire->log = NULL;
+        if (fd < 0)
+                return;
+        log_line(fd, LOG_LEVEL_WARN, "process %u waits for the agent (process %u), which has not answered for %d s: "
+                 "it is stopped, or waits for memory or storage",
+                 os->pid(), wire->agent_pid, CLIENT_SILENT_MS / 1000);
+        os->close(fd);
+}
+
+/* Whether the answer can be read; false after CLIENT_SILENT_MS. */
+static bool answers_soon(const struct client_wire *wire)
+{
+        int64_t until_ns = os->now_ns() + (int64_t)CLIENT_SILENT_MS * 1000000, left_ms = CLIENT_SILENT_MS;
+        int ready;
+
+        do {
+                ready = os->poll(wire->fd, left_ms);
+                left_ms = (until_ns - os->now_ns()) / 1000000;
+        } while (ready == -EINTR && left_ms > 0);
+        return ready != 0 && ready != -EINTR;
+}
+
 enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type, const void *request, size_t size,
                                     int64_t timeout_ms, bool *ret_broken, struct nebula_error *error)
 {
-        enum nebula_status status = ipc_call(wire->fd, type, request, size, timeout_ms, &wire->frame, ret_broken, error);
+        enum nebula_status status = ipc_send(wire->fd, type, NEBULA_OK, request, size, -1, error);
 
+        *ret_broken = true;
+        if (status == NEBULA_OK && (timeout_ms == CLIENT_ANSWER_MS || type == IPC_IMAGE) && wire->log) {
+                timeout_ms = answers_soon(wire) ? -1 : timeout_ms - CLIENT_SILENT_MS; /* -1: reading is all that is left */
+                if (timeout_ms >= 0)
+                        say_silent(wire);
+        }
+        if (status == NEBULA_OK)
+                status = ipc_await(wire->fd, type, timeout_ms, &wire->frame, ret_broken, error);
         if (*ret_broken) {
                 error_prefix(error, "the agent (process %u)", wire->agent_pid);
                 client_wire_close(wire);

@@ -198,13 +198,19 @@ enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type
 enum nebula_status ipc_call(int fd, enum ipc_type type, const void *payload, size_t size, int64_t timeout_ms,
                             struct ipc_frame *frame, bool *ret_broken, struct nebula_error *error)
 {
+        enum nebula_status status = ipc_send(fd, type, NEBULA_OK, payload, size, -1, error);
+
+        *ret_broken = true;
+        return status != NEBULA_OK ? status : ipc_await(fd, type, timeout_ms, frame, ret_broken, error);
+}
+
+enum nebula_status ipc_await(int fd, enum ipc_type type, int64_t timeout_ms, struct ipc_frame *frame, bool *ret_broken,
+                             struct nebula_error *error)
+{
         int64_t deadline_ns = timeout_ms < 0 ? -1 : os->now_ns() + timeout_ms * 1000000;
         enum nebula_status status;
 
         *ret_broken = true;
-        status = ipc_send(fd, type, NEBULA_OK, payload, size, -1, error);
-        if (status != NEBULA_OK)
-                return status;
         while (deadline_ns >= 0) {
                 int64_t left_ms = (deadline_ns - os->now_ns()) / 1000000;
                 int ready = os->poll(fd, left_ms > 0 ? left_ms : 0);

@@ -220,6 +220,9 @@ enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type
  */
 enum nebula_status ipc_call(int fd, enum ipc_type type, const void *payload, size_t size, int64_t timeout_ms,
                             struct ipc_frame *frame, bool *ret_broken, struct nebula_error *error);
+/* Its second half, for who has sent the request. */
+enum nebula_status ipc_await(int fd, enum ipc_type type, int64_t timeout_ms, struct ipc_frame *frame, bool *ret_broken,
+                             struct nebula_error *error);
 
 /*
  * Where the agent of this user and node is found:

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "client/client.h"
 #include "fake_agent.h"
 #include "tap.h"
 
@@ -245,6 +246,41 @@ static void waits_one_after_the_other_share_a_connection(void)
         for (int i = 0; i < 3; i++)
                 CHECK(ok(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 1000, &error)));
         CHECK(fake_seen(IPC_WAIT) == 3 && fake_seen(IPC_HELLO) == 2); /* the session's, and that of the waits */
+        end();
+}
+
+static const struct os_table *real_os;
+
+/* As if the first look took its five seconds. */
+static int poll_late(int fd, int64_t timeout_ms)
+{
+        return timeout_ms == CLIENT_SILENT_MS ? 0 : real_os->poll(fd, timeout_ms);
+}
+
+static void an_agent_that_is_silent_is_named_once_in_its_log(void)
+{
+        struct os_table late = *os;
+        char path[IPC_PATH_MAX], expected[100], *text = NULL, *line;
+        size_t size;
+        int fd;
+
+        start();
+        snprintf(path, sizeof path, "%s/agent.log", getenv("NEBULA_RUNTIME_DIR"));
+        fd = os->open(path, OS_WRITE | OS_CREATE);
+        REQUIRE(fd >= 0);
+        os->close(fd);
+        CHECK(save("a", "n", "abc", 3));
+        real_os = os;
+        late.poll = poll_late;
+        os = &late;
+        CHECK(save("b", "n", "abc", 3));
+        CHECK(save("c", "n", "abc", 3));
+        os = real_os;
+        REQUIRE(!os_read_file(path, 4096, &text, &size));
+        snprintf(expected, sizeof expected, "warn process %u waits for the agent", os->pid());
+        line = strstr(text, expected);
+        CHECK(line && !strstr(line + 1, expected));
+        free(text);
         end();
 }
 
@@ -745,6 +781,7 @@ static const struct tap_test tests[] = {
         TEST(a_broken_promise_switches_the_session_off_for_good),
         TEST(a_wait_does_not_hold_others_up),
         TEST(waits_one_after_the_other_share_a_connection),
+        TEST(an_agent_that_is_silent_is_named_once_in_its_log),
         TEST(a_kept_connection_whose_agent_is_gone_is_no_try),
         TEST(a_wait_ends_at_its_time),
         TEST(several_threads_save_at_once),
