@@ -235,12 +235,19 @@ void commit_ungrant(struct catalogue *catalogue, struct version *version, struct
         commit_check(catalogue, version);
 }
 
+/* A file that this rank is still copying; NULL: none. */
+static const struct grant *grant_of(const struct version *version, uint32_t rank)
+{
+        const struct grant *grant = version->grants;
+
+        while (grant && grant->rank != rank)
+                grant = grant->next;
+        return grant;
+}
+
 static bool rank_copies(const struct version *version, uint32_t rank)
 {
-        for (const struct grant *grant = version->grants; grant; grant = grant->next)
-                if (grant->rank == rank)
-                        return true;
-        return false;
+        return grant_of(version, rank) != NULL;
 }
 
 enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
@@ -551,12 +558,14 @@ static void remove_part(struct version *version, struct part *part)
 bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank)
 {
         struct part *part = version_part(version, rank);
+        const struct grant *grant;
 
         if (!part || !commit_open(version))
                 return true;
-        if (rank_copies(version, part->rank)) {
+        grant = grant_of(version, rank);
+        if (grant) {
                 version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before its copy of \"%s\" was whole",
-                             part->rank, part->pid, version->grants->name);
+                             part->rank, part->pid, grant->name);
         } else if (part->closed) {
                 return true;
         } else if (!version->file_count && !version->grants && version->part_count == 1 && !version->pins) {

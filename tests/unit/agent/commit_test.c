@@ -72,4 +72,29 @@ static void an_old_open_version_is_closed_while_older_ones_are_forgotten(void)
         bench_done(&bench, true);
 }
 
-TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten))
+/* One grant of rank 0 and one of rank 1, who saved last, so that its own comes first. */
+static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
+{
+        struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW };
+        struct version *version = NULL;
+        struct grant *grant;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        bench.session.world = 2;
+        for (uint32_t rank = 0; rank < 2; rank++) {
+                bench.session.rank = rank;
+                bench.session.nonce = rank + 1;
+                version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+                REQUIRE(version);
+                request.version_id = version->id;
+                snprintf(request.name, sizeof request.name, "of rank %u", rank);
+                REQUIRE(!grant_image(&bench.catalogue, &bench.session, &request, never, NULL, &version, &grant, &bench.error));
+        }
+        CHECK(commit_rank_ended(&bench.catalogue, version, 0));
+        CHECK(version->life.state == NEBULA_STATE_FAILED && strstr(version->error.message, "of rank 0"));
+        bench_done(&bench, true);
+}
+
+TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
+         TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying))
