@@ -600,7 +600,7 @@ static bool given_up(const struct version *version, int64_t now)
 {
         const struct version *newer = newer_complete(version);
 
-        return version->recorded_here && newer && newer->life.state == NEBULA_STATE_DURABLE &&
+        return version->recorded_here && !version->pins && newer && newer->life.state == NEBULA_STATE_DURABLE &&
                now - version->waiting_since_ns > 2 * WANTED_POLL_NS;
 }
 

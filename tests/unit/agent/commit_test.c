@@ -1,5 +1,6 @@
 /* Versions that become complete, and what that does to those around them. */
 #include "agent/agent_catalogue.h"
+#include "agent/world.h"
 #include "tap.h"
 
 /* One file by rank 0, which is all that its version asks for. */
@@ -96,5 +97,32 @@ static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
         bench_done(&bench, true);
 }
 
+/* A copy of it may just be on its way to a peer, straight from its pages. */
+static void a_version_that_another_node_let_go_keeps_its_images_while_they_are_read(void)
+{
+        struct version *version, *newer;
+        int64_t due = INT64_MAX;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "/nonexistent");
+        version = bench_version(&bench, "global_step1", 1, 0);
+        newer = bench_version(&bench, "global_step2", 2, 0);
+        REQUIRE(version && newer);
+        newer->stored = true;
+        version_move(&bench.catalogue, newer, NEBULA_STATE_DURABLE);
+        version->spread = version->recorded_here = version->wanted = version->wanted_told = true;
+        version->waiting_since_ns = os->now_ns() - 60000000000;
+        version->pins++;
+        catalogue_lock(&bench.catalogue);
+        world_work(&bench.catalogue, bench.job, os->now_ns(), &due);
+        CHECK(version->in_memory && version->files[0].image);
+        version->pins--;
+        world_work(&bench.catalogue, bench.job, os->now_ns(), &due);
+        CHECK(!version->in_memory && version->superseded);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
 TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
-         TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying))
+         TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
+         TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read))
