@@ -63,20 +63,20 @@ static bool is_stopping(struct holder *holder)
         return stopping;
 }
 
-static void converse(struct connection *connection)
+static void converse(struct visitor *visitor)
 {
-        struct holder *holder = connection->holder;
+        struct holder *holder = visitor->holder;
         struct nebula_error error = { 0 };
         struct peer *peer;
-        enum nebula_status status = peer_serve(connection->fd, find_key, holder, holder->node, holder->catalogue->agent_nonce, &peer, &error);
+        enum nebula_status status = peer_serve(visitor->fd, find_key, holder, holder->node, holder->catalogue->agent_nonce, &peer, &error);
 
         pthread_mutex_lock(&holder->holder_lock);
-        connection->fd = -1; /* gone, or the peer's */
-        connection->peer = status ? NULL : peer;
+        visitor->fd = -1; /* gone, or the peer's */
+        visitor->peer = status ? NULL : peer;
         pthread_mutex_unlock(&holder->holder_lock);
         if (status) {
                 if (!is_stopping(holder))
-                        complain(holder, connection->from, &error);
+                        complain(holder, visitor->from, &error);
                 return;
         }
         while (!status && !is_stopping(holder)) {
@@ -86,62 +86,62 @@ static void converse(struct connection *connection)
                         continue;
                 status = peer_receive(peer, &error);
                 if (!status)
-                        status = holder_serve(connection, &error);
+                        status = holder_serve(visitor, &error);
         }
         if (status != NEBULA_UNAVAILABLE && !is_stopping(holder))
-                complain(holder, connection->from, &error);
-        else if (connection->incoming)
+                complain(holder, visitor->from, &error);
+        else if (visitor->incoming)
                 log_event(LOG_LEVEL_WARN, "node \"%s\" vanished in the middle of a copy of %s, which is dropped: %s", peer->hello.node,
-                          connection->incoming->what.tag, error.message);
-        holder_drop_incoming(connection);
+                          visitor->incoming->what.tag, error.message);
+        holder_drop_incoming(visitor);
         pthread_mutex_lock(&holder->holder_lock);
-        connection->peer = NULL;
+        visitor->peer = NULL;
         pthread_mutex_unlock(&holder->holder_lock);
         peer_free(peer);
 }
 
-static void *connection_main(void *argument)
+static void *visitor_main(void *argument)
 {
-        struct connection *connection = argument;
-        struct holder *holder = connection->holder;
+        struct visitor *visitor = argument;
+        struct holder *holder = visitor->holder;
         struct catalogue *catalogue = holder->catalogue;
 
-        converse(connection);
+        converse(visitor);
         catalogue_lock(catalogue);
         catalogue->peer_count--;
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
         pthread_mutex_lock(&holder->holder_lock);
-        for (size_t i = 0; i < CONNECTION_MAX; i++)
-                if (holder->connections[i] == connection)
-                        holder->connections[i] = NULL;
-        free(connection);
-        holder->connection_count--;
+        for (size_t i = 0; i < VISITOR_MAX; i++)
+                if (holder->visitors[i] == visitor)
+                        holder->visitors[i] = NULL;
+        free(visitor);
+        holder->visitor_count--;
         pthread_cond_broadcast(&holder->ended);
         pthread_mutex_unlock(&holder->holder_lock);
         return NULL;
 }
 
-static bool start_connection(struct holder *holder, int fd, const char *from)
+static bool start_visit(struct holder *holder, int fd, const char *from)
 {
-        struct connection *connection = calloc(1, sizeof *connection);
+        struct visitor *visitor = calloc(1, sizeof *visitor);
         size_t slot = 0;
         bool started = false;
 
-        if (!connection)
+        if (!visitor)
                 return false;
-        connection->holder = holder;
-        connection->fd = fd;
-        snprintf(connection->from, sizeof connection->from, "%s", from);
+        visitor->holder = holder;
+        visitor->fd = fd;
+        snprintf(visitor->from, sizeof visitor->from, "%s", from);
         catalogue_lock(holder->catalogue);
         holder->catalogue->peer_count++;
         catalogue_unlock(holder->catalogue);
         pthread_mutex_lock(&holder->holder_lock);
-        while (slot < CONNECTION_MAX && holder->connections[slot])
+        while (slot < VISITOR_MAX && holder->visitors[slot])
                 slot++;
-        if (slot < CONNECTION_MAX && !holder->stopping && !os_thread_start(NULL, connection_main, connection, false)) {
-                holder->connections[slot] = connection;
-                holder->connection_count++;
+        if (slot < VISITOR_MAX && !holder->stopping && !os_thread_start(NULL, visitor_main, visitor, false)) {
+                holder->visitors[slot] = visitor;
+                holder->visitor_count++;
                 started = true;
         }
         pthread_mutex_unlock(&holder->holder_lock);
@@ -149,7 +149,7 @@ static bool start_connection(struct holder *holder, int fd, const char *from)
                 catalogue_lock(holder->catalogue);
                 holder->catalogue->peer_count--;
                 catalogue_unlock(holder->catalogue);
-                free(connection);
+                free(visitor);
         }
         return started;
 }
@@ -163,7 +163,7 @@ static void *listener_main(void *argument)
         while (!is_stopping(holder)) {
                 int fd = os->tcp_accept(holder->listen_fd, from, sizeof from);
 
-                if (fd >= 0 && !start_connection(holder, fd, from)) {
+                if (fd >= 0 && !start_visit(holder, fd, from)) {
                         os->close(fd);
                         if (!is_stopping(holder))
                                 complain(holder, from, &busy);
@@ -265,14 +265,14 @@ void holder_free(struct holder *holder)
         holder->stopping = true;
         if (holder->listen_fd >= 0)
                 os->shutdown(holder->listen_fd);
-        while (holder->connection_count) {
-                for (size_t i = 0; i < CONNECTION_MAX; i++) {
-                        struct connection *connection = holder->connections[i];
+        while (holder->visitor_count) {
+                for (size_t i = 0; i < VISITOR_MAX; i++) {
+                        struct visitor *visitor = holder->visitors[i];
 
-                        if (connection && connection->peer)
-                                peer_shutdown(connection->peer);
-                        else if (connection && connection->fd >= 0)
-                                os->shutdown(connection->fd);
+                        if (visitor && visitor->peer)
+                                peer_shutdown(visitor->peer);
+                        else if (visitor && visitor->fd >= 0)
+                                os->shutdown(visitor->fd);
                 }
                 os_cond_wait(&holder->ended, &holder->holder_lock, 100);
         }

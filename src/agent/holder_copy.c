@@ -84,10 +84,10 @@ void holder_copies_free(struct holder *holder, struct copy *taken)
 
 static bool owner_connected(const struct holder *holder, const struct copy *copy)
 {
-        for (size_t i = 0; i < CONNECTION_MAX; i++) {
-                const struct connection *connection = holder->connections[i];
+        for (size_t i = 0; i < VISITOR_MAX; i++) {
+                const struct visitor *visitor = holder->visitors[i];
 
-                if (connection && connection->is_owner && connection->peer && !strcmp(connection->peer->hello.node, copy->what.owner))
+                if (visitor && visitor->is_owner && visitor->peer && !strcmp(visitor->peer->hello.node, copy->what.owner))
                         return true;
         }
         return false;
@@ -199,15 +199,15 @@ struct copy *holder_copy_new(struct holder *holder, const struct peer *peer, str
         return NULL;
 }
 
-void holder_drop_incoming(struct connection *connection)
+void holder_drop_incoming(struct visitor *visitor)
 {
-        struct holder *holder = connection->holder;
+        struct holder *holder = visitor->holder;
 
-        if (!connection->incoming)
+        if (!visitor->incoming)
                 return;
         pthread_mutex_lock(&holder->holder_lock);
-        holder->used -= connection->incoming->capacity;
+        holder->used -= visitor->incoming->capacity;
         pthread_mutex_unlock(&holder->holder_lock);
-        copy_free(holder, connection->incoming);
-        connection->incoming = NULL;
+        copy_free(holder, visitor->incoming);
+        visitor->incoming = NULL;
 }

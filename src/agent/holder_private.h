@@ -8,7 +8,7 @@
 
 #include "agent/holder.h"
 
-#define CONNECTION_MAX 64 /* one owner, or a few after losses, and who looks for a lost copy */
+#define VISITOR_MAX 64 /* one owner, or a few after losses, and who looks for a lost copy */
 #define KEY_MAX 64
 
 /* What one node gave us of one version. */
@@ -25,7 +25,8 @@ struct copy {
         bool dropped;          /* goes when nobody reads it */
         uint64_t age;          /* order of arrival */
 };
-struct connection {
+/* A peer that is connected, and the thread that serves it. */
+struct visitor {
         struct holder *holder;
         struct peer *peer;
         int fd;
@@ -48,8 +49,8 @@ struct holder {
         size_t key_count;
         struct copy *copies;
         uint64_t budget, used, next_age;
-        struct connection *connections[CONNECTION_MAX];
-        uint32_t connection_count;
+        struct visitor *visitors[VISITOR_MAX];
+        uint32_t visitor_count;
         int64_t complained_ns;
         uint32_t unsaid;
         bool stopping;
@@ -64,9 +65,9 @@ struct copy *holder_copies_collect(struct holder *holder);
 void holder_copies_free(struct holder *holder, struct copy *taken);
 
 /* A copy that has not come whole goes. */
-void holder_drop_incoming(struct connection *connection);
+void holder_drop_incoming(struct visitor *visitor);
 
 /* Answers the request that came; a failure ends the connection. */
-enum nebula_status holder_serve(struct connection *connection, struct nebula_error *error);
+enum nebula_status holder_serve(struct visitor *visitor, struct nebula_error *error);
 
 #endif

@@ -7,10 +7,10 @@
 #include "agent/log.h"
 #include "base/error.h"
 
-static enum nebula_status serve_offer(struct connection *connection, struct nebula_error *error)
+static enum nebula_status serve_offer(struct visitor *visitor, struct nebula_error *error)
 {
-        struct holder *holder = connection->holder;
-        struct peer *peer = connection->peer;
+        struct holder *holder = visitor->holder;
+        struct peer *peer = visitor->peer;
         struct nebula_error refusal = { 0 };
         struct peer_copy offer;
         bool there = false;
@@ -18,9 +18,9 @@ static enum nebula_status serve_offer(struct connection *connection, struct nebu
 
         if (status)
                 return status;
-        holder_drop_incoming(connection);
+        holder_drop_incoming(visitor);
         pthread_mutex_lock(&holder->holder_lock);
-        connection->is_owner = true;
+        visitor->is_owner = true;
         for (struct copy *copy = holder->copies; copy; copy = copy->next)
                 there = there || (holder_copy_is_for(copy, peer) && copy->owner_id == offer.id && !copy->dropped &&
                                   copy->what.sequence == offer.sequence && !strcmp(copy->what.owner, peer->hello.node));
@@ -29,74 +29,74 @@ static enum nebula_status serve_offer(struct connection *connection, struct nebu
                 peer_copy_done(&offer);
                 return peer_send_answer(peer, NEBULA_BUSY, "it is here already", error);
         }
-        connection->incoming = holder_copy_new(holder, peer, &offer, &refusal);
+        visitor->incoming = holder_copy_new(holder, peer, &offer, &refusal);
         peer_copy_done(&offer);
-        connection->file = 0;
-        connection->offset = 0;
-        connection->trouble = (struct nebula_error){ 0 };
-        if (!connection->incoming)
+        visitor->file = 0;
+        visitor->offset = 0;
+        visitor->trouble = (struct nebula_error){ 0 };
+        if (!visitor->incoming)
                 log_event(LOG_LEVEL_WARN, "no room for a copy of node \"%s\": %s", peer->hello.node, refusal.message);
-        return peer_send_answer(peer, connection->incoming ? NEBULA_OK : refusal.status, refusal.message, error);
+        return peer_send_answer(peer, visitor->incoming ? NEBULA_OK : refusal.status, refusal.message, error);
 }
 
 /* Goes on to the file that the next piece must be of. */
-static void next_file(struct connection *connection)
+static void next_file(struct visitor *visitor)
 {
-        const struct peer_copy *what = &connection->incoming->what;
+        const struct peer_copy *what = &visitor->incoming->what;
 
-        while (connection->file < what->file_count &&
-               (!what->files[connection->file].held || connection->offset >= what->files[connection->file].size)) {
-                connection->file++;
-                connection->offset = 0;
+        while (visitor->file < what->file_count &&
+               (!what->files[visitor->file].held || visitor->offset >= what->files[visitor->file].size)) {
+                visitor->file++;
+                visitor->offset = 0;
         }
 }
 
-static enum nebula_status serve_data(struct connection *connection, struct nebula_error *error)
+static enum nebula_status serve_data(struct visitor *visitor, struct nebula_error *error)
 {
-        struct peer *peer = connection->peer;
-        struct copy *copy = connection->incoming;
+        struct peer *peer = visitor->peer;
+        struct copy *copy = visitor->incoming;
         size_t size = peer_take_size(peer);
         const struct peer_file *file;
         uint64_t left;
         enum nebula_status status;
 
-        if (!copy || connection->trouble.status)
+        if (!copy || visitor->trouble.status)
                 return peer_take(peer, NULL, error);
-        next_file(connection);
-        file = connection->file < copy->what.file_count ? &copy->what.files[connection->file] : NULL;
-        left = file ? file->size - connection->offset : 0;
-        if (!file || peer->data.file != connection->file || peer->data.offset != connection->offset ||
+        next_file(visitor);
+        file = visitor->file < copy->what.file_count ? &copy->what.files[visitor->file] : NULL;
+        left = file ? file->size - visitor->offset : 0;
+        if (!file || peer->data.file != visitor->file || peer->data.offset != visitor->offset ||
             size != (left < PEER_PIECE_BYTES ? left : PEER_PIECE_BYTES)) {
-                error_set(&connection->trouble, NEBULA_CORRUPT, 0, "a piece of file %u at offset %" PRIu64 " is out of turn",
+                error_set(&visitor->trouble, NEBULA_CORRUPT, 0, "a piece of file %u at offset %" PRIu64 " is out of turn",
                           peer->data.file, peer->data.offset);
                 return peer_take(peer, NULL, error);
         }
-        status = peer_take(peer, (char *)copy->images[connection->file]->data + connection->offset, &connection->trouble);
+        status = peer_take(peer, (char *)copy->images[visitor->file]->data + visitor->offset, &visitor->trouble);
         if (status && status != NEBULA_CORRUPT) {
                 if (error)
-                        *error = connection->trouble;
+                        *error = visitor->trouble;
                 return status;
         }
-        copy->chunks[connection->file][connection->offset / PEER_PIECE_BYTES] = peer->data.crc64;
-        connection->offset += size;
+        copy->chunks[visitor->file][visitor->offset / PEER_PIECE_BYTES] = peer->data.crc64;
+        visitor->offset += size;
         return NEBULA_OK;
 }
 
-static enum nebula_status serve_seal(struct connection *connection, struct nebula_error *error)
+static enum nebula_status serve_seal(struct visitor *visitor, struct nebula_error *error)
 {
-        struct holder *holder = connection->holder;
-        struct peer *peer = connection->peer;
-        struct copy *copy = connection->incoming, *taken;
-        struct nebula_error refusal = connection->trouble;
+        struct holder *holder = visitor->holder;
+        struct peer *peer = visitor->peer;
+        struct copy *copy = visitor->incoming, *taken;
+        struct nebula_error refusal = visitor->trouble;
 
         if (!copy)
                 error_set(&refusal, NEBULA_INVALID, 0, "nothing was offered");
         if (copy)
-                next_file(connection);
-        if (copy && !refusal.status && connection->file < copy->what.file_count)
-                error_set(&refusal, NEBULA_CORRUPT, 0, "file \"%.100s\" has not come whole", copy->what.files[connection->file].name);
+                next_file(visitor);
+        if (copy && !refusal.status && visitor->file < copy->what.file_count)
+                error_set(&refusal, NEBULA_CORRUPT, 0, "file \"%.100s\" has not come whole", copy->what.files[visitor->file].name);
         if (refusal.status) {
-                holder_drop_incoming(connection);
+                holder_drop_incoming(visitor);
                 log_event(LOG_LEVEL_WARN, "a copy that node \"%s\" sent is not kept: %s", peer->hello.node, refusal.message);
                 return peer_send_answer(peer, refusal.status, refusal.message, error);
         }
@@ -108,7 +108,7 @@ static enum nebula_status serve_seal(struct connection *connection, struct nebul
         copy->age = holder->next_age++;
         copy->next = holder->copies;
         holder->copies = copy;
-        connection->incoming = NULL;
+        visitor->incoming = NULL;
         taken = holder_copies_collect(holder);
         pthread_mutex_unlock(&holder->holder_lock);
         holder_copies_free(holder, taken);
@@ -116,10 +116,10 @@ static enum nebula_status serve_seal(struct connection *connection, struct nebul
         return peer_send_answer(peer, NEBULA_OK, "", error);
 }
 
-static enum nebula_status serve_keep(struct connection *connection, struct nebula_error *error)
+static enum nebula_status serve_keep(struct visitor *visitor, struct nebula_error *error)
 {
-        struct holder *holder = connection->holder;
-        struct peer *peer = connection->peer;
+        struct holder *holder = visitor->holder;
+        struct peer *peer = visitor->peer;
         struct peer_keep keep;
         struct copy *taken;
         enum nebula_status status = peer_keep_parse(peer->body, peer->header.size, &keep, error);
@@ -141,9 +141,9 @@ static enum nebula_status serve_keep(struct connection *connection, struct nebul
         return peer_send_answer(peer, NEBULA_OK, "", error);
 }
 
-static enum nebula_status serve_list(struct connection *connection, struct nebula_error *error)
+static enum nebula_status serve_list(struct visitor *visitor, struct nebula_error *error)
 {
-        struct holder *holder = connection->holder;
+        struct holder *holder = visitor->holder;
         struct peer_listing listing = { 0 };
         char *text = NULL;
         size_t size, count = 0;
@@ -154,22 +154,22 @@ static enum nebula_status serve_list(struct connection *connection, struct nebul
                 count++;
         listing.copies = calloc(count + 1, sizeof *listing.copies);
         for (const struct copy *copy = holder->copies; listing.copies && copy; copy = copy->next)
-                if (holder_copy_is_for(copy, connection->peer) && !copy->dropped && listing.count < PEER_COPY_MAX)
+                if (holder_copy_is_for(copy, visitor->peer) && !copy->dropped && listing.count < PEER_COPY_MAX)
                         listing.copies[listing.count++] = copy->what; /* newest first; the files stay the copy's */
         status = listing.copies ? peer_listing_format(&listing, &text, &size, error) :
                                   error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a listing");
         pthread_mutex_unlock(&holder->holder_lock);
         free(listing.copies);
         if (!status)
-                status = peer_send(connection->peer, PEER_LISTED, text, size, error);
+                status = peer_send(visitor->peer, PEER_LISTED, text, size, error);
         free(text);
         return status;
 }
 
-static enum nebula_status serve_fetch(struct connection *connection, struct nebula_error *error)
+static enum nebula_status serve_fetch(struct visitor *visitor, struct nebula_error *error)
 {
-        struct holder *holder = connection->holder;
-        struct peer *peer = connection->peer;
+        struct holder *holder = visitor->holder;
+        struct peer *peer = visitor->peer;
         struct copy *copy, *taken;
         struct peer_fetch fetch;
         enum nebula_status status = peer_fetch_parse(peer->body, peer->header.size, &fetch, error);
@@ -202,18 +202,18 @@ static enum nebula_status serve_fetch(struct connection *connection, struct nebu
         return status;
 }
 
-typedef enum nebula_status serve_run(struct connection *connection, struct nebula_error *error);
+typedef enum nebula_status serve_run(struct visitor *visitor, struct nebula_error *error);
 
 static serve_run *const serves[] = {
         [PEER_OFFER] = serve_offer, [PEER_DATA] = serve_data, [PEER_SEAL] = serve_seal, [PEER_KEEP] = serve_keep,
         [PEER_LIST] = serve_list,   [PEER_FETCH] = serve_fetch, [PEER_ANSWER] = NULL,
 };
 
-enum nebula_status holder_serve(struct connection *connection, struct nebula_error *error)
+enum nebula_status holder_serve(struct visitor *visitor, struct nebula_error *error)
 {
-        unsigned type = connection->peer->header.type;
+        unsigned type = visitor->peer->header.type;
 
         if (type >= sizeof serves / sizeof serves[0] || !serves[type])
                 return error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u is no request", type);
-        return serves[type](connection, error);
+        return serves[type](visitor, error);
 }

@@ -27,7 +27,7 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
         return hello;
 }
 
-/* Links. */
+/* Channels. */
 
 static struct fan *fan_get(struct replica *replica, struct job *job)
 {
@@ -42,18 +42,18 @@ static struct fan *fan_get(struct replica *replica, struct job *job)
                 return NULL;
         fan->job = job;
         for (size_t i = 0; i < REPLICA_MAX; i++) {
-                fan->links[i].job = job;
-                fan->links[i].index = i;
+                fan->channels[i].job = job;
+                fan->channels[i].index = i;
         }
         fan->next = replica->fans;
         replica->fans = fan;
         return fan;
 }
 
-static void link_close(struct link *link)
+static void channel_close(struct channel *channel)
 {
-        peer_free(link->peer);
-        link->peer = NULL;
+        peer_free(channel->peer);
+        channel->peer = NULL;
 }
 
 /* The door, the key and the record of this node, once per job. */
@@ -106,25 +106,25 @@ static bool is_taken(const struct replica *replica, const struct fan *fan, uint6
         bool taken = nonce == replica->catalogue->agent_nonce;
 
         for (size_t i = 0; i < REPLICA_MAX; i++)
-                taken = taken || (fan->links[i].peer && fan->links[i].peer->hello.nonce == nonce);
+                taken = taken || (fan->channels[i].peer && fan->channels[i].peer->hello.nonce == nonce);
         return taken;
 }
 
 /* To the first member in order that answers and has no copy yet. */
-static enum nebula_status link_open(struct replica *replica, const struct fan *fan, struct link *link, struct nebula_error *error)
+static enum nebula_status channel_open(struct replica *replica, const struct fan *fan, struct channel *channel, struct nebula_error *error)
 {
-        struct peer_hello *hello = replica_hello(replica, link->job);
+        struct peer_hello *hello = replica_hello(replica, channel->job);
         struct member_list members = { 0 };
         struct nebula_error first = { 0 }, failure;
         size_t *order = NULL, count = 0;
-        enum nebula_status status = hello ? replica_members(replica, link->job, &members, &order, &count, error) :
+        enum nebula_status status = hello ? replica_members(replica, channel->job, &members, &order, &count, error) :
                                             error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
         int64_t until = os->now_ns() + ASKING_NS;
 
-        for (size_t i = 0; !status && !link->peer && i < count && os->now_ns() < until; i++) {
+        for (size_t i = 0; !status && !channel->peer && i < count && os->now_ns() < until; i++) {
                 struct member member;
                 struct peer *peer;
-                enum nebula_status result = member_load(link->job->persist_path, members.names[order[i]], &member, &failure);
+                enum nebula_status result = member_load(channel->job->persist_path, members.names[order[i]], &member, &failure);
 
                 if (!result && member.nonce && is_taken(replica, fan, member.nonce))
                         continue;
@@ -133,19 +133,19 @@ static enum nebula_status link_open(struct replica *replica, const struct fan *f
                 if (!result && is_taken(replica, fan, peer->hello.nonce))
                         peer_free(peer); /* NEBULA_PEERS names it, or this node, by another word */
                 else if (!result)
-                        link->peer = peer;
+                        channel->peer = peer;
                 else if (!first.status)
                         first = failure;
         }
-        if (!status && !link->peer) {
+        if (!status && !channel->peer) {
                 status = NEBULA_UNAVAILABLE;
                 if (first.status && error)
                         *error = first;
                 else
-                        error_set(error, status, 0, "there is no other node yet%s", link->index ? " for one more copy" : "");
+                        error_set(error, status, 0, "there is no other node yet%s", channel->index ? " for one more copy" : "");
         }
-        if (link->peer && first.status)
-                log_event(LOG_LEVEL_WARN, "copies of job \"%s\" go to node \"%s\" instead: %s", link->job->name, link->peer->hello.node, first.message);
+        if (channel->peer && first.status)
+                log_event(LOG_LEVEL_WARN, "copies of job \"%s\" go to node \"%s\" instead: %s", channel->job->name, channel->peer->hello.node, first.message);
         free(order);
         member_list_done(&members);
         free(hello);
@@ -153,19 +153,19 @@ static enum nebula_status link_open(struct replica *replica, const struct fan *f
 }
 
 /* Once per reason. */
-static void complain(struct link *link, const char *what, const struct nebula_error *error)
+static void complain(struct channel *channel, const char *what, const struct nebula_error *error)
 {
-        if (!strcmp(link->failed_text, error->message))
+        if (!strcmp(channel->failed_text, error->message))
                 return;
-        snprintf(link->failed_text, sizeof link->failed_text, "%s", error->message);
-        log_event(LOG_LEVEL_WARN, link->index ? "%s lacks a copy in one more node's memory: %s" : "%s has no copy in another node's memory yet: %s",
+        snprintf(channel->failed_text, sizeof channel->failed_text, "%s", error->message);
+        log_event(LOG_LEVEL_WARN, channel->index ? "%s lacks a copy in one more node's memory: %s" : "%s has no copy in another node's memory yet: %s",
                   what, error->message);
 }
 
 /* Lock held. The next version to send: any that is waited for, oldest first, else the newest. */
-static struct version *candidate(const struct link *link)
+static struct version *candidate(const struct channel *channel)
 {
-        const struct job *job = link->job;
+        const struct job *job = channel->job;
         struct version *newest = NULL, *wanted = NULL;
         uint64_t nonce;
 
@@ -174,13 +174,13 @@ static struct version *candidate(const struct link *link)
                         continue;
                 if (!newest || version->sequence > newest->sequence)
                         newest = version;
-                if (version->replica_wanted && !version->replica_nonces[link->index] && (!wanted || version->sequence < wanted->sequence))
+                if (version->replica_wanted && !version->replica_nonces[channel->index] && (!wanted || version->sequence < wanted->sequence))
                         wanted = version;
         }
         if (wanted)
                 return wanted;
-        nonce = newest ? newest->replica_nonces[link->index] : 0;
-        return nonce && (!link->peer || nonce == link->peer->hello.nonce) ? NULL : newest;
+        nonce = newest ? newest->replica_nonces[channel->index] : 0;
+        return nonce && (!channel->peer || nonce == channel->peer->hello.nonce) ? NULL : newest;
 }
 
 /* Every copy that is asked for is there. Lock held. */
@@ -193,33 +193,33 @@ static bool all_copied(const struct version *version)
 }
 
 /* Lock held; dropped while sending. */
-static void replicate_one(struct replica *replica, const struct fan *fan, struct link *link, struct version *version)
+static void replicate_one(struct replica *replica, const struct fan *fan, struct channel *channel, struct version *version)
 {
         struct catalogue *catalogue = replica->catalogue;
-        struct job *job = link->job;
+        struct job *job = channel->job;
         struct nebula_error error = { 0 };
         bool broken = true;
         enum nebula_status status;
 
         version->pins++;
         catalogue_unlock(catalogue);
-        status = link->peer ? NEBULA_OK : link_open(replica, fan, link, &error);
+        status = channel->peer ? NEBULA_OK : channel_open(replica, fan, channel, &error);
         if (!status)
-                status = replica_send(replica, link, version, &broken, &error);
+                status = replica_send(replica, channel, version, &broken, &error);
         if (status)
-                complain(link, version->tag, &error);
+                complain(channel, version->tag, &error);
         else
-                link->failed_text[0] = 0;
-        if (status && broken && link->peer)
-                link_close(link);
+                channel->failed_text[0] = 0;
+        if (status && broken && channel->peer)
+                channel_close(channel);
         catalogue_lock(catalogue);
         version->pins--;
         if (status) {
                 job->replica_error = error;
-                link->retry_at_ns = os->now_ns() + RETRY_NS;
+                channel->retry_at_ns = os->now_ns() + RETRY_NS;
         } else {
-                link->retry_at_ns = 0;
-                version->replica_nonces[link->index] = link->peer->hello.nonce;
+                channel->retry_at_ns = 0;
+                version->replica_nonces[channel->index] = channel->peer->hello.nonce;
         }
         if (!status && all_copied(version)) {
                 memset(&job->replica_error, 0, sizeof job->replica_error);
@@ -232,30 +232,30 @@ static void replicate_one(struct replica *replica, const struct fan *fan, struct
 }
 
 /* Lock held. When to look again; *ret_worked: something was done, look at once. */
-static int64_t tend_link(struct replica *replica, const struct fan *fan, struct link *link, bool *ret_worked)
+static int64_t tend_channel(struct replica *replica, const struct fan *fan, struct channel *channel, bool *ret_worked)
 {
         struct job *job = fan->job;
         struct version *version;
         int64_t now = os->now_ns();
 
-        if (link->peer && peer_gone(link->peer)) {
-                log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", link->peer->hello.node, job->name);
-                link_close(link);
+        if (channel->peer && peer_gone(channel->peer)) {
+                log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", channel->peer->hello.node, job->name);
+                channel_close(channel);
                 for (version = job->versions; version; version = version->next)
-                        version->replica_nonces[link->index] = 0; /* what is newest goes to another one */
+                        version->replica_nonces[channel->index] = 0; /* what is newest goes to another one */
         }
-        version = candidate(link);
-        if (version && link->retry_at_ns <= now) {
-                replicate_one(replica, fan, link, version);
+        version = candidate(channel);
+        if (version && channel->retry_at_ns <= now) {
+                replicate_one(replica, fan, channel, version);
                 *ret_worked = true;
                 return now;
         }
         /* Nobody trains and nothing is to be sent: the peer may end when it likes. */
-        if (!version && link->peer && !catalogue_session_count(replica->catalogue, job))
-                link_close(link);
+        if (!version && channel->peer && !catalogue_session_count(replica->catalogue, job))
+                channel_close(channel);
         if (version)
-                return link->retry_at_ns;
-        return link->peer ? now + LOOK_MS * (SECOND_NS / 1000) : INT64_MAX;
+                return channel->retry_at_ns;
+        return channel->peer ? now + LOOK_MS * (SECOND_NS / 1000) : INT64_MAX;
 }
 
 /* Likewise, for all copies of a job. */
@@ -265,12 +265,12 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
         struct fan *fan = fan_get(replica, job);
         int64_t now = os->now_ns(), due = INT64_MAX;
         struct nebula_error error = { 0 };
-        struct link *first;
+        struct channel *first;
         enum nebula_status status;
 
         if (!fan)
                 return now + RETRY_NS;
-        first = &fan->links[0];
+        first = &fan->channels[0];
         if (!fan->announced) {
                 if (first->retry_at_ns > now)
                         return first->retry_at_ns;
@@ -285,14 +285,14 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
                 return now;
         }
         for (size_t i = 0; i < REPLICA_MAX; i++) {
-                struct link *link = &fan->links[i];
+                struct channel *channel = &fan->channels[i];
                 int64_t at;
 
                 if (i >= job->replica_count) {
-                        link_close(link); /* the job asks for fewer than it did */
+                        channel_close(channel); /* the job asks for fewer than it did */
                         continue;
                 }
-                at = tend_link(replica, fan, link, ret_worked);
+                at = tend_channel(replica, fan, channel, ret_worked);
                 due = at < due ? at : due;
         }
         return due;
@@ -370,7 +370,7 @@ void replica_stop(struct catalogue *catalogue)
                 if (fan->announced)
                         member_withdraw(fan->job->persist_path, &replica->own);
                 for (size_t i = 0; i < REPLICA_MAX; i++)
-                        link_close(&fan->links[i]);
+                        channel_close(&fan->channels[i]);
                 memset(&fan->key, 0, sizeof fan->key);
                 free(fan);
         }

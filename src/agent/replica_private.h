@@ -16,7 +16,7 @@
 #define ASKING_NS (10 * SECOND_NS)    /* all members together */
 
 /* The connection through which one copy of each of a job's versions is sent. */
-struct link {
+struct channel {
         struct job *job;
         size_t index;             /* which copy */
         struct peer *peer;        /* NULL: none */
@@ -29,7 +29,7 @@ struct fan {
         struct job *job;
         struct tls_key key;
         bool announced;
-        struct link links[REPLICA_MAX];
+        struct channel channels[REPLICA_MAX];
 };
 struct replica {
         struct catalogue *catalogue;
@@ -50,7 +50,7 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
 enum nebula_status replica_members(struct replica *replica, const struct job *job, struct member_list *ret_list,
                                    size_t **ret_order, size_t *ret_count, struct nebula_error *error);
 /* All of a pinned version, acknowledged. A failure with *ret_broken unset leaves the connection whole. */
-enum nebula_status replica_send(struct replica *replica, struct link *link, struct version *version, bool *ret_broken,
+enum nebula_status replica_send(struct replica *replica, struct channel *channel, struct version *version, bool *ret_broken,
                                 struct nebula_error *error);
 /* What peers were found to hold. */
 void replica_forget(struct replica *replica);

@@ -115,7 +115,7 @@ static enum nebula_status send_pieces(struct replica *replica, struct peer *peer
 }
 
 /* What the peer is to keep: the copies that it has of versions that lie in memory here. */
-static enum nebula_status send_keep(struct replica *replica, struct link *link, uint64_t newest, size_t most, struct nebula_error *error)
+static enum nebula_status send_keep(struct replica *replica, struct channel *channel, uint64_t newest, size_t most, struct nebula_error *error)
 {
         struct catalogue *catalogue = replica->catalogue;
         struct peer_keep keep = { 0 };
@@ -125,23 +125,23 @@ static enum nebula_status send_keep(struct replica *replica, struct link *link, 
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        for (const struct version *version = link->job->versions; version; version = version->next)
+        for (const struct version *version = channel->job->versions; version; version = version->next)
                 count++;
         keep.ids = calloc(count + 1, sizeof *keep.ids);
-        for (const struct version *version = link->job->versions; keep.ids && version && keep.count < most; version = version->next)
-                if (version->in_memory && (version->id == newest || version->replica_nonces[link->index] == link->peer->hello.nonce))
+        for (const struct version *version = channel->job->versions; keep.ids && version && keep.count < most; version = version->next)
+                if (version->in_memory && (version->id == newest || version->replica_nonces[channel->index] == channel->peer->hello.nonce))
                         keep.ids[keep.count++] = version->id;
         catalogue_unlock(catalogue);
         status = keep.ids ? peer_keep_format(&keep, &text, &size, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list");
         if (!status) {
-                status = peer_ask(link->peer, PEER_KEEP, text, size, &answer, error);
+                status = peer_ask(channel->peer, PEER_KEEP, text, size, &answer, error);
                 free(text);
         }
         peer_keep_done(&keep);
         return status;
 }
 
-static enum nebula_status offer(struct replica *replica, struct link *link, const struct outgoing *outgoing, struct peer_answer *answer,
+static enum nebula_status offer(struct replica *replica, struct channel *channel, const struct outgoing *outgoing, struct peer_answer *answer,
                                 struct nebula_error *error)
 {
         char *text;
@@ -150,18 +150,18 @@ static enum nebula_status offer(struct replica *replica, struct link *link, cons
 
         if (status)
                 return status;
-        status = peer_ask(link->peer, PEER_OFFER, text, size, answer, error);
+        status = peer_ask(channel->peer, PEER_OFFER, text, size, answer, error);
         if (!status && answer->status == NEBULA_NO_MEMORY) {
                 /* No room beside the older ones: then without them. Better the newest alone than an old one. */
-                status = send_keep(replica, link, outgoing->what.id, 0, error);
+                status = send_keep(replica, channel, outgoing->what.id, 0, error);
                 if (!status)
-                        status = peer_ask(link->peer, PEER_OFFER, text, size, answer, error);
+                        status = peer_ask(channel->peer, PEER_OFFER, text, size, answer, error);
         }
         free(text);
         return status;
 }
 
-enum nebula_status replica_send(struct replica *replica, struct link *link, struct version *version, bool *ret_broken,
+enum nebula_status replica_send(struct replica *replica, struct channel *channel, struct version *version, bool *ret_broken,
                                        struct nebula_error *error)
 {
         struct outgoing outgoing = { 0 };
@@ -178,28 +178,28 @@ enum nebula_status replica_send(struct replica *replica, struct link *link, stru
                 goto done;
         strcpy(outgoing.what.owner, replica->node);
         *ret_broken = true;
-        status = offer(replica, link, &outgoing, &answer, error);
+        status = offer(replica, channel, &outgoing, &answer, error);
         if (!status && answer.status != NEBULA_BUSY) {
                 if (!answer.status) {
-                        status = send_pieces(replica, link->peer, &outgoing, &sent, error);
+                        status = send_pieces(replica, channel->peer, &outgoing, &sent, error);
                         if (!status)
                                 status = peer_keep_format(&seal, &text, &size, error);
                         if (!status) {
-                                status = peer_ask(link->peer, PEER_SEAL, text, size, &answer, error);
+                                status = peer_ask(channel->peer, PEER_SEAL, text, size, &answer, error);
                                 free(text);
                         }
                 }
                 if (!status && answer.status) {
                         *ret_broken = false;
-                        status = error_set(error, answer.status, 0, "node \"%.60s\" does not keep it: %.380s", link->peer->hello.node,
+                        status = error_set(error, answer.status, 0, "node \"%.60s\" does not keep it: %.380s", channel->peer->hello.node,
                                            answer.message);
                 }
         }
         if (!status)
-                status = send_keep(replica, link, version->id, SIZE_MAX, error);
+                status = send_keep(replica, channel, version->id, SIZE_MAX, error);
         if (!status)
                 log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is replicated on node \"%s\": %" PRIu64 " MiB in %.2f s", outgoing.what.tag,
-                          outgoing.what.generation, link->peer->hello.node, sent >> 20, (double)(os->now_ns() - start) / 1e9);
+                          outgoing.what.generation, channel->peer->hello.node, sent >> 20, (double)(os->now_ns() - start) / 1e9);
 done:
         outgoing_done(&outgoing);
         return status;
