@@ -142,6 +142,7 @@ def get_latest_checkpoint_path(name: str, path: str | None = None) -> str | None
 
     What is still in memory only is made durable first. ``path``: another storage path than the one of init().
     """
+    config.check_text("a file name", name)
     root = config.clean_path(path) or engine.settings().persist_path
     if root is None:
         raise NebulaConfigError("files have paths in storage only: give persistent_storage_path to init(), or path")
@@ -166,6 +167,8 @@ def flush_persistence(tag: str | None = None, timeout: float | None = None) -> b
         return True
 
     limit_ms = milliseconds(timeout)
+    if tag is not None:
+        _nebula.encode_name(config.check_text("a tag", tag))
 
     def flush() -> None:
         engine.interruptible(engine.session().flush, tag, limit_ms)

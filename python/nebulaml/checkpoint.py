@@ -288,6 +288,7 @@ class Checkpoint:
 
         Raises NebulaTimeout, or what made the checkpoint fail.
         """
+        config.check_text("a state", state)
         if state == "durable" and engine.settings().persist_path is None and self.state != "durable":
             raise NebulaConfigError(
                 f"checkpoint {self._tag!r} will never be durable: there is no storage path; "

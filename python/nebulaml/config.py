@@ -49,7 +49,10 @@ def parse_number(name: str, value: Any) -> float:
         match = _NUMBER.fullmatch(value)
         if match is None:
             raise NebulaConfigError(f"{name}={value!r} is not a number; write for example 512M, 4G or 30")
-        return float(match[1]) * _UNITS[match[2].upper()]
+        number = float(match[1]) * _UNITS[match[2].upper()]
+        if not math.isfinite(number):
+            raise NebulaConfigError(f"{name}={value!r} is too large")
+        return number
     return _plain_number(name, value)
 
 
@@ -67,7 +70,7 @@ def _plain_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise NebulaConfigError(f"{name}={value!r} is not a number but {type(value).__name__}")
     if not math.isfinite(value) or value < 0:
-        raise NebulaConfigError(f"{name}={value!r} must be 0 or more")
+        raise NebulaConfigError(f"{name}={value!r} must be finite, and 0 or more")
     return value
 
 

@@ -72,10 +72,10 @@ def load(
 ) -> Any:
     """What torch.load makes of the file.
 
-    weights_only None: False, unless NEBULA_WEIGHTS_ONLY=1. ``storage``: that of the map, for who needs its address.
+    weights_only None: False, unless NEBULA_WEIGHTS_ONLY=1. TORCH_FORCE_WEIGHTS_ONLY_LOAD decides before both.
+    ``storage``: that of the map, for who needs its address.
     """
-    if weights_only is None:
-        weights_only = os.environ.get("NEBULA_WEIGHTS_ONLY", "") == "1"
+    weights_only = _is_weights_only(weights_only)
     file = _MapFile(mapped)
     if not _is_zip(mapped):
         return torch.load(file, map_location=map_location, weights_only=weights_only)
@@ -93,6 +93,17 @@ def load(
             f"{failure}. The file holds more than tensors and plain values; load it with weights_only=False if you "
             "trust it, or allow the class with torch.serialization.add_safe_globals"
         ) from None
+
+
+def _is_weights_only(asked: bool | None) -> bool:
+    if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):  # as torch.load reads it
+        return True
+    if asked is not None:
+        return asked
+    text = os.environ.get("NEBULA_WEIGHTS_ONLY", "")
+    if text not in ("", "0", "1"):  # "true", taken for no, would run what a file asks for
+        raise NebulaConfigError(f"NEBULA_WEIGHTS_ONLY={text!r} is neither 0 nor 1")
+    return text == "1"
 
 
 def _is_zip(mapped: _nebula.Map) -> bool:

@@ -39,7 +39,8 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebu
                 return error_set(error, NEBULA_INVALID, 0, "%u copies in other nodes' memory are too many: %d at most",
                                  hello->replica_count, REPLICA_MAX);
         if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
-                return error_set(error, NEBULA_INVALID, 0, "a persist interval is seconds, 0 or more");
+                return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is impossible: 0 to 10^9 are not",
+                                 hello->persist_interval_s);
         return NEBULA_OK;
 }
 

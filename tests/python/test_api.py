@@ -52,6 +52,9 @@ def test_a_one_tuple_path_is_unwrapped_with_a_warning_and_made_absolute(place, m
         {"persistent_time_interval": float("nan")},
         {"num_of_version_in_retention": 0},
         {"num_of_version_in_retention": 1.5},
+        {"num_of_version_in_retention": "9" * 400},
+        {"persistent_time_interval": float("inf")},
+        {"persistent_time_interval": 2_000_000_000},
         {"on_full": "explode"},
         {"on_error": "ignore"},
         {"keep_last": True},
@@ -66,7 +69,7 @@ def test_settings_that_cannot_be_meant_are_refused(arguments):
 
 @pytest.mark.parametrize("text", ["a\0b", "\udcff", "", "x" * 300, 5])
 def test_tags_and_names_that_cannot_be_meant_are_refused_as_such(nm, text):
-    for call in (nm.Checkpoint, nm.get_checkpoint, lambda name: nm.Checkpoint("global_step1").save(name, 1)):
+    for call in (nm.Checkpoint, nm.get_checkpoint, nm.flush_persistence, lambda name: nm.Checkpoint("global_step1").save(name, 1)):
         with pytest.raises(NebulaConfigError):
             call(text)
 
@@ -77,6 +80,15 @@ def test_what_is_no_text_in_a_setting_is_refused_when_it_is_given(nm, text):
         with pytest.raises(NebulaConfigError, match="must be valid UTF-8 without NUL"):
             call(text)
     assert nm.Checkpoint("global_step1").save("a.pt", 1)
+
+
+def test_a_state_or_a_files_name_that_is_no_text_is_refused_as_such(nm):
+    checkpoint = save("global_step1")
+    for state in (None, 5, "a\0b", "\udcff", "stored", "failed"):
+        with pytest.raises(NebulaConfigError, match="state"):
+            checkpoint.wait(state)
+    with pytest.raises(NebulaConfigError, match="a file name is a string, not 5"):
+        nm.get_latest_checkpoint_path(5)
 
 
 def test_a_timeout_is_seconds_however_many(nm):

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from nebulaml.errors import NebulaConfigError
 from same import assert_same
 
 DTYPES = sorted(
@@ -203,3 +204,11 @@ def test_map_location_and_weights_only_are_torch_loads(nm, monkeypatch):
     monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "1")
     with pytest.raises(Exception, match="weights_only"):
         checkpoint.load("n.pt")
+    monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "true")
+    with pytest.raises(NebulaConfigError, match="'true' is neither 0 nor 1"):
+        checkpoint.load("n.pt")
+    monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "0")
+    assert (checkpoint.load("n.pt")["w"] == 1).all()
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "True")
+    with pytest.raises(Exception, match="weights_only"):
+        checkpoint.load("n.pt", weights_only=False)
