@@ -12,6 +12,7 @@
 #include "agent/session_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/store.h"
 
 /* A client that waits sends nothing, so whatever can be read is its end. */
 bool session_client_gone(void *argument)
@@ -29,6 +30,17 @@ static void strip_slashes(char *path)
                 path[--length] = 0;
 }
 
+/* A path that no driver knows is told to who gives it, not once for each checkpoint that is never stored. Nothing is looked at. */
+static enum nebula_status check_path(const char *path, struct nebula_error *error)
+{
+        struct store *store;
+        enum nebula_status status = *path ? store_open(path, &store, error) : NEBULA_OK;
+
+        if (*path && !status)
+                store_close(store);
+        return status;
+}
+
 static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebula_error *error)
 {
         if (!hello->session_nonce)
@@ -41,7 +53,7 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebu
         if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
                 return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is impossible: 0 to 10^9 are not",
                                  hello->persist_interval_s);
-        return NEBULA_OK;
+        return check_path(hello->persist_path, error);
 }
 
 /* Two trainers that write one job's files would ruin each other's checkpoints. */

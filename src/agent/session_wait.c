@@ -169,18 +169,25 @@ static bool flush_done(struct connection *connection, const char *tag)
         return done;
 }
 
-/* The newest version of the tag, or of all when "": what became of it. */
+/*
+ * What became of the newest version of the tag; or, when "", of the newest that was whole, whenever it failed, and of any that
+ * failed meanwhile.
+ */
 static enum nebula_status flush_result(struct job *job, const char *tag, int64_t since_ns, struct nebula_error *error)
 {
+        bool is_newest = true, was_whole;
+
         for (const struct version *version = job->versions; version; version = version->next) {
                 if (*tag && strcmp(tag, version->tag))
                         continue;
-                if (version->life.state == NEBULA_STATE_FAILED && (*tag || (version->activity_ns >= since_ns &&
-                                                                            lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0)))
+                was_whole = lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0;
+                if (version->life.state == NEBULA_STATE_FAILED &&
+                    (*tag || (was_whole && (is_newest || version->activity_ns >= since_ns))))
                         return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
                                          version->error.message);
                 if (*tag)
                         return version->stored ? publish_failure(job, version, error) : durable_refused(version, error);
+                is_newest = is_newest && !was_whole;
         }
         return *tag ? error_set(error, NEBULA_NOT_FOUND, 0, "there is no checkpoint \"%s\" to flush", tag) :
                       publish_failure(job, NULL, error);

@@ -15,7 +15,8 @@ enum nebula_status store_open(const char *url, struct store **ret_store, struct 
         if (!scheme_end)
                 return error_set(error, NEBULA_INVALID, 0,
                                  "the storage path \"%s\" is neither an absolute path nor a URL", url);
-        return error_set(error, NEBULA_INVALID, 0, "the storage path \"%s\": this build has no driver for \"%.*s\"",
+        return error_set(error, NEBULA_INVALID, 0,
+                         "the storage path \"%s\": this build has no driver for \"%.*s\"; give a directory, or file:///directory",
                          url, (int)(scheme_end - url), url);
 }
 

@@ -11,7 +11,7 @@ import nebulaml
 import pytest
 import torch
 from nebulaml import locate
-from nebulaml.errors import NebulaCorrupt, NebulaError
+from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError
 from waiting import until
 
 MIB = 1 << 20
@@ -232,6 +232,27 @@ def test_a_storage_path_that_is_a_file_is_an_error_and_no_empty_storage(place):
     nebulaml.init(str(place.storage), 0, on_error="raise")
     with pytest.raises(NebulaError, match="Not a directory"):
         nebulaml.get_latest_checkpoint()
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/run", "file://relative", "file://host/run"])
+def test_a_url_that_no_driver_knows_is_refused_when_it_is_given(path, place):
+    with pytest.raises(NebulaConfigError, match=f'storage path "{path}"'):
+        nebulaml.init(path)
+    nebulaml.init("file://" + str(place.storage), 0)
+    save(1).wait("durable", 30)
+
+
+def test_a_flush_says_that_the_newest_version_failed_before_it_and_forgets_it_for_a_newer_one(place, monkeypatch, caplog):
+    monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
+    place.storage.write_text("not a directory")
+    nebulaml.init(str(place.storage), 0)
+    lost = save(1)
+    until(lambda: lost.state == "failed")
+    assert nebulaml.flush_persistence(timeout=30) is False
+    assert "global_step1" in caplog.text and "Not a directory" in caplog.text
+    place.storage.unlink()
+    save(2)
+    assert nebulaml.flush_persistence(timeout=30) is True
 
 
 def test_storage_that_is_stuck_holds_up_its_own_job_and_neither_others_nor_the_end(place, monkeypatch):
