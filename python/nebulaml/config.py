@@ -108,7 +108,24 @@ def clean_path(path: Any) -> str | None:
     text = check_text("the storage path", os.fspath(path))
     if not text:
         return None
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+    return text if "://" in text else _absolute(text)
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(os.path.expanduser(path))
+    except FileNotFoundError:
+        raise NebulaConfigError(f"{path!r} is relative, and the working directory is gone: give an absolute path") from None
+
+
+def _output_dir(given: str | None) -> str:
+    try:
+        return check_text("the output directory", _absolute(given or "nebula"))
+    except NebulaConfigError as failure:
+        if given:
+            raise
+        log.warning("nebula: no checkpointHistories.csv is written (set NEBULA_OUTPUT_DIR): %s", failure)
+        return ""
 
 
 def _defaults() -> Settings:
@@ -120,9 +137,7 @@ def _defaults() -> Settings:
         ),
         memory_bytes=int(parse_number("NEBULA_MEMORY_BUFFER_SIZE", environment.get("NEBULA_MEMORY_BUFFER_SIZE") or 0)),
         job=check_text("NEBULA_JOB", environment.get("NEBULA_JOB", "")),
-        output_dir=check_text(
-            "the output directory", os.path.abspath(environment.get("NEBULA_OUTPUT_DIR") or "nebula")
-        ),
+        output_dir=_output_dir(environment.get("NEBULA_OUTPUT_DIR")),
         run=check_text("NEBULA_RUN", environment.get("NEBULA_RUN", "")),  # "": ranks.run() finds it
     )
 

@@ -102,6 +102,19 @@ def test_a_timeout_is_seconds_however_many(nm):
             nm.flush_persistence(timeout=timeout)
 
 
+def test_a_working_directory_that_is_gone_costs_the_history_and_no_training(place, monkeypatch, caplog):
+    gone = place.root / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.delenv("NEBULA_OUTPUT_DIR")
+    nebulaml.init(str(place.storage), 0)
+    assert "no checkpointHistories.csv is written" in caplog.text
+    save("global_step1").wait("durable", 30)
+    with pytest.raises(NebulaConfigError, match="'here' is relative, and the working directory is gone"):
+        nebulaml.init("here")
+
+
 def test_a_second_init_moves_what_follows_to_the_new_path(place):
     nebulaml.init(str(place.root / "a"), 0, 2, on_error="raise")
     save("t1").wait("durable", 30)
