@@ -26,7 +26,7 @@ FOREVER_S = 1e9  # 30 years
 _OWN_TAG = re.compile(r"checkpoint-(\d+)")
 _WHOLE = ("committed", "replicated", "durable")
 
-_counter_lock = threading.Lock()  # guards both below
+_counter_lock = threading.RLock()  # guards both below; a signal handler may save while its thread is here
 _counter = 0
 _counted: tuple[str | None, str] | None = None  # the path and job whose checkpoints _counter goes on from
 
@@ -247,7 +247,8 @@ class Checkpoint:
             self.commit()
         elif self._handle is not None:
             try:
-                self._handle.fail(f"{type(exception).__name__}: {exception}"[:400].replace("\0", ""))
+                reason = f"{type(exception).__name__}: {exception}"[:400].replace("\0", "")
+                self._handle.fail(reason.encode(errors="replace").decode())
             except NebulaError as failure:
                 log.warning("nebula: could not give up checkpoint %r: %s", self._tag, failure)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -119,6 +120,12 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
     }
 
 
+def _after_fork() -> None:
+    """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call."""
+    global _lock
+    _lock = threading.RLock()
+
+
 def shutdown() -> None:
     """Forgets settings and session, once running copies have ended. The agent finishes what was committed by itself."""
     global _settings, _session, _opened_with, _failure
@@ -156,7 +163,10 @@ def interruptible(call: Callable[..., T], *arguments: Any) -> T:
             failures.append(failure)
 
     thread = threading.Thread(target=run, name="nebula-wait", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no thread begins any more at the end of the interpreter, from Python 3.12 on
+        return call(*arguments)
     thread.join()
     if failures:
         raise failures[0]
@@ -165,3 +175,4 @@ def interruptible(call: Callable[..., T], *arguments: Any) -> T:
 
 _nebula.set_error_factory(from_status)
 atexit.register(_leave)
+os.register_at_fork(after_in_child=_after_fork)

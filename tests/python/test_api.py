@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import threading
 import time
 
 import nebulaml
 import pytest
 import torch
-from nebulaml import _nebula, engine, pickling, ranks
+from nebulaml import _nebula, checkpoint, engine, pickling, ranks
 from nebulaml.errors import NebulaConfigError, NebulaNotFound, NebulaTimeout, NebulaUnavailable
 
 
@@ -187,6 +189,65 @@ def test_without_a_tag_a_new_process_counts_on(nm, place):
     code = "nm.init(sys.argv[1], 0)\nsay(nm.Checkpoint().tag)"
     nm._shutdown()
     assert place.run(code, place.storage).strip() == "checkpoint-3"
+
+
+def test_a_signal_handler_may_start_a_checkpoint_while_another_is_being_named(nm, monkeypatch):
+    known, tags = checkpoint.versions, []
+
+    def interrupted(path):
+        if not tags:
+            tags.append("the handler runs once")
+            signal.raise_signal(signal.SIGUSR1)
+        return known(path)
+
+    def handler(number, frame):
+        assert checkpoint._counter_lock.acquire(timeout=10), "the handler waits for the thread that it interrupted"
+        checkpoint._counter_lock.release()
+        tags.append(nm.Checkpoint().tag)
+
+    monkeypatch.setattr(checkpoint, "versions", interrupted)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        tags.append(nm.Checkpoint().tag)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert tags[1:] == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_a_child_forked_while_a_thread_opens_the_session_has_one_of_its_own(nm):
+    held, done = threading.Event(), threading.Event()
+
+    def open_slowly():
+        with engine._lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=open_slowly)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if engine._lock.acquire(timeout=10) and nm.get_latest_checkpoint() is None else 1)
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_at_the_end_of_the_interpreter_where_no_thread_begins_waiting_works(nm, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    checkpoint = save("global_step1")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        checkpoint.wait("durable", 60)
+        assert nm.flush_persistence(timeout=60)
+
+
+def test_an_exception_whose_text_is_not_utf8_is_the_one_that_is_raised(nm):
+    with pytest.raises(ValueError, match="\udcff"), nm.Checkpoint("global_step1") as checkpoint:
+        raise ValueError("no such file: \udcff")
+    assert checkpoint.state == "failed" and "no such file" in checkpoint.error
 
 
 def test_steps_are_read_from_tags(nm):
