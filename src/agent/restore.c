@@ -290,6 +290,54 @@ static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacit
         return NEBULA_OK;
 }
 
+/* image NULL: there was only the room for it. */
+static void give_back(struct catalogue *catalogue, struct image *image, uint64_t capacity)
+{
+        if (image)
+                memory_bury(&catalogue->memory, image);
+        catalogue_lock(catalogue);
+        memory_unreserve(&catalogue->memory, capacity);
+        catalogue_unlock(catalogue);
+}
+
+/* A fresh image for a file that is read back, mapped at *ret_data; no lock held. */
+static enum nebula_status new_image(struct catalogue *catalogue, const char *name, uint64_t size, struct image **ret_image,
+                                    void **ret_data, struct nebula_error *error)
+{
+        uint64_t capacity = memory_capacity(size);
+        struct image *image = NULL;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        status = room_for(catalogue, capacity, name, error);
+        catalogue_unlock(catalogue);
+        if (status)
+                return status;
+        status = memory_create(&catalogue->memory, capacity, false, &image, error);
+        if (!status)
+                status = memory_map(image, ret_data, error);
+        if (!status) {
+                *ret_image = image;
+                return NEBULA_OK;
+        }
+        give_back(catalogue, image, capacity);
+        return status;
+}
+
+/* It holds the file, or goes. */
+static void end_image(struct catalogue *catalogue, struct image *image, enum nebula_status status, bool from_peer,
+                      struct image **ret_image)
+{
+        if (status) {
+                give_back(catalogue, image, image->capacity);
+                return;
+        }
+        image->restored = image->exposed = true;
+        image->from_peer = from_peer;
+        memory_unmap(image);
+        *ret_image = image;
+}
+
 static bool same_writing(const struct manifest *manifest, const char *name, uint64_t generation)
 {
         for (size_t i = 0; i < manifest->file_count; i++)
@@ -305,9 +353,8 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
 {
         struct manifest manifest = { 0 };
         struct record_file file = { 0 };
-        struct image *image = NULL;
+        struct image *image;
         struct store *store;
-        uint64_t capacity = 0;
         void *data;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
@@ -318,32 +365,16 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
                                    "checkpoint \"%.200s\" was written again since it was found: look it up once more", tag);
         if (!status)
                 status = manifest_load_file(store, &manifest, name, &file, error);
+        if (!status)
+                status = new_image(catalogue, name, file.size, &image, &data, error);
         if (status)
                 goto done;
-        capacity = memory_capacity(file.size);
-        catalogue_lock(catalogue);
-        status = room_for(catalogue, capacity, name, error);
-        catalogue_unlock(catalogue);
-        if (status)
-                goto done;
-        status = memory_create(&catalogue->memory, capacity, false, &image, error);
-        if (!status)
-                status = memory_map(image, &data, error);
-        if (!status)
-                status = manifest_read_file(store, &manifest, &file, data, error);
-        if (status) {
-                if (image)
-                        memory_bury(&catalogue->memory, image);
-                catalogue_lock(catalogue);
-                memory_unreserve(&catalogue->memory, capacity);
-                catalogue_unlock(catalogue);
-                goto done;
+        status = manifest_read_file(store, &manifest, &file, data, error);
+        end_image(catalogue, image, status, false, ret_image);
+        if (!status) {
+                *ret_file = file;
+                memset(&file, 0, sizeof file);
         }
-        image->restored = image->exposed = true;
-        memory_unmap(image);
-        *ret_image = image;
-        *ret_file = file;
-        memset(&file, 0, sizeof file);
 done:
         record_file_done(&file);
         manifest_done(&manifest);
@@ -354,33 +385,15 @@ done:
 static enum nebula_status read_remote(struct catalogue *catalogue, struct job *job, const struct version *version, const char *name,
                                       uint64_t size, struct image **ret_image, struct nebula_error *error)
 {
-        uint64_t capacity = memory_capacity(size);
-        struct image *image = NULL;
+        struct image *image;
         void *data;
-        enum nebula_status status;
+        enum nebula_status status = new_image(catalogue, name, size, &image, &data, error);
 
-        catalogue_lock(catalogue);
-        status = room_for(catalogue, capacity, name, error);
-        catalogue_unlock(catalogue);
         if (status)
                 return status;
-        status = memory_create(&catalogue->memory, capacity, false, &image, error);
-        if (!status)
-                status = memory_map(image, &data, error);
-        if (!status)
-                status = replica_fetch(catalogue, job, version->tag, version->generation, version->sequence, name, data, size, error);
-        if (status) {
-                if (image)
-                        memory_bury(&catalogue->memory, image);
-                catalogue_lock(catalogue);
-                memory_unreserve(&catalogue->memory, capacity);
-                catalogue_unlock(catalogue);
-                return status;
-        }
-        image->restored = image->exposed = image->from_peer = true;
-        memory_unmap(image);
-        *ret_image = image;
-        return NEBULA_OK;
+        status = replica_fetch(catalogue, job, version->tag, version->generation, version->sequence, name, data, size, error);
+        end_image(catalogue, image, status, true, ret_image);
+        return status;
 }
 
 /* Lock held on entry and return, free while reading. `version` is pinned. */
