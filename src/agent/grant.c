@@ -107,7 +107,7 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
 {
         const struct nebula_error too_slow = { .message = "nothing has become durable for too long (NEBULA_MEMORY_WAIT)" };
         const struct nebula_error *storage = NULL;
-        bool settling = catalogue->memory.settling > 0; /* another thread is about to have some: for nobody in particular */
+        bool settling = memory_follows(&catalogue->memory);
 
         if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
                 return NEBULA_OK;

@@ -170,6 +170,11 @@ void memory_unreserve(struct memory *memory, uint64_t capacity)
         memory->used -= capacity;
 }
 
+bool memory_follows(const struct memory *memory)
+{
+        return memory->settling > 0 || memory->doomed;
+}
+
 static int create_named(struct memory *memory, struct image *image)
 {
         char path[MEMORY_PATH_MAX];

@@ -52,7 +52,7 @@ struct memory {
         uint64_t budget, used;            /* bytes; images and reservations */
         uint64_t named_limit, named_used;
         uint32_t settling;                /* threads that give pages back, or make spare ones, without the lock: room follows */
-        uint32_t wanting;                 /* saves that look for room: none of it goes to spare images meanwhile */
+        uint32_t wanting;                 /* saves and loads that look for room: none of it goes to spare images meanwhile */
         bool settled;
         struct image *images;
         struct image *doomed;             /* off the list; still counted in `used` */
@@ -72,6 +72,8 @@ uint64_t memory_capacity(uint64_t size); /* rounded up; never 0 */
 /* False: over budget, or more than the machine or the cgroup has left. *ret_named: the memory directory has room for it. */
 bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named);
 void memory_unreserve(struct memory *memory, uint64_t capacity);
+/* Another thread is about to give some back, for nobody in particular: what is doomed and not buried is still being made. */
+bool memory_follows(const struct memory *memory);
 enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
                                  struct nebula_error *error);
 void memory_add(struct memory *memory, struct image *image);

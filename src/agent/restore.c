@@ -14,6 +14,8 @@
 #include "os/os.h"
 #include "os/thread.h"
 
+#define ROOM_LOOK_MS 500 /* who gives pages back says so */
+
 static struct retain_entry entry_of(int64_t step, uint64_t sequence)
 {
         return (struct retain_entry){ .step = step, .sequence = sequence, .complete = true };
@@ -281,12 +283,16 @@ static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacit
 {
         bool named;
 
-        while (!memory_reserve(&catalogue->memory, capacity, &named))
-                if (!worker_bury(catalogue) && !catalogue_reclaim(catalogue))
+        while (!memory_reserve(&catalogue->memory, capacity, &named)) {
+                if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
+                        continue;
+                if (catalogue->stopping || !memory_follows(&catalogue->memory))
                         return error_set(error, NEBULA_NO_MEMORY, 0,
                                          "\"%.200s\" needs %" PRIu64 " MiB of memory to be read into; the budget is %" PRIu64
                                          " MiB and %" PRIu64 " MiB are in use", name, capacity >> 20, catalogue->memory.budget >> 20,
                                          catalogue->memory.used >> 20);
+                catalogue_wait(catalogue, &catalogue->moved, ROOM_LOOK_MS);
+        }
         return NEBULA_OK;
 }
 
@@ -309,7 +315,9 @@ static enum nebula_status new_image(struct catalogue *catalogue, const char *nam
         enum nebula_status status;
 
         catalogue_lock(catalogue);
+        catalogue->memory.wanting++;
         status = room_for(catalogue, capacity, name, error);
+        catalogue->memory.wanting--;
         catalogue_unlock(catalogue);
         if (status)
                 return status;

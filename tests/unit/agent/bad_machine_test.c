@@ -12,7 +12,7 @@ static _Atomic int64_t clock_offset_ns;
 static atomic_bool memory_is_refused;
 static char hanging[96], slow[96]; /* storage paths; "": none */
 static _Atomic int64_t slow_until_ns;
-static atomic_bool hangs, descriptors_are_refused;
+static atomic_bool hangs, descriptors_are_refused, pages_are_slow, pages_are_made;
 
 static int refuse_memfd(const char *name)
 {
@@ -38,6 +38,17 @@ static int open_late_or_never(const char *path, int flags)
         return before->open(path, flags);
 }
 
+static int advise_slowly(void *data, uint64_t size, enum os_advice advice)
+{
+        int result = before->advise(data, size, advice);
+
+        if (pages_are_slow && advice == OS_ADVISE_POPULATE_WRITE) {
+                pages_are_made = true;
+                before->sleep_ms(100);
+        }
+        return result;
+}
+
 static int64_t shifted_wall_ns(void)
 {
         return before->wall_ns() + clock_offset_ns;
@@ -61,6 +72,7 @@ static void begin_bad(void)
         table.memfd = refuse_memfd;
         table.allocate = refuse_allocate;
         table.open = open_late_or_never;
+        table.advise = advise_slowly;
         table.wall_ns = shifted_wall_ns;
         memory_is_refused = false;
         clock_offset_ns = 0;
@@ -235,6 +247,48 @@ static void the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image(void)
         end_crowded(agent, &stuck, &other);
 }
 
+/* No version may go, and none is on its way: all that is to come is a spare image whose pages are just being made. */
+static void a_spare_image_that_is_being_made_is_waited_for(void)
+{
+        struct test_client first, second;
+        struct ipc_found found;
+        struct agent *agent;
+        FILE *file;
+
+        begin_bad();
+        client_init(&second, &place, 2);
+        snprintf(second.hello.persist_path, sizeof second.hello.persist_path, "%.64s/other", place.root);
+        agent = start();
+        REQUIRE(agent && !client_connect(&second, &place) && !save_whole(&second, "global_step1", 1, NULL));
+        CHECK(!flush(&second, "", 10000));
+        client_done(&second);
+        agent_stop(agent, true);
+
+        file = fopen(place.storage, "w"); /* nothing can be stored there */
+        REQUIRE(file);
+        fclose(file);
+        pages_are_slow = true;
+        for (int loads = 0; loads < 2; loads++) {
+                setenv("NEBULA_MEMORY_BUFFER_SIZE", "4MiB", 1);
+                agent = start();
+                unsetenv("NEBULA_MEMORY_BUFFER_SIZE");
+                client_init(&first, &place, 1);
+                pages_are_made = false;
+                REQUIRE(agent && !client_connect(&first, &place) && !client_connect(&second, &place));
+                CHECK(!find(&second, "", "global_step1", &found) && !save_whole(&first, "global_step1", 1, NULL));
+                for (int i = 0; i < 1000 && !pages_are_made; i++)
+                        usleep(1000);
+                CHECK(pages_are_made);
+                CHECK(!(loads ? load(&second, found.version_id, "model.pt", 1, FILE_BYTES, NULL) :
+                                save_whole(&second, "global_step2", 2, NULL)));
+                client_done(&first);
+                client_done(&second);
+                agent_stop(agent, true);
+        }
+        pages_are_slow = false;
+        end_bad();
+}
+
 static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
 {
         struct test_client stuck, other;
@@ -254,4 +308,5 @@ static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open), TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
-         TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(storage_that_hangs_fails_no_saves_of_other_jobs))
+         TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(a_spare_image_that_is_being_made_is_waited_for),
+         TEST(storage_that_hangs_fails_no_saves_of_other_jobs))
