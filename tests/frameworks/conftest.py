@@ -81,15 +81,23 @@ class Node:
                 if processes[0].returncode != 0:
                     process.kill()
                 process.wait(timeout=60)
+        except subprocess.TimeoutExpired as late:
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGABRT)  # it writes down where it is
+                    process.wait(timeout=60)
+            pytest.fail(f"{script} {args} did not end in {late.timeout} s: {[process.returncode for process in processes]}\n{self.logs()}")
         finally:
             for process in processes:
                 if process.poll() is None:
                     process.kill()
         result = Result(output, [process.returncode for process in processes])
         if check and any(result.codes):
-            logs = "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.base.glob("*-rank*.log")))
-            pytest.fail(f"{script} {args} ended with {result.codes}\n{output[-2000:]}\n{logs}")
+            pytest.fail(f"{script} {args} ended with {result.codes}\n{output[-2000:]}\n{self.logs()}")
         return result
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.base.glob("*-rank*.log")))
 
     def agent_pid(self) -> int | None:
         with_agent = subprocess.run(["pgrep", "-f", "nebula agent"], capture_output=True, text=True).stdout.split()

@@ -5,6 +5,7 @@ exception", -6), after all has been done. What Python does at its end is done he
 """
 
 import atexit
+import faulthandler
 import os
 import runpy
 import sys
@@ -29,6 +30,7 @@ if __name__ == "__main__":
     # DeepSpeed's launcher puts its --local_rank between this file and the script.
     sys.argv[0] = next(argument for argument in sys.argv[1:] if not argument.startswith("-"))
     del sys.argv[sys.argv.index(sys.argv[0], 1)]
+    faulthandler.enable()  # a test that has waited long enough asks by SIGABRT where this is
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     code = run(sys.argv[0])
     distributed = sys.modules.get("torch.distributed")
