@@ -5,8 +5,9 @@
  * (note_record.h), which grows by a record at each change and is replaced by a
  * rename before it grows long. A start-up scan takes over what the last whole
  * records describe and whose images are whole in size: committed versions as
- * they were, open ones as long as their owner lives, for it will come back. Everything else of ours is debris and goes; names that are not ours
- * are left alone.
+ * they were, open ones as long as their owner lives, for it will come back.
+ * Everything else of ours is debris and goes; names that are not ours are left
+ * alone.
  *
  * A note that cannot be written costs only that protection: it is logged, and
  * nothing fails.

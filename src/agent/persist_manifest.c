@@ -78,7 +78,7 @@ static void name_others(struct catalogue *catalogue, struct version *version, co
 }
 
 /* The plan's manifest becomes the job's knowledge of that tag. True: it is the job's newest. */
-static bool publish(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
+static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
 {
         struct manifest_scan *stored = &job->stored;
         struct manifest *grown;
@@ -136,7 +136,7 @@ static void write_latest(struct store *store, const struct plan *plan)
 void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan)
 {
         persist_settle(store, plan, &plan->manifest);
-        if (publish(catalogue, job, version, plan))
+        if (make_known(catalogue, job, version, plan))
                 write_latest(store, plan);
 }
 

@@ -15,13 +15,14 @@
  *
  * Every request goes through session_call: on the session's own connection
  * under request_lock, or, when it may wait for long, on a connection that
- * belongs to that call alone and is kept for the next. If the agent is gone, session_call finds or
- * starts another, finds the checkpoint there again by its tag and asks once
- * more; two agents that die during one request are a failure.
+ * belongs to that call alone and is kept for the next. If the agent is gone,
+ * session_call finds or starts another, finds the checkpoint there again by its
+ * tag and asks once more; two agents that die during one request are a failure.
  *
  * Threads: a handle may be used from any thread. request_lock is held while
- * the agent works on a request and while values are copied; settings_lock, which also guards the connection that is kept, only
- * for a few instructions, and so is copies_lock, which may be taken while any other is held.
+ * the agent works on a request and while values are copied; settings_lock, which
+ * also guards the connection that is kept, only for a few instructions, and so is
+ * copies_lock, which may be taken while any other is held.
  * The order is request_lock, then settings_lock.
  */
 #ifndef NB_CLIENT_CLIENT_H
