@@ -293,6 +293,7 @@ undo_replica:
         os->unlink(place->socket);
 undo_memory:
         memory_done(&agent->catalogue.memory, false);
+        publish_done(&agent->catalogue);
         catalogue_done(&agent->catalogue);
         free(agent);
         return NEBULA_UNAVAILABLE;
@@ -396,6 +397,7 @@ void agent_stop(struct agent *agent, bool forget)
         memory_settle(&catalogue->memory, forget);
         if (forget)
                 publish_forget(catalogue);
+        publish_done(catalogue);
         catalogue_done(catalogue);
         memory_done(&catalogue->memory, forget);
         free(agent);

@@ -5,7 +5,6 @@
 
 #include "agent/catalogue.h"
 #include "agent/log.h"
-#include "agent/publish.h"
 #include "os/os.h"
 #include "os/thread.h"
 
@@ -49,7 +48,6 @@ void catalogue_done(struct catalogue *catalogue)
                 catalogue->jobs = job->next;
                 while (job->versions)
                         version_free(catalogue, job->versions);
-                publish_free_all(job);
                 manifest_scan_done(&job->stored);
                 store_close(job->store);
                 free(job);

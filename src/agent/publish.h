@@ -69,6 +69,7 @@ bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, 
 void publish_adopt_all(struct catalogue *catalogue);
 /* At the end: the lists go from the memory directory. */
 void publish_forget(struct catalogue *catalogue);
-void publish_free_all(struct job *job);
+/* What memory holds of them, before catalogue_done. */
+void publish_done(struct catalogue *catalogue);
 
 #endif

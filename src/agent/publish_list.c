@@ -21,14 +21,15 @@ static void publish_free(struct publish *publish)
         free(publish);
 }
 
-void publish_free_all(struct job *job)
+void publish_done(struct catalogue *catalogue)
 {
-        while (job->publishes) {
-                struct publish *publish = job->publishes;
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                while (job->publishes) {
+                        struct publish *publish = job->publishes;
 
-                job->publishes = publish->next;
-                publish_free(publish);
-        }
+                        job->publishes = publish->next;
+                        publish_free(publish);
+                }
 }
 
 void publish_erase(struct job *job, struct publish *gone)

@@ -13,6 +13,7 @@
 #include "agent/commit.h"
 #include "agent/grant.h"
 #include "agent/note.h"
+#include "agent/publish.h"
 #include "agent/storage.h"
 #include "os/os.h"
 
@@ -49,6 +50,7 @@ static inline void bench_init(struct bench *bench, const char *memory, const cha
 static inline void bench_done(struct bench *bench, bool forget)
 {
         memory_settle(&bench->catalogue.memory, forget);
+        publish_done(&bench->catalogue);
         catalogue_done(&bench->catalogue);
         memory_done(&bench->catalogue.memory, forget);
 }
