@@ -292,9 +292,10 @@ undo_replica:
         os->close(agent->listen_fd);
         os->unlink(place->socket);
 undo_memory:
-        memory_done(&agent->catalogue.memory, false);
+        memory_settle(&agent->catalogue.memory, false);
         publish_done(&agent->catalogue);
         catalogue_done(&agent->catalogue);
+        memory_done(&agent->catalogue.memory, false);
         free(agent);
         return NEBULA_UNAVAILABLE;
 }

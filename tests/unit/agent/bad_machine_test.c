@@ -12,7 +12,7 @@ static _Atomic int64_t clock_offset_ns;
 static atomic_bool memory_is_refused;
 static char hanging[96], slow[96]; /* storage paths; "": none */
 static _Atomic int64_t slow_until_ns;
-static atomic_bool hangs, descriptors_are_refused, pages_are_slow, pages_are_made;
+static atomic_bool hangs, descriptors_are_refused, sockets_are_refused, pages_are_slow, pages_are_made;
 
 static int refuse_memfd(const char *name)
 {
@@ -36,6 +36,11 @@ static int open_late_or_never(const char *path, int flags)
         if (descriptors_are_refused && is_below(path, "/proc/self/fd/"))
                 return -EMFILE;
         return before->open(path, flags);
+}
+
+static int refuse_to_listen(const char *path)
+{
+        return sockets_are_refused ? -ENOBUFS : before->listen(path);
 }
 
 static int advise_slowly(void *data, uint64_t size, enum os_advice advice)
@@ -72,6 +77,7 @@ static void begin_bad(void)
         table.memfd = refuse_memfd;
         table.allocate = refuse_allocate;
         table.open = open_late_or_never;
+        table.listen = refuse_to_listen;
         table.advise = advise_slowly;
         table.wall_ns = shifted_wall_ns;
         memory_is_refused = false;
@@ -131,6 +137,40 @@ static void an_image_that_never_reached_its_trainer_does_not_keep_its_version_op
         descriptors_are_refused = false;
         CHECK(!of_version(&client, IPC_COMMIT, version) && !wait_for(&client, version, NEBULA_STATE_COMMITTED, 1000));
         CHECK(!load(&client, version, "model", 1, FILE_BYTES, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        end_bad();
+}
+
+/* It had taken over what lies in memory, which the sanitizers watch it give up again. */
+static void an_agent_that_cannot_listen_leaves_memory_to_the_next_one(void)
+{
+        struct nebula_error error = { 0 };
+        struct ipc_granted grant;
+        struct ipc_found found;
+        struct test_client client;
+        struct agent *agent;
+        uint64_t version;
+        int source = -1;
+
+        begin_bad();
+        agent = start();
+        client_init(&client, &place, 1);
+        client.hello.persist_path[0] = 0;
+        REQUIRE(agent && !client_connect(&client, &place) && !save_whole(&client, "global_step1", 1, NULL));
+        version = begin(&client, "global_step2", NEBULA_FILES_ALL_RANKS);
+        REQUIRE(version && !copy_image(&client, version, "model.pt", 2, FILE_BYTES, &grant));
+        agent_stop(agent, false);
+        client_done(&client);
+
+        sockets_are_refused = true;
+        CHECK(agent_start(&place.place, true, &agent, &error) == NEBULA_UNAVAILABLE);
+        sockets_are_refused = false;
+        agent = start();
+        REQUIRE(agent && !client_connect(&client, &place) && !find(&client, "", "", &found));
+        CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, &source) && source == IPC_SOURCE_MEMORY);
+        CHECK(!captured(&client, grant.image_id) && !of_version(&client, IPC_COMMIT, version));
+        CHECK(!find(&client, "", "", &found) && !strcmp(found.tag, "global_step2"));
         client_done(&client);
         agent_stop(agent, true);
         end_bad();
@@ -308,5 +348,6 @@ static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open), TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
+         TEST(an_agent_that_cannot_listen_leaves_memory_to_the_next_one),
          TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(a_spare_image_that_is_being_made_is_waited_for),
          TEST(storage_that_hangs_fails_no_saves_of_other_jobs))
