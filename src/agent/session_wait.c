@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,6 +7,7 @@
 #include "agent/publish.h"
 #include "agent/session_private.h"
 #include "agent/worker.h"
+#include "agent/world.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -40,7 +42,14 @@ static enum nebula_status replica_refused(struct catalogue *catalogue, struct ve
 static enum nebula_status wait_timeout(const struct version *version, struct nebula_error *error)
 {
         const struct job *job = version->job;
+        char missing[160];
 
+        world_missing(version, missing, sizeof missing);
+        if (!missing[0] && commit_open(version))
+                snprintf(missing, sizeof missing, "waits for a commit, the files that were announced, or a copy that still runs");
+        if (missing[0])
+                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s; it %s", version->tag,
+                                 nebula_state_name(version->life.state), missing);
         if (version->replica_wanted && job->replica_error.message[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
                                  version->tag, nebula_state_name(version->life.state), job->replica_error.message);

@@ -380,13 +380,20 @@ def test_states_and_waits_and_statistics(nm):
         checkpoint.wait("finished")
 
 
-def test_a_wait_that_is_too_short_says_so(nm):
+def test_a_wait_that_is_too_short_says_so_and_what_for(nm, monkeypatch):
     checkpoint = nm.Checkpoint("open", -2)
     checkpoint.save("m.pt", 1)
-    with pytest.raises(NebulaTimeout):
+    with pytest.raises(NebulaTimeout, match=r'"open" is .*; it waits for a commit'):
         checkpoint.wait("committed", timeout=0.2)
     with pytest.raises(TimeoutError):
         checkpoint.wait("committed", timeout=0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    checkpoint = nm.Checkpoint("of three", -2)
+    checkpoint.save("m.pt", 1)
+    checkpoint.commit()
+    with pytest.raises(NebulaTimeout, match=r'"of three" is .*; it waits for rank 1, 2 of 3'):
+        checkpoint.wait("durable", timeout=0.2)
 
 
 def test_flush_returns_when_everything_is_durable(nm):
