@@ -87,6 +87,7 @@ def get_latest_checkpoint(persist_path: str | None = None) -> Checkpoint | None:
     try:
         found = engine.interruptible(engine.session(patient=True).latest, config.clean_path(persist_path))
     except NebulaNotFound:
+        guards.check_path(config.clean_path(persist_path) or engine.settings().persist_path)
         return None
     return Checkpoint._found(found)
 

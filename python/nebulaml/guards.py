@@ -6,11 +6,12 @@ These look at what the program has loaded already; they import no framework.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from .errors import NebulaConfigError
 
-__all__ = ["check_framework", "check_missing", "check_tag"]
+__all__ = ["check_framework", "check_missing", "check_path", "check_tag"]
 
 log = logging.getLogger("nebulaml")
 
@@ -59,3 +60,10 @@ def check_missing(tag: str, root: str | None) -> None:
             f"{tag!r} is a universal checkpoint, which Nebula did not write{where}; DeepSpeed would load another one in its "
             'place. Set "enable_nebula_load": false in the "nebula" section and give its directory as load_dir'
         )
+
+
+def check_path(root: str | None) -> None:
+    """When a path holds no checkpoint: one that is a checkpoint itself would make the program begin from nothing."""
+    folder = (root or "").removeprefix("file://").rstrip("/")
+    if folder and os.path.exists(os.path.join(folder, ".nebula", "manifest.json")):
+        raise NebulaConfigError(f"{root} is one checkpoint, and not where checkpoints lie: give {os.path.dirname(folder)}")

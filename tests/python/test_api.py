@@ -316,6 +316,12 @@ def test_nothing_there_gives_none(nm, place):
     assert nm.list_checkpoints() == {}
 
 
+def test_the_directory_of_one_checkpoint_is_no_path_without_any(nm, place):
+    save("global_step1").wait("durable", 30)
+    with pytest.raises(NebulaConfigError, match=f"is one checkpoint, .*: give {place.storage}$"):
+        nm.get_latest_checkpoint(str(place.storage / "global_step1"))
+
+
 def test_what_is_not_committed_is_not_found(nm):
     nm.Checkpoint("open", -2).save("m.pt", 1)
     assert nm.get_latest_checkpoint() is None
