@@ -456,12 +456,20 @@ static bool serve_one(struct connection *connection)
         return !sent && !connection->catalogue->broken;
 }
 
+/* Waits in poll: a thread that waits in recvmsg is woken by the kernel also when the client reads the answer before, to no end,
+ * and such a wake costs as much as the request. Whatever poll says, the receiving says better. */
+static bool next_request(struct connection *connection)
+{
+        os->poll(connection->fd, -1);
+        return !ipc_receive(connection->fd, &connection->frame, NULL);
+}
+
 void session_serve(struct catalogue *catalogue, int fd)
 {
         struct connection connection = { .catalogue = catalogue, .fd = fd, .frame = { .fd = -1 } };
         struct session *session;
 
-        while (!ipc_receive(fd, &connection.frame, NULL) && serve_one(&connection))
+        while (next_request(&connection) && serve_one(&connection))
                 ;
         ipc_frame_done(&connection.frame);
         catalogue_lock(catalogue);
