@@ -271,7 +271,7 @@ struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)
 struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct grant **ret_grant)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->versions; version; version = version->next)
+                for (struct version *version = job->live; version; version = version->next_live)
                         for (struct grant *grant = version->grants; grant; grant = grant->next)
                                 if (grant->image->id == image_id) {
                                         *ret_grant = grant;

@@ -65,7 +65,7 @@ struct part {
         uint64_t fault_count;
 };
 struct version {
-        struct version *next;
+        struct version *next, *next_live;
         struct job *job;
         uint64_t id, generation, sequence;
         char tag[IPC_NAME_MAX], run[IPC_NAME_MAX];
@@ -89,6 +89,7 @@ struct version {
         uint64_t note_begun_bytes; /* of its first record */
         size_t noted_count; /* files at the head of the list that the note holds as they are */
         bool recorded;     /* has its line in the history */
+        bool is_tombstone; /* not in job->live */
         bool adopted;      /* found in the memory directory: an earlier agent's */
         bool failed_by_storage; /* failed, but whole in memory */
         bool remote;            /* peers hold it, and this node does not (replica.h) */
@@ -126,6 +127,9 @@ struct job {
         uint32_t retention_count, keep_last, on_full, world, local_world;
         uint64_t keep_every;
         struct version *versions; /* newest creation first */
+        struct version *live; /* likewise, without tombstones: what is asked at every request must not grow with the past */
+        size_t tombstone_count;
+        bool may_have_idle; /* some version may have idle_parts */
         /* storage, as far as this agent knows; written by the worker and by FIND */
         struct store *store;
         struct manifest_scan stored;
@@ -220,7 +224,7 @@ void version_signal(struct catalogue *catalogue, const struct version *version);
 void version_signal_captured(struct catalogue *catalogue, const struct version *version);
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
         __attribute__((format(printf, 4, 5)));
-/* Gives its images back; the version stays as a tombstone. */
+/* Gives its images back; the version soon becomes a tombstone. */
 void version_forget_memory(struct catalogue *catalogue, struct version *version);
 struct part *version_part(struct version *version, uint32_t rank); /* or NULL */
 struct part *version_part_get(struct version *version, uint32_t rank); /* or new; NULL: no memory */
@@ -238,7 +242,8 @@ void version_file_done(struct catalogue *catalogue, struct agent_file *file); /*
 void version_file_change(struct catalogue *catalogue, struct version *version, struct agent_file *file); /* likewise, and it is described anew */
 void version_files_done(struct catalogue *catalogue, struct version *version);
 
-/* Applies the job's retention to its memory, and drops tombstones beyond their number. `keep`: complete versions to keep. */
+/* Applies the job's retention to its memory, finds who is a tombstone now, and drops those beyond their number. `keep`:
+ * complete versions to keep. */
 void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep);
 /* Frees what is lost most cheaply, over all jobs. False when nothing can go now. */
 bool catalogue_reclaim(struct catalogue *catalogue);

@@ -60,7 +60,7 @@ static bool rank_may_add(struct version *version, uint32_t rank)
 
 static struct version *open_version(struct job *job, const char *tag, uint32_t rank)
 {
-        for (struct version *version = job->versions; version; version = version->next)
+        for (struct version *version = job->live; version; version = version->next_live)
                 if (!strcmp(version->tag, tag) && rank_may_add(version, rank))
                         return version;
         return NULL;
@@ -104,10 +104,15 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
 
 static void forget_idle(struct job *job, const char *tag, uint32_t rank)
 {
-        for (struct version *version = job->versions; version; version = version->next)
+        bool any = false;
+
+        for (struct version *version = job->may_have_idle ? job->versions : NULL; version; version = version->next) {
                 for (size_t i = 0; !strcmp(version->tag, tag) && i < version->idle_count; i++)
                         if (version->idle_parts[i].rank == rank)
                                 version->idle_parts[i--] = version->idle_parts[--version->idle_count];
+                any = any || version->idle_count;
+        }
+        job->may_have_idle = any;
 }
 
 struct version *commit_begin(struct catalogue *catalogue, struct session *session, const char *tag, int64_t file_goal,
@@ -300,6 +305,7 @@ static enum nebula_status remember_idle(struct version *version, const struct se
         if (!parts)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe rank %u", session->rank);
         version->idle_parts = parts;
+        version->job->may_have_idle = true;
         parts[version->idle_count++] = (struct part){
                 .rank = session->rank, .nonce = session->nonce, .pid = session->pid, .begun = catalogue_now()
         };
@@ -517,10 +523,10 @@ void commit_check(struct catalogue *catalogue, struct version *version)
 
 void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)
 {
-        for (struct version *version = job->versions; version; version = version->next) {
-                struct part *part = version_part(version, rank);
+        for (struct version *version = job->live; version; version = version->next_live) {
+                struct part *part = commit_open(version) ? version_part(version, rank) : NULL;
 
-                if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || !part || part->closed ||
+                if (version->file_goal != NEBULA_FILES_OPEN || !part || part->closed ||
                     (except && !strcmp(version->tag, except)) || (!part->file_count && !rank_copies(version, rank)))
                         continue;
                 part->closed = true;
@@ -633,7 +639,7 @@ int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
         int64_t quiet_ns = (int64_t)catalogue->quiet_s * 1000000000, due = INT64_MAX;
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->versions; version; version = version->next) {
+                for (struct version *version = job->live; version; version = version->next_live) {
                         int64_t at;
 
                         if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->grants ||

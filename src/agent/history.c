@@ -133,7 +133,7 @@ static struct version *oldest_ended(const struct job *job)
 {
         struct version *oldest = NULL;
 
-        for (struct version *version = job->versions; version; version = version->next)
+        for (struct version *version = job->live; version; version = version->next_live)
                 if (!version->recorded && history_result(version))
                         oldest = version;
         return oldest;

@@ -128,7 +128,9 @@ static void sort_versions(struct job *job)
                 version->next = *link;
                 *link = version;
         }
-        job->versions = sorted;
+        job->versions = job->live = sorted;
+        for (struct version *version = sorted; version; version = version->next)
+                version->next_live = version->next;
 }
 
 static void remove_debris(struct catalogue *catalogue, const char *name)
@@ -216,14 +218,14 @@ bool note_check_owners(struct catalogue *catalogue)
         bool any = false;
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->versions, *next; version; version = next) {
+                for (struct version *version = job->live, *next; version; version = next) {
                         bool waiting = false;
 
-                        next = version->next;
+                        next = version->next_live;
                         if (!version->adopted || !commit_open(version) || !check_owners(catalogue, version, &waiting))
                                 continue;
                         any = any || waiting;
-                        next = version->next; /* when this one became complete, the one behind it may have been forgotten */
+                        next = version->next_live; /* when this one became complete, the one behind it may have been forgotten */
                 }
         return any;
 }

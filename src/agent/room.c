@@ -11,14 +11,14 @@ static size_t collect(struct job *job, struct version ***ret_versions, struct re
 {
         size_t count = 0, used = 0;
 
-        for (struct version *version = job->versions; version; version = version->next)
+        for (struct version *version = job->live; version; version = version->next_live)
                 count += version->in_memory;
         *ret_versions = calloc(count + 1, sizeof **ret_versions);
         *ret_entries = calloc(count + 1, sizeof **ret_entries);
         *ret_drop = calloc(count + 1, sizeof **ret_drop);
         if (!*ret_versions || !*ret_entries || !*ret_drop)
                 return 0;
-        for (struct version *version = job->versions; version; version = version->next) {
+        for (struct version *version = job->live; version; version = version->next_live) {
                 if (!version->in_memory)
                         continue;
                 (*ret_versions)[used] = version;
@@ -108,17 +108,33 @@ static bool holds_image(const struct version *version)
         return false;
 }
 
+/* Nobody works on it and it holds no image; a tombstone comes to that only for as long as storage is read. */
+static bool at_rest(const struct version *version)
+{
+        return !version->pins && !holds_image(version);
+}
+
+static void find_tombstones(struct job *job)
+{
+        for (struct version **link = &job->live, *version; (version = *link);) {
+                if (version->in_memory || !version->recorded || version->life.state < NEBULA_STATE_COMMITTED || !at_rest(version)) {
+                        link = &version->next_live;
+                        continue;
+                }
+                *link = version->next_live;
+                version->is_tombstone = true;
+                job->tombstone_count++;
+        }
+}
+
 static void trim_tombstones(struct catalogue *catalogue, struct job *job)
 {
-        struct version *version = job->versions, *next;
+        struct version *version = job->tombstone_count > TOMBSTONE_MAX ? job->versions : NULL, *next;
         size_t count = 0;
 
         for (; version; version = next) {
                 next = version->next;
-                if (version->in_memory || version->pins || !version->recorded || version->life.state < NEBULA_STATE_COMMITTED ||
-                    holds_image(version))
-                        continue;
-                if (++count > TOMBSTONE_MAX)
+                if (version->is_tombstone && at_rest(version) && ++count > TOMBSTONE_MAX)
                         version_free(catalogue, version);
         }
 }
@@ -139,6 +155,7 @@ void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         }
         if (trim)
                 trim_free(catalogue, job);
+        find_tombstones(job);
         trim_tombstones(catalogue, job);
         free(versions);
         free(entries);

@@ -32,7 +32,8 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         version->activity_ns = os->now_ns();
         lifecycle_init(&version->life, NEBULA_STATE_CAPTURING, catalogue_now());
         version->next = job->versions;
-        job->versions = version;
+        version->next_live = job->live;
+        job->versions = job->live = version;
         (void)catalogue;
         return version;
 }
@@ -52,12 +53,18 @@ static void drop_grants(struct catalogue *catalogue, struct version *version)
 
 void version_free(struct catalogue *catalogue, struct version *version)
 {
-        struct version **link = &version->job->versions;
+        struct job *job = version->job;
+        struct version **link = &job->versions;
 
         while (*link && *link != version)
                 link = &(*link)->next;
         if (*link)
                 *link = version->next;
+        for (link = &job->live; *link && *link != version;)
+                link = &(*link)->next_live;
+        if (*link)
+                *link = version->next_live;
+        job->tombstone_count -= version->is_tombstone;
         drop_grants(catalogue, version);
         version_files_done(catalogue, version);
         free(version->parts);
@@ -166,7 +173,7 @@ bool version_unsaved(const struct version *version)
                 return false;
         if (version->wanted || job->persist_interval_s <= 0)
                 return true;
-        for (const struct version *other = job->versions; other; other = other->next)
+        for (const struct version *other = job->live; other; other = other->next_live)
                 if (persistable(other) && other->sequence > version->sequence)
                         return false;
         return true;

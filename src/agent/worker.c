@@ -41,7 +41,7 @@ bool worker_pending(const struct catalogue *catalogue, const struct job *only)
                         continue;
                 if (job->persisting || publish_pending((struct catalogue *)catalogue, (struct job *)job))
                         return true;
-                for (const struct version *version = job->versions; version; version = version->next)
+                for (const struct version *version = job->live; version; version = version->next_live)
                         if (to_persist(version) && version_unsaved(version))
                                 return true;
         }
@@ -50,7 +50,7 @@ bool worker_pending(const struct catalogue *catalogue, const struct job *only)
 
 static void want(struct job *job)
 {
-        for (struct version *version = job->versions; version; version = version->next)
+        for (struct version *version = job->live; version; version = version->next_live)
                 version->wanted = version->wanted || to_persist(version);
 }
 
@@ -103,7 +103,7 @@ static struct version *due_version(struct job *job, int64_t now, int64_t *due)
         size_t count = 0, used = 0;
         int64_t at, index;
 
-        for (struct version *version = job->versions; version; version = version->next)
+        for (struct version *version = job->live; version; version = version->next_live)
                 count += is_ready(version, now, due);
         if (!count)
                 return NULL;
@@ -113,7 +113,7 @@ static struct version *due_version(struct job *job, int64_t now, int64_t *due)
         }
         entries = calloc(count, sizeof *entries);
         versions = calloc(count, sizeof *versions);
-        for (struct version *version = job->versions; entries && versions && version; version = version->next)
+        for (struct version *version = job->live; entries && versions && version; version = version->next_live)
                 if (is_ready(version, now, due)) {
                         entries[used] = (struct persist_entry){ version->sequence, true, version->wanted };
                         versions[used++] = version;

@@ -1,0 +1,105 @@
+/* What of a long run stays: a bounded number of tombstones, which answer, and which no request has to walk past. */
+#include "agent/agent_catalogue.h"
+#include "agent/history.h"
+#include "tap.h"
+
+static size_t live_count(const struct job *job)
+{
+        size_t count = 0;
+
+        for (const struct version *version = job->live; version; version = version->next_live)
+                count++;
+        return count;
+}
+
+static size_t version_count(const struct job *job)
+{
+        size_t count = 0;
+
+        for (const struct version *version = job->versions; version; version = version->next)
+                count++;
+        return count;
+}
+
+static void tombstones_are_bounded_answer_and_are_in_nobodys_way(void)
+{
+        const unsigned count = 3 * TOMBSTONE_MAX;
+        uint64_t ids[3 * TOMBSTONE_MAX];
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < count; i++) {
+                struct version *version;
+
+                snprintf(tag, sizeof tag, "step%u", i);
+                version = bench_version(&bench, tag, 1, 0);
+                REQUIRE(version);
+                ids[i] = version->id;
+                history_flush(&bench.catalogue, bench.job->lane);
+                CHECK(live_count(bench.job) <= 4);
+                CHECK(version_count(bench.job) <= TOMBSTONE_MAX + 4);
+        }
+        CHECK(!catalogue_version(&bench.catalogue, ids[0]));
+        for (unsigned i = count - TOMBSTONE_MAX; i < count; i++)
+                CHECK(catalogue_version(&bench.catalogue, ids[i]));
+        CHECK(bench.job->tombstone_count + live_count(bench.job) == version_count(bench.job));
+        bench_done(&bench, true);
+}
+
+static void a_tombstone_that_is_written_again_is_the_next_generation(void)
+{
+        struct version *version;
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < 10; i++) {
+                snprintf(tag, sizeof tag, "step%u", i % 5);
+                version = bench_version(&bench, tag, 1, 0);
+                REQUIRE(version);
+                CHECK(version->generation == 1 + i / 5);
+                history_flush(&bench.catalogue, bench.job->lane);
+        }
+        CHECK(bench.job->tombstone_count >= 6);
+        bench_done(&bench, true);
+}
+
+/* A rank that commits a whole tag again without a file is remembered there, and not waited for by the next generation. */
+static void a_tombstone_remembers_who_had_nothing_to_add(void)
+{
+        struct version *first, *again;
+        struct session other;
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        bench.session.world = bench.job->world = 2;
+        other = bench.session;
+        other.rank = 1;
+        other.nonce = 2;
+        bench.session.next = NULL;
+        for (unsigned i = 0; i < 6; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                first = bench_version(&bench, tag, 1, 0);
+                REQUIRE(first && !commit_part(&bench.catalogue, &other, first, &bench.error));
+                CHECK(first->life.state == NEBULA_STATE_COMMITTED);
+                history_flush(&bench.catalogue, bench.job->lane);
+        }
+        for (first = bench.job->versions; first && strcmp(first->tag, "step0");)
+                first = first->next;
+        REQUIRE(first && first->is_tombstone);
+        REQUIRE(!commit_part(&bench.catalogue, &other, first, &bench.error));
+        again = bench_version(&bench, "step0", 2, 0);
+        REQUIRE(again && again != first);
+        CHECK(again->generation == 2 && again->life.state == NEBULA_STATE_COMMITTED);
+        /* It has begun the tag anew: it is not spoken for any more. */
+        REQUIRE(!commit_part(&bench.catalogue, &other, again, &bench.error));
+        CHECK(commit_begin(&bench.catalogue, &other, "step0", NEBULA_FILES_ALL_RANKS, &bench.error) == again);
+        CHECK(!again->idle_count);
+        bench_done(&bench, true);
+}
+
+TAP_MAIN(TEST(tombstones_are_bounded_answer_and_are_in_nobodys_way),
+         TEST(a_tombstone_that_is_written_again_is_the_next_generation),
+         TEST(a_tombstone_remembers_who_had_nothing_to_add))
