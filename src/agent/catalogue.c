@@ -5,6 +5,8 @@
 
 #include "agent/catalogue.h"
 #include "agent/log.h"
+#include "agent/note.h"
+#include "agent/publish.h"
 #include "os/os.h"
 #include "os/thread.h"
 
@@ -34,6 +36,7 @@ void catalogue_init(struct catalogue *catalogue)
                 os_cond_init(&catalogue->captured[i]);
                 os_cond_init(&catalogue->reached[i]);
         }
+        catalogue->note_fd = -1;
         catalogue->agent_nonce = memory_random_id();
         catalogue->started_ns = catalogue->idle_since_ns = os->now_ns();
         catalogue->started = catalogue_now();
@@ -42,6 +45,7 @@ void catalogue_init(struct catalogue *catalogue)
 
 void catalogue_done(struct catalogue *catalogue)
 {
+        note_close(catalogue);
         while (catalogue->jobs) {
                 struct job *job = catalogue->jobs;
 

@@ -170,6 +170,8 @@ struct catalogue {
         uint32_t lane_count; /* whose worker runs */
         struct session *sessions;
         uint64_t agent_nonce, last_sequence;
+        int note_fd; /* of version note_id, which was noted last (note.c); -1: none */
+        uint64_t note_id;
         uint64_t change_count; /* of catalogue_signal: who worked without the lock sees that something moved */
         uint32_t connection_count;
         struct replica *replica; /* NULL: none can be made */

@@ -18,19 +18,34 @@ static void note_path(const struct catalogue *catalogue, uint64_t id, const char
         snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 "%s", catalogue->memory.directory, id, suffix);
 }
 
+void note_close(struct catalogue *catalogue)
+{
+        if (catalogue->note_fd >= 0)
+                os->close(catalogue->note_fd);
+        catalogue->note_fd = -1;
+}
+
+/* Ranks that save together write to one note, one after the other, so that the last one stays open. */
+static void note_keep(struct catalogue *catalogue, const struct version *version, int fd)
+{
+        catalogue->note_fd = fd;
+        catalogue->note_id = version->id;
+}
+
 /* A file of its own name at first, so that there is never one without a whole record. */
 static int begin_note(struct catalogue *catalogue, const struct version *version, const void *data, size_t size)
 {
         char path[MEMORY_PATH_MAX], temporary[MEMORY_PATH_MAX];
         int fd, result;
 
+        note_close(catalogue);
         note_path(catalogue, version->id, ".version", path);
         note_path(catalogue, version->id, ".tmp", temporary);
         fd = os->open(temporary, OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW);
         if (fd < 0)
                 return fd;
+        note_keep(catalogue, version, fd);
         result = os_write_at(fd, data, size, 0);
-        os->close(fd);
         if (!result)
                 result = os->rename(temporary, path);
         if (result < 0)
@@ -38,18 +53,28 @@ static int begin_note(struct catalogue *catalogue, const struct version *version
         return result;
 }
 
+/* Somebody may have taken the file away. */
+static bool is_open(const struct catalogue *catalogue, const struct version *version)
+{
+        struct os_stat stat;
+
+        return catalogue->note_fd >= 0 && catalogue->note_id == version->id && !os->fstat(catalogue->note_fd, &stat) && stat.link_count;
+}
+
 static int append_note(struct catalogue *catalogue, const struct version *version, const void *data, size_t size)
 {
         char path[MEMORY_PATH_MAX];
-        int fd, result;
+        int fd;
 
-        note_path(catalogue, version->id, ".version", path);
-        fd = os->open(path, OS_WRITE | OS_NOFOLLOW);
-        if (fd < 0)
-                return fd;
-        result = os_write_at(fd, data, size, version->note_bytes);
-        os->close(fd);
-        return result;
+        if (!is_open(catalogue, version)) {
+                note_close(catalogue);
+                note_path(catalogue, version->id, ".version", path);
+                fd = os->open(path, OS_WRITE | OS_NOFOLLOW);
+                if (fd < 0)
+                        return fd;
+                note_keep(catalogue, version, fd);
+        }
+        return os_write_at(catalogue->note_fd, data, size, version->note_bytes);
 }
 
 void note_write(struct catalogue *catalogue, struct version *version)
@@ -73,6 +98,7 @@ void note_write(struct catalogue *catalogue, struct version *version)
         if (result < 0) {
                 log_event(LOG_LEVEL_WARN, "%s would not survive the agent: no note in the memory directory: %s", version->tag,
                          os_error_text(result));
+                note_close(catalogue);
                 version->note_bytes = 0; /* what is there may have half a record at its end, or be gone */
                 return;
         }
@@ -88,6 +114,8 @@ void note_remove(struct catalogue *catalogue, struct version *version)
 
         if (!version->noted)
                 return;
+        if (catalogue->note_id == version->id)
+                note_close(catalogue);
         note_path(catalogue, version->id, ".version", path);
         os->unlink(path);
         version->noted = false;

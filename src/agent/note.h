@@ -19,6 +19,8 @@
 
 void note_write(struct catalogue *catalogue, struct version *version);
 void note_remove(struct catalogue *catalogue, struct version *version);
+/* The note that was written last, which stays open. */
+void note_close(struct catalogue *catalogue);
 /* At start, before any thread. */
 void note_adopt_all(struct catalogue *catalogue);
 /* Fails adopted open versions whose owners have gone. True when some wait still. */
