@@ -392,29 +392,24 @@ void memory_prefault(struct image *image)
         }
 }
 
-/* Not by its name, which may be gone: at the user's logout systemd empties /dev/shm (RemoveIPC), say. */
-static int reopen(const struct image *image, int flags)
-{
-        char path[40];
-
-        snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
-        return os->open(path, flags);
-}
-
 enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, struct nebula_error *error)
 {
-        int fd = reopen(image, OS_READ | OS_WRITE);
+        int fd = os->duplicate(image->fd);
 
         if (fd < 0)
-                return error_set(error, NEBULA_NO_MEMORY, -fd, "cannot open an image for its trainer");
+                return error_set(error, NEBULA_NO_MEMORY, -fd, "no descriptor of an image for its trainer");
         *ret_fd = fd;
         return NEBULA_OK;
 }
 
 enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struct nebula_error *error)
 {
-        int fd = reopen(image, OS_READ);
+        char path[40];
+        int fd;
 
+        /* Not by its name, which may be gone: at the user's logout systemd empties /dev/shm (RemoveIPC), say. */
+        snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
+        fd = os->open(path, OS_READ);
         if (fd < 0)
                 return error_set(error, error_status_of_errno(-fd), -fd, "cannot open an image for reading");
         image->exposed = true;

@@ -87,6 +87,7 @@ struct os_table {
         /* files */
         int (*open)(const char *path, int flags);                  /* never waits, not even at a FIFO */
         int (*close)(int fd);
+        int (*duplicate)(int fd);                                  /* one more descriptor of what is open */
         int64_t (*pread)(int fd, void *data, size_t size, uint64_t offset);
         int64_t (*pwrite)(int fd, const void *data, size_t size, uint64_t offset);
         int64_t (*read)(int fd, void *data, size_t size);

@@ -82,6 +82,7 @@ static size_t half(size_t size)
 WRAP(open, BLOCKS | TAKES_SPACE, (const char *path, int flags), (path, flags))
 WRAP_TRANSFER(pread, 0, (int fd, void *data, size_t size, uint64_t offset), (fd, data, size, offset))
 WRAP_TRANSFER(pwrite, TAKES_SPACE, (int fd, const void *data, size_t size, uint64_t offset), (fd, data, size, offset))
+WRAP(duplicate, PLAIN, (int fd), (fd))
 WRAP_TRANSFER(read, 0, (int fd, void *data, size_t size), (fd, data, size))
 WRAP_TRANSFER(write, TAKES_SPACE, (int fd, const void *data, size_t size), (fd, data, size))
 WRAP(fsync, BLOCKS | TAKES_SPACE, (int fd), (fd))
@@ -130,7 +131,7 @@ static void fill_table(void)
 {
         table = *below;
 #define SET(name) table.name = fault_##name
-        SET(open); SET(close); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
+        SET(open); SET(close); SET(duplicate); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
         SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link);
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);

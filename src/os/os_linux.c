@@ -88,6 +88,11 @@ static int linux_close(int fd)
         return close(fd) && errno != EINTR ? -errno : 0;
 }
 
+static int linux_duplicate(int fd)
+{
+        return result_of(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+}
+
 static int64_t linux_pread(int fd, void *data, size_t size, uint64_t offset)
 {
         return size_result_of(pread(fd, data, transfer_size(size), (off_t)offset));
@@ -419,7 +424,7 @@ static uint32_t linux_cpu_count(void)
 }
 
 const struct os_table os_linux = {
-        .open = linux_open, .close = linux_close,
+        .open = linux_open, .close = linux_close, .duplicate = linux_duplicate,
         .pread = linux_pread, .pwrite = linux_pwrite, .read = linux_read, .write = linux_write,
         .fsync = linux_fsync, .truncate = linux_truncate, .allocate = linux_allocate, .punch = linux_punch,
         .lock = linux_lock, .stat = linux_stat, .fstat = linux_fstat, .space = linux_space,

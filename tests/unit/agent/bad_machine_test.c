@@ -33,8 +33,6 @@ static int open_late_or_never(const char *path, int flags)
 {
         while ((flags & OS_WRITE) && ((hangs && is_below(path, hanging)) || (is_below(path, slow) && before->now_ns() < slow_until_ns)))
                 before->sleep_ms(5);
-        if (descriptors_are_refused && is_below(path, "/proc/self/fd/"))
-                return -EMFILE;
         return before->open(path, flags);
 }
 
@@ -52,6 +50,11 @@ static int advise_slowly(void *data, uint64_t size, enum os_advice advice)
                 before->sleep_ms(100);
         }
         return result;
+}
+
+static int refuse_duplicate(int fd)
+{
+        return descriptors_are_refused ? -EMFILE : before->duplicate(fd);
 }
 
 static int64_t shifted_wall_ns(void)
@@ -79,6 +82,7 @@ static void begin_bad(void)
         table.open = open_late_or_never;
         table.listen = refuse_to_listen;
         table.advise = advise_slowly;
+        table.duplicate = refuse_duplicate;
         table.wall_ns = shifted_wall_ns;
         memory_is_refused = false;
         clock_offset_ns = 0;
