@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "agent/catalogue.h"
+#include "agent/history.h"
 #include "agent/log.h"
 #include "agent/note.h"
-#include "agent/publish.h"
 #include "os/os.h"
 #include "os/thread.h"
 
@@ -15,7 +15,8 @@
 #define WAKE_WORK 2u
 #define WAKE_KEEP 4u
 #define WAKE_CLOCK 8u
-#define WAKE_CAPTURED 16u /* the first of REACHED_COUNT, as is the next */
+#define WAKE_COPY 16u
+#define WAKE_CAPTURED 32u /* the first of REACHED_COUNT, as is the next */
 #define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
 #define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
 
@@ -32,6 +33,7 @@ void catalogue_init(struct catalogue *catalogue)
         os_cond_init(&catalogue->work);
         os_cond_init(&catalogue->clock);
         os_cond_init(&catalogue->keep);
+        os_cond_init(&catalogue->copy);
         for (size_t i = 0; i < REACHED_COUNT; i++) {
                 os_cond_init(&catalogue->captured[i]);
                 os_cond_init(&catalogue->reached[i]);
@@ -72,6 +74,7 @@ void catalogue_done(struct catalogue *catalogue)
         pthread_cond_destroy(&catalogue->work);
         pthread_cond_destroy(&catalogue->clock);
         pthread_cond_destroy(&catalogue->keep);
+        pthread_cond_destroy(&catalogue->copy);
         for (size_t i = 0; i < REACHED_COUNT; i++) {
                 pthread_cond_destroy(&catalogue->captured[i]);
                 pthread_cond_destroy(&catalogue->reached[i]);
@@ -94,6 +97,8 @@ static void wake(struct catalogue *catalogue, uint32_t wakes)
                 pthread_cond_signal(&catalogue->clock);
         if (wakes & WAKE_KEEP)
                 pthread_cond_signal(&catalogue->keep);
+        if (wakes & WAKE_COPY)
+                pthread_cond_signal(&catalogue->copy);
         for (size_t i = 0; i < REACHED_COUNT && wakes >= WAKE_CAPTURED; i++) {
                 if (wakes & (WAKE_CAPTURED << i))
                         pthread_cond_broadcast(&catalogue->captured[i]);
@@ -131,25 +136,25 @@ pthread_cond_t *catalogue_reached(struct catalogue *catalogue, uint64_t version_
         return (state == NEBULA_STATE_CAPTURED ? catalogue->captured : catalogue->reached) + version_id % REACHED_COUNT;
 }
 
-/* Most changes are nothing to the keeper, and to wake a thread costs more than to look. */
-static bool keeper_is_needed(const struct catalogue *catalogue)
+/* Most changes are nothing to the keeper and to who makes copies, and to wake a thread costs more than to look. */
+static uint32_t helpers_needed(const struct catalogue *catalogue)
 {
-        bool is_needed = catalogue->stopping || catalogue->memory.doomed;
+        uint32_t wakes = catalogue->stopping ? WAKE_KEEP | WAKE_COPY : catalogue->memory.doomed ? WAKE_KEEP : 0;
 
-        for (const struct job *job = catalogue->jobs; job && !is_needed; job = job->next)
-                is_needed = job->spare_due;
-        return is_needed;
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                wakes |= (job->spare_due ? WAKE_KEEP : 0) | (job->replica_count ? WAKE_COPY : 0);
+        return wakes;
 }
 
 static void signal_some(struct catalogue *catalogue, uint32_t others)
 {
         catalogue->change_count++;
-        catalogue->wakes |= others | WAKE_MOVED | WAKE_WORK | (keeper_is_needed(catalogue) ? WAKE_KEEP : 0);
+        catalogue->wakes |= others | WAKE_MOVED | helpers_needed(catalogue);
 }
 
 void catalogue_signal(struct catalogue *catalogue)
 {
-        signal_some(catalogue, WAKE_VERSIONS | WAKE_CLOCK);
+        signal_some(catalogue, WAKE_VERSIONS | WAKE_WORK | WAKE_CLOCK);
 }
 
 void catalogue_signal_work(struct catalogue *catalogue)
@@ -161,8 +166,9 @@ void catalogue_signal_work(struct catalogue *catalogue)
 void version_signal(struct catalogue *catalogue, const struct version *version)
 {
         uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
+        uint32_t works = version->job->persist_path[0] || history_result(version) ? WAKE_WORK : 0; /* memory alone is no work */
 
-        signal_some(catalogue, starts | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
+        signal_some(catalogue, starts | works | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
 }
 
 void version_signal_captured(struct catalogue *catalogue, const struct version *version)

@@ -14,9 +14,10 @@
  *
  * Who waits for a state of one version waits on one of `reached`, who waits for anything else
  * on `moved`; `work` wakes the persist workers, `clock` the thread that keeps the clock and starts
- * those, `keep` the keeper thread (spare images, pages to give back). They are told when the lock is
- * given back (catalogue_unlock, catalogue_wait), for with every rank of a node saving at once a thread
- * that wakes only to find it taken costs as much again as its request.
+ * those, `keep` the keeper thread (spare images, pages to give back), `copy` the one that makes
+ * copies on other nodes. They are told when the lock is given back (catalogue_unlock, catalogue_wait), for
+ * with every rank of a node saving at once a thread that wakes only to find it taken costs as
+ * much again as its request.
  */
 #ifndef NB_AGENT_CATALOGUE_H
 #define NB_AGENT_CATALOGUE_H
@@ -161,7 +162,7 @@ struct session {
 };
 struct catalogue {
         pthread_mutex_t catalogue_lock;
-        pthread_cond_t moved, work, clock, keep;
+        pthread_cond_t moved, work, clock, keep, copy;
         pthread_cond_t captured[REACHED_COUNT], reached[REACHED_COUNT]; /* waits for versions, by their numbers; captured: for that state */
         uint32_t wakes; /* who is to be told of what was done under the lock */
         struct memory memory;

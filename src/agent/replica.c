@@ -317,7 +317,7 @@ static void *replica_main(void *argument)
                         }
                 now = os->now_ns();
                 if (!worked && catalogue->change_count == changes && due > now && !catalogue->stopping)
-                        catalogue_wait(catalogue, &catalogue->moved, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+                        catalogue_wait(catalogue, &catalogue->copy, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
         catalogue_unlock(catalogue);
         return NULL;
