@@ -442,8 +442,11 @@ static void carry_manifest(struct version *version, const struct manifest *manif
 static void carry_over(struct version *version)
 {
         const struct version *before = NULL;
-        const struct manifest *manifest = stored_manifest(version->job, version->tag);
+        const struct manifest *manifest;
 
+        if (version->generation <= 1)
+                return; /* the first of its tag */
+        manifest = stored_manifest(version->job, version->tag);
         for (const struct version *other = version->job->versions; other; other = other->next)
                 if (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->generation < version->generation &&
                     (lifecycle_complete(other->life.state) || other->failed_by_storage) &&

@@ -638,6 +638,8 @@ bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, in
 {
         struct version *oldest = NULL;
 
+        if (!job->persist_path[0])
+                return false; /* nothing that the nodes could tell each other through */
         for (struct version *version = job->versions; version; version = version->next)
                 if (version->spread && version->to_announce && version->poll_at_ns <= now_ns && commit_open(version))
                         oldest = version; /* newest first: the last one found was begun first */
