@@ -255,6 +255,14 @@ static bool rank_copies(const struct version *version, uint32_t rank)
         return grant_of(version, rank) != NULL;
 }
 
+/* Tells all when the version moves on, and notes what has changed, once: nobody has heard of it before the lock is given back. */
+static void check_and_note(struct catalogue *catalogue, struct version *version)
+{
+        commit_check(catalogue, version);
+        if (commit_open(version))
+                note_write(catalogue, version);
+}
+
 enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
                                    const struct ipc_captured *request, struct nebula_error *error)
 {
@@ -286,8 +294,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         if (!rank_copies(version, part->rank))
                 part->captured = catalogue_now();
         version->activity_ns = os->now_ns();
-        note_write(catalogue, version);
-        commit_check(catalogue, version); /* tells all when the version moves on */
+        check_and_note(catalogue, version);
         version_signal_captured(catalogue, version);
         if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal_work(catalogue); /* the clock of commit_quiet */
@@ -333,8 +340,7 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
         part->closed = true;
         part->spoken_for = false;
         version->activity_ns = os->now_ns();
-        note_write(catalogue, version);
-        commit_check(catalogue, version); /* tells all when the version moves on */
+        check_and_note(catalogue, version);
         if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal(catalogue); /* others wait for this part alone: other nodes, the clock of commit_quiet */
         return NEBULA_OK;
@@ -552,10 +558,8 @@ void commit_close_dead(struct catalogue *catalogue, struct job *job)
                                 continue;
                         part->closed = closes = true;
                 }
-                if (closes) {
-                        note_write(catalogue, version);
-                        commit_check(catalogue, version);
-                }
+                if (closes)
+                        check_and_note(catalogue, version);
         }
 }
 

@@ -84,11 +84,12 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
                 return;
         }
         version->activity_ns = os->now_ns();
+        if (state == NEBULA_STATE_CAPTURED) { /* all else waits for what is to follow, and so does the note */
+                version_signal_captured(catalogue, version);
+                return;
+        }
         note_write(catalogue, version);
-        if (state == NEBULA_STATE_CAPTURED)
-                version_signal_captured(catalogue, version); /* all else waits for what is to follow */
-        else
-                version_signal(catalogue, version);
+        version_signal(catalogue, version);
 }
 
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
