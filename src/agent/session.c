@@ -419,38 +419,46 @@ static request_run *const requests[] = {
         [IPC_PUBLISH] = request_publish,   [IPC_UNPUBLISH] = request_unpublish, [IPC_FIND_PATH] = request_find_path,
 };
 
+/* Only what will be sent is cleared: the largest answer takes kilobytes, most take none. */
+static void answer_init(struct answer *answer, enum ipc_type type)
+{
+        size_t size = ipc_answer_size(type);
+
+        answer->data = &answer->body;
+        answer->size = 0;
+        answer->fd = -1;
+        answer->text = NULL;
+        answer->is_text = false;
+        memset(&answer->body, 0, size < sizeof answer->body ? size : sizeof answer->body);
+}
+
 /* False when the connection is of no more use. */
 static bool serve_one(struct connection *connection)
 {
-        struct nebula_error error = { 0 };
-        struct answer *answer = calloc(1, sizeof *answer);
         enum ipc_type type = (enum ipc_type)connection->frame.header.type;
+        struct nebula_error error = { 0 };
+        struct answer answer;
         enum nebula_status status, sent;
 
-        if (!answer)
-                return false;
-        answer->fd = -1;
-        answer->data = &answer->body;
         status = ipc_request_check(&connection->frame, &error);
         if (status) {
                 ipc_send_error(connection->fd, type, &error, NULL);
-                free(answer);
                 return false;
         }
+        answer_init(&answer, type);
         if (!connection->session && type != IPC_HELLO)
                 status = error_set(&error, NEBULA_INVALID, 0, "the first request of a connection is HELLO");
         else
-                status = requests[type](connection, connection->frame.payload, answer, &error);
+                status = requests[type](connection, connection->frame.payload, &answer, &error);
         if (status)
                 sent = ipc_send_error(connection->fd, type, &error, NULL);
-        else if (answer->is_text)
-                sent = ipc_send_text(connection->fd, type, answer->text, answer->size, NULL);
+        else if (answer.is_text)
+                sent = ipc_send_text(connection->fd, type, answer.text, answer.size, NULL);
         else
-                sent = ipc_send(connection->fd, type, NEBULA_OK, answer->size ? answer->data : NULL, answer->size, answer->fd, NULL);
-        if (answer->fd >= 0)
-                os->close(answer->fd);
-        free(answer->text);
-        free(answer);
+                sent = ipc_send(connection->fd, type, NEBULA_OK, answer.size ? answer.data : NULL, answer.size, answer.fd, NULL);
+        if (answer.fd >= 0)
+                os->close(answer.fd);
+        free(answer.text);
         if (type == IPC_STOP && !status && connection->catalogue->end)
                 connection->catalogue->end(connection->catalogue);
         return !sent && !connection->catalogue->broken;
