@@ -67,9 +67,9 @@ struct part {
 };
 struct version {
         struct version *next, *next_live;
+        char tag[IPC_NAME_MAX], run[IPC_NAME_MAX]; /* here, for whoever walks all versions compares them */
         struct job *job;
         uint64_t id, generation, sequence;
-        char tag[IPC_NAME_MAX], run[IPC_NAME_MAX];
         int64_t step, file_goal; /* file_goal: > 0, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS */
         int64_t next_goal;       /* asked for by who began this whole tag again; 0: nobody has */
         uint32_t world;

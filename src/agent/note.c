@@ -53,28 +53,22 @@ static int begin_note(struct catalogue *catalogue, const struct version *version
         return result;
 }
 
-/* Somebody may have taken the file away. */
-static bool is_open(const struct catalogue *catalogue, const struct version *version)
-{
-        struct os_stat stat;
-
-        return catalogue->note_fd >= 0 && catalogue->note_id == version->id && !os->fstat(catalogue->note_fd, &stat) && stat.link_count;
-}
-
-static int append_note(struct catalogue *catalogue, const struct version *version, const void *data, size_t size)
+/* Whether the note that was written before is open, to be gone on with. Somebody may have taken the file away, which is looked
+ * for once there is something to lose. */
+static bool open_note(struct catalogue *catalogue, const struct version *version)
 {
         char path[MEMORY_PATH_MAX];
+        struct os_stat stat;
         int fd;
 
-        if (!is_open(catalogue, version)) {
-                note_close(catalogue);
-                note_path(catalogue, version->id, ".version", path);
-                fd = os->open(path, OS_WRITE | OS_NOFOLLOW);
-                if (fd < 0)
-                        return fd;
+        if (catalogue->note_fd >= 0 && catalogue->note_id == version->id)
+                return commit_open(version) || (!os->fstat(catalogue->note_fd, &stat) && stat.link_count);
+        note_close(catalogue);
+        note_path(catalogue, version->id, ".version", path);
+        fd = os->open(path, OS_WRITE | OS_NOFOLLOW);
+        if (fd >= 0)
                 note_keep(catalogue, version, fd);
-        }
-        return os_write_at(catalogue->note_fd, data, size, version->note_bytes);
+        return fd >= 0;
 }
 
 void note_write(struct catalogue *catalogue, struct version *version)
@@ -87,11 +81,12 @@ void note_write(struct catalogue *catalogue, struct version *version)
 
         if (!catalogue->memory.directory[0] || !version->in_memory)
                 return;
-        appends = version->note_bytes && version->note_bytes < NOTE_GROWS_TO + 2 * version->note_begun_bytes;
+        appends = version->note_bytes && version->note_bytes < NOTE_GROWS_TO + 2 * version->note_begun_bytes &&
+                  open_note(catalogue, version);
         first = appends ? version->noted_count : 0;
         data = note_record_format(version, first, &size);
         if (data && appends)
-                result = append_note(catalogue, version, data, size);
+                result = os_write_at(catalogue->note_fd, data, size, version->note_bytes);
         else if (data)
                 result = begin_note(catalogue, version, data, size);
         free(data);

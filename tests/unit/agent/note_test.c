@@ -118,7 +118,6 @@ static void a_note_does_not_grow_without_end(void)
         /* Taken away by somebody: the next change makes it anew. */
         CHECK(!os->unlink(path));
         note_write(&bench.catalogue, version);
-        note_write(&bench.catalogue, version);
         CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
         free(note);
         bench_done(&bench, true);
