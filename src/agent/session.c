@@ -468,8 +468,9 @@ static bool serve_one(struct connection *connection)
  * and such a wake costs as much as the request. Whatever poll says, the receiving says better. */
 static bool next_request(struct connection *connection)
 {
-        os->poll(connection->fd, -1);
-        return !ipc_receive(connection->fd, &connection->frame, NULL);
+        if (!connection->inbox.count)
+                os->poll(connection->fd, -1);
+        return !ipc_receive_request(connection->fd, &connection->inbox, &connection->frame, NULL);
 }
 
 void session_serve(struct catalogue *catalogue, int fd)

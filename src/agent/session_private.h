@@ -14,6 +14,7 @@ struct connection {
         struct catalogue *catalogue;
         int fd;
         struct session *session; /* NULL until HELLO */
+        struct ipc_inbox inbox;
         struct ipc_frame frame;
 };
 /* What a request answers when it succeeds; on_done frees it. */

@@ -114,26 +114,32 @@ static void close_untaken(struct ipc_frame *frame)
         frame->fd = -1;
 }
 
+/* 0: nothing yet. */
+static int64_t receive_some(int fd, void *data, size_t size, int *passed_fd)
+{
+        int came = -1;
+        int64_t got = os->receive(fd, data, size, &came);
+
+        if (came >= 0 && *passed_fd >= 0) { /* one too many */
+                os->close(came);
+                return -EBADMSG;
+        }
+        if (came >= 0)
+                *passed_fd = came;
+        if (got == -EINTR)
+                return 0;
+        return got ? got : -ENODATA;
+}
+
 static int receive_all(int fd, void *data, size_t size, int *passed_fd)
 {
         char *at = data;
 
         while (size > 0) {
-                int came = -1;
-                int64_t got = os->receive(fd, at, size, &came);
+                int64_t got = receive_some(fd, at, size, passed_fd);
 
-                if (came >= 0 && *passed_fd >= 0) { /* one too many */
-                        os->close(came);
-                        return -EBADMSG;
-                }
-                if (came >= 0)
-                        *passed_fd = came;
-                if (got == -EINTR)
-                        continue;
                 if (got < 0)
                         return (int)got;
-                if (got == 0)
-                        return -ENODATA;
                 at += got;
                 size -= (size_t)got;
         }
@@ -205,6 +211,63 @@ failed:
                 status = error_set(error, NEBULA_INVALID, 0, "a frame came with more than one descriptor");
         else
                 status = gone(error, result, "a frame was received");
+drop_fd:
+        if (passed_fd >= 0)
+                os->close(passed_fd);
+        return status;
+}
+
+/* Until so many bytes wait; what else has come is taken along. */
+static int fill(int fd, struct ipc_inbox *inbox, size_t size, int *passed_fd)
+{
+        memmove(inbox->data, inbox->data + inbox->start, inbox->count);
+        inbox->start = 0;
+        while (inbox->count < size) {
+                int64_t got = receive_some(fd, inbox->data + inbox->count, sizeof inbox->data - inbox->count, passed_fd);
+
+                if (got < 0)
+                        return (int)got;
+                inbox->count += (size_t)got;
+        }
+        return 0;
+}
+
+static void take(struct ipc_inbox *inbox, void *data, size_t size)
+{
+        memcpy(data, inbox->data + inbox->start, size);
+        inbox->start += size;
+        inbox->count -= size;
+}
+
+enum nebula_status ipc_receive_request(int fd, struct ipc_inbox *inbox, struct ipc_frame *frame, struct nebula_error *error)
+{
+        struct ipc_header header;
+        enum nebula_status status;
+        int passed_fd = -1, result = 0;
+        size_t here;
+
+        if (inbox->count < sizeof header)
+                result = fill(fd, inbox, sizeof header, &passed_fd);
+        if (result < 0) {
+                status = gone(error, result, "a request was received");
+                goto drop_fd;
+        }
+        take(inbox, &header, sizeof header);
+        status = check_header(&header, error);
+        if (status == NEBULA_OK)
+                status = reserve(frame, header.size, error);
+        if (status != NEBULA_OK)
+                goto drop_fd;
+        here = inbox->count < header.size ? inbox->count : header.size;
+        take(inbox, frame->payload, here);
+        result = receive_all(fd, (char *)frame->payload + here, header.size - here, &passed_fd);
+        if (result < 0)
+                status = gone(error, result, "a request was received");
+        else if (header.has_fd || passed_fd >= 0)
+                status = error_set(error, NEBULA_INVALID, 0, "a request came with a descriptor");
+        ((char *)frame->payload)[header.size] = '\0';
+        frame->header = header;
+        frame->fd = -1;
 drop_fd:
         if (passed_fd >= 0)
                 os->close(passed_fd);

@@ -200,6 +200,15 @@ struct ipc_frame {
         int fd; /* meaningful when header.has_fd; -1: none, or taken */
 };
 enum nebula_status ipc_receive(int fd, struct ipc_frame *frame, struct nebula_error *error);
+/*
+ * The same for requests, which bring no descriptor: a frame is received by one call of the system, mostly. What came of the
+ * next ones waits in the inbox, which starts zeroed and belongs to the connection.
+ */
+struct ipc_inbox {
+        char data[1024]; /* the requests of a save are of some 300 bytes */
+        size_t start, count; /* of the bytes that wait */
+};
+enum nebula_status ipc_receive_request(int fd, struct ipc_inbox *inbox, struct ipc_frame *frame, struct nebula_error *error);
 /* The text of a file that came instead of a payload becomes the payload. */
 enum nebula_status ipc_receive_text(struct ipc_frame *frame, struct nebula_error *error);
 void ipc_frame_done(struct ipc_frame *frame); /* frees the buffer, closes an fd that nobody took */

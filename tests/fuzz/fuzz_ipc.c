@@ -1,5 +1,6 @@
 /*
- * The bytes that a peer sends, as both ends read them: ipc_receive, ipc_request_check and ipc_answer_check. They come
+ * The bytes that a peer sends, as both ends read them: ipc_receive, ipc_receive_request, ipc_request_check and
+ * ipc_answer_check. They come
  * from a table whose `receive` reads the input instead of a socket, a few bytes at a time, and hands out a descriptor
  * where the input asks for one.
  */
@@ -49,6 +50,7 @@ static int close_passed(int fd)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
         struct os_table table = os_linux;
+        struct ipc_inbox inbox = { 0 };
         struct ipc_frame frame = { 0 };
         struct nebula_error error;
         bool is_broken;
@@ -65,6 +67,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 for (enum ipc_type type = IPC_HELLO; type <= IPC_TYPE_LAST; type++)
                         ipc_answer_check(&frame, type, &is_broken, &error);
         }
+        ipc_frame_done(&frame);
+        input = data;
+        input_left = size;
+        while (ipc_receive_request(0, &inbox, &frame, &error) == NEBULA_OK)
+                if (frame.fd >= 0 || inbox.count > sizeof inbox.data)
+                        abort();
         ipc_frame_done(&frame);
         if (open_count != 0)
                 abort(); /* a descriptor leaked */

@@ -362,6 +362,70 @@ static void promised_and_received_descriptors_must_agree(void)
         close_ends();
 }
 
+static void requests_that_come_together_or_in_pieces_are_received_one_by_one(void)
+{
+        static struct ipc_hello hello = { .version = IPC_VERSION, .job = "j" }; /* larger than an inbox */
+        struct ipc_version version = { 7 };
+        struct ipc_inbox inbox = { 0 };
+        struct ipc_begin begin = { .file_count = -2, .tag = "global_step5" };
+        char text[2 * sizeof good + sizeof begin];
+
+        open_ends();
+        CHECK(!ipc_send(ends[1], IPC_COMMIT, NEBULA_OK, &version, sizeof version, -1, &error));
+        CHECK(!ipc_send(ends[1], IPC_HELLO, NEBULA_OK, &hello, sizeof hello, -1, &error));
+        for (int i = 0; i < 20; i++) /* the inbox ends somewhere in them, in a header and in a payload */
+                CHECK(!ipc_send(ends[1], IPC_BEGIN, NEBULA_OK, &begin, sizeof begin - 1 - (size_t)i, -1, &error));
+        CHECK(!ipc_receive_request(ends[0], &inbox, &frame, &error));
+        CHECK(frame.header.type == IPC_COMMIT && !memcmp(frame.payload, &version, sizeof version));
+        CHECK(!ipc_receive_request(ends[0], &inbox, &frame, &error));
+        CHECK(frame.header.type == IPC_HELLO && !memcmp(frame.payload, &hello, sizeof hello));
+        for (int i = 0; i < 20; i++) {
+                CHECK(!ipc_receive_request(ends[0], &inbox, &frame, &error));
+                CHECK(frame.header.type == IPC_BEGIN && frame.header.size == sizeof begin - 1 - (size_t)i);
+                CHECK(!memcmp(frame.payload, &begin, frame.header.size) && !((char *)frame.payload)[frame.header.size]);
+        }
+        CHECK(!inbox.count);
+        memcpy(text, &good, sizeof good);
+        memcpy(text + sizeof good, &begin, sizeof begin);
+        memcpy(text + sizeof good + sizeof begin, &good, sizeof good);
+        write_raw(text, 10);
+        CHECK(os->poll(ends[0], 0) == 1);
+        write_raw(text + 10, sizeof text - 11); /* the second header lacks its last byte */
+        CHECK(!ipc_receive_request(ends[0], &inbox, &frame, &error));
+        CHECK(frame.header.type == IPC_BEGIN && !memcmp(frame.payload, &begin, sizeof begin));
+        close(ends[1]);
+        ends[1] = -1;
+        CHECK(ipc_receive_request(ends[0], &inbox, &frame, &error) == NEBULA_UNAVAILABLE);
+        close_ends();
+}
+
+static void a_request_with_a_descriptor_is_refused_and_the_descriptor_closed(void)
+{
+        struct ipc_version version = { 1 };
+        struct ipc_inbox inbox = { 0 };
+        int next;
+
+        open_ends();
+        CHECK(!ipc_send(ends[1], IPC_COMMIT, NEBULA_OK, &version, sizeof version, ends[1], &error));
+        next = dup(ends[0]); /* what the next descriptor will be */
+        close(next);
+        CHECK(ipc_receive_request(ends[0], &inbox, &frame, &error) == NEBULA_INVALID);
+        CHECK(fcntl(next, F_GETFD) < 0 && frame.fd == -1);
+        close_ends();
+}
+
+static void a_request_of_an_impossible_size_is_refused_before_it_is_read(void)
+{
+        struct ipc_header header = good;
+        struct ipc_inbox inbox = { 0 };
+
+        header.size = IPC_PAYLOAD_MAX + 1;
+        open_ends();
+        write_raw(&header, sizeof header);
+        CHECK(ipc_receive_request(ends[0], &inbox, &frame, &error) == NEBULA_INVALID);
+        close_ends();
+}
+
 static void a_zeroed_frame_is_harmless(void)
 {
         struct ipc_frame zeroed = { 0 };
@@ -482,6 +546,9 @@ TAP_MAIN(
         TEST(a_descriptor_that_nobody_took_is_closed),
         TEST(a_descriptor_that_was_taken_stays_open),
         TEST(promised_and_received_descriptors_must_agree),
+        TEST(requests_that_come_together_or_in_pieces_are_received_one_by_one),
+        TEST(a_request_with_a_descriptor_is_refused_and_the_descriptor_closed),
+        TEST(a_request_of_an_impossible_size_is_refused_before_it_is_read),
         TEST(a_zeroed_frame_is_harmless),
         TEST(interruptions_and_short_transfers_change_nothing),
         TEST(a_refusal_arrives_in_words),
