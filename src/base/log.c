@@ -52,6 +52,7 @@ static size_t write_time(char *line, size_t size)
         return used + (size_t)snprintf(line + used, size - used, ".%03dZ ", (int)(now / 1000000 % 1000));
 }
 
+__attribute__((format(printf, 3, 0)))
 static void write_line(int fd, enum log_level level, const char *format, va_list arguments)
 {
         char line[LOG_LINE_MAX];
