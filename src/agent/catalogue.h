@@ -156,6 +156,7 @@ struct session {
         struct job *job;
         uint64_t nonce;
         uint32_t pid, rank, world, role;
+        char run[IPC_NAME_MAX];
         uint32_t connection_count;
         int64_t left_ns; /* when the last connection ended */
         double since;

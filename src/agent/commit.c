@@ -46,11 +46,14 @@ static struct part *own_part(struct version *version, const struct session *sess
         return part;
 }
 
-/* Whether this rank may still add to `version`. A rank that committed starts anew; an open-ended or counted part reopens. */
-static bool rank_may_add(struct version *version, uint32_t rank)
+/* Whether this rank may still add to `version`. A rank that committed starts anew; an open-ended or counted part reopens. What
+ * another run left open, whose ranks were killed together with the agent, is not to be mixed with what this one saves. */
+static bool rank_may_add(struct version *version, const struct session *session)
 {
-        const struct part *part = version_part(version, rank);
+        const struct part *part = version_part(version, session->rank);
 
+        if (strcmp(version->run, session->run))
+                return false;
         /* What was announced to other nodes stays as it is; a rank that was not yet there may still join. */
         if (version->spread && part && version->file_goal <= 0)
                 return commit_open(version) && !part->closed;
@@ -58,10 +61,10 @@ static bool rank_may_add(struct version *version, uint32_t rank)
                (!part || !part->closed || part->spoken_for || version->file_goal != NEBULA_FILES_ALL_RANKS);
 }
 
-static struct version *open_version(struct job *job, const char *tag, uint32_t rank)
+static struct version *open_version(const struct session *session, const char *tag)
 {
-        for (struct version *version = job->live; version; version = version->next_live)
-                if (!strcmp(version->tag, tag) && rank_may_add(version, rank))
+        for (struct version *version = session->job->live; version; version = version->next_live)
+                if (!strcmp(version->tag, tag) && rank_may_add(version, session))
                         return version;
         return NULL;
 }
@@ -85,6 +88,11 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
         version = version_new(catalogue, job, tag, error);
         if (!version)
                 return NULL;
+        if (strcmp(version->run, session->run)) { /* the job's is that of a later one by now */
+                memcpy(version->run, session->run, sizeof version->run);
+                version->writing = 0; /* it is no writing before itself */
+                version->writing = world_next_writing(job, tag, version->run);
+        }
         version->generation = generation + 1;
         version->world = session->world;
         version->file_goal = file_goal;
@@ -123,7 +131,7 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
 
         commit_close_open(catalogue, job, session->rank, tag);
         forget_idle(job, tag, session->rank);
-        version = open_version(job, tag, session->rank);
+        version = open_version(session, tag);
         for (struct version *other = job->versions; !version && other; other = other->next)
                 if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED) {
                         other->next_goal = file_goal;
@@ -150,8 +158,8 @@ struct version *commit_target(struct catalogue *catalogue, struct session *sessi
                           version->error.message);
                 return NULL;
         }
-        if (!rank_may_add(version, session->rank)) {
-                target = open_version(session->job, version->tag, session->rank);
+        if (!rank_may_add(version, session)) {
+                target = open_version(session, version->tag);
                 if (!target)
                         target = new_generation(catalogue, session, version->tag,
                                                 version->next_goal ? version->next_goal : version->file_goal, error);
@@ -323,11 +331,12 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
                                struct nebula_error *error)
 {
         struct part *part = version_part(version, session->rank);
+        bool of_other_run = strcmp(version->run, session->run);
 
-        if (!commit_open(version) || (part && part->closed && !part->spoken_for)) {
-                struct version *next = session->world > 1 ? open_version(session->job, version->tag, session->rank) : NULL;
+        if (!commit_open(version) || (part && part->closed && !part->spoken_for) || of_other_run) {
+                struct version *next = session->world > 1 ? open_version(session, version->tag) : NULL;
 
-                if (version->life.state == NEBULA_STATE_FAILED)
+                if (version->life.state == NEBULA_STATE_FAILED && !of_other_run)
                         return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%s\" has failed: %.400s", version->tag,
                                          version->error.message);
                 if (!next)

@@ -129,6 +129,7 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
                 commit_session_ended(catalogue, &before); /* a new path or name: what was open there closes */
         session->pid = hello->pid;
         session->rank = hello->rank;
+        memcpy(session->run, hello->run, sizeof session->run);
         session->world = hello->world;
         session->role = hello->role;
         is_another = !connection->session && session->connection_count && before.job == job;

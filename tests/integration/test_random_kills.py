@@ -90,13 +90,19 @@ class Job:
             assert not again, f"{tag} changes for ever"
             time.sleep(1)
             return self.check(ranks, True)
-        wanted = [
-            run
-            for run in self.saved_by[step]
-            if digests == [hashlib.sha256(content(tag, rank.rank, 0, SIZE, run)).hexdigest() for rank in ranks]
-        ]
-        assert wanted, f"{tag} generation {generation} holds no run's bytes, or those of several"
+        runs = [self.run_of(tag, rank.rank, digest) for rank, digest in zip(ranks, digests, strict=True)]
+        assert runs[0] in self.saved_by[step] and len(set(runs)) == 1, (
+            f"{tag} generation {generation} sequence {sequence}: the ranks hold {runs}, and {sorted(self.saved_by[step])} saved it; "
+            f"they had {[sorted(row for row in rows if row[0] == step) for rows in held]}"
+        )
         return step
+
+    def run_of(self, tag: str, rank: int, digest: str) -> str | None:
+        """Whose bytes these are; None: nobody's."""
+        for run in (f"run{number}" for number in range(self.run_count, 0, -1)):
+            if hashlib.sha256(content(tag, rank, 0, SIZE, run)).hexdigest() == digest:
+                return run
+        return None
 
     def train(self, ranks, step: int) -> int:
         """Steps in lock step until something is killed; how many kills."""

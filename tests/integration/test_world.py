@@ -93,6 +93,26 @@ def test_a_tag_written_twice_is_two_generations_on_all_nodes(world):
     }
 
 
+@pytest.mark.parametrize("nodes", [{"a": [0, 1]}, {"a": [0, 1], "b": [2, 3]}])
+def test_what_a_killed_run_left_open_is_not_mixed_with_what_the_next_one_saves(world, nodes):
+    ranks = world.start(nodes, "r1")
+    tag, last = "global_step1", len(ranks) - 1
+    for rank in ranks[:1] + ranks[2:]:  # not rank 1
+        rank.ask("save", tag, ALL_RANKS, 1, 10_000, "r1")
+    world.kill_agents()
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.end()
+    again = world.start(nodes, "r2")  # before the agent knows that they are gone
+    for rank in [again[1], again[0], *again[2:]]:
+        rank.ask("save", tag, ALL_RANKS, 1, 10_000, "r2")
+    together(again, "wait", tag, "durable", 30)
+    names = {f"r{rank}-0.bin": digest(tag, rank, writing="r2") for rank in range(last + 1)}
+    for rank in again:
+        assert rank.ask("load", tag, list(names)) == names
+
+
 def test_a_version_that_a_rank_never_commits_fails_when_a_newer_one_is_complete_and_leaves_nothing(world):
     ranks = world.start(TWO, "r1")
     for rank in ranks[:2]:
