@@ -86,7 +86,7 @@ def test_stream_goes_past_memory_and_loses_none(slow):
     assert not stored(slow, 2) and holds(3) and holds(1)
     nebulaml.flush_persistence()
     assert all(holds(step) for step in (1, 2, 3))
-    assert not list(slow.storage.glob(".nebula-tmp-*"))
+    until(lambda: not list(slow.storage.glob(".nebula-tmp-*")))  # the new agent sweeps beside what it answers
 
 
 def test_a_file_larger_than_all_memory_is_streamed(slow):
@@ -138,7 +138,7 @@ def test_a_streamed_version_that_died_with_its_agent_leaves_no_debris_and_the_on
     monkeypatch.delenv("NEBULA_STORE_MBPS")
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream")
     assert nebulaml.get_latest_checkpoint().tag == "global_step1" and holds(1)
-    assert not list(slow.storage.glob(".nebula-tmp-*"))
+    until(lambda: not list(slow.storage.glob(".nebula-tmp-*")))  # the new agent sweeps beside what it answers
 
 
 def test_skip_fails_that_version_at_once_and_says_so(slow, caplog):
