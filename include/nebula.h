@@ -244,6 +244,10 @@ NEBULA_API enum nebula_status nebula_checkpoint_latest(nebula_session *session, 
         nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 NEBULA_API enum nebula_status nebula_checkpoint_find(nebula_session *session, const char *tag,
         const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
+/* That version of the tag and no other: `generation` and `sequence` as NEBULA_REPORT_VERSIONS gives them, 0: any. So
+ * the ranks of several nodes load what they agreed on, also when one of them has a later version of the tag. */
+NEBULA_API enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const char *tag, uint64_t generation,
+        uint64_t sequence, const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 
 /*
  * A file also appears at `path` (absolute), by link or verified copy and one rename, once the checkpoint is durable; name

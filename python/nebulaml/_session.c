@@ -200,12 +200,13 @@ static PyObject *session_find(PyObject *self, PyObject *arguments)
         nebula_checkpoint *checkpoint = NULL;
         struct nebula_error error = { 0 };
         enum nebula_status status;
+        unsigned long long generation = 0, sequence = 0;
         const char *tag, *persist_path;
 
-        if (!PyArg_ParseTuple(arguments, "sz", &tag, &persist_path))
+        if (!PyArg_ParseTuple(arguments, "sz|KK", &tag, &persist_path, &generation, &sequence))
                 return NULL;
         Py_BEGIN_ALLOW_THREADS
-        status = nebula_checkpoint_find(handle, tag, persist_path, &checkpoint, &error);
+        status = nebula_checkpoint_find_version(handle, tag, generation, sequence, persist_path, &checkpoint, &error);
         Py_END_ALLOW_THREADS
         return status == NEBULA_OK ? checkpoint_object(self, checkpoint) : nebula_raise(&error);
 }
@@ -267,7 +268,7 @@ static PyMethodDef session_methods[] = {
         { "settle", session_settle, METH_O, "settle(timeout_ms): returns when no save is being copied any more." },
         { "begin", session_begin, METH_VARARGS, "begin(tag, file_count) -> Checkpoint" },
         { "latest", session_latest, METH_VARARGS, "latest(persist_path or None) -> Checkpoint" },
-        { "find", session_find, METH_VARARGS, "find(tag, persist_path or None) -> Checkpoint" },
+        { "find", session_find, METH_VARARGS, "find(tag, persist_path or None, generation=0, sequence=0) -> Checkpoint" },
         { "unpublish", session_unpublish, METH_O, "unpublish(path): removed behind the publishes before" },
         { "find_published", session_find_published, METH_O, "find_published(path) -> (Checkpoint, name)" },
         { "report", session_report, METH_VARARGS, "report(REPORT_..., persist_path or None) -> JSON text" },

@@ -105,7 +105,10 @@ def answer(path: str | None) -> list[dict[str, Any]]:
     with _lock:
         if path not in _pinned:
             _asked[path] = _asked.get(path, 0) + 1
-            _pinned[path] = _agree(path, _asked[path])
+            own = inventory(path)
+            by_key = {_key(version): version for version in own}
+            # Each rank's own numbers: those of another node say nothing to this one's agent when they share no storage.
+            _pinned[path] = [by_key[_key(version)] for version in _agree(path, _asked[path], own)]
         return _pinned[path]
 
 
@@ -113,9 +116,8 @@ def _timeout() -> float:
     return config.parse_seconds("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
 
 
-def _agree(path: str | None, turn: int) -> list[dict[str, Any]]:
-    place, own = engine.place(), inventory(path)
-    shared = ranks.store()
+def _agree(path: str | None, turn: int, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    place, shared = engine.place(), ranks.store()
     if shared is not None:
         return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", own)
     root = path or engine.settings().persist_path

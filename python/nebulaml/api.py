@@ -93,22 +93,15 @@ def get_latest_checkpoint(persist_path: str | None = None) -> Checkpoint | None:
 
 
 def _exactly(version: dict[str, Any], path: str | None) -> Checkpoint:
-    """What all ranks agreed on, and never another writing of that tag."""
+    """What all ranks agreed on, and never another version of that tag: this node may know a later one."""
+    find, numbers = engine.session(patient=True).find, (version["generation"], version["sequence"])
     try:
-        found = Checkpoint._found(engine.interruptible(engine.session(patient=True).find, version["tag"], path))
+        return Checkpoint._found(engine.interruptible(find, version["tag"], path, *numbers))
     except NebulaNotFound as failure:
         raise NebulaUnavailable(
-            f"all ranks agreed on checkpoint {version['tag']!r}, and by now this one cannot load it: {failure}"
+            f"all ranks agreed on checkpoint {version['tag']!r}, and by now this one cannot load it: {failure}; start the "
+            "job again, or ask for an older tag with get_checkpoint()"
         ) from failure
-    report = found._report()
-    # Two runs may write a tag under one generation; where the storage is shared, the sequence tells them apart.
-    for what in ("generation", "sequence") if version["shared"] else ("generation",):
-        if report.get(what) != version[what]:
-            raise NebulaUnavailable(
-                f"all ranks agreed on {what} {version[what]} of checkpoint {version['tag']!r}, and this rank finds "
-                f"{what} {report.get(what)}: start the job again, or ask for an older tag with get_checkpoint()"
-            )
-    return found
 
 
 def get_checkpoint(tag: str | None = None, persist_path: str | None = None) -> Checkpoint | None:

@@ -269,6 +269,20 @@ uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct
         return count;
 }
 
+bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job)
+{
+        bool any = false;
+
+        for (const struct session *session = catalogue->sessions; session; session = session->next) {
+                if (session->job != job || session->role != IPC_ROLE_TRAINER || !session->connection_count)
+                        continue;
+                if (session->has_begun)
+                        return false;
+                any = true;
+        }
+        return any;
+}
+
 struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next)

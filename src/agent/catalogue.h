@@ -158,6 +158,7 @@ struct session {
         uint32_t pid, rank, world, role;
         char run[IPC_NAME_MAX];
         uint32_t connection_count;
+        bool has_begun;  /* a version; until then it may be about to load what it was told of */
         int64_t left_ns; /* when the last connection ended */
         double since;
 };
@@ -215,6 +216,9 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
 uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: all */
 
+/* Trainers are there and none has begun a version yet: what they found, or agreed on with other nodes, has to stay. */
+bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job);
+
 /* A new version of `tag` in state capturing. */
 struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error);
 void version_free(struct catalogue *catalogue, struct version *version);
@@ -232,6 +236,8 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
 void version_forget_memory(struct catalogue *catalogue, struct version *version);
 struct part *version_part(struct version *version, uint32_t rank); /* or NULL */
 struct part *version_part_get(struct version *version, uint32_t rank); /* or new; NULL: no memory */
+/* Whether a version of these numbers is one that is looked for. */
+bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t sequence);
 /* Complete, and every file's image is held. */
 bool version_whole_in_memory(const struct version *version);
 /* Is to become durable by the job's settings, and is not. */

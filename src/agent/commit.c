@@ -129,6 +129,7 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
         struct job *job = session->job;
         struct version *version;
 
+        session->has_begun = true;
         commit_close_open(catalogue, job, session->rank, tag);
         forget_idle(job, tag, session->rank);
         version = open_version(session, tag);

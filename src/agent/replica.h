@@ -29,7 +29,7 @@ void replica_stop(struct catalogue *catalogue);
  * The newest version of the job, or of one tag, that peers hold: *ret_version_id is of a version in the job's list that
  * is marked as remote. NEBULA_NOT_FOUND when nobody has one, or the job asks for no replicas.
  */
-enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t *ret_version_id,
+enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, uint64_t *ret_version_id,
                                 struct nebula_error *error);
 /* Puts every version that peers hold into the job's list, marked as remote; nothing when memory has one, or no replicas are asked for. */
 void replica_learn(struct catalogue *catalogue, struct job *job);

@@ -134,8 +134,9 @@ static enum nebula_status inventory_get(struct replica *replica, struct job *job
         return status;
 }
 
-static const struct peer_copy *newest_copy(const struct inventory *inventory, const char *tag)
+static const struct peer_copy *newest_copy(const struct inventory *inventory, const struct ipc_find *wanted)
 {
+        const char *tag = wanted->tag;
         const struct peer_copy *best = NULL;
 
         for (size_t i = 0; i < inventory->count; i++)
@@ -143,7 +144,7 @@ static const struct peer_copy *newest_copy(const struct inventory *inventory, co
                         const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
                         struct retain_entry both[2] = { { 0 } };
 
-                        if (*tag && strcmp(tag, copy->tag))
+                        if ((*tag && strcmp(tag, copy->tag)) || !version_wanted(wanted, copy->generation, copy->sequence))
                                 continue;
                         if (best && *tag && copy->sequence <= best->sequence)
                                 continue;
@@ -202,7 +203,7 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
         return version;
 }
 
-enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t *ret_version_id,
+enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, uint64_t *ret_version_id,
                                 struct nebula_error *error)
 {
         struct replica *replica = catalogue->replica;
@@ -220,7 +221,7 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         pthread_mutex_lock(&replica->inventory_lock);
         status = inventory_get(replica, job, true, &inventory, error);
         if (!status) {
-                best = newest_copy(inventory, tag);
+                best = newest_copy(inventory, wanted);
                 if (!best)
                         status = error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds a copy");
         }

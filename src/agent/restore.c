@@ -29,12 +29,14 @@ static bool is_newer(struct retain_entry a, struct retain_entry b)
         return retain_newest(both, 2) == 1;
 }
 
-static struct version *newest_in_memory(struct job *job, const char *tag)
+static struct version *newest_in_memory(struct job *job, const struct ipc_find *wanted)
 {
+        const char *tag = wanted->tag;
         struct version *best = NULL;
 
         for (struct version *version = job->versions; version; version = version->next) {
-                if (!version_whole_in_memory(version) || (*tag && strcmp(tag, version->tag)))
+                if (!version_whole_in_memory(version) || (*tag && strcmp(tag, version->tag)) ||
+                    !version_wanted(wanted, version->generation, version->sequence))
                         continue;
                 /* Generations of one tag follow each other. */
                 if (!best || (*tag ? version->generation > best->generation :
@@ -44,17 +46,17 @@ static struct version *newest_in_memory(struct job *job, const char *tag)
         return best;
 }
 
-static struct version *find_in_memory(struct catalogue *catalogue, struct job *own, const char *path, const char *tag)
+static struct version *find_in_memory(struct catalogue *catalogue, struct job *own, const char *path, const struct ipc_find *wanted)
 {
         struct version *found = NULL;
         struct job *job = catalogue_job(catalogue, path, own->name);
 
         if (job)
-                found = newest_in_memory(job, tag);
+                found = newest_in_memory(job, wanted);
         if (found || !strcmp(path, own->persist_path))
                 return found;
         for (job = catalogue->jobs; job; job = job->next) {
-                struct version *version = strcmp(job->persist_path, path) ? NULL : newest_in_memory(job, tag);
+                struct version *version = strcmp(job->persist_path, path) ? NULL : newest_in_memory(job, wanted);
 
                 if (version && (!found || version->sequence > found->sequence))
                         found = version;
@@ -136,9 +138,10 @@ static enum nebula_status stored_newest(struct store *store, const char *job, bo
         return status;
 }
 
-static enum nebula_status stored_tag(struct store *store, const char *tag, const char *job, bool any_job,
+static enum nebula_status stored_tag(struct store *store, const struct ipc_find *wanted, const char *job, bool any_job,
                                      struct manifest *ret_manifest, struct nebula_error *error)
 {
+        const char *tag = wanted->tag;
         struct manifest manifest = { 0 };
         enum nebula_status status = manifest_load(store, tag, &manifest, error);
 
@@ -149,6 +152,11 @@ static enum nebula_status stored_tag(struct store *store, const char *tag, const
         if (!any_job && strcmp(manifest.job, job))
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" in %.150s belongs to another job, \"%.100s\"",
                                    tag, store->root, manifest.job);
+        else if (!version_wanted(wanted, manifest.generation, manifest.sequence))
+                status = error_set(error, NEBULA_NOT_FOUND, 0,
+                                   "checkpoint \"%.150s\" in %.150s is generation %" PRIu64 " (sequence %" PRIu64 "), and not %" PRIu64
+                                   " (%" PRIu64 ")", tag, store->root, manifest.generation, manifest.sequence, wanted->generation,
+                                   wanted->sequence);
         else
                 status = check_files(store, &manifest, error);
         if (status)
@@ -177,7 +185,7 @@ static bool storage_may_be_newer(const struct job *job, const struct version *ve
                                        entry_of(version->step, version->sequence));
 }
 
-static enum nebula_status find_stored(struct catalogue *catalogue, struct job *job, const char *tag, bool any_job,
+static enum nebula_status find_stored(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, bool any_job,
                                       struct ipc_found *found, struct retain_entry *ret_entry, struct nebula_error *error)
 {
         struct manifest manifest = { 0 };
@@ -186,8 +194,8 @@ static enum nebula_status find_stored(struct catalogue *catalogue, struct job *j
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         if (!status)
-                status = *tag ? stored_tag(store, tag, job->name, any_job, &manifest, error) :
-                                stored_newest(store, job->name, any_job, &manifest, error);
+                status = *wanted->tag ? stored_tag(store, wanted, job->name, any_job, &manifest, error) :
+                                        stored_newest(store, job->name, any_job, &manifest, error);
         if (status)
                 return status;
         catalogue_lock(catalogue);
@@ -204,13 +212,13 @@ static enum nebula_status find_stored(struct catalogue *catalogue, struct job *j
 }
 
 /* The newest that peers hold. */
-static enum nebula_status find_remote(struct catalogue *catalogue, struct job *job, const char *tag, struct ipc_found *found,
+static enum nebula_status find_remote(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, struct ipc_found *found,
                                       struct retain_entry *ret_entry)
 {
         struct nebula_error error = { 0 };
         struct version *version = NULL;
         uint64_t id;
-        enum nebula_status status = replica_find(catalogue, job, tag, &id, &error);
+        enum nebula_status status = replica_find(catalogue, job, wanted, &id, &error);
 
         if (status && status != NEBULA_NOT_FOUND)
                 log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
@@ -241,7 +249,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         path = request->persist_path[0] ? request->persist_path : job->persist_path;
         own = !strcmp(path, job->persist_path);
         commit_close_dead(catalogue, job); /* who asks may have seen it die */
-        version = find_in_memory(catalogue, job, path, request->tag);
+        version = find_in_memory(catalogue, job, path, request);
         if (version) {
                 in_memory = true;
                 fill_found(version, &found);
@@ -256,7 +264,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 return NEBULA_OK;
         }
         /* This node has lost its memory, or never had it: another node's. */
-        if (!in_memory && own && !find_remote(catalogue, own_job, request->tag, &found, &memory_entry))
+        if (!in_memory && own && !find_remote(catalogue, own_job, request, &found, &memory_entry))
                 in_memory = true;
         if (!job)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
@@ -267,7 +275,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         if (!*path)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
                                  *request->tag ? " " : "", request->tag);
-        status = find_stored(catalogue, job, request->tag, !own, &stored, &stored_entry, error);
+        status = find_stored(catalogue, job, request, !own, &stored, &stored_entry, error);
         if (in_memory && (status || !is_newer(stored_entry, memory_entry))) {
                 *ret_found = found;
                 return NEBULA_OK;

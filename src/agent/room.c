@@ -146,7 +146,7 @@ void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         bool *drop, trim = true;
         size_t count = collect(job, &versions, &entries, &drop);
 
-        if (count)
+        if (count && !catalogue_resumes(catalogue, job))
                 retain_memory(entries, count, keep, drop);
         for (size_t i = 0; i < count; i++) {
                 trim = trim && entries[i].complete; /* an open version has files to come: it wants the free images */

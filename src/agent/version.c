@@ -151,6 +151,11 @@ struct part *version_part_get(struct version *version, uint32_t rank)
         return part;
 }
 
+bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t sequence)
+{
+        return (!wanted->generation || wanted->generation == generation) && (!wanted->sequence || wanted->sequence == sequence);
+}
+
 bool version_whole_in_memory(const struct version *version)
 {
         if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->failed_by_storage))

@@ -225,7 +225,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 version_forget_memory(catalogue, version); /* it was never meant to be kept beside the storage */
         catalogue_retain(catalogue, job, job->retention_count);
         catalogue_signal(catalogue);
-        if (!status && job->keep_last) {
+        if (!status && job->keep_last && !catalogue_resumes(catalogue, job)) {
                 job->persisting = true;
                 catalogue_unlock(catalogue);
                 storage_retain(catalogue, job);

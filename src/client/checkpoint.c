@@ -29,7 +29,7 @@ static enum nebula_status begin_again(struct nebula_checkpoint *checkpoint, stru
 static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
                                      struct nebula_error *error)
 {
-        struct ipc_find request = { 0 };
+        struct ipc_find request = { .generation = checkpoint->generation };
         enum nebula_status status;
 
         memcpy(request.tag, checkpoint->tag, sizeof request.tag);

@@ -128,6 +128,7 @@ struct nebula_checkpoint {
         atomic_bool is_committed, is_given_up; /* since the last save */
         _Atomic uint32_t user_count;     /* the caller, and each copy that is under way */
         char persist_path[IPC_PATH_MAX]; /* where it was found; "": the session's */
+        uint64_t generation;             /* of what was found */
         char tag[IPC_NAME_MAX];
 };
 
@@ -190,6 +191,9 @@ enum nebula_status session_break(struct nebula_session *session, struct nebula_e
 enum nebula_status checkpoint_renew(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
                                     struct nebula_error *error);
 void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, uint64_t agent_nonce);
+
+/* find.c: a handle of what the agent behind `wire` has found; NULL: no memory. */
+struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct client_wire *wire, const struct ipc_found *found);
 
 /* copies.c */
 void copies_init(struct nebula_session *session);

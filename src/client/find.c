@@ -6,16 +6,31 @@
 #include "client/client.h"
 #include "image/image.h"
 
-static enum nebula_status find(nebula_session *session, const char *tag, const char *persist_path,
-                               nebula_checkpoint **ret_checkpoint, struct nebula_error *error)
+struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct client_wire *wire, const struct ipc_found *found)
+{
+        struct nebula_checkpoint *checkpoint = calloc(1, sizeof *checkpoint);
+
+        if (!checkpoint)
+                return NULL;
+        checkpoint->session = session;
+        checkpoint->file_count = NEBULA_FILES_OPEN; /* should the caller add to it */
+        checkpoint->is_found = true;
+        checkpoint->user_count = 1;
+        checkpoint->generation = found->generation;
+        memcpy(checkpoint->tag, found->tag, sizeof checkpoint->tag);
+        checkpoint_know(checkpoint, found->version_id, wire->agent_nonce);
+        return checkpoint;
+}
+
+static enum nebula_status find(nebula_session *session, const char *tag, uint64_t generation, uint64_t sequence,
+                               const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
-        struct ipc_find request = { 0 };
+        struct ipc_find request = { .generation = generation, .sequence = sequence };
         struct client_call call = {
                 .type = IPC_FIND, .request = &request, .size = sizeof request, .timeout_ms = -1,
         };
         struct nebula_checkpoint *checkpoint;
-        const struct ipc_found *found;
         enum nebula_status status;
 
         status = copies_settle(session, 0, -1, error); /* what this process has committed can be found by it */
@@ -25,24 +40,16 @@ static enum nebula_status find(nebula_session *session, const char *tag, const c
                 status = client_text(request.tag, sizeof request.tag, tag, "the tag", error);
         if (status != NEBULA_OK)
                 return status;
-        checkpoint = calloc(1, sizeof *checkpoint);
-        if (!checkpoint)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a checkpoint's handle");
         status = session_call_alone(session, &wire, &call, error);
-        if (status != NEBULA_OK) {
-                free(checkpoint);
-                goto close_wire;
+        if (status == NEBULA_OK) {
+                checkpoint = checkpoint_found(session, &wire, wire.frame.payload);
+                if (checkpoint) {
+                        memcpy(checkpoint->persist_path, request.persist_path, sizeof checkpoint->persist_path);
+                        *ret_checkpoint = checkpoint;
+                } else {
+                        status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a checkpoint's handle");
+                }
         }
-        found = wire.frame.payload;
-        checkpoint->session = session;
-        checkpoint->file_count = NEBULA_FILES_OPEN; /* should the caller add to it */
-        checkpoint->is_found = true;
-        checkpoint->user_count = 1;
-        memcpy(checkpoint->persist_path, request.persist_path, sizeof checkpoint->persist_path);
-        memcpy(checkpoint->tag, found->tag, sizeof checkpoint->tag);
-        checkpoint_know(checkpoint, found->version_id, wire.agent_nonce);
-        *ret_checkpoint = checkpoint;
-close_wire:
         session_wire_done(session, &wire);
         return status;
 }
@@ -53,11 +60,18 @@ enum nebula_status nebula_checkpoint_latest(nebula_session *session, const char 
         if (!session || !ret_checkpoint)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_latest needs a session and a place for "
                                  "the checkpoint");
-        return find(session, NULL, persist_path, ret_checkpoint, ret_error);
+        return find(session, NULL, 0, 0, persist_path, ret_checkpoint, ret_error);
 }
 
 enum nebula_status nebula_checkpoint_find(nebula_session *session, const char *tag, const char *persist_path,
                                           nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error)
+{
+        return nebula_checkpoint_find_version(session, tag, 0, 0, persist_path, ret_checkpoint, ret_error);
+}
+
+enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const char *tag, uint64_t generation,
+                                                  uint64_t sequence, const char *persist_path,
+                                                  nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error)
 {
         enum nebula_status status;
         char encoded[256];
@@ -66,5 +80,5 @@ enum nebula_status nebula_checkpoint_find(nebula_session *session, const char *t
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_find needs a session, a tag and a place "
                                  "for the checkpoint");
         status = name_encode(tag, encoded, ret_error);
-        return status == NEBULA_OK ? find(session, tag, persist_path, ret_checkpoint, ret_error) : status;
+        return status == NEBULA_OK ? find(session, tag, generation, sequence, persist_path, ret_checkpoint, ret_error) : status;
 }

@@ -58,21 +58,16 @@ enum nebula_status nebula_session_find_published(nebula_session *session, const 
         status = client_text(request.path, sizeof request.path, path, "the path", ret_error);
         if (status != NEBULA_OK)
                 return status;
-        checkpoint = calloc(1, sizeof *checkpoint);
-        if (!checkpoint)
-                return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a checkpoint's handle");
         status = session_call_alone(session, &wire, &call, ret_error);
         if (status == NEBULA_OK) {
                 found = wire.frame.payload;
-                checkpoint->session = session;
-                checkpoint->file_count = NEBULA_FILES_OPEN;
-                checkpoint->is_found = true;
-                memcpy(checkpoint->tag, found->found.tag, sizeof checkpoint->tag);
-                memcpy(ret_name, found->name, sizeof found->name);
-                checkpoint_know(checkpoint, found->found.version_id, wire.agent_nonce);
-                *ret_checkpoint = checkpoint;
-        } else {
-                free(checkpoint);
+                checkpoint = checkpoint_found(session, &wire, &found->found);
+                if (checkpoint) {
+                        memcpy(ret_name, found->name, sizeof found->name);
+                        *ret_checkpoint = checkpoint;
+                } else {
+                        status = error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a checkpoint's handle");
+                }
         }
         session_wire_done(session, &wire);
         return status;

@@ -21,7 +21,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 2u
+#define IPC_VERSION 3u
 #define IPC_OTHER_VERSION 71 /* EPROTO, the errno of the refusal of a greeting of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -129,6 +129,7 @@ struct ipc_state {
         uint32_t state, unused;
 };
 struct ipc_find {
+        uint64_t generation, sequence;   /* of the tag: this version and no other; 0: any */
         char persist_path[IPC_PATH_MAX]; /* "" = the session's */
         char tag[IPC_NAME_MAX];          /* "" = the newest */
 };

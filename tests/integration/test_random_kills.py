@@ -63,7 +63,7 @@ class Job:
         ]
         return max(steps, default=0)
 
-    def check(self, ranks, again: bool = False) -> int:
+    def check(self, ranks) -> int:
         """All ranks load one version, and it is right. Returns its step."""
         durable = self.durable()
         held = []
@@ -85,11 +85,6 @@ class Job:
         assert step in self.saved_by, f"global_step{step} was never saved by all ranks"
         tag = f"global_step{step}"
         digests = [rank.ask("load_version", tag, generation, sequence, f"r{rank.rank}-0.bin") for rank in ranks]
-        if None in digests:
-            # A later writing of the tag was committed since: a job that had agreed on this one refuses, and starts again.
-            assert not again, f"{tag} changes for ever"
-            time.sleep(1)
-            return self.check(ranks, True)
         runs = [self.run_of(tag, rank.rank, digest) for rank, digest in zip(ranks, digests, strict=True)]
         assert runs[0] in self.saved_by[step] and len(set(runs)) == 1, (
             f"{tag} generation {generation} sequence {sequence}: the ranks hold {runs}, and {sorted(self.saved_by[step])} saved it; "

@@ -68,12 +68,9 @@ class Rank:
         found = self.session.find(tag, None)
         return {name: hashlib.sha256(memoryview(found.map(name))).hexdigest() for name in files}
 
-    def load_version(self, tag: str, generation: int, sequence: int, name: str) -> str | None:
-        """Digest of a file of that very version; None: this rank finds another one under the tag by now."""
-        found = self.session.find(tag, None)
-        report = json.loads(found.report())
-        if (report["generation"], report["sequence"]) != (generation, sequence):
-            return None
+    def load_version(self, tag: str, generation: int, sequence: int, name: str) -> str:
+        """Digest of a file of that very version."""
+        found = self.session.find(tag, None, generation, sequence)
         return hashlib.sha256(memoryview(found.map(name))).hexdigest()
 
     def flush(self, seconds: float) -> str:

@@ -207,3 +207,18 @@ def test_what_was_agreed_on_is_loaded_and_never_another_writing_of_its_tag(place
     for other in ({"generation": agreed["generation"] + 1}, {"sequence": agreed["sequence"] + 1}):
         with pytest.raises(NebulaUnavailable, match="all ranks agreed on"):
             api._exactly({**agreed, **other}, None)
+
+
+def test_a_node_that_knows_a_later_version_of_the_tag_loads_the_one_agreed_on(place):
+    nebulaml.init(None, 0, 2)
+    for turn in (1, 2):
+        checkpoint = nebulaml.Checkpoint("global_step1")
+        checkpoint.save("m.pt", {"a": turn})
+        checkpoint.commit()
+        checkpoint.wait("committed", 30)
+    later, earlier = agree.inventory(None)
+    assert nebulaml.get_latest_checkpoint().load("m.pt") == {"a": 2} == api._exactly(later, None).load("m.pt")
+    found = api._exactly(earlier, None)
+    assert found.load("m.pt") == {"a": 1}
+    place.kill_agent()
+    assert found.load("m.pt") == {"a": 1}  # its successor is asked for the same

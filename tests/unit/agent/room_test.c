@@ -100,6 +100,39 @@ static void a_tombstone_remembers_who_had_nothing_to_add(void)
         bench_done(&bench, true);
 }
 
+/* What a killed run left may become complete while the next run's ranks agree on an older version, and load it. */
+static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
+{
+        struct session *next = calloc(1, sizeof *next);
+        struct version *agreed, *version;
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        bench.job->retention_count = 2;
+        agreed = bench_version(&bench, "step1", 1, 0);
+        REQUIRE(agreed && next);
+        *next = bench.session;
+        next->nonce = 2;
+        next->has_begun = false;
+        catalogue_lock(&bench.catalogue);
+        next->next = bench.catalogue.sessions;
+        bench.catalogue.sessions = next;
+        catalogue_unlock(&bench.catalogue);
+        for (unsigned i = 2; i < 5; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                REQUIRE(bench_version(&bench, tag, 1, 0));
+                CHECK(version_whole_in_memory(agreed));
+        }
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, next, "step2", NEBULA_FILES_ALL_RANKS, &bench.error);
+        catalogue_retain(&bench.catalogue, bench.job, bench.job->retention_count);
+        CHECK(version && !version_whole_in_memory(agreed));
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
 TAP_MAIN(TEST(tombstones_are_bounded_answer_and_are_in_nobodys_way),
          TEST(a_tombstone_that_is_written_again_is_the_next_generation),
-         TEST(a_tombstone_remembers_who_had_nothing_to_add))
+         TEST(a_tombstone_remembers_who_had_nothing_to_add),
+         TEST(nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing))
