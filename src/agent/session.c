@@ -14,6 +14,8 @@
 #include "os/os.h"
 #include "store/store.h"
 
+#define RIVAL_GONE_NS 500000000 /* who has just closed its connection is not seen to be gone at once */
+
 /* A client that waits sends nothing, so whatever can be read is its end. */
 bool session_client_gone(void *argument)
 {
@@ -115,7 +117,10 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
         if (!job)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a job");
         if (hello->role == IPC_ROLE_TRAINER) {
-                status = check_rival(catalogue, job, hello, error);
+                int64_t until = os->now_ns() + RIVAL_GONE_NS;
+
+                while ((status = check_rival(catalogue, job, hello, error)) && os->now_ns() < until && !catalogue->stopping)
+                        catalogue_wait(catalogue, &catalogue->moved, 20);
                 if (status)
                         return status;
                 replace_gone(catalogue, job, hello);
@@ -433,6 +438,20 @@ static void answer_init(struct answer *answer, enum ipc_type type)
         memset(&answer->body, 0, size < sizeof answer->body ? size : sizeof answer->body);
 }
 
+/* The answer is on its way. */
+static void end_as_told(struct connection *connection)
+{
+        const struct ipc_stop *request = connection->frame.payload;
+        struct catalogue *catalogue = connection->catalogue;
+
+        catalogue_lock(catalogue);
+        catalogue->dropping |= request->now != 0;
+        catalogue_signal(catalogue); /* a signal may have asked for the end before, and who saw it waits for storage */
+        catalogue_unlock(catalogue);
+        if (catalogue->end)
+                catalogue->end(catalogue);
+}
+
 /* False when the connection is of no more use. */
 static bool serve_one(struct connection *connection)
 {
@@ -460,8 +479,8 @@ static bool serve_one(struct connection *connection)
         if (answer.fd >= 0)
                 os->close(answer.fd);
         free(answer.text);
-        if (type == IPC_STOP && !status && connection->catalogue->end)
-                connection->catalogue->end(connection->catalogue);
+        if (type == IPC_STOP && !status)
+                end_as_told(connection);
         return !sent && !connection->catalogue->broken;
 }
 

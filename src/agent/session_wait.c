@@ -272,9 +272,7 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
                 if (status)
                         catalogue->draining = false;
         }
-        if (request->now)
-                catalogue->dropping = true;
-        catalogue_signal(catalogue); /* a signal may have asked for the end before, and who saw it waits for storage */
+        catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
         return status;
 }

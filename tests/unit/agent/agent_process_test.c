@@ -13,6 +13,7 @@ static bool enter(struct test_client *client, uint64_t nonce)
 /* A trainer of its own that runs `work` and ends without a word. */
 static void trainer(void (*work)(struct test_client *client), uint64_t nonce)
 {
+        int status = 0;
         pid_t pid;
 
         fflush(stdout);
@@ -25,7 +26,7 @@ static void trainer(void (*work)(struct test_client *client), uint64_t nonce)
                 work(&client);
                 kill(getpid(), SIGKILL);
         }
-        waitpid(pid, NULL, 0);
+        CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
 }
 
 static size_t count_names(const char *directory, const char *suffix)
@@ -248,6 +249,39 @@ static void two_trainers_with_one_rank_are_told_of_each_other(void)
         place_done(&place);
 }
 
+static void a_trainer_that_is_just_leaving_makes_way_for_the_next(void)
+{
+        struct test_client client;
+        int fds[2];
+        char byte;
+        pid_t agent, leaving;
+
+        place_init(&place);
+        agent = agent_fork(&place);
+        REQUIRE(!pipe(fds));
+        fflush(stdout);
+        leaving = fork();
+        if (!leaving) {
+                struct test_client other;
+                bool in = enter(&other, 33);
+
+                if (write(fds[1], &in, 1) != 1)
+                        _exit(1);
+                usleep(100000);
+                client_done(&other);
+                for (;;)
+                        pause();
+        }
+        CHECK(read(fds[0], &byte, 1) == 1 && byte);
+        CHECK(enter(&client, 34));
+        client_done(&client);
+        agent_end(leaving, SIGKILL);
+        CHECK(agent_end(agent, SIGTERM) == 0);
+        close(fds[0]);
+        close(fds[1]);
+        place_done(&place);
+}
+
 static void stop_persists_answers_and_ends_and_stop_now_drops_memory(void)
 {
         struct test_client client;
@@ -372,6 +406,7 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(a_killed_trainer_leaves_its_committed_versions_and_no_half_ones),
          TEST(half_copied_debris_of_dead_trainers_goes_with_the_next_agent),
          TEST(two_trainers_with_one_rank_are_told_of_each_other),
+         TEST(a_trainer_that_is_just_leaving_makes_way_for_the_next),
          TEST(stop_persists_answers_and_ends_and_stop_now_drops_memory),
          TEST(stop_now_ends_an_agent_that_a_signal_had_told_to_finish), TEST(a_second_daemon_finds_the_first_and_succeeds),
          TEST(an_agent_that_is_not_needed_ends_by_itself))
