@@ -250,6 +250,30 @@ NEBULA_API enum nebula_status nebula_checkpoint_find_version(nebula_session *ses
         uint64_t sequence, const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 
 /*
+ * What becomes of checkpoints in the background, for a program's own log. A watch has a connection of its own, counts as no rank,
+ * asks for nothing and starts no agent; one thread uses it. `at`: seconds since 1970. `seconds`: what writing took; 0: another
+ * node wrote. `size`: bytes. `tag`: "" for NEBULA_EVENT_STORAGE. `text`: why, "" for NEBULA_EVENT_DURABLE.
+ */
+enum nebula_event_kind {
+        NEBULA_EVENT_DURABLE = 0, /* a checkpoint of this job is durable */
+        NEBULA_EVENT_LOST = 1,    /* one was complete, and will not become durable */
+        NEBULA_EVENT_STORAGE = 2, /* storage fails; it is tried again */
+};
+struct nebula_event {
+        enum nebula_event_kind kind;
+        double at, seconds;
+        uint64_t size;
+        char tag[256], text[512];
+};
+typedef struct nebula_watch nebula_watch;
+/* Of the session's job, as it is called now; what happens from now on. The session may end before the watch. */
+NEBULA_API enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret_watch, struct nebula_error *ret_error);
+/* The next event. NEBULA_TIMEOUT: none within timeout_ms (< 0: no limit); NEBULA_UNAVAILABLE: no agent runs. */
+NEBULA_API enum nebula_status nebula_watch_next(nebula_watch *watch, int64_t timeout_ms, struct nebula_event *ret_event,
+        struct nebula_error *ret_error);
+NEBULA_API void nebula_watch_close(nebula_watch *watch);
+
+/*
  * A file also appears at `path` (absolute), by link or verified copy and one rename, once the checkpoint is durable; name
  * NULL: all files, as a directory: they join what lies in `staging`, which then becomes `path`. The agent does it, so
  * it happens also when this process has died. Waiting for durable and flush include it.

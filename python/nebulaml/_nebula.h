@@ -1,8 +1,8 @@
 /*
  * _nebula.h - what the files of the extension module share.
  *
- * The extension is a thin skin over include/nebula.h: three types (Session,
- * Checkpoint, Map) whose methods are its functions one to one, and what a save
+ * The extension is a thin skin over include/nebula.h: four types (Session,
+ * Checkpoint, Map, Watch) whose methods are its functions one to one, and what a save
  * takes: pickles (_pickling.h) and ranges of memory (_ranges.h). Policy lives in
  * the Python files beside it.
  *
@@ -35,8 +35,12 @@ PyObject *map_object(PyObject *checkpoint, nebula_map *map);
 
 /* watch_images(f): f(address) is called before an image leaves this process's memory. */
 PyObject *session_watch_images(PyObject *module, PyObject *watcher);
+/* Session, the type, and its handle. */
+PyTypeObject *session_type(void);
+nebula_session *session_handle(PyObject *session);
 int session_add_type(PyObject *module);
 int checkpoint_add_type(PyObject *module);
 int map_add_type(PyObject *module);
+int watch_add_type(PyObject *module);
 
 #endif

@@ -16,7 +16,18 @@ struct session {
         nebula_session *handle;
 };
 
-static PyTypeObject *session_type;
+static PyTypeObject *the_type;
+
+PyTypeObject *session_type(void)
+{
+        return the_type;
+}
+
+nebula_session *session_handle(PyObject *session)
+{
+        return ((struct session *)session)->handle;
+}
+
 static PyObject *image_watcher; /* NULL: nobody asks. The GIL guards it */
 static atomic_bool has_image_watcher;
 
@@ -286,6 +297,6 @@ int session_add_type(PyObject *module)
         };
         static PyType_Spec spec = { "nebulaml._nebula.Session", sizeof(struct session), 0, Py_TPFLAGS_DEFAULT, slots };
 
-        session_type = (PyTypeObject *)PyType_FromSpec(&spec);
-        return session_type ? PyModule_AddObjectRef(module, "Session", (PyObject *)session_type) : -1;
+        the_type = (PyTypeObject *)PyType_FromSpec(&spec);
+        return the_type ? PyModule_AddObjectRef(module, "Session", (PyObject *)the_type) : -1;
 }

@@ -117,6 +117,7 @@ class Checkpoint:
     def _open(self) -> _nebula.Checkpoint:
         if self._handle is None:
             self._handle = engine.session().begin(self._tag, self._count)
+            engine.watch()
             agree.begun_saving()
         return self._handle
 

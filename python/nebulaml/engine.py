@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import _nebula, config, locate, ranks
+from . import _nebula, config, locate, ranks, watching
 from .errors import NebulaConfigError, NebulaError, NebulaPicklingError, NebulaUnavailable, from_status
 
-__all__ = ["configure", "guarded", "interruptible", "is_initialized", "session", "settings", "shutdown"]
+__all__ = ["configure", "guarded", "interruptible", "is_initialized", "session", "settings", "shutdown", "watch"]
 
 log = logging.getLogger("nebulaml")
 
@@ -87,6 +87,13 @@ def session(patient: bool = False) -> _nebula.Session:
         return _session
 
 
+def watch() -> None:
+    """From now on rank 0's log says what becomes of the checkpoints of the session in storage."""
+    opened, found = _opened_with, _session
+    if opened is not None and found is not None and opened[0].persist_path is not None and opened[1].rank == 0:
+        watching.follow(found, opened)
+
+
 def _settle() -> None:
     """Lets running copies end: nobody else can finish what lies in this process's memory."""
     if _session is not None:
@@ -124,12 +131,14 @@ def _after_fork() -> None:
     """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call."""
     global _lock
     _lock = threading.RLock()
+    watching.forget()
 
 
 def shutdown() -> None:
     """Forgets settings and session, once running copies have ended. The agent finishes what was committed by itself."""
     global _settings, _session, _opened_with, _failure
     _settle()
+    watching.forget()
     with _lock:
         _settings = _session = _opened_with = _failure = None
 

@@ -16,7 +16,8 @@
 #define WAKE_KEEP 4u
 #define WAKE_CLOCK 8u
 #define WAKE_COPY 16u
-#define WAKE_CAPTURED 32u /* the first of REACHED_COUNT, as is the next */
+#define WAKE_EVENT 32u
+#define WAKE_CAPTURED 64u /* the first of REACHED_COUNT, as is the next */
 #define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
 #define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
 
@@ -34,6 +35,7 @@ void catalogue_init(struct catalogue *catalogue)
         os_cond_init(&catalogue->clock);
         os_cond_init(&catalogue->keep);
         os_cond_init(&catalogue->copy);
+        os_cond_init(&catalogue->event);
         for (size_t i = 0; i < REACHED_COUNT; i++) {
                 os_cond_init(&catalogue->captured[i]);
                 os_cond_init(&catalogue->reached[i]);
@@ -75,6 +77,7 @@ void catalogue_done(struct catalogue *catalogue)
         pthread_cond_destroy(&catalogue->clock);
         pthread_cond_destroy(&catalogue->keep);
         pthread_cond_destroy(&catalogue->copy);
+        pthread_cond_destroy(&catalogue->event);
         for (size_t i = 0; i < REACHED_COUNT; i++) {
                 pthread_cond_destroy(&catalogue->captured[i]);
                 pthread_cond_destroy(&catalogue->reached[i]);
@@ -99,6 +102,8 @@ static void wake(struct catalogue *catalogue, uint32_t wakes)
                 pthread_cond_signal(&catalogue->keep);
         if (wakes & WAKE_COPY)
                 pthread_cond_signal(&catalogue->copy);
+        if (wakes & WAKE_EVENT)
+                pthread_cond_broadcast(&catalogue->event);
         for (size_t i = 0; i < REACHED_COUNT && wakes >= WAKE_CAPTURED; i++) {
                 if (wakes & (WAKE_CAPTURED << i))
                         pthread_cond_broadcast(&catalogue->captured[i]);
@@ -154,13 +159,18 @@ static void signal_some(struct catalogue *catalogue, uint32_t others)
 
 void catalogue_signal(struct catalogue *catalogue)
 {
-        signal_some(catalogue, WAKE_VERSIONS | WAKE_WORK | WAKE_CLOCK);
+        signal_some(catalogue, WAKE_VERSIONS | WAKE_WORK | WAKE_CLOCK | (catalogue->stopping ? WAKE_EVENT : 0));
 }
 
 void catalogue_signal_work(struct catalogue *catalogue)
 {
         catalogue->change_count++;
         catalogue->wakes |= WAKE_WORK | WAKE_CLOCK;
+}
+
+void catalogue_signal_event(struct catalogue *catalogue)
+{
+        catalogue->wakes |= WAKE_EVENT;
 }
 
 void version_signal(struct catalogue *catalogue, const struct version *version)

@@ -140,6 +140,7 @@ struct job {
         uint32_t attempt;
         uint64_t failure_count;
         struct nebula_error store_error;
+        double store_error_at;
         uint32_t replica_count;     /* copies in other nodes' memory that are asked for */
         struct nebula_error replica_error; /* why there is none yet */
         bool persisting;
@@ -164,7 +165,7 @@ struct session {
 };
 struct catalogue {
         pthread_mutex_t catalogue_lock;
-        pthread_cond_t moved, work, clock, keep, copy;
+        pthread_cond_t moved, work, clock, keep, copy, event;
         pthread_cond_t captured[REACHED_COUNT], reached[REACHED_COUNT]; /* waits for versions, by their numbers; captured: for that state */
         uint32_t wakes; /* who is to be told of what was done under the lock */
         struct memory memory;
@@ -200,6 +201,8 @@ void catalogue_unlock(struct catalogue *catalogue);
 void catalogue_signal(struct catalogue *catalogue);
 /* The workers and the clock alone have something to look at. */
 void catalogue_signal_work(struct catalogue *catalogue);
+/* Who watches a job has something to be told (event.h). */
+void catalogue_signal_event(struct catalogue *catalogue);
 /* catalogue_unlock for a thread after which the catalogue may be gone. */
 void catalogue_unlock_last(struct catalogue *catalogue);
 /* Gives the lock back and waits. `cond`: one of the catalogue's; timeout_ms < 0: no limit. */

@@ -423,6 +423,7 @@ static request_run *const requests[] = {
         [IPC_FLUSH] = request_flush,       [IPC_REPORT] = request_report,       [IPC_DESCRIBE] = request_describe,
         [IPC_STOP] = request_stop,
         [IPC_PUBLISH] = request_publish,   [IPC_UNPUBLISH] = request_unpublish, [IPC_FIND_PATH] = request_find_path,
+        [IPC_WATCH] = request_watch,
 };
 
 /* Only what will be sent is cleared: the largest answer takes kilobytes, most take none. */

@@ -31,6 +31,7 @@ struct answer {
                 struct ipc_state state;
                 struct ipc_found found;
                 struct ipc_found_path found_path;
+                struct ipc_event event;
         } body;
 };
 
@@ -42,6 +43,6 @@ bool session_client_gone(void *argument);
 typedef enum nebula_status request_run(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error);
 
-request_run request_wait, request_flush, request_stop, request_find_path;
+request_run request_wait, request_flush, request_stop, request_find_path, request_watch;
 
 #endif

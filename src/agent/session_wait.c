@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "agent/commit.h"
+#include "agent/event.h"
 #include "agent/log.h"
 #include "agent/publish.h"
 #include "agent/session_private.h"
@@ -314,5 +315,25 @@ enum nebula_status request_find_path(struct connection *connection, const void *
         }
         catalogue_unlock(connection->catalogue);
         answer->size = sizeof *found;
+        return status;
+}
+
+/* The next thing that a program's own log should say. Asks for nothing. */
+enum nebula_status request_watch(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        const struct ipc_watch *request = payload;
+        struct catalogue *catalogue = connection->catalogue;
+        int64_t until = deadline(request->timeout_ms);
+        enum nebula_status status = NEBULA_OK;
+        bool timeout = false;
+
+        catalogue_lock(catalogue);
+        while (!status && !event_next(connection->session->job, request->since, &answer->body.event)) {
+                status = timeout ? error_set(error, NEBULA_TIMEOUT, 0, "nothing has happened") :
+                                   wait_slice(connection, &catalogue->event, until, &timeout, error);
+        }
+        catalogue_unlock(catalogue);
+        answer->size = sizeof answer->body.event;
         return status;
 }

@@ -90,6 +90,8 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
         }
         note_write(catalogue, version);
         version_signal(catalogue, version);
+        if (state == NEBULA_STATE_DURABLE || state == NEBULA_STATE_FAILED)
+                catalogue_signal_event(catalogue);
 }
 
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)

@@ -145,7 +145,9 @@ static void note_failure(struct catalogue *catalogue, struct job *job, struct ve
                          int64_t now)
 {
         job->store_error = *error;
+        job->store_error_at = catalogue_now();
         job->failure_count++;
+        catalogue_signal_event(catalogue);
         if (!job->attempt++)
                 job->failing_since_ns = now;
         if (error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT) {

@@ -11,6 +11,7 @@
  *      save.c        layout, image, capture
  *      copies.c      captures that go on after save returned
  *      map.c         reading back
+ *      watch.c       what becomes of checkpoints in the background
  *      stored.c      what is read from storage by this process itself
  *
  * Every request goes through session_call: on the session's own connection
@@ -61,6 +62,7 @@ struct client_settings {
         struct ipc_place place;
         char agent_path[IPC_PATH_MAX]; /* "": find it */
         bool is_inline;                /* the agent is a thread of this process */
+        bool is_idle;                  /* with no agent there is nothing to ask: none is started */
         enum client_capture capture;
 };
 

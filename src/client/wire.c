@@ -134,7 +134,7 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
 
         for (;;) {
                 status = attempt(wire, settings, (end_ns - os->now_ns()) / 1000000, &outcome, error);
-                if (outcome == OUTCOME_FINAL)
+                if (outcome == OUTCOME_FINAL || (outcome == OUTCOME_ABSENT && settings->is_idle))
                         return status;
                 if (outcome == OUTCOME_ABSENT && !settings->is_inline && os->now_ns() >= start_at_ns) {
                         start_at_ns = os->now_ns() + (int64_t)START_PAUSE_MS * 1000000;

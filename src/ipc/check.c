@@ -45,6 +45,7 @@ static const struct {
                           { TEXT(ipc_publish, name), TEXT(ipc_publish, path), TEXT(ipc_publish, staging) } },
         [IPC_UNPUBLISH] = { sizeof(struct ipc_path), 0, { TEXT(ipc_path, path) } },
         [IPC_FIND_PATH] = { sizeof(struct ipc_path), sizeof(struct ipc_found_path), { TEXT(ipc_path, path) } },
+        [IPC_WATCH] = { sizeof(struct ipc_watch), sizeof(struct ipc_event), { { 0, 0 } } },
 };
 
 static bool known(unsigned type)
@@ -190,6 +191,12 @@ enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type
 
                 if (!memchr(found->found.tag, '\0', sizeof found->found.tag) || !memchr(found->name, '\0', sizeof found->name))
                         return error_set(error, NEBULA_INTERNAL, 0, "the agent found a name that has no end");
+        }
+        if (type == IPC_WATCH) {
+                const struct ipc_event *event = frame->payload;
+
+                if (!memchr(event->tag, '\0', sizeof event->tag) || !memchr(event->text, '\0', sizeof event->text))
+                        return error_set(error, NEBULA_INTERNAL, 0, "the agent told of a text that has no end");
         }
         *ret_broken = false;
         return NEBULA_OK;

@@ -51,7 +51,8 @@ enum ipc_type {
         IPC_PUBLISH,    /* ipc_publish   -> nothing: it happens once the version is durable */
         IPC_UNPUBLISH,  /* ipc_path      -> nothing: it happens once every earlier publish of the job has */
         IPC_FIND_PATH,  /* ipc_path      -> ipc_found_path */
-        IPC_TYPE_LAST = IPC_FIND_PATH,
+        IPC_WATCH,      /* ipc_watch     -> ipc_event: the next one of the session's job; NEBULA_TIMEOUT: none so far */
+        IPC_TYPE_LAST = IPC_WATCH,
 };
 
 struct ipc_header {
@@ -161,6 +162,17 @@ struct ipc_flush {
 struct ipc_report {
         uint32_t report, unused; /* enum nebula_report */
         char persist_path[IPC_PATH_MAX]; /* "" = the session's; for tools "" = all jobs */
+};
+struct ipc_watch {
+        double since; /* seconds since 1970: only what happened later */
+        int64_t timeout_ms; /* < 0: none */
+};
+struct ipc_event {
+        double at, seconds; /* seconds: that writing took; 0: another node wrote */
+        uint64_t size;      /* bytes */
+        uint32_t kind, unused; /* enum nebula_event_kind */
+        char tag[IPC_NAME_MAX];
+        char text[IPC_TEXT_MAX];
 };
 struct ipc_stop {
         uint32_t now, unused; /* now: drop the memory tier */

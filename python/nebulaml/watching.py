@@ -1,0 +1,76 @@
+"""The program's own log says what the agent made of its checkpoints: one line for each that is durable, or never will be.
+
+Rank 0 has a thread that listens, on a connection of its own: it asks for nothing, keeps nothing alive and ends with the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import Any
+
+from . import _nebula
+from .errors import NebulaError
+
+__all__ = ["follow", "forget"]
+
+log = logging.getLogger("nebulaml")
+
+SLICE_MS = 10_000  # between looks at whether anybody still wants to know
+
+_current: _Watcher | None = None
+
+
+class _Watcher(threading.Thread):
+    def __init__(self, session: _nebula.Session, what: Any) -> None:
+        super().__init__(name="nebula-watch", daemon=True)
+        self.watch = _nebula.Watch(session)  # what happens from now on
+        self.what = what
+        self.wanted = True
+        self.storage_error = ""  # the last that was logged
+
+    def run(self) -> None:
+        with contextlib.suppress(NebulaError):  # the agent has ended: the next commit meets another, or says so
+            while self.wanted:
+                event = self.watch.next(SLICE_MS)
+                if event is not None:
+                    self.say(*event)
+
+    def say(self, kind: int, tag: str, size: int, seconds: float, text: str) -> None:
+        if kind == _nebula.EVENT_DURABLE:
+            self.storage_error = ""
+            took = f", written in {seconds:.2f} s" if seconds else ""
+            log.info("nebula: checkpoint %r is durable: %s%s", tag, _bytes(size), took)
+        elif kind == _nebula.EVENT_LOST:
+            log.error("nebula: checkpoint %r is not durable, and will not be: %s. Training goes on.", tag, text)
+        elif text != self.storage_error:
+            self.storage_error = text
+            log.warning("nebula: storage fails, and is tried again: %s", text)
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
+def follow(session: _nebula.Session, what: Any) -> None:
+    """From now on the log tells of this session's job. ``what`` it is of: a new one is followed instead of the last."""
+    global _current
+    if _current is not None and _current.is_alive() and _current.what == what:
+        return
+    forget()
+    with contextlib.suppress(NebulaError, RuntimeError):  # no thread can be had: the log is all that is lost
+        watcher = _Watcher(session, what)
+        watcher.start()
+        _current = watcher
+
+
+def forget() -> None:
+    """The log tells of nothing more than what happens within a few seconds."""
+    global _current
+    if _current is not None:
+        _current.wanted = False
+    _current = None

@@ -1,0 +1,14 @@
+/*
+ * event.h - what a program's own log should say of its checkpoints: which
+ * became durable, which never will, and that storage fails. Nothing is queued:
+ * the versions themselves, and the job's last failure, are the record.
+ */
+#ifndef NB_AGENT_EVENT_H
+#define NB_AGENT_EVENT_H
+
+#include "agent/catalogue.h"
+
+/* The first that came after `since`, in seconds since 1970. False: none has. Lock held. */
+bool event_next(const struct job *job, double since, struct ipc_event *ret_event);
+
+#endif

@@ -1,0 +1,110 @@
+"""What the program's own log says of checkpoints after their commit."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+import time
+
+import nebulaml
+import pytest
+from nebulaml import locate, watching
+
+
+def save(step):
+    checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+    checkpoint.save_bytes("b", [bytes(3 << 20)])
+    checkpoint.commit()
+    return checkpoint
+
+
+def lines(caplog, level, wanted=1):
+    """The messages of that level, once there are as many."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = [record.getMessage() for record in caplog.records if record.levelno == level]
+        if len(found) >= wanted:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{found} is all that was logged")
+
+
+@pytest.fixture(autouse=True)
+def log(caplog):
+    caplog.set_level(logging.INFO, logger="nebulaml")
+    return caplog
+
+
+def test_each_version_is_one_line_when_it_is_durable_and_nothing_else_is_said(place, caplog):
+    nebulaml.init(str(place.storage), 0, 2)
+    for step in (1, 2, 3):
+        save(step).wait("durable", 30)
+    found = lines(caplog, logging.INFO, 3)
+    assert [line.split(":")[1] for line in found] == [f" checkpoint 'global_step{step}' is durable" for step in (1, 2, 3)]
+    assert all(": 3.0 MiB, written in 0." in line for line in found)
+    assert len(caplog.records) == 3
+
+
+def test_storage_that_fails_is_a_warning_and_what_it_loses_an_error(place, caplog, monkeypatch):
+    monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "2")
+    nebulaml.init(str(place.storage), 0, 2)
+    place.storage.write_text("a file")
+    save(1)
+    (warning,) = lines(caplog, logging.WARNING)
+    assert "storage fails, and is tried again: " in warning and str(place.storage) in warning
+    (error,) = lines(caplog, logging.ERROR)
+    assert "checkpoint 'global_step1' is not durable, and will not be: given up after 2 s" in error
+    place.storage.unlink()
+    save(2)
+    assert "'global_step2' is durable" in lines(caplog, logging.INFO)[0]
+
+
+def test_a_new_path_is_followed_and_the_old_one_no_more(place, caplog):
+    nebulaml.init(str(place.storage), 0, 2)
+    save(1).wait("durable", 30)
+    lines(caplog, logging.INFO)
+    nebulaml.init(str(place.root / "other"))
+    save(2).wait("durable", 30)
+    assert "'global_step2'" in lines(caplog, logging.INFO, 2)[1]
+
+
+def test_other_ranks_and_jobs_without_storage_have_no_such_thread(place, monkeypatch):
+    nebulaml.init(None, 0, 2)
+    save(1)
+    assert watching._current is None
+    nebulaml._shutdown()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    nebulaml.init(str(place.storage), 0, 2)
+    save(1)
+    assert watching._current is None
+
+
+def test_an_agent_that_was_told_to_stop_is_not_started_again_to_be_listened_to(place, caplog):
+    nebulaml.init(str(place.storage), 0, 2)
+    save(1).wait("durable", 30)
+    lines(caplog, logging.INFO)
+    listener = watching._current
+    subprocess.run([locate.agent_path(), "stop"], check=True, capture_output=True)
+    listener.join(30)
+    assert not listener.is_alive() and not place.agents()
+    save(2).wait("durable", 30)  # the next commit has a new one
+    assert "'global_step2'" in lines(caplog, logging.INFO, 2)[1]
+
+
+def test_the_thread_keeps_neither_the_session_nor_the_process(place):
+    output = place.run(
+        """
+        nm.init(sys.argv[1], 0, 2)
+        with nm.Checkpoint("global_step1") as checkpoint:
+            checkpoint.save("a", {"x": torch.ones(3)})
+        nm._shutdown()
+        say("end")
+        """,
+        place.storage,
+    )
+    assert output == "end\n"
+    nebulaml.init(str(place.storage), 0, 2)  # at once: the rank is free
+    save(2).wait("durable", 30)
+    assert threading.active_count() < 5
