@@ -18,6 +18,19 @@ static uint64_t place_at(uint64_t bytes, uint32_t place)
         return bytes / PLACE_COUNT * place + bytes / (2 * PLACE_COUNT);
 }
 
+/* The block at `address`, or, where that holds an end of the part, the one beside it: at the ends pages are small even
+ * when all others are huge, and parts of one size would be looked at nowhere else. */
+static uint64_t block_inside(const struct capture_part *part, uint64_t address)
+{
+        uint64_t start = (uintptr_t)part->data, end = start + part->size, block = cow_block_of(address);
+
+        if (block < start && block + 2 * COW_BLOCK_BYTES <= end)
+                return block + COW_BLOCK_BYTES;
+        if (block + COW_BLOCK_BYTES > end && block >= start + COW_BLOCK_BYTES)
+                return block - COW_BLOCK_BYTES;
+        return block;
+}
+
 bool cow_pays(const struct capture_part *parts, size_t count)
 {
         uint64_t bytes = 0, end = 0, at;
@@ -31,7 +44,7 @@ bool cow_pays(const struct capture_part *parts, size_t count)
         for (size_t i = 0; i < count; i++) {
                 end += protected_bytes(&parts[i]);
                 for (; place < PLACE_COUNT && (at = place_at(bytes, place)) < end; place++)
-                        huge_count += os->huge_page(fd, cow_block_of((uintptr_t)parts[i].data + parts[i].size - (end - at))) == 1;
+                        huge_count += os->huge_page(fd, block_inside(&parts[i], (uintptr_t)parts[i].data + parts[i].size - (end - at))) == 1;
         }
         os->close(fd);
         return huge_count > PLACE_COUNT / 2;

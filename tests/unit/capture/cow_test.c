@@ -778,6 +778,36 @@ static void the_ends_of_parts_in_several_mappings_move_between_saves(void)
         munmap(image, size);
 }
 
+/* Tensors of one size in an allocator's own mappings: each begins, and ends, inside a block of small pages. */
+static void what_is_huge_but_for_its_ends_is_protected(void)
+{
+        enum { COUNT = 32, SIZE = 4 << 20 }; /* every look is at a beginning, if parts are not looked into */
+        size_t stride = SIZE + (2u << 20);
+        unsigned char *memory = memory_new(COUNT * stride, false);
+        struct capture_part parts[COUNT];
+
+        for (size_t i = 0; i < COUNT; i++) {
+                unsigned char *begin = memory + i * stride + (1u << 20);
+
+                madvise(memory + i * stride + (2u << 20), SIZE - (2u << 20), MADV_HUGEPAGE);
+                memset(begin, 1, SIZE);
+                parts[i] = (struct capture_part){ .data = begin, .size = SIZE };
+        }
+        if (count_huge(memory, COUNT * stride) < COUNT)
+                printf("# no huge pages here\n");
+        else
+                CHECK(cow_pays(parts, COUNT));
+        madvise(memory, COUNT * stride, MADV_NOHUGEPAGE);
+        munmap(memory, COUNT * stride);
+        memory = memory_new(COUNT * stride, false);
+        for (size_t i = 0; i < COUNT; i++) {
+                parts[i].data = memory + i * stride + (1u << 20);
+                memset(memory + i * stride + (1u << 20), 1, SIZE);
+        }
+        CHECK(!cow_pays(parts, COUNT));
+        munmap(memory, COUNT * stride);
+}
+
 /* A part begins and ends inside a huge page; what else lies there is written to while the capture runs. */
 static void a_huge_page_that_others_share_stays_whole(void)
 {
@@ -1036,6 +1066,7 @@ int main(void)
                 TEST(memory_of_several_calls_moves_to_huge_pages),
                 TEST(the_ends_of_what_is_saved_move_too),
                 TEST(the_ends_of_parts_in_several_mappings_move_between_saves),
+                TEST(what_is_huge_but_for_its_ends_is_protected),
                 TEST(a_huge_page_that_others_share_stays_whole),
                 TEST(captures_under_random_writes_are_exact),
         };
