@@ -184,17 +184,30 @@ static bool chunk_covers(const struct cow_capture *capture, const struct cow_chu
         return false;
 }
 
+/* The block stays protected for the captures that want it still: a writer that waits for it now waits for those. */
+static void hand_on(struct cow_engine *engine, uint64_t block, int64_t since_ns)
+{
+        for (size_t i = 0; i < engine->blocks.live_count; i++) {
+                struct cow_chunk *chunk = chunk_of(engine->blocks.live[i], block);
+
+                if (chunk && chunk->state != COW_CHUNK_DONE && !chunk->fault_since_ns)
+                        chunk->fault_since_ns = since_ns;
+        }
+}
+
 /*
  * Lifts what nobody needs any more, blocks_lock held. A block stays protected
  * while any capture still wants it: its last copier lifts it for all. A page
  * that waits but belongs to no live capture (left over from a failed one, or
  * moved here) is always freed. Returns 1 when a capture has begun meanwhile
- * that wants the block of a waiting page too and that nobody copies it for:
- * the fault may not be forgotten before that is done.
+ * that wants the block too and that nobody copies it for, while a writer waits
+ * for it, be it that this thread serves its fault or that the fault thread left
+ * it to this one: that capture may not be asked for its bytes before the writer goes on.
  */
 static int release(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
 {
         bool wanted = false, waiting = false, covered = false;
+        int64_t since_ns = 0; /* when a writer began to wait for the block; 0: none does */
         int status = 0;
 
         for (size_t i = 0; i < engine->blocks.live_count; i++) {
@@ -208,14 +221,20 @@ static int release(struct cow_engine *engine, uint64_t block, const struct cow_f
                         waiting |= chunk->state == COW_CHUNK_WAITING;
                 }
                 covered |= asks(fault) && chunk_covers(capture, chunk, fault->page);
+                since_ns = since_ns ? since_ns : chunk->fault_since_ns;
         }
-        if (wanted && (covered || !asks(fault)))
-                return asks(fault) && waiting;
+        if (wanted && (covered || !asks(fault))) {
+                hand_on(engine, block, since_ns);
+                return waiting && (asks(fault) || since_ns);
+        }
         for (size_t i = 0; i < engine->blocks.live_count && !wanted && status != -EAGAIN; i++) {
                 struct cow_chunk *chunk = chunk_of(engine->blocks.live[i], block);
 
-                if (chunk)
-                        status = lift_chunk(engine, engine->blocks.live[i], chunk);
+                if (!chunk)
+                        continue;
+                status = lift_chunk(engine, engine->blocks.live[i], chunk);
+                if (status != -EAGAIN)
+                        chunk->fault_since_ns = 0;
         }
         if (!asks(fault) || status == -EAGAIN)
                 return status;

@@ -1023,6 +1023,72 @@ static void as_with_late_news(void)
         }
 }
 
+/* The first block is held up while it is copied. */
+static atomic_int held_up = 3; /* 0: the next copy is; 1: it waits; 2: it goes on */
+
+static int64_t held_copy_self(void *to, uint64_t from, size_t size)
+{
+        int none = 0;
+
+        if (atomic_compare_exchange_strong(&held_up, &none, 1))
+                while (atomic_load(&held_up) != 2)
+                        os_linux.sleep_ms(1);
+        return os_linux.copy_self(to, from, size);
+}
+
+static atomic_bool has_written;
+
+static void *write_a_byte(void *memory)
+{
+        *(volatile unsigned char *)memory = 0x33;
+        atomic_store(&has_written, true);
+        return NULL;
+}
+
+static bool has_written_soon(void)
+{
+        for (int i = 0; i < 400 && !atomic_load(&has_written); i++)
+                os_linux.sleep_ms(5);
+        return atomic_load(&has_written);
+}
+
+/* While its block is copied for one capture, another begins: nobody else may ever ask for the bytes of that one, say
+ * because who would do so waits for a lock that the writer holds. */
+static void as_with_a_start_during_a_copy(void)
+{
+        size_t size = 2 * MIB;
+        unsigned char *memory = memory_new(size, false), *images[2] = { image_new(size), image_new(size) };
+        struct cow_capture *captures[2];
+        pthread_t writer;
+
+        old_table = os_linux;
+        old_table.copy_self = held_copy_self;
+        os = &old_table;
+        pattern_fill(memory, size, 1);
+        captures[0] = start_one(images[0], memory, size);
+        atomic_store(&held_up, 0);
+        CHECK(cow_wait(captures[0], 0, NULL) == NEBULA_TIMEOUT);
+        while (atomic_load(&held_up) != 1)
+                os_linux.sleep_ms(1);
+        REQUIRE(pthread_create(&writer, NULL, write_a_byte, memory + size / 2) == 0);
+        os_linux.sleep_ms(100); /* the fault thread hears of it, and finds the block in other hands */
+        captures[1] = start_one(images[1], memory, size);
+        atomic_store(&held_up, 2);
+        CHECK(has_written_soon());
+        for (int i = 0; i < 2; i++) {
+                CHECK(complete(captures[i]));
+                CHECK(pattern_holds(images[i], size, 1));
+                cow_free(captures[i]);
+        }
+        pthread_join(writer, NULL);
+        CHECK(memory[size / 2] == 0x33);
+}
+
+static void a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_with_a_start_during_a_copy));
+}
+
 static void news_of_memory_that_is_gone_never_fails_what_is_there_now(void)
 {
         CHECK(HAVE_TSAN || in_child(as_with_late_news));
@@ -1044,6 +1110,7 @@ int main(void)
                 TEST(without_permission_everything_is_copied_at_once),
                 TEST(news_of_memory_that_is_gone_never_fails_what_is_there_now),
                 TEST(kernels_without_the_newer_calls_are_served_as_well),
+                TEST(a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy),
                 TEST(overwriting_everything_at_once_keeps_the_old_values_on_huge_pages),
                 TEST(overwriting_everything_at_once_keeps_the_old_values_on_small_pages),
                 TEST(system_calls_may_write_into_protected_memory),
