@@ -93,17 +93,27 @@ static bool owner_connected(const struct holder *holder, const struct copy *copy
         return false;
 }
 
-/* holder_lock held. The oldest copies go whose owners have gone. True: there is room. */
+/* Its owner has gone, and nobody reads it. */
+static bool may_go(const struct holder *holder, const struct copy *copy)
+{
+        return !copy->users && !owner_connected(holder, copy);
+}
+
+/* holder_lock held. The oldest copies go whose owners have gone, if that is enough. True: there is room. */
 static bool make_room(struct holder *holder, uint64_t capacity, struct copy **ret_taken)
 {
+        uint64_t staying = holder->used;
+
+        for (const struct copy *copy = holder->copies; copy; copy = copy->next)
+                staying -= may_go(holder, copy) ? copy->capacity : 0;
+        if (staying > holder->budget || capacity > holder->budget - staying)
+                return false;
         while (holder->used > holder->budget || capacity > holder->budget - holder->used) {
                 struct copy *oldest = NULL, *taken, *last;
 
                 for (struct copy *copy = holder->copies; copy; copy = copy->next)
-                        if (!copy->users && !owner_connected(holder, copy) && (!oldest || copy->age < oldest->age))
+                        if (may_go(holder, copy) && (!oldest || copy->age < oldest->age))
                                 oldest = copy;
-                if (!oldest)
-                        return false;
                 oldest->dropped = true;
                 taken = last = holder_copies_collect(holder);
                 while (last && last->next)
