@@ -100,7 +100,8 @@ static enum nebula_status serve_seal(struct visitor *visitor, struct nebula_erro
                 log_event(LOG_LEVEL_WARN, "a copy that node \"%s\" sent is not kept: %s", peer->hello.node, refusal.message);
                 return peer_send_answer(peer, refusal.status, refusal.message, error);
         }
-        pthread_mutex_lock(&holder->holder_lock);
+        log_event(LOG_LEVEL_INFO, "holds %s generation %" PRIu64 " for node \"%s\"", copy->what.tag, copy->what.generation, peer->hello.node);
+        pthread_mutex_lock(&holder->holder_lock); /* from its end on others may let the copy go */
         /* Sent anew, by an agent that did not know of it: the older one goes. */
         for (struct copy *other = holder->copies; other; other = other->next)
                 if (holder_copy_is_for(other, peer) && other->owner_id == copy->owner_id && !strcmp(other->what.owner, copy->what.owner))
@@ -112,7 +113,6 @@ static enum nebula_status serve_seal(struct visitor *visitor, struct nebula_erro
         taken = holder_copies_collect(holder);
         pthread_mutex_unlock(&holder->holder_lock);
         holder_copies_free(holder, taken);
-        log_event(LOG_LEVEL_INFO, "holds %s generation %" PRIu64 " for node \"%s\"", copy->what.tag, copy->what.generation, peer->hello.node);
         return peer_send_answer(peer, NEBULA_OK, "", error);
 }
 
