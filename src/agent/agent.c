@@ -294,6 +294,7 @@ undo_replica:
 undo_memory:
         memory_settle(&agent->catalogue.memory, false);
         publish_done(&agent->catalogue);
+        note_close(&agent->catalogue);
         catalogue_done(&agent->catalogue);
         memory_done(&agent->catalogue.memory, false);
         free(agent);
@@ -399,6 +400,7 @@ void agent_stop(struct agent *agent, bool forget)
         if (forget)
                 publish_forget(catalogue);
         publish_done(catalogue);
+        note_close(catalogue);
         catalogue_done(catalogue);
         memory_done(&catalogue->memory, forget);
         free(agent);

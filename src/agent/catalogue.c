@@ -4,9 +4,7 @@
 #include <string.h>
 
 #include "agent/catalogue.h"
-#include "agent/history.h"
 #include "agent/log.h"
-#include "agent/note.h"
 #include "os/os.h"
 #include "os/thread.h"
 
@@ -49,7 +47,6 @@ void catalogue_init(struct catalogue *catalogue)
 
 void catalogue_done(struct catalogue *catalogue)
 {
-        note_close(catalogue);
         while (catalogue->jobs) {
                 struct job *job = catalogue->jobs;
 
@@ -176,7 +173,7 @@ void catalogue_signal_event(struct catalogue *catalogue)
 void version_signal(struct catalogue *catalogue, const struct version *version)
 {
         uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
-        uint32_t works = version->job->persist_path[0] || history_result(version) ? WAKE_WORK : 0; /* memory alone is no work */
+        uint32_t works = version->job->persist_path[0] || version_result(version) ? WAKE_WORK : 0; /* memory alone is no work */
 
         signal_some(catalogue, starts | works | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
 }

@@ -246,6 +246,8 @@ bool version_whole_in_memory(const struct version *version);
 /* Is to become durable by the job's settings, and is not. */
 bool version_unsaved(const struct version *version);
 uint64_t version_size(const struct version *version);
+/* How it ended, as the history says it; NULL: not yet. */
+const char *version_result(const struct version *version);
 /* A later number, since storage turned out to hold that one; files that this version wrote follow. */
 void version_set_generation(struct version *version, uint64_t generation);
 /* files.c; pointers hold until the next file is added. */

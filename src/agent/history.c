@@ -12,17 +12,6 @@
 static const char header[] = "tag,step,generation,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,"
                              "captured,committed,durable,persist_seconds,persist_mib_per_s,error\n";
 
-const char *history_result(const struct version *version)
-{
-        if (version->life.state == NEBULA_STATE_FAILED)
-                return "failed";
-        if (version->life.state == NEBULA_STATE_DURABLE)
-                return "durable";
-        if (version->superseded)
-                return version->job->persist_path[0] ? "superseded" : "memory";
-        return NULL;
-}
-
 struct capture_sums {
         int64_t blocked_ns, copy_ns, cpu_ns; /* blocked and copy: of the slowest rank */
         uint64_t fault_count;
@@ -53,7 +42,7 @@ static double mib_per_s(const struct version *version)
 json_t *history_json(const struct version *version)
 {
         struct capture_sums sums = sum_parts(version);
-        const char *result = history_result(version);
+        const char *result = version_result(version);
         json_t *row = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:I}", "tag", version->tag, "step",
                                 (json_int_t)version->step, "generation", (json_int_t)version->generation, "world",
                                 (json_int_t)version->world, "files", (json_int_t)version->file_count, "size_bytes",
@@ -100,7 +89,7 @@ static void format_row(const struct version *version, char line[LINE_BYTES])
                  "%s,%" PRId64 ",%" PRIu64 ",%" PRIu32 ",%zu,%" PRIu64 ",%s,%.3f,%.3f,%.3f,%" PRIu64
                  ",%.6f,%.6f,%.6f,%.6f,%.3f,%.1f,%s\n",
                  tag, version->step, version->generation, version->world, version->file_count, version_size(version),
-                 history_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
+                 version_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
                  sums.fault_count, lifecycle_at(&version->life, NEBULA_STATE_CAPTURING),
                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), lifecycle_at(&version->life, NEBULA_STATE_COMMITTED),
                  lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version->persist_seconds, mib_per_s(version), error);
@@ -134,7 +123,7 @@ static struct version *oldest_ended(const struct job *job)
         struct version *oldest = NULL;
 
         for (struct version *version = job->live; version; version = version->next_live)
-                if (!version->recorded && history_result(version))
+                if (!version->recorded && version_result(version))
                         oldest = version;
         return oldest;
 }

@@ -12,8 +12,6 @@
 
 #include "agent/catalogue.h"
 
-/* How it ended; NULL: not yet. */
-const char *history_result(const struct version *version);
 /* One object with the columns of the file. */
 json_t *history_json(const struct version *version);
 /* Something of the job has ended and is not recorded (lock held). */

@@ -196,6 +196,17 @@ uint64_t version_size(const struct version *version)
         return size;
 }
 
+const char *version_result(const struct version *version)
+{
+        if (version->life.state == NEBULA_STATE_FAILED)
+                return "failed";
+        if (version->life.state == NEBULA_STATE_DURABLE)
+                return "durable";
+        if (version->superseded)
+                return version->job->persist_path[0] ? "superseded" : "memory";
+        return NULL;
+}
+
 void version_set_generation(struct version *version, uint64_t generation)
 {
         for (size_t i = 0; i < version->file_count; i++)

@@ -51,6 +51,7 @@ static inline void bench_done(struct bench *bench, bool forget)
 {
         memory_settle(&bench->catalogue.memory, forget);
         publish_done(&bench->catalogue);
+        note_close(&bench->catalogue);
         catalogue_done(&bench->catalogue);
         memory_done(&bench->catalogue.memory, forget);
 }
