@@ -158,7 +158,7 @@ bool publish_is_there(const struct publish *publish)
 /* Trees. */
 
 struct walk {
-        int (*file)(const char *from, const char *to);
+        int (*file)(const char *from, const char *to, bool is_plain); /* not plain: a link, say */
         int (*directory)(const char *from, const char *to);
 };
 
@@ -191,20 +191,21 @@ static int walk(const char *from, const char *to, const struct walk *with, int d
                 else if (!result && stat.kind == OS_KIND_DIRECTORY)
                         result = walk(inner, target, with, depth + 1);
                 else if (!result)
-                        result = with->file(inner, stat.kind == OS_KIND_FILE ? target : "");
+                        result = with->file(inner, target, stat.kind == OS_KIND_FILE);
         }
         os->closedir(dir);
         return result ? result : with->directory(from, to);
 }
 
-static int settle_file(const char *path, const char *regular)
+static int settle_file(const char *path, const char *unused, bool is_plain)
 {
         uint64_t id;
         int fd, result;
 
+        (void)unused;
         if (is_own_name(strrchr(path, '/') + 1, &id))
                 return os->unlink(path); /* an agent before this one was interrupted; it is no part of the checkpoint */
-        if (!*regular)
+        if (!is_plain)
                 return 0; /* a link: its directory's entry is all there is */
         fd = os->open(path, OS_READ | OS_NOFOLLOW);
         if (fd < 0)
@@ -220,13 +221,12 @@ static int settle_directory(const char *path, const char *unused)
         return os_sync_dir(path);
 }
 
-static int move_file(const char *from, const char *to)
+static int move_file(const char *from, const char *to, bool is_plain)
 {
         char parent[PUBLISH_PATH_MAX];
         int result;
 
-        if (!*to)
-                return os->unlink(from);
+        (void)is_plain;
         publish_parent_of(to, parent);
         result = os_make_dirs(parent, PUBLISH_DIRECTORY_MODE);
         if (!result)
@@ -238,13 +238,14 @@ static int move_file(const char *from, const char *to)
         return result;
 }
 
-static int remove_directory(const char *from, const char *to)
+static int move_directory(const char *from, const char *to)
 {
-        (void)to;
-        return os->rmdir(from);
+        int result = os_make_dirs(to, PUBLISH_DIRECTORY_MODE); /* one that held no files */
+
+        return result ? result : os->rmdir(from);
 }
 
-static const struct walk settling = { settle_file, settle_directory }, moving = { move_file, remove_directory };
+static const struct walk settling = { settle_file, settle_directory }, moving = { move_file, move_directory };
 
 /* Files join a directory that is there already, one by one. The label comes last: it says that all are there. */
 static enum nebula_status join(const struct job *job, const struct publish *publish, struct nebula_error *error)

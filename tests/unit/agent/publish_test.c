@@ -165,6 +165,26 @@ static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
         end();
 }
 
+static void links_and_empty_directories_join_a_directory_that_is_there(void)
+{
+        struct version *version;
+        struct os_stat stat;
+        char text[16] = "";
+
+        begin();
+        stage(at("staging"), "a");
+        REQUIRE(!os_make_dirs(at("staging/empty"), 0755) && !symlink("sub/config", at("staging/link")));
+        REQUIRE(!os_make_dirs(at("1"), 0755));
+        put_text(at("1/mine"), "kept");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_directory(at("1"), seeds) == 'a' && !os->stat(at("1/mine"), false, &stat));
+        CHECK(os->readlink(at("1/link"), text, sizeof text) == 10 && !strcmp(text, "sub/config"));
+        CHECK(!os->stat(at("1/empty"), false, &stat) && stat.kind == OS_KIND_DIRECTORY);
+        CHECK(os->stat(at("staging"), false, &stat) == -ENOENT);
+        end();
+}
+
 static void what_somebody_replaced_is_not_found_any_more(void)
 {
         struct version *version;
@@ -285,6 +305,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(nothing
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
          TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
          TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
+         TEST(links_and_empty_directories_join_a_directory_that_is_there),
          TEST(what_somebody_replaced_is_not_found_any_more), TEST(another_file_system_gets_a_copy_and_a_link_costs_nothing),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(what_agents_that_are_gone_left_goes_with_the_next_publish),
          TEST(a_list_that_was_damaged_is_refused_as_a_whole))
