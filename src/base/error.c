@@ -5,18 +5,20 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Ends `text` before `size` bytes, not in the middle of a UTF-8 character: messages become Python strings. */
-static void cut_at_character(char *text, size_t size)
-{
-        size_t length = strnlen(text, size - 1);
+#include "base/text.h"
 
-        text[length] = '\0';
-        if (length < size - 1)
-                return;
-        while (length > 0 && ((unsigned char)text[length - 1] & 0xc0) == 0x80)
-                length--;
-        if (length > 0 && (unsigned char)text[length - 1] >= 0xc0)
-                text[length - 1] = '\0';
+/* Messages become Python strings and JSON: what was cut in the middle of a UTF-8 character, at the end or by a format, is none. */
+static void make_text(char *text, size_t size)
+{
+        size_t length = strlen(text);
+
+        if (length == size - 1) {
+                while (length > 0 && ((unsigned char)text[length - 1] & 0xc0) == 0x80)
+                        length--;
+                if (length > 0 && (unsigned char)text[length - 1] >= 0xc0)
+                        text[length - 1] = '\0';
+        }
+        text_make_utf8(text);
 }
 
 /* Cuts what has no room: a path of 4096 bytes is no reason to lose the message. */
@@ -45,7 +47,7 @@ enum nebula_status error_set(struct nebula_error *error, enum nebula_status stat
                 append(message, sizeof message, ": ");
                 append(message, sizeof message, strerror_r(sys_errno, buffer, sizeof buffer));
         }
-        cut_at_character(message, sizeof message);
+        make_text(message, sizeof message);
         error->status = status;
         error->sys_errno = sys_errno;
         error->http_status = 0;
@@ -80,6 +82,6 @@ void error_prefix(struct nebula_error *error, const char *format, ...)
         va_end(arguments);
         append(message, sizeof message, ": ");
         append(message, sizeof message, error->message);
-        cut_at_character(message, sizeof message);
+        make_text(message, sizeof message);
         memcpy(error->message, message, sizeof message);
 }

@@ -58,15 +58,21 @@ bool text_is_utf8(const char *text, size_t size)
         return true;
 }
 
-void text_make_printable(char *text)
+void text_make_utf8(char *text)
 {
         size_t size = strlen(text);
 
-        for (size_t k = 0; k < size;) {
-                size_t length = character_size((const uint8_t *)text + k, size - k);
-
-                if (!length || (unsigned char)text[k] < 0x20 || text[k] == 0x7f)
+        for (size_t k = 0, length; k < size; k += length ? length : 1) {
+                length = character_size((const uint8_t *)text + k, size - k);
+                if (!length)
                         text[k] = '?';
-                k += length ? length : 1;
         }
+}
+
+void text_make_printable(char *text)
+{
+        text_make_utf8(text);
+        for (; *text; text++)
+                if ((unsigned char)*text < 0x20 || *text == 0x7f)
+                        *text = '?';
 }

@@ -42,6 +42,8 @@ static void a_long_message_is_cut_between_characters(void)
                 CHECK(text_is_utf8(error.message, strlen(error.message)));
                 error_prefix(&error, "p");
                 CHECK(text_is_utf8(error.message, strlen(error.message)));
+                error_set(&error, NEBULA_FAILED, 0, "%.31s and more", text);
+                CHECK(text_is_utf8(error.message, strlen(error.message)) && strstr(error.message, " and more"));
         }
 }
 
