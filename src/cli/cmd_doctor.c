@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/doctor.h"
 #include "cli/table.h"
@@ -26,6 +27,8 @@ static void run_checks(struct doctor *doctor, const struct doctor_check *checks,
                         fflush(stdout);
                 }
                 checks[i].run(path, &finding);
+                text_make_printable(finding.found); /* a path may have been cut in the middle of a character */
+                text_make_printable(finding.advice);
                 doctor->is_bad = doctor->is_bad || finding.verdict == DOCTOR_BAD;
                 if (doctor->json) {
                         json_array_append_new(doctor->list,

@@ -37,8 +37,6 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
         bool is_url = strstr(path, "://") != NULL;
         int length;
 
-        if (!text_is_utf8(path, strlen(path)))
-                return error_set(error, NEBULA_INVALID, 0, "the path \"%.200s\" is not valid UTF-8", path);
         if (*path != '/' && !is_url) {
                 int result = os->readlink("/proc/self/cwd", here, sizeof here - 1);
 
@@ -49,6 +47,8 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
         length = snprintf(ret_path, TARGET_PATH_MAX, "%s%s%s", here, *here ? "/" : "", path);
         if (length < 0 || length >= TARGET_PATH_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "the path \"%.80s...\" is too long", path);
+        if (!text_is_utf8(ret_path, (size_t)length)) /* the current directory's, it may be */
+                return error_set(error, NEBULA_INVALID, 0, "the path \"%.200s\" is not valid UTF-8", ret_path);
         if (!is_url)
                 normalise(ret_path);
         return NEBULA_OK;
@@ -71,16 +71,14 @@ static bool holds_checkpoints(const char *path)
 enum nebula_status target_path(const char *given, char ret_path[TARGET_PATH_MAX], struct nebula_error *error)
 {
         const char *set = getenv("NEBULA_PERSISTENT_STORAGE_PATH");
-        enum nebula_status status;
 
         if (given)
                 return target_absolute(given, ret_path, error);
         if (set && *set)
                 return target_absolute(set, ret_path, error);
-        status = target_absolute(".", ret_path, error);
-        if (!status && !holds_checkpoints(ret_path))
+        if (target_absolute(".", ret_path, NULL) || !holds_checkpoints(ret_path))
                 ret_path[0] = '\0';
-        return status;
+        return NEBULA_OK;
 }
 
 enum nebula_status target_open(const char *given, struct store **ret_store, struct nebula_error *error)

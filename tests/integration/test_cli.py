@@ -444,6 +444,19 @@ def test_errors_are_one_harmless_line_and_json_whatever_was_asked_for(run, make,
         assert shown.returncode == 0 and "esc?[31m" in shown.stdout
 
 
+def test_json_is_whole_for_paths_that_are_long_or_no_utf8(run, make, tmp_path):
+    deep = tmp_path / ("x" + "ä" * 120)
+    machine = run("doctor", "--path", deep, "--json")
+    assert "storage" in [one["check"] for one in json.loads(machine.stdout)["checks"]]
+    odd = os.fsencode(tmp_path) + b"/\xff"
+    make("global_step1", "model.pt=100", store=odd)
+    for command in ("list", "verify"):
+        for arguments, why in ([], "--path DIR"), (["--path", "."], "not valid UTF-8"):
+            shown = run(command, "--json", *arguments, cwd=odd)
+            assert shown.returncode == 2 and why in json.loads(shown.stdout)["error"]["message"], command
+    assert json.loads(run("status", "--json", cwd=odd).stdout)["running"] is False
+
+
 def test_a_file_that_has_no_records_is_not_called_damaged(run, make):
     store = make("global_step1", "model.pt=100", "--raw", "notes.txt")
     asked = run("inspect", "global_step1", "notes.txt", "--path", store)
