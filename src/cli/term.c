@@ -39,16 +39,18 @@ const char *term_code(enum style style)
         return codes[style];
 }
 
-/* Line by line: the format's newlines stay. */
-static void print_harmless(char *text)
+/* Of the newlines only those stay with which the format begins and ends: no tag or path makes a line of its own. */
+static void print_harmless(const char *format, char *text)
 {
-        for (char *line = text, *end; line; line = end) {
-                end = strchr(line, '\n');
-                if (end)
-                        *end++ = '\0';
-                text_make_printable(line);
-                printf("%s%s", line, end ? "\n" : "");
-        }
+        size_t above = strspn(format, "\n"), below = 0, length = strlen(text);
+
+        while (below + above < strlen(format) && format[strlen(format) - 1 - below] == '\n')
+                below++;
+        text[length - below] = '\0';
+        text_make_printable(text + above);
+        fputs(text, stdout);
+        while (below--)
+                fputc('\n', stdout);
 }
 
 void term_print(enum style style, const char *format, ...)
@@ -64,7 +66,7 @@ void term_print(enum style style, const char *format, ...)
         if (length < 0)
                 return;
         fputs(is_styled ? term_code(style) : "", stdout);
-        print_harmless(text);
+        print_harmless(format, text);
         fputs(is_styled ? TERM_PLAIN : "", stdout);
         free(text);
 }

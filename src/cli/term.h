@@ -20,7 +20,7 @@ bool term_can_ask(void); /* stdin and stderr are a terminal */
 /* The escape sequence before styled text; TERM_PLAIN goes behind it. */
 const char *term_code(enum style style);
 #define TERM_PLAIN "\033[0m"
-/* What comes from elsewhere cannot move the cursor: what is not printable, but for newlines, becomes '?'. */
+/* What comes from elsewhere cannot move the cursor: what is not printable becomes '?'. Newlines stand at the ends of a format only. */
 void term_print(enum style style, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* One line on stderr, "verifying  41 %  1.3 of 3.2 GiB  1.1 GiB/s", redrawn a few times a second. */

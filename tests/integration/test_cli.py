@@ -442,6 +442,11 @@ def test_errors_are_one_harmless_line_and_json_whatever_was_asked_for(run, make,
     for command in ("inspect", "verify", "status", "list"):
         shown = run(command, *(["latest"] if command == "inspect" else []), "--path", store)
         assert shown.returncode == 0 and "esc?[31m" in shown.stdout
+    make("two\nagent    running, pid 1", "model.pt=100", store=tmp_path / "two\nlines")
+    for command in (["inspect", "latest"], ["verify"], ["status"], ["restore", "latest", "--to", "out\nof"]):
+        shown = run(*command, "--path", tmp_path / "two\nlines")
+        assert shown.returncode == 0 and "?" in shown.stdout and "\nlines" not in shown.stdout and "\nof" not in shown.stdout
+        assert not [line for line in shown.stdout.splitlines() if line.startswith("agent    running")], command
 
 
 def test_json_is_whole_for_paths_that_are_long_or_no_utf8(run, make, tmp_path):
