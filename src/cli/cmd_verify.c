@@ -123,18 +123,37 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
         return status;
 }
 
+/* Retention takes versions away, and trainers write tags again, while they are looked at: what is missing then is no damage. */
+static bool is_gone(struct store *store, const struct manifest *manifest)
+{
+        struct manifest now = { 0 };
+        enum nebula_status status = manifest_load(store, manifest->tag, &now, NULL);
+        bool gone = status == NEBULA_NOT_FOUND ||
+                    (!status && (now.generation != manifest->generation || now.sequence != manifest->sequence));
+
+        manifest_done(&now);
+        return gone;
+}
+
 static void append_version(const struct verify_target *target, const char *tag, json_t *versions)
 {
-        struct manifest manifest;
+        struct manifest manifest = { 0 };
         struct nebula_error error;
+        json_t *version = NULL;
+        enum nebula_status status = manifest_load(target->store, tag, &manifest, &error);
 
-        if (manifest_load(target->store, tag, &manifest, &error)) {
-                json_array_append_new(versions, check_broken(target->store, tag, &error));
-                return;
+        if (status && status != NEBULA_NOT_FOUND)
+                version = check_broken(target->store, tag, &error);
+        if (!status) {
+                progress_begin(tag, manifest_size(&manifest));
+                version = check_version(target->store, &manifest, *target->name ? target->name : NULL);
+                progress_end();
         }
-        progress_begin(tag, manifest_size(&manifest));
-        json_array_append_new(versions, check_version(target->store, &manifest, *target->name ? target->name : NULL));
-        progress_end();
+        if (status == NEBULA_NOT_FOUND || (!status && !check_ok(version) && is_gone(target->store, &manifest)))
+                cli_complain("%s was removed or written again meanwhile; it was not checked", tag);
+        else
+                json_array_append(versions, version);
+        json_decref(version);
         manifest_done(&manifest);
 }
 
@@ -321,6 +340,8 @@ static enum nebula_status check_target(const struct verify_target *target, json_
 {
         if (target->store && *target->tag) {
                 append_version(target, target->tag, versions);
+                if (!json_array_size(versions))
+                        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" is not there any more", target->tag);
         } else if (target->store) {
                 return append_all(target, versions, error);
         } else {

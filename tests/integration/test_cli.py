@@ -1,5 +1,6 @@
 """The `nebula` command over storage that C wrote, bytes flipped in every region, and files that torch loads again."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -295,6 +296,32 @@ def test_verify_of_all_names_a_version_without_a_manifest(run, make):
     torn = run("verify", "--all", "--path", store)
     assert whole.returncode == torn.returncode == 0 and not whole.stderr
     assert torn.stderr.startswith("nebula: global_step1 has no manifest") and torn.stderr.count("\n") == 1
+
+
+def has_open(pid: int, name: str) -> bool:
+    for one in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            if os.readlink(one).endswith(name):
+                return True
+    return False
+
+
+def test_what_is_removed_while_verify_runs_is_named_and_is_no_damage(nebula, make, tmp_path):
+    store = make("global_step1", f"model.pt={32 << 20}", f"optim.pt={64 << 20}")
+    make("global_step2", "model.pt=100")
+    with subprocess.Popen(
+        [nebula, "verify", "--all", "--json", "--path", store], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as verify:
+        while not has_open(verify.pid, "model.pt"):
+            assert verify.poll() is None, "it was done before it could be held"
+        verify.send_signal(signal.SIGSTOP)
+        for tag in "global_step1", "global_step2":
+            shutil.rmtree(store / tag)
+        make("global_step3", "model.pt=100", store=store)
+        verify.send_signal(signal.SIGCONT)
+        out, told = verify.communicate(timeout=60)
+    assert told.count("removed or written again meanwhile") == 2 and "global_step1" in told and "global_step2" in told
+    assert verify.returncode == 3 and "no checkpoint" in json.loads(out)["error"]["message"]
 
 
 def test_verify_takes_paths_of_a_file_a_version_and_a_storage(run, make, tmp_path):
