@@ -65,28 +65,6 @@ enum nebula_status view_open(struct store *store, const char *key, struct view *
         return status;
 }
 
-/* An image in memory may not have its CRC-32s yet. If it has, they must be right; else our private copy gets them. */
-static enum nebula_status seal(void *data, uint64_t size, struct nebula_error *error)
-{
-        struct zip_entry *entries;
-        uint64_t *chunks;
-        size_t count;
-        bool is_sealed = false;
-        enum nebula_status status = zip_read(data, size, &entries, &count, error);
-
-        if (status)
-                return status;
-        for (size_t i = 0; i < count; i++)
-                is_sealed = is_sealed || entries[i].crc32;
-        free(entries);
-        if (is_sealed)
-                return zip_verify(data, size, error);
-        status = image_seal(data, size, true, IMAGE_CHUNK_BYTES, &chunks, &count, error);
-        if (!status)
-                free(chunks);
-        return status;
-}
-
 enum nebula_status view_open_memory(struct link *link, uint64_t version_id, const char *name, struct view *ret_view,
                                     struct nebula_error *error)
 {
@@ -104,7 +82,7 @@ enum nebula_status view_open_memory(struct link *link, uint64_t version_id, cons
         if (result < 0)
                 return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map the agent's image of %s", name);
         if (opened.format == IPC_FORMAT_ZIP && view.size)
-                status = seal(view.data, view.size, error);
+                status = image_seal_rest(view.data, view.size, error); /* in our private copy */
         if (status)
                 view_close(&view);
         else

@@ -16,7 +16,7 @@ struct view {
 
 enum nebula_status view_open(struct store *store, const char *key, struct view *ret_view, struct nebula_error *error);
 enum nebula_status view_open_path(const char *path, struct view *ret_view, struct nebula_error *error);
-/* Checked, and with the CRC-32s that the agent may not have filled in yet. */
+/* Checked, and with the CRC-32s that the agent has not filled in yet, all of them or some. */
 enum nebula_status view_open_memory(struct link *link, uint64_t version_id, const char *name, struct view *ret_view,
                                     struct nebula_error *error);
 void view_close(struct view *view);

@@ -92,6 +92,9 @@ enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t c
 typedef void image_ready(void *argument, uint64_t offset);
 enum nebula_status image_seal_telling(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, image_ready *ready,
                                       void *argument, uint64_t **ret_chunks, size_t *ret_count, struct nebula_error *error);
+/* For who reads an image that another process may be sealing just now: in a copy of its own it fills in the CRC-32s that are
+ * not there yet. Those that are there must be right. */
+enum nebula_status image_seal_rest(void *data, uint64_t size, struct nebula_error *error);
 
 /* Names: a tag or file name as a path component and back. Percent-encodes '/', '%', control bytes, and the
  * first byte of ".", "..", ".nebula..." and "latest". Refuses empty, invalid UTF-8 and what would exceed 255 bytes encoded. */

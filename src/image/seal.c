@@ -161,3 +161,26 @@ enum nebula_status image_seal_telling(void *data, uint64_t size, bool is_zip, ui
         *ret_count = sealing.chunk_count;
         return NEBULA_OK;
 }
+
+enum nebula_status image_seal_rest(void *data, uint64_t size, struct nebula_error *error)
+{
+        uint8_t *bytes = data;
+        struct zip_entry *entries;
+        size_t count;
+        enum nebula_status status = zip_read(data, size, &entries, &count, error);
+
+        if (status)
+                return status;
+        for (size_t k = 0; k < count; k++) {
+                const struct zip_entry *entry = &entries[k];
+                uint32_t crc32;
+
+                if (entry->crc32 || entry->has_descriptor)
+                        continue;
+                crc32 = sum_crc32(0, bytes + entry->payload_offset, (size_t)entry->size);
+                zip_put32(bytes + entry->header_crc_offset, crc32);
+                zip_put32(bytes + entry->directory_crc_offset, crc32);
+        }
+        free(entries);
+        return zip_verify(data, size, error);
+}

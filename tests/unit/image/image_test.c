@@ -346,6 +346,26 @@ static void every_truncation_is_refused(void)
         made_done(&made);
 }
 
+static void an_image_that_is_being_sealed_is_completed_and_damage_in_it_is_still_found(void)
+{
+        struct zip_entry *entries;
+        struct made made;
+        size_t count;
+
+        REQUIRE(make(&made, 3, 512) == NEBULA_OK);
+        REQUIRE(zip_read(made.data, made.size, &entries, &count, &error) == NEBULA_OK && count > 3);
+        for (size_t k = count - 2; k < count; k++) {
+                memset(made.data + entries[k].header_crc_offset, 0, 4);
+                memset(made.data + entries[k].directory_crc_offset, 0, 4);
+        }
+        CHECK(zip_verify(made.data, made.size, &error) == NEBULA_CORRUPT);
+        CHECK(image_seal_rest(made.data, made.size, &error) == NEBULA_OK && zip_verify(made.data, made.size, &error) == NEBULA_OK);
+        made.data[entries[0].payload_offset] ^= 1;
+        CHECK(image_seal_rest(made.data, made.size, &error) == NEBULA_CORRUPT);
+        free(entries);
+        made_done(&made);
+}
+
 static void a_broken_zip_is_refused_by_seal_and_left_as_it_was(void)
 {
         struct made made;
@@ -474,6 +494,7 @@ TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_al
          TEST(looking_for_one_tensor_gives_its_caller_s_name), TEST(chunk_checksums_equal_those_of_the_sealed_bytes),
          TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces),
          TEST(a_raw_file_is_summed_and_not_touched), TEST(sealing_twice_changes_nothing),
+         TEST(an_image_that_is_being_sealed_is_completed_and_damage_in_it_is_still_found),
          TEST(any_flipped_payload_bit_is_found_with_its_record), TEST(every_truncation_is_refused),
          TEST(a_broken_zip_is_refused_by_seal_and_left_as_it_was), TEST(records_that_overlap_are_refused),
          TEST(two_tensors_of_one_name_are_refused), TEST(tensors_that_no_file_can_describe_are_refused),
