@@ -11,14 +11,17 @@
 enum nebula_status sink_begin(struct sink *sink, const char *directory, const char *name, uint64_t size,
                               struct nebula_error *error)
 {
-        int result;
+        uint64_t id = 0; /* in containers that share a directory, processes share their numbers */
+        int result = os->random(&id, sizeof id);
 
         sink->result = 0;
+        if (result < 0)
+                return error_set(error, NEBULA_STORAGE, -result, "no name for a temporary file in %s", directory);
         if (snprintf(sink->path, sizeof sink->path, "%s/%s", directory, name) >= (int)sizeof sink->path ||
-            snprintf(sink->temporary, sizeof sink->temporary, "%s/.nebula-restore-%" PRIu32, directory, os->pid()) >=
+            snprintf(sink->temporary, sizeof sink->temporary, "%s/.nebula-restore-%016" PRIx64, directory, id) >=
                     (int)sizeof sink->temporary)
                 return error_set(error, NEBULA_INVALID, 0, "the path of \"%s\" is too long", name);
-        sink->fd = os->open(sink->temporary, OS_READ | OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW | OS_SHARED);
+        sink->fd = os->open(sink->temporary, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW | OS_SHARED);
         if (sink->fd < 0)
                 return error_set(error, NEBULA_STORAGE, -sink->fd, "cannot create %s", sink->temporary);
         /* A full disk shows now and not after minutes; where nothing can be reserved, the writes will tell. */

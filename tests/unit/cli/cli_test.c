@@ -1,7 +1,9 @@
 #include "cli/args.h"
 #include "cli/human.h"
+#include "cli/sink.h"
 #include "cli/table.h"
 #include "tap.h"
+#include "test_dir.h"
 
 struct options {
         bool json, yes;
@@ -194,6 +196,29 @@ static void a_tag_cannot_send_control_bytes_to_the_terminal(void)
         table_free(table);
 }
 
+/* As two do whose containers count their processes alike, and share the directory. */
+static void files_that_are_restored_beside_each_other_do_not_mix(void)
+{
+        struct nebula_error error;
+        struct sink first, second;
+        char directory[256], path[300], *text;
+        size_t size;
+
+        test_dir_make(directory);
+        snprintf(path, sizeof path, "%s/a", directory);
+        REQUIRE(!sink_begin(&first, directory, "a", 4, &error));
+        sink_write(&first, "aaaa", 0, 4);
+        REQUIRE(!sink_begin(&second, directory, "b", 4, &error));
+        sink_write(&second, "bb", 0, 2);
+        CHECK(!sink_finish(&first, &error));
+        REQUIRE(!os_read_file(path, 100, &text, &size));
+        CHECK(size == 4 && !memcmp(text, "aaaa", 4));
+        free(text);
+        sink_write(&second, "bb", 2, 2);
+        CHECK(!sink_finish(&second, &error));
+        test_dir_remove(directory);
+}
+
 TAP_MAIN(TEST(options_and_positionals_come_in_any_order),
          TEST(a_wrong_command_line_is_refused_and_says_what_is_wrong),
          TEST(too_many_arguments_are_refused),
@@ -203,4 +228,5 @@ TAP_MAIN(TEST(options_and_positionals_come_in_any_order),
          TEST(columns_are_aligned_and_lines_have_no_blanks_at_their_end),
          TEST(colours_appear_only_when_asked_for_and_do_not_move_columns),
          TEST(a_narrow_terminal_shortens_the_middle_of_what_may_shrink),
-         TEST(a_tag_cannot_send_control_bytes_to_the_terminal))
+         TEST(a_tag_cannot_send_control_bytes_to_the_terminal),
+         TEST(files_that_are_restored_beside_each_other_do_not_mix))
