@@ -136,9 +136,9 @@ static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, boo
 }
 
 static int carry_out(const struct prune *prune, bool json, struct store *store, const struct manifest_scan *scan,
-                     const bool *drop)
+                     bool *drop)
 {
-        struct nebula_error error;
+        struct nebula_error error = { 0 };
         char size[HUMAN_MAX];
         uint64_t bytes = 0;
         size_t count = 0;
@@ -146,8 +146,13 @@ static int carry_out(const struct prune *prune, bool json, struct store *store, 
         for (size_t i = 0; i < scan->count; i++) {
                 if (!drop[i])
                         continue;
-                if (prune->yes && manifest_remove(store, &scan->manifests[i], &error))
-                        return cli_fail(json, &error);
+                if (prune->yes && manifest_remove(store, &scan->manifests[i], &error)) {
+                        if (error.status != NEBULA_BUSY)
+                                return cli_fail(json, &error);
+                        cli_complain("%s", error.message);
+                        drop[i] = false;
+                        continue;
+                }
                 bytes += manifest_size(&scan->manifests[i]);
                 count++;
         }

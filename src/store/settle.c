@@ -171,11 +171,26 @@ void manifest_remove_directories(struct store *store, const char *directory)
         store->ops->remove_directory(store, directory, &full);
 }
 
+/* A later writing of the tag has taken the place of this one, whose files went with that. */
+static enum nebula_status check_not_rewritten(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        struct manifest now = { 0 };
+        enum nebula_status status = NEBULA_OK;
+
+        if (!manifest_load(store, manifest->tag, &now, NULL) &&
+            (now.generation != manifest->generation || now.sequence != manifest->sequence))
+                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written again meanwhile: it stays", manifest->tag);
+        manifest_done(&now);
+        return status;
+}
+
 enum nebula_status manifest_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
         char directory[256], key[MANIFEST_KEY_MAX];
         enum nebula_status status = name_encode(manifest->tag, directory, error);
 
+        if (!status)
+                status = check_not_rewritten(store, manifest, error);
         if (!status)
                 status = manifest_key(key, directory, MANIFEST_DIRECTORY "/manifest.json", error);
         if (!status)

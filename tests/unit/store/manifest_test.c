@@ -519,6 +519,23 @@ static void remove_takes_all_that_is_ours_and_nothing_else(void)
         store_close(store);
 }
 
+static void a_version_that_was_written_again_is_not_removed_in_the_name_of_the_old_one(void)
+{
+        struct store *store = new_store();
+        struct manifest old, now;
+
+        write_version(store, "t", 1, 5, "a", false, NULL, true);
+        REQUIRE(manifest_load(store, "t", &old, NULL) == NEBULA_OK);
+        write_version(store, "t", 2, 6, "a", false, NULL, true);
+        CHECK(manifest_remove(store, &old, NULL) == NEBULA_BUSY);
+        REQUIRE(manifest_load(store, "t", &now, NULL) == NEBULA_OK);
+        CHECK(now.generation == 2 && manifest_verify(store, &now, NULL, NULL, NULL) == NEBULA_OK);
+        CHECK(manifest_remove(store, &now, NULL) == NEBULA_OK && !has(store, "t/a"));
+        manifest_done(&old);
+        manifest_done(&now);
+        store_close(store);
+}
+
 /* A store whose removals fail from the k-th on: a crash in the middle. */
 static size_t removals_left;
 static struct store_ops dying_ops;
@@ -632,6 +649,7 @@ TAP_MAIN(TEST(a_record_comes_back_as_it_was_written),
          TEST(a_renamed_directory_is_refused_and_says_why),
          TEST(a_rewritten_file_is_read_where_it_waits_and_then_in_place),
          TEST(remove_takes_all_that_is_ours_and_nothing_else),
+         TEST(a_version_that_was_written_again_is_not_removed_in_the_name_of_the_old_one),
          TEST(a_remove_that_dies_leaves_a_whole_version_or_debris_that_a_sweep_takes),
          TEST(a_sweep_takes_old_debris_and_leaves_what_is_young_foreign_or_whole),
          TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken))
