@@ -249,6 +249,8 @@ class _Plan:
             self.problems.append(f"{path}: {target.dtype} expected, the checkpoint has {source.dtype}")
         elif target.is_meta and not source.is_meta:
             self.problems.append(f"{path}: a tensor on the meta device holds no values: give it memory first, with to_empty()")
+        elif _is_expanded(target):
+            self.problems.append(f"{path}: several elements of an expanded tensor are one: it cannot hold {tuple(target.shape)} values")
         else:
             self.copies.append((target, source))
 
@@ -275,6 +277,12 @@ class _Plan:
                 target.copy_(source)
         for container, key, value in self.values:
             container[key] = value
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    if tensor.layout != torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _is_raw(tensor: torch.Tensor) -> bool:

@@ -45,6 +45,7 @@ def test_values_go_into_the_tensors_that_are_there(saved):
         (lambda t: t["blocks"].append(1), r"3 elements expected, the checkpoint has 2"),
         (lambda t: t.update(blocks={}), r"dict expected, the checkpoint has list"),
         (lambda t: t.update(w=torch.zeros(4, 3, device="meta")), r"\['w'\]: a tensor on the meta device holds no values"),
+        (lambda t: t.update(w=torch.zeros(4, 1).expand(4, 3)), r"\['w'\]: several elements of an expanded tensor are one"),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_changed(saved, change, words):
