@@ -41,16 +41,18 @@ PyObject *session_watch_images(PyObject *module, PyObject *watcher)
 /* Called by whatever thread is in a call on a session, without the GIL. */
 static void image_unmapping(void *unused, void *image)
 {
+        PyObject *type, *value, *trace, *result;
         PyGILState_STATE state;
-        PyObject *result;
 
         if (!atomic_load(&has_image_watcher) || checkpoint_has_left())
                 return;
         state = PyGILState_Ensure();
+        PyErr_Fetch(&type, &value, &trace); /* a session may go while an exception of the program's passes */
         result = PyObject_CallFunction(image_watcher, "N", PyLong_FromVoidPtr(image));
         if (!result)
                 PyErr_WriteUnraisable(image_watcher);
         Py_XDECREF(result);
+        PyErr_Restore(type, value, trace);
         PyGILState_Release(state);
 }
 

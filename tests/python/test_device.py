@@ -52,6 +52,16 @@ def test_without_overlap_the_file_is_whole_when_save_returns(nm, fake):
     assert loaded["view"].data_ptr() == loaded["large"][5:].data_ptr()
 
 
+def test_a_session_that_goes_while_an_exception_passes_leaves_it_alone(nm, fake):
+    held = [nm.Checkpoint("global_step1")]
+    assert held[0].save("m.pt", {"large": on(fake, LARGE)}) and held[0].commit()
+    nm._shutdown()  # the checkpoint is the last that holds the session
+    assert fake.registered
+    with pytest.raises(ZeroDivisionError):
+        (held.pop(), 1 / 0)
+    assert not fake.registered
+
+
 def test_the_file_is_the_one_that_torch_save_makes(nm, fake, tmp_path):
     state = {"a": [on(fake, 3, 4), on(fake, LARGE, value=2.0)], "b": torch.ones(2, 2)}
     checkpoint = nm.Checkpoint("global_step1")
