@@ -168,7 +168,8 @@ NEBULA_API enum nebula_status nebula_session_open(const struct nebula_options *o
  * or another live process is this rank of this job. */
 NEBULA_API enum nebula_status nebula_session_configure(nebula_session *session,
         const struct nebula_options *options, struct nebula_error *ret_error);
-/* Waits for running copies and disconnects. The agent finishes the rest. */
+/* Waits for running copies and disconnects. The agent finishes the rest. Called in `release` (see nebula_keep) it returns at
+ * once, and the same happens when the last copy has ended. */
 NEBULA_API void nebula_session_close(nebula_session *session);
 /* Every save that has returned is complete in memory, or has failed, on return. timeout_ms < 0: no limit. */
 NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms,

@@ -99,6 +99,7 @@ struct client_copies {
         size_t count;
         pthread_t thread;
         bool has_thread, is_ending;
+        bool closes_session; /* the thread does, when it ends */
 };
 
 struct nebula_session {
@@ -211,6 +212,8 @@ size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COP
 /* Returns when the copies that are under way have ended, well or not; with an image_id: those into that image. */
 enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,
                                  struct nebula_error *error);
+/* On the thread itself, inside a `release`: true, and the thread closes the session when the last copy has ended. */
+bool copies_close_later(struct nebula_session *session);
 /* Waits for all of them and ends the thread. */
 void copies_done(struct nebula_session *session);
 

@@ -27,7 +27,7 @@ void copies_init(struct nebula_session *session)
         os_cond_init(&session->copies.moved);
         session->copies.first = NULL;
         session->copies.count = 0;
-        session->copies.has_thread = session->copies.is_ending = false;
+        session->copies.has_thread = session->copies.is_ending = session->copies.closes_session = false;
 }
 
 void copies_fork(struct nebula_session *session)
@@ -153,6 +153,7 @@ static void *copies_main(void *argument)
         struct client_wire wire = { .fd = -1 };
         struct nebula_error error;
         struct client_copy *copy;
+        bool closes_session;
 
         pthread_mutex_lock(&copies->copies_lock);
         for (;;) {
@@ -182,8 +183,15 @@ static void *copies_main(void *argument)
                 free(copy->large);
                 free(copy);
         }
+        closes_session = copies->closes_session;
+        if (closes_session)
+                copies->has_thread = false;
         pthread_mutex_unlock(&copies->copies_lock);
         client_wire_close(&wire);
+        if (closes_session) {
+                pthread_detach(pthread_self());
+                nebula_session_close(session);
+        }
         return NULL;
 }
 
@@ -271,6 +279,19 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
         }
         pthread_mutex_unlock(&copies->copies_lock);
         return status;
+}
+
+bool copies_close_later(struct nebula_session *session)
+{
+        struct client_copies *copies = &session->copies;
+        bool is_own;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        is_own = copies->has_thread && pthread_equal(copies->thread, pthread_self());
+        if (is_own)
+                copies->is_ending = copies->closes_session = true;
+        pthread_mutex_unlock(&copies->copies_lock);
+        return is_own;
 }
 
 void copies_done(struct nebula_session *session)

@@ -187,7 +187,7 @@ void nebula_session_close(nebula_session *session)
 {
         bool is_last;
 
-        if (!session)
+        if (!session || copies_close_later(session))
                 return;
         is_last = list_remove(session);
         pthread_mutex_lock(&session->request_lock); /* a running save ends first */

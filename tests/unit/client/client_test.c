@@ -353,7 +353,7 @@ static struct filling {
         char *to;
         int fill_count, filled_count, released_count, unmapped_count;
         bool fill_fails, filled_fails, was_lost;
-        _Atomic bool may_end;
+        _Atomic bool may_end, is_closed;
 } filling;
 
 static enum nebula_status filling_fill(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
@@ -365,6 +365,16 @@ static enum nebula_status filling_fill(void *argument, void *image, uint64_t ima
         at->to = (char *)image + offsets[1];
         if (at->fill_fails || offsets[2] + 3 > image_bytes)
                 return error_set(ret_error, NEBULA_NOT_FOUND, 0, "no device");
+        return NEBULA_OK;
+}
+
+static enum nebula_status filling_fill_one(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
+                                           struct nebula_error *ret_error)
+{
+        struct filling *at = argument;
+
+        (void)image_bytes, (void)ret_error;
+        at->to = (char *)image + offsets[0];
         return NEBULA_OK;
 }
 
@@ -387,6 +397,23 @@ static void filling_release(void *argument, const struct nebula_error *failure)
 
         at->released_count++;
         at->was_lost = failure && strstr(failure->message, "the device is gone");
+}
+
+static void closing_release(void *argument, const struct nebula_error *failure)
+{
+        struct filling *at = argument;
+
+        at->was_lost |= failure != NULL;
+        if (at->released_count++ == 0)
+                nebula_session_close(session);
+}
+
+static void closing_unmapping(void *argument, void *image)
+{
+        struct filling *at = argument;
+
+        (void)image;
+        atomic_store(&at->is_closed, at->released_count == 2);
 }
 
 static void filling_unmapping(void *argument, void *image)
@@ -443,6 +470,28 @@ static void what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint(v
         CHECK(filling.filled_count == 1 && filling.released_count == 1 && filling.was_lost);
         CHECK(fake_seen(IPC_ABANDON) == 3 && fake_seen(IPC_CAPTURED) == 0);
         end();
+}
+
+static void a_session_closed_by_who_hears_of_a_copy_waits_for_the_others(void)
+{
+        static const struct nebula_range range = { NULL, 6 };
+        const struct nebula_keep keep = { .release = closing_release, .argument = &filling, .fill = filling_fill_one,
+                                          .filled = filling_filled, .may_overlap = true };
+
+        filling = (struct filling){ 0 };
+        start();
+        nebula_session_watch_images(session, closing_unmapping, &filling);
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "a", &range, 1, &keep, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "b", &range, 1, &keep, &error)));
+        atomic_store(&filling.may_end, true);
+        for (int i = 0; i < 2000 && !atomic_load(&filling.is_closed); i++)
+                usleep(5000);
+        REQUIRE(atomic_load(&filling.is_closed));
+        CHECK(fake_seen(IPC_CAPTURED) == 2 && filling.released_count == 2 && !filling.was_lost);
+        nebula_checkpoint_free(checkpoint);
+        checkpoint = NULL;
+        fake_stop();
 }
 
 static void a_lost_image_is_filled_again_while_the_save_runs(void)
@@ -771,6 +820,7 @@ static const struct tap_test tests[] = {
         TEST(a_lost_image_is_captured_again),
         TEST(what_the_caller_fills_is_in_the_file),
         TEST(what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint),
+        TEST(a_session_closed_by_who_hears_of_a_copy_waits_for_the_others),
         TEST(a_lost_image_is_filled_again_while_the_save_runs),
         TEST(a_version_that_the_agent_forgot_is_begun_again),
         TEST(agents_that_die_again_and_again_end_in_an_error),
