@@ -111,6 +111,8 @@ static int capture_protect(struct cow_engine *engine, struct cow_capture *captur
         if (status < 0)
                 cow_capture_fail(capture, COW_FAILURE_CANCELLED, 0);
         capture->blocks.ready = true;
+        if (atomic_load(&capture->is_begun)) /* by a write meanwhile: the workers were woken, and found it not ready */
+                cow_workers_wake(engine);
         capture->blocks.active--;
         cow_capture_settle(engine, capture);
         pthread_mutex_unlock(&engine->blocks_lock);

@@ -1089,6 +1089,52 @@ static void a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy(void)
         CHECK(HAVE_TSAN || in_child(as_with_a_start_during_a_copy));
 }
 
+static atomic_bool is_protecting;
+
+/* Protecting many small pages takes a while. */
+static int slow_uffd_protect(int fd, uint64_t start, uint64_t end, bool on)
+{
+        int status = os_linux.uffd_protect(fd, start, end, on);
+
+        if (on && end - start > MIB) {
+                atomic_store(&is_protecting, true);
+                os_linux.sleep_ms(200);
+        }
+        return status;
+}
+
+static void *write_while_it_starts(void *memory)
+{
+        while (!atomic_load(&is_protecting))
+                os_linux.sleep_ms(1);
+        *(volatile unsigned char *)memory = 0x33;
+        return NULL;
+}
+
+static void as_with_a_write_during_the_start(void)
+{
+        size_t size = 64 * MIB;
+        unsigned char *memory = memory_new(size, false), *image = image_new(size);
+        struct cow_capture *capture;
+        pthread_t writer;
+
+        old_table = os_linux;
+        old_table.uffd_protect = slow_uffd_protect;
+        os = &old_table;
+        pattern_fill(memory, size, 1);
+        REQUIRE(pthread_create(&writer, NULL, write_while_it_starts, memory) == 0);
+        capture = start_one(image, memory, size);
+        CHECK(cow_wait(capture, 5000, NULL) == NEBULA_OK);
+        CHECK(pattern_holds(image, size, 1));
+        pthread_join(writer, NULL);
+        cow_free(capture);
+}
+
+static void a_write_during_the_start_holds_nothing_up(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_with_a_write_during_the_start));
+}
+
 static void news_of_memory_that_is_gone_never_fails_what_is_there_now(void)
 {
         CHECK(HAVE_TSAN || in_child(as_with_late_news));
@@ -1110,6 +1156,7 @@ int main(void)
                 TEST(without_permission_everything_is_copied_at_once),
                 TEST(news_of_memory_that_is_gone_never_fails_what_is_there_now),
                 TEST(kernels_without_the_newer_calls_are_served_as_well),
+                TEST(a_write_during_the_start_holds_nothing_up),
                 TEST(a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy),
                 TEST(overwriting_everything_at_once_keeps_the_old_values_on_huge_pages),
                 TEST(overwriting_everything_at_once_keeps_the_old_values_on_small_pages),
