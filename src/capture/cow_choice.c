@@ -10,7 +10,7 @@
 
 static uint64_t protected_bytes(const struct capture_part *part)
 {
-        return part->size < COW_PART_MIN ? 0 : part->size; /* smaller ones are copied at once, whatever is chosen */
+        return part->size < COW_PART_BYTES ? 0 : part->size; /* smaller ones are copied at once, whatever is chosen */
 }
 
 static uint64_t place_at(uint64_t bytes, uint32_t place)

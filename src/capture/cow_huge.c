@@ -89,7 +89,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
                 return;
         }
         for (size_t i = 0; i < count; i++) {
-                struct cow_span span = parts[i].size < COW_PART_MIN ? (struct cow_span){ 0, 0 } : part_blocks(&maps, &parts[i]);
+                struct cow_span span = parts[i].size < COW_PART_BYTES ? (struct cow_span){ 0, 0 } : part_blocks(&maps, &parts[i]);
 
                 if (span.start < span.end)
                         spans[span_count++] = span;

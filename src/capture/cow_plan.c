@@ -143,7 +143,7 @@ static enum nebula_status candidates_find(struct plan *plan, const struct captur
         for (size_t i = 0; i < count; i++) {
                 uint64_t start = (uintptr_t)parts[i].data, end = start + parts[i].size;
 
-                if (parts[i].size < COW_PART_MIN || (start < image_end && page_ceil(end) > image_start))
+                if (parts[i].size < COW_PART_BYTES || (start < image_end && page_ceil(end) > image_start))
                         direct[(*direct_count)++] = parts[i];
                 else
                         plan->parts[plan->part_count++] = (struct cow_part){ start, end, 0, parts[i].image_offset };

@@ -9,6 +9,7 @@
  *      cow_fault.c    the fault thread
  *      cow_worker.c   background copies; taking registrations back
  *      cow_huge.c     huge pages
+ *      cow_choice.c   whether protecting pays
  *
  * A span is a run of whole pages that parts touch, and of the few between two of them; of a
  * huge page it has all or nothing. A block is 2 MiB of address space, aligned,
@@ -27,6 +28,7 @@
  *      blocks_lock  the list of live captures, their chunks, and the protection of pages: whoever lifts
  *                   protection holds it from the check that nobody wants the block until the pages are free.
  *                   Its holder touches nothing that can be protected.
+ *      huge_lock    what is to be joined into huge pages; taken with neither of the others held.
  */
 #ifndef NB_CAPTURE_COW_PRIVATE_H
 #define NB_CAPTURE_COW_PRIVATE_H
@@ -40,7 +42,6 @@
 
 #define COW_PAGE_BYTES 4096u
 #define COW_BLOCK_BYTES (2u << 20)
-#define COW_PART_MIN COW_PART_BYTES
 #define COW_LIVE_MAX 8u             /* captures at a time; more would only queue for the same memory bus */
 #define COW_SPAN_MAX 8192u          /* registered runs of pages; more take the copy way */
 #define COW_WORKER_MAX 4u

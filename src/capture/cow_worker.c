@@ -7,7 +7,8 @@ bool cow_block_next(struct cow_engine *engine, uint64_t *ret_block)
         pthread_mutex_lock(&engine->blocks_lock);
         for (size_t i = 0; i < engine->blocks.live_count && !found; i++) {
                 struct cow_capture *capture = engine->blocks.live[i];
-                bool open = capture->blocks.ready && atomic_load(&capture->is_begun) && capture->blocks.failure == COW_FAILURE_NONE && capture->blocks.left;
+                bool open = capture->blocks.ready && atomic_load(&capture->is_begun) &&
+                            capture->blocks.failure == COW_FAILURE_NONE && capture->blocks.left;
 
                 for (size_t k = 0; k < capture->chunk_count && open && !found; k++) {
                         size_t index = (capture->blocks.cursor + k) % capture->chunk_count;

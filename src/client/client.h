@@ -7,12 +7,14 @@
  *      wire.c        one connection: found or started, greeted, asked
  *      session.c     the session, what is asked of it as a whole, forks
  *      call.c        a request with everything that makes it survive an agent
- *      checkpoint.c  handles: begin, commit, wait, find
+ *      checkpoint.c  handles: begin, commit, wait
+ *      find.c        handles of what is complete
  *      save.c        layout, image, capture
  *      copies.c      captures that go on after save returned
  *      map.c         reading back
  *      watch.c       what becomes of checkpoints in the background
  *      stored.c      what is read from storage by this process itself
+ *      publish.c     files under paths that the program chose
  *
  * Every request goes through session_call: on the session's own connection
  * under request_lock, or, when it may wait for long, on a connection that
@@ -44,7 +46,8 @@
 #define CLIENT_IMAGE_MS 900000
 /* How long an agent may take beyond the time that it was told to wait. */
 #define CLIENT_GRACE_MS 10000
-/* Files of one process that are being copied in the background: more would only queue for the same memory bus. */
+/* Files of one process that are being copied in the background: more would only queue for the same memory bus. A save
+ * that would be one more waits for the oldest. */
 #define CLIENT_COPY_MAX 32u
 /* NEBULA_CAPTURE=auto: less is copied sooner than a background copy is begun and ended. */
 #define CLIENT_COW_BYTES (4u << 20)

@@ -18,9 +18,6 @@
  * to what is not copied yet does not wait for this. */
 #define COPY_AFTER_NS 2000000
 
-/* Files of one process that are on their way; a save that would be one more waits for the oldest. */
-#define COPY_COUNT_MAX CLIENT_COPY_MAX
-
 void copies_init(struct nebula_session *session)
 {
         pthread_mutex_init(&session->copies.copies_lock, NULL);
@@ -203,7 +200,7 @@ enum nebula_status copies_ready(struct nebula_session *session)
         pthread_mutex_lock(&copies->copies_lock);
         if (!copies->has_thread)
                 copies->has_thread = os_thread_start(&copies->thread, copies_main, session, false) == 0;
-        while (copies->has_thread && copies->count >= COPY_COUNT_MAX)
+        while (copies->has_thread && copies->count >= CLIENT_COPY_MAX)
                 os_cond_wait(&copies->moved, &copies->copies_lock, -1);
         has_thread = copies->has_thread;
         pthread_mutex_unlock(&copies->copies_lock);
@@ -238,13 +235,13 @@ bool copies_has(struct nebula_session *session, const char *tag, const char *nam
         return found;
 }
 
-size_t copies_images(struct nebula_session *session, uint64_t ret_ids[COPY_COUNT_MAX])
+size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX])
 {
         struct client_copies *copies = &session->copies;
         size_t count = 0;
 
         pthread_mutex_lock(&copies->copies_lock);
-        for (const struct client_copy *copy = copies->first; copy && count < COPY_COUNT_MAX; copy = copy->next)
+        for (const struct client_copy *copy = copies->first; copy && count < CLIENT_COPY_MAX; copy = copy->next)
                 ret_ids[count++] = copy->image_id;
         pthread_mutex_unlock(&copies->copies_lock);
         return count;
