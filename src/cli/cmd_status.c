@@ -29,7 +29,7 @@ static void status_load(const char *given_path, struct status *status)
 
         *status = (struct status){ 0 };
         if (link_open("", &link, &error) || link_report(link, NEBULA_REPORT_STATUS, "", &status->report, &error))
-                if (link || !error.sys_errno)
+                if (link || !link_is_absent(&error))
                         snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
         link_close(link);
         status->has_versions = !versions_load(given_path, !*status->agent_problem, &status->versions, &status->storage_error);

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -506,6 +507,25 @@ def test_an_agent_that_cannot_be_talked_to_is_not_called_absent(run, tmp_path):
         threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
         stopped = run("stop")
     assert stopped.returncode == 4 and "no agent" not in stopped.stdout
+
+
+def test_status_does_not_call_an_agent_of_another_version_absent(run, tmp_path):
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+
+    def refuse(listener):
+        client = listener.accept()[0]
+        client.recv(1 << 20)
+        text = b"this agent speaks another version\0"
+        client.sendall(struct.pack("=IHHIiii", 0x3142454E, 1, 0, len(text), 40, 71, 0) + text)
+        client.close()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(runtime / "agent.sock"))
+        listener.listen()
+        threading.Thread(target=refuse, args=[listener], daemon=True).start()
+        status = run("status")
+    assert status.returncode == 4 and "another version" in status.stdout and "not running" not in status.stdout
 
 
 def test_an_agent_that_is_silent_is_named_and_storage_is_shown_all_the_same(run, make, tmp_path):
