@@ -83,7 +83,7 @@ static void print_overview(void)
         printf("\n`nebula COMMAND --help` says more. Storage is --path DIR, else\n"
                "$NEBULA_PERSISTENT_STORAGE_PATH, else the current directory.\n"
                "Exit codes: 0 fine, 1 something is wrong, 2 usage, 3 not found,\n"
-               "4 storage or agent cannot be reached, 5 refused.\n");
+               "4 storage or agent cannot be reached, 5 refused, 6 not done in time.\n");
 }
 
 static void print_help(const struct cli_command *command)
