@@ -1,4 +1,5 @@
 /* What is asked for, what is found at a path, and what can happen now. */
+#include <stdio.h>
 #include <string.h>
 
 #include "agent/commit.h"
@@ -99,18 +100,33 @@ static bool covers(const struct publish *publish, const char *path, char ret_nam
         return true;
 }
 
-static bool still_ours(const struct publish *publish)
+void publish_look(const char *path, struct publish_look *ret_look)
 {
-        struct os_stat stat;
+        struct publish_look look = { .at_ns = os->now_ns() };
+        char part[IPC_PATH_MAX];
+        struct os_stat stat = { 0 };
 
-        if (os->stat(publish->path, false, &stat) < 0)
-                return false;
-        return publish->kind == PUBLISH_DIRECTORY ||
-               (stat.inode == publish->inode && stat.size == publish->size && stat.mtime_ns == publish->mtime_ns);
+        snprintf(part, sizeof part, "%s", path);
+        while (os->stat(part, false, &stat) < 0 && strrchr(part, '/'))
+                *strrchr(part, '/') = 0;
+        look.there = strlen(part);
+        if (look.there == strlen(path))
+                look.stat = stat;
+        *ret_look = look;
 }
 
-struct version *publish_find(struct catalogue *catalogue, struct job *job, const char *path, char ret_name[IPC_NAME_MAX],
-                             bool *ret_open)
+/* `look` is at the path of the publish, or at one below it. */
+static bool still_ours(const struct publish *publish, const struct publish_look *look)
+{
+        if (publish->done_ns >= look->at_ns)
+                return true; /* it appeared since */
+        if (publish->kind == PUBLISH_DIRECTORY)
+                return look->there >= strlen(publish->path);
+        return look->stat.inode == publish->inode && look->stat.size == publish->size && look->stat.mtime_ns == publish->mtime_ns;
+}
+
+struct version *publish_find(struct catalogue *catalogue, struct job *job, const char *path, const struct publish_look *look,
+                             char ret_name[IPC_NAME_MAX], bool *ret_open)
 {
         struct version *found = NULL, *version;
         char name[IPC_NAME_MAX];
@@ -127,7 +143,7 @@ struct version *publish_find(struct catalogue *catalogue, struct job *job, const
                         continue;
                 }
                 version = publish->cancelled ? NULL : catalogue_version(catalogue, publish->version_id);
-                if (!version || (publish->state == PUBLISH_DONE && !still_ours(publish)))
+                if (!version || (publish->state == PUBLISH_DONE && !still_ours(publish, look)))
                         continue;
                 if (commit_open(version)) {
                         *ret_open = true;

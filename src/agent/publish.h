@@ -30,6 +30,7 @@
 #define NB_AGENT_PUBLISH_H
 
 #include "agent/catalogue.h"
+#include "os/os.h"
 
 enum publish_kind { PUBLISH_FILE, PUBLISH_DIRECTORY, PUBLISH_REMOVAL };
 enum publish_state { PUBLISH_PENDING, PUBLISH_DONE, PUBLISH_FAILED };
@@ -47,15 +48,25 @@ struct publish {
         char *path, *staging;
         uint64_t inode, size; /* of the file as published: another one there now is not ours */
         int64_t mtime_ns;
+        int64_t done_ns; /* when this agent did it; 0: one before it */
         struct nebula_error error;
 };
+
+/* What lies at a path: its file system may hang, so it is asked without the lock. */
+struct publish_look {
+        struct os_stat stat; /* zeroes: nothing */
+        size_t there;        /* bytes of the path's longest part that exists */
+        int64_t at_ns;
+};
+/* Without the lock. */
+void publish_look(const char *path, struct publish_look *ret_look);
 
 enum nebula_status publish_request(struct catalogue *catalogue, struct version *version, const struct ipc_publish *request,
                                    struct nebula_error *error);
 enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, const char *path, struct nebula_error *error);
 /* The loadable version that is, or will be, at `path`; NULL: none. *ret_open: one that is not whole yet may become it. */
-struct version *publish_find(struct catalogue *catalogue, struct job *job, const char *path, char ret_name[IPC_NAME_MAX],
-                             bool *ret_open);
+struct version *publish_find(struct catalogue *catalogue, struct job *job, const char *path, const struct publish_look *look,
+                             char ret_name[IPC_NAME_MAX], bool *ret_open);
 /* Something of this version is still to appear. */
 bool publish_waits(const struct version *version);
 /* What could not be published of this version, or of the job (version NULL) and was not told yet; NEBULA_OK: all could. */

@@ -22,16 +22,14 @@ static void set_failed(struct publish *publish, const struct nebula_error *error
                   publish->path, error->message);
 }
 
-static void set_done(struct publish *publish)
+/* `there`: the file, as it lies at its path. */
+static void set_done(struct publish *publish, const struct os_stat *there)
 {
-        struct os_stat stat;
-
         publish->state = PUBLISH_DONE;
-        if (publish->kind == PUBLISH_FILE && !os->stat(publish->path, false, &stat)) {
-                publish->inode = stat.inode;
-                publish->size = stat.size;
-                publish->mtime_ns = stat.mtime_ns;
-        }
+        publish->done_ns = os->now_ns();
+        publish->inode = there->inode;
+        publish->size = there->size;
+        publish->mtime_ns = there->mtime_ns;
         log_event(LOG_LEVEL_INFO, "%s is at %s", publish->tag, publish->path);
 }
 
@@ -129,9 +127,10 @@ static enum nebula_status refuse(const struct version *version, struct nebula_er
         return NEBULA_OK;
 }
 
-/* The lock is free meanwhile. */
+/* The lock is free meanwhile. *ret_there: of a file. */
 static enum nebula_status in_file_systems(struct catalogue *catalogue, struct job *job, const struct publish *publish,
-                                          char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation, struct nebula_error *error)
+                                          char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation, struct os_stat *ret_there,
+                                          struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_INTERNAL;
 
@@ -139,6 +138,8 @@ static enum nebula_status in_file_systems(struct catalogue *catalogue, struct jo
         switch (publish->kind) {
         case PUBLISH_FILE:
                 status = publish_put_file(catalogue, job, publish, error);
+                if (!status)
+                        os->stat(publish->path, false, ret_there);
                 break;
         case PUBLISH_DIRECTORY:
                 status = publish_put_directory(catalogue, job, publish, error);
@@ -190,6 +191,7 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         struct version *version = publish->kind == PUBLISH_REMOVAL ? NULL : catalogue_version(catalogue, publish->version_id);
         struct nebula_error error = { 0 };
         char tag[IPC_NAME_MAX] = "";
+        struct os_stat there = { 0 };
         uint64_t generation = 0;
         enum nebula_status status = refuse(version, &error);
 
@@ -198,7 +200,7 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
                 version->pins++;
         }
         if (!status && !publish->taken)
-                status = in_file_systems(catalogue, job, publish, tag, &generation, &error);
+                status = in_file_systems(catalogue, job, publish, tag, &generation, &there, &error);
         if (version)
                 version->pins--;
         if (status && !hopeless(&error)) {
@@ -213,7 +215,7 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         else if (status)
                 set_failed(publish, &error);
         else
-                set_done(publish);
+                set_done(publish, &there);
         trim(job);
         publish_keep_list(catalogue, job);
         catalogue_signal(catalogue);

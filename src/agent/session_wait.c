@@ -278,16 +278,16 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
         return status;
 }
 
-static struct version *find_published(struct connection *connection, const char *path, char ret_name[IPC_NAME_MAX],
-                                      bool *ret_open)
+static struct version *find_published(struct connection *connection, const char *path, const struct publish_look *look,
+                                      char ret_name[IPC_NAME_MAX], bool *ret_open)
 {
         struct catalogue *catalogue = connection->catalogue;
         struct job *own = connection->session->job;
-        struct version *version = publish_find(catalogue, own, path, ret_name, ret_open);
+        struct version *version = publish_find(catalogue, own, path, look, ret_name, ret_open);
 
         for (struct job *job = catalogue->jobs; job && !version && !*ret_open; job = job->next)
                 if (job != own)
-                        version = publish_find(catalogue, job, path, ret_name, ret_open);
+                        version = publish_find(catalogue, job, path, look, ret_name, ret_open);
         return version;
 }
 
@@ -300,11 +300,18 @@ enum nebula_status request_find_path(struct connection *connection, const void *
         int64_t until = os->now_ns() + FIND_OPEN_NS;
         enum nebula_status status = NEBULA_OK;
         bool timeout = false, open = false;
+        struct publish_look look;
         struct version *version;
 
-        catalogue_lock(connection->catalogue);
-        while (!(version = find_published(connection, request->path, found->name, &open)) && open && !status && !timeout)
+        for (;;) {
+                publish_look(request->path, &look);
+                catalogue_lock(connection->catalogue);
+                version = find_published(connection, request->path, &look, found->name, &open);
+                if (version || !open || status || timeout)
+                        break;
                 status = wait_slice(connection, &connection->catalogue->moved, until, &timeout, error);
+                catalogue_unlock(connection->catalogue);
+        }
         if (version) {
                 found->found = (struct ipc_found){ .version_id = version->id, .generation = version->generation,
                                                    .step = version->step, .state = (uint32_t)version->life.state };

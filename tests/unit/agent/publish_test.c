@@ -48,11 +48,13 @@ static const char *at(const char *name)
 static char found_tag(const char *path)
 {
         char name[IPC_NAME_MAX];
+        struct publish_look look;
         struct version *version;
         bool open;
 
+        publish_look(path, &look);
         catalogue_lock(&bench.catalogue);
-        version = publish_find(&bench.catalogue, bench.job, path, name, &open);
+        version = publish_find(&bench.catalogue, bench.job, path, &look, name, &open);
         catalogue_unlock(&bench.catalogue);
         return version ? version->tag[0] : '-';
 }
@@ -162,6 +164,57 @@ static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
         CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'a' && is_stored("a"));
         version->pins--;
         CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && !is_stored("a") && !bench.job->publishes);
+        end();
+}
+
+static struct os_table watching;
+static int looked, looked_locked;
+
+static int watch_stat(const char *path, bool follow, struct os_stat *ret_stat)
+{
+        if (!strncmp(path, out, strlen(out))) {
+                looked++;
+                if (pthread_mutex_trylock(&bench.catalogue.catalogue_lock))
+                        looked_locked++;
+                else
+                        pthread_mutex_unlock(&bench.catalogue.catalogue_lock);
+        }
+        return os_linux.stat(path, follow, ret_stat);
+}
+
+static void a_file_system_that_may_hang_is_not_looked_at_with_the_lock(void)
+{
+        struct version *version;
+
+        begin();
+        watching = os_linux;
+        watching.stat = watch_stat;
+        os = &watching;
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !ask(&bench, version, "", at("1"), at("staging")));
+        CHECK(!bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(found_tag(at("x")) == 'a' && found_tag(at("1/a")) == 'a' && found_tag(at("1")) == 'a' && found_tag(at("2/a")) == '-');
+        CHECK(looked > 4 && !looked_locked);
+        os = &os_linux;
+        end();
+}
+
+static void what_appears_between_the_look_and_the_lock_is_found(void)
+{
+        char name[IPC_NAME_MAX];
+        struct publish_look look;
+        struct version *version;
+        bool open;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        publish_look(at("x"), &look);
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == 'a');
+        catalogue_lock(&bench.catalogue);
+        CHECK(publish_find(&bench.catalogue, bench.job, at("x"), &look, name, &open) == version);
+        catalogue_unlock(&bench.catalogue);
         end();
 }
 
@@ -305,6 +358,8 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(nothing
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
          TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
          TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
+         TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
+         TEST(what_appears_between_the_look_and_the_lock_is_found),
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
          TEST(what_somebody_replaced_is_not_found_any_more), TEST(another_file_system_gets_a_copy_and_a_link_costs_nothing),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(what_agents_that_are_gone_left_goes_with_the_next_publish),
