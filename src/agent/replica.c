@@ -11,7 +11,7 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-#define RETRY_NS (5 * SECOND_NS)      /* after a failure; also how long a member that does not answer is passed over */
+#define RETRY_NS (5 * SECOND_NS)      /* after a failure */
 #define LOOK_MS 1000                  /* while a connection is open: whether the peer is still there */
 
 struct peer_hello *replica_hello(const struct replica *replica, const struct job *job)
@@ -110,18 +110,20 @@ static bool is_taken(const struct replica *replica, const struct fan *fan, uint6
         return taken;
 }
 
-/* To the first member in order that answers and has no copy yet. */
+/* To the first member in order that answers and has no copy yet. When time is up before all were asked, the next try goes on
+ * there: records of nodes that are gone for good stay, and there may be many. */
 static enum nebula_status channel_open(struct replica *replica, const struct fan *fan, struct channel *channel, struct nebula_error *error)
 {
         struct peer_hello *hello = replica_hello(replica, channel->job);
         struct member_list members = { 0 };
         struct nebula_error first = { 0 }, failure;
-        size_t *order = NULL, count = 0;
+        size_t *order = NULL, count = 0, i;
         enum nebula_status status = hello ? replica_members(replica, channel->job, &members, &order, &count, error) :
                                             error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
         int64_t until = os->now_ns() + ASKING_NS;
 
-        for (size_t i = 0; !status && !channel->peer && i < count && os->now_ns() < until; i++) {
+        i = channel->passed_over < count ? channel->passed_over : 0;
+        for (; !status && !channel->peer && i < count && os->now_ns() < until; i++) {
                 struct member member;
                 struct peer *peer;
                 enum nebula_status result = member_load(channel->job->persist_path, members.names[order[i]], &member, &failure);
@@ -137,6 +139,7 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                 else if (!first.status)
                         first = failure;
         }
+        channel->passed_over = channel->peer || i == count ? 0 : i;
         if (!status && !channel->peer) {
                 status = NEBULA_UNAVAILABLE;
                 if (first.status && error)

@@ -21,6 +21,7 @@ struct channel {
         size_t index;             /* which copy */
         struct peer *peer;        /* NULL: none */
         int64_t retry_at_ns;
+        size_t passed_over;       /* members, best first, for which the last try had all its time and no answer */
         char failed_text[512];    /* said already */
 };
 /* All connections of one job, each to another member. Only the replica thread uses them. */

@@ -1,0 +1,80 @@
+/* To whom copies are sent. */
+#include <errno.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "agent/agent_catalogue.h"
+#include "agent/replica.h"
+#include "tap.h"
+#include "test_dir.h"
+
+#define GONE 30 /* members whose hosts are no more: a connection to one is not even refused */
+
+static struct os_table table;
+static _Atomic int64_t ahead_ns;
+static atomic_bool asked[GONE + 1];
+
+static int64_t later(void)
+{
+        return os_linux.now_ns() + ahead_ns;
+}
+
+static int connect_in_vain(const char *address, uint16_t port, int64_t timeout_ms)
+{
+        (void)address;
+        if (port <= GONE)
+                asked[port] = true;
+        ahead_ns += timeout_ms * 1000000;
+        return -ETIMEDOUT;
+}
+
+static bool all_asked(void)
+{
+        for (int i = 1; i <= GONE; i++)
+                if (!asked[i])
+                        return false;
+        return true;
+}
+
+static void every_member_is_asked_however_many_before_it_are_gone(void)
+{
+        char directory[256], path[300], peers[32 * GONE] = "";
+        struct bench bench;
+        int fd;
+
+        test_dir_make(directory);
+        snprintf(path, sizeof path, "%s/secret", directory);
+        fd = os->open(path, OS_WRITE | OS_CREATE | OS_EXCLUSIVE);
+        REQUIRE(fd >= 0 && !os_write_at(fd, "0123456789abcdef0123456789abcdef", 32, 0) && !os->close(fd));
+        for (int i = 1; i <= GONE; i++)
+                snprintf(peers + strlen(peers), sizeof peers - strlen(peers), "127.0.0.1:%d,", i);
+        setenv("NEBULA_SECRET_FILE", path, 1);
+        setenv("NEBULA_PEERS", peers, 1);
+        setenv("NEBULA_LISTEN", "127.0.0.1:0", 1);
+        bench_init(&bench, NULL, "");
+        REQUIRE(bench_version(&bench, "a", 1, 2));
+        bench.job->replica_count = 1;
+        table = *os;
+        table.now_ns = later;
+        table.tcp_connect = connect_in_vain;
+        os = &table;
+        REQUIRE(!replica_start(&bench.catalogue, &bench.error));
+        for (int tries = 0; tries < 500 && !all_asked(); tries++) {
+                ahead_ns += INT64_C(6000000000); /* the pause after a failure is over */
+                catalogue_lock(&bench.catalogue);
+                pthread_cond_broadcast(&bench.catalogue.copy);
+                catalogue_unlock(&bench.catalogue);
+                usleep(2000);
+        }
+        CHECK(all_asked());
+        catalogue_lock(&bench.catalogue);
+        bench.catalogue.stopping = true;
+        pthread_cond_broadcast(&bench.catalogue.copy);
+        catalogue_unlock(&bench.catalogue);
+        replica_stop(&bench.catalogue);
+        os = &os_linux;
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
+TAP_MAIN(TEST(every_member_is_asked_however_many_before_it_are_gone))
