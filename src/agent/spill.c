@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/spill.h"
+#include "base/conf.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -21,9 +22,9 @@ static bool is_local(uint64_t fs_type)
 
 static const char *choose_directory(const char *persist_path)
 {
-        const char *chosen = getenv("NEBULA_SPILL_DIR");
+        const char *chosen = conf_env("NEBULA_SPILL_DIR");
 
-        if (chosen && *chosen)
+        if (chosen)
                 return chosen;
         if (!strncmp(persist_path, "file://", 7))
                 persist_path += 7;

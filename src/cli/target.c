@@ -1,9 +1,9 @@
 #include "cli/target.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/conf.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "os/os.h"
@@ -70,11 +70,11 @@ static bool holds_checkpoints(const char *path)
 
 enum nebula_status target_path(const char *given, char ret_path[TARGET_PATH_MAX], struct nebula_error *error)
 {
-        const char *set = getenv("NEBULA_PERSISTENT_STORAGE_PATH");
+        const char *set = conf_env("NEBULA_PERSISTENT_STORAGE_PATH");
 
         if (given)
                 return target_absolute(given, ret_path, error);
-        if (set && *set)
+        if (set)
                 return target_absolute(set, ret_path, error);
         if (target_absolute(".", ret_path, NULL) || !holds_checkpoints(ret_path))
                 ret_path[0] = '\0';
