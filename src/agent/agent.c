@@ -364,7 +364,8 @@ static bool end_threads(struct agent *agent)
                 for (size_t i = 0; i < SESSION_MAX; i++)
                         if (agent->fds[i] >= 0)
                                 os->shutdown(agent->fds[i]);
-                ended = agent->listener_ended && agent->worker_ended && agent->keeper_ended && !catalogue->connection_count;
+                ended = agent->listener_ended && agent->worker_ended && agent->keeper_ended && !catalogue->connection_count &&
+                        replica_ended(catalogue);
                 if (ended || os->now_ns() > until)
                         break;
                 catalogue_wait(catalogue, &catalogue->moved, 100);

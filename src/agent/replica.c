@@ -323,7 +323,19 @@ static void *replica_main(void *argument)
                         catalogue_wait(catalogue, &catalogue->copy, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
         catalogue_unlock(catalogue);
+        for (const struct fan *fan = replica->fans; fan; fan = fan->next)
+                if (fan->announced)
+                        member_withdraw(fan->job->persist_path, &replica->own);
+        catalogue_lock(catalogue);
+        replica->ended = true;
+        pthread_cond_broadcast(&catalogue->moved);
+        catalogue_unlock(catalogue);
         return NULL;
+}
+
+bool replica_ended(const struct catalogue *catalogue)
+{
+        return !catalogue->replica || catalogue->replica->ended;
 }
 
 enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_error *error)
@@ -370,8 +382,6 @@ void replica_stop(struct catalogue *catalogue)
                 struct fan *fan = replica->fans;
 
                 replica->fans = fan->next;
-                if (fan->announced)
-                        member_withdraw(fan->job->persist_path, &replica->own);
                 for (size_t i = 0; i < REPLICA_MAX; i++)
                         channel_close(&fan->channels[i]);
                 memset(&fan->key, 0, sizeof fan->key);

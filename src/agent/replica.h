@@ -23,7 +23,9 @@
 struct replica;
 
 enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_error *error);
-/* The catalogue is stopping, or stands still. */
+/* Lock held; the catalogue is stopping. False: storage may hold the thread still. */
+bool replica_ended(const struct catalogue *catalogue);
+/* The catalogue is stopping, or stands still. Waits for the thread. */
 void replica_stop(struct catalogue *catalogue);
 /*
  * The newest version of the job, or of one tag, that peers hold: *ret_version_id is of a version in the job's list that

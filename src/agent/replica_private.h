@@ -39,6 +39,7 @@ struct replica {
         pthread_mutex_t own_lock; /* guards own, which the replica thread alone writes */
         struct member own;
         pthread_t thread;
+        bool ended; /* the thread has, or is about to; catalogue_lock guards it */
         struct fan *fans;
         uint64_t bytes_per_s; /* of all copies together; 0: no bound */
         pthread_mutex_t inventory_lock; /* guards inventories; held while members are asked, so that ranks ask once */

@@ -349,9 +349,59 @@ static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
         end_crowded(agent, &stuck, &other);
 }
 
+static atomic_bool is_held;
+
+static int stat_without_secret(const char *path, bool follow, struct os_stat *ret_stat)
+{
+        while (strstr(path, "/.nebula/secret")) {
+                is_held = true;
+                before->sleep_ms(5);
+        }
+        return before->stat(path, follow, ret_stat);
+}
+
+/* In a process of its own, which ends with a thread that never will. */
+static void end_while_the_secret_cannot_be_read(void)
+{
+        struct ipc_stop request = { .now = true };
+        struct test_client client;
+        struct agent *agent;
+
+        alarm(30);
+        begin_bad();
+        table.stat = stat_without_secret;
+        agent = start();
+        client_init(&client, &place, 1);
+        client.hello.replica_count = 1;
+        if (!agent || client_connect(&client, &place) || save_whole(&client, "global_step1", 1, NULL))
+                _exit(1);
+        while (!is_held)
+                before->sleep_ms(5);
+        if (ipc_send(client.fd, IPC_STOP, NEBULA_OK, &request, sizeof request, -1, &client.error))
+                _exit(2);
+        before->sleep_ms(100);
+        agent_stop(agent, true);
+        os = before;
+        place_done(&place);
+        _exit(0);
+}
+
+static void storage_that_holds_the_secret_of_the_copies_does_not_hold_up_the_end(void)
+{
+        pid_t child = fork();
+        int status = -1;
+
+        REQUIRE(child >= 0);
+        if (!child)
+                end_while_the_secret_cannot_be_read();
+        REQUIRE(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open), TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
          TEST(an_agent_that_cannot_listen_leaves_memory_to_the_next_one),
          TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(a_spare_image_that_is_being_made_is_waited_for),
-         TEST(storage_that_hangs_fails_no_saves_of_other_jobs))
+         TEST(storage_that_hangs_fails_no_saves_of_other_jobs),
+         TEST(storage_that_holds_the_secret_of_the_copies_does_not_hold_up_the_end))

@@ -77,4 +77,60 @@ static void every_member_is_asked_however_many_before_it_are_gone(void)
         test_dir_remove(directory);
 }
 
-TAP_MAIN(TEST(every_member_is_asked_however_many_before_it_are_gone))
+static char held_up[300];
+static atomic_bool hangs, is_held;
+
+static int stat_or_hang(const char *path, bool follow, struct os_stat *ret_stat)
+{
+        while (hangs && !strcmp(path, held_up)) {
+                is_held = true;
+                usleep(1000);
+        }
+        return os_linux.stat(path, follow, ret_stat);
+}
+
+static bool ended(struct bench *bench)
+{
+        bool result;
+
+        catalogue_lock(&bench->catalogue);
+        result = replica_ended(&bench->catalogue);
+        catalogue_unlock(&bench->catalogue);
+        return result;
+}
+
+/* The agent ends without it then, as without a worker that storage holds. */
+static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
+{
+        struct bench bench;
+
+        snprintf(held_up, sizeof held_up, "/nowhere/secret");
+        setenv("NEBULA_SECRET_FILE", held_up, 1);
+        bench_init(&bench, NULL, "");
+        REQUIRE(bench_version(&bench, "a", 1, 2));
+        bench.job->replica_count = 1;
+        hangs = true;
+        table = os_linux;
+        table.stat = stat_or_hang;
+        os = &table;
+        CHECK(ended(&bench)); /* it was never started */
+        REQUIRE(!replica_start(&bench.catalogue, &bench.error));
+        for (int i = 0; i < 5000 && !is_held; i++)
+                usleep(1000);
+        catalogue_lock(&bench.catalogue);
+        bench.catalogue.stopping = true;
+        pthread_cond_broadcast(&bench.catalogue.copy);
+        catalogue_unlock(&bench.catalogue);
+        usleep(20000);
+        CHECK(is_held && !ended(&bench));
+        hangs = false;
+        for (int i = 0; i < 5000 && !ended(&bench); i++)
+                usleep(1000);
+        CHECK(ended(&bench));
+        replica_stop(&bench.catalogue);
+        os = &os_linux;
+        bench_done(&bench, true);
+}
+
+TAP_MAIN(TEST(every_member_is_asked_however_many_before_it_are_gone),
+         TEST(a_thread_that_a_file_system_holds_is_known_not_to_have_ended))
