@@ -84,7 +84,7 @@ def load_row(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
 
 
 def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]:
-    """A step of a real model and optimizer, and its flat state: weights and both moments, about 150 MB."""
+    """A step of a real model and optimizer, and its flat state: weights and both moments, about 300 MB."""
     torch.manual_seed(0)
     width = max(16, int(WIDTH * scale**0.5))
     layers: list[nn.Module] = []

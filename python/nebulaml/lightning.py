@@ -228,6 +228,8 @@ def _make_strategy() -> type:
 
         def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
             filepath = self.broadcast(filepath)
+            if storage_options is not None and self.is_global_zero:
+                log.warning("storage_options mean nothing to NebulaDeepspeedStrategy, which has no CheckpointIO: %r", storage_options)
             exclude = ["state_dict", "optimizer_states"]
             state = {key: value for key, value in checkpoint.items() if key not in exclude}
             self.deepspeed_engine.save_checkpoint(

@@ -147,8 +147,9 @@ def test_our_deepspeed_strategy_resumes_bit_for_bit_from_memory_and_from_storage
     node.wait_durable("global_step8")
     node.forget_memory()
     assert job(node, *more, *newest, ranks=2).losses == again.losses
-    last = job(node, *more, "--ckpt", "last", "--steps", 10, ranks=2)
+    last = job(node, *more, "--ckpt", "last", "--steps", 10, "--then", "options", ranks=2)
     assert sorted(last.losses) == [9, 10]
+    assert "storage_options mean nothing to NebulaDeepspeedStrategy" in (node.base / "lightning_job-rank0.log").read_text()
 
 
 def test_without_init_files_appear_all_the_same(node):
