@@ -182,7 +182,8 @@ NEBULA_API void nebula_session_watch_images(nebula_session *session, void (*unma
 NEBULA_API enum nebula_status nebula_session_flush(nebula_session *session, const char *tag,
         int64_t timeout_ms, struct nebula_error *ret_error);
 
-/* Attaches to `tag`, or starts it. A tag that is already whole starts a new generation at its first save. */
+/* Attaches to `tag`, or starts it. A tag that is already whole starts a new generation at its first save. The agent hears of it
+ * with the first save or commit; of NEBULA_FILES_OPEN, where there are more ranks, at once: their commits wait for this one. */
 NEBULA_API enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *tag,
         int64_t file_count, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 /* A file that torch.load reads as a dict of tensors. */

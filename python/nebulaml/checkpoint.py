@@ -234,6 +234,7 @@ class Checkpoint:
             if self._late_failure is not None and engine.settings().on_error == "raise":
                 raise self._late_failure
             return False
+        engine.watch()  # again, should the agent be another one since this checkpoint began
         failure = engine.guarded(f"committing checkpoint {self._tag!r}", lambda: self._open().commit())
         self._failure = failure
         return failure is None

@@ -8,6 +8,7 @@
 #include "agent/note.h"
 #include "agent/world.h"
 #include "base/error.h"
+#include "image/image.h"
 #include "os/os.h"
 
 #define MISSING_RANK_NS 2000000000 /* an open-ended version gives ranks that are connected this long to begin */
@@ -128,7 +129,14 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
 {
         struct job *job = session->job;
         struct version *version;
+        char encoded[256];
 
+        if (name_encode(tag, encoded, error))
+                return NULL;
+        if (file_goal < NEBULA_FILES_ALL_RANKS || !file_goal) {
+                error_set(error, NEBULA_INVALID, 0, "checkpoint \"%s\" cannot have %" PRId64 " files", tag, file_goal);
+                return NULL;
+        }
         session->has_begun = true;
         commit_close_open(catalogue, job, session->rank, tag);
         forget_idle(job, tag, session->rank);

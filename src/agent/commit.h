@@ -21,6 +21,7 @@
 
 #include "agent/catalogue.h"
 
+/* BEGIN of one rank: the tag's version that it may add to, or a new one. NULL, with an error: an impossible tag or goal, no memory. */
 struct version *commit_begin(struct catalogue *catalogue, struct session *session, const char *tag, int64_t file_goal,
                              struct nebula_error *error);
 /* The version that a file saved to `version` belongs to: itself, or the next generation. */

@@ -192,7 +192,7 @@ enum nebula_status grant_image(struct catalogue *catalogue, struct session *sess
                                bool (*given_up)(void *argument), void *argument, struct version **ret_version,
                                struct grant **ret_grant, struct nebula_error *error)
 {
-        struct version *version = catalogue_version(catalogue, request->version_id), *target;
+        struct version *version, *target;
         struct job *job = session->job;
         struct image *image = NULL;
         char encoded[256];
@@ -200,13 +200,19 @@ enum nebula_status grant_image(struct catalogue *catalogue, struct session *sess
 
         if (status)
                 return status;
+        version = request->version_id ? catalogue_version(catalogue, request->version_id) :
+                                        commit_begin(catalogue, session, request->tag, request->file_count, error);
+        if (!version && !request->version_id)
+                return error->status;
         if (!version || version->job != job)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent: begin it again");
+        *ret_version = version;
         if (request->format > IPC_FORMAT_RAW || request->size > INT64_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "file \"%s\" has an impossible size or format", request->name);
         target = commit_target(catalogue, session, version, error);
         if (!target)
                 return error->status;
+        *ret_version = target;
         /* One version is being written, so that many older ones stay; their images serve again. */
         catalogue_retain(catalogue, job, job->retention_count > 2 ? job->retention_count - 1 : 1);
         image = memory_take(&catalogue->memory, request->size, session->nonce, job);
@@ -225,6 +231,5 @@ enum nebula_status grant_image(struct catalogue *catalogue, struct session *sess
         *ret_grant = commit_grant(catalogue, session, target, request, image, error);
         if (!*ret_grant)
                 return NEBULA_NO_MEMORY;
-        *ret_version = target;
         return NEBULA_OK;
 }

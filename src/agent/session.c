@@ -1,4 +1,3 @@
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,14 +185,7 @@ static enum nebula_status request_begin(struct connection *connection, const voi
 {
         const struct ipc_begin *begin = payload;
         struct version *version;
-        char encoded[256];
-        enum nebula_status status = name_encode(begin->tag, encoded, error);
 
-        if (status)
-                return status;
-        if (begin->file_count < NEBULA_FILES_ALL_RANKS || !begin->file_count)
-                return error_set(error, NEBULA_INVALID, 0, "checkpoint \"%s\" cannot have %" PRId64 " files", begin->tag,
-                                 begin->file_count);
         catalogue_lock(connection->catalogue);
         version = commit_begin(connection->catalogue, connection->session, begin->tag, begin->file_count, error);
         if (version)
@@ -215,7 +207,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
 {
         struct catalogue *catalogue = connection->catalogue;
         struct ipc_granted *granted = &answer->body.granted;
-        struct version *version;
+        struct version *version = NULL;
         struct grant *grant;
         enum nebula_status status;
 
@@ -231,6 +223,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
                 if (status)
                         commit_ungrant(catalogue, version, grant);
         }
+        answer->version_id = version ? version->id : 0;
         catalogue_unlock(catalogue);
         answer->size = sizeof *granted;
         return status;
@@ -436,6 +429,7 @@ static void answer_init(struct answer *answer, enum ipc_type type)
         answer->fd = -1;
         answer->text = NULL;
         answer->is_text = false;
+        answer->version_id = 0;
         memset(&answer->body, 0, size < sizeof answer->body ? size : sizeof answer->body);
 }
 
@@ -463,7 +457,7 @@ static bool serve_one(struct connection *connection)
 
         status = ipc_request_check(&connection->frame, &error);
         if (status) {
-                ipc_send_error(connection->fd, type, &error, NULL);
+                ipc_send_error(connection->fd, type, &error, 0, NULL);
                 return false;
         }
         answer_init(&answer, type);
@@ -472,7 +466,7 @@ static bool serve_one(struct connection *connection)
         else
                 status = requests[type](connection, connection->frame.payload, &answer, &error);
         if (status)
-                sent = ipc_send_error(connection->fd, type, &error, NULL);
+                sent = ipc_send_error(connection->fd, type, &error, answer.version_id, NULL);
         else if (answer.is_text)
                 sent = ipc_send_text(connection->fd, type, answer.text, answer.size, NULL);
         else

@@ -24,6 +24,7 @@ struct answer {
         int fd; /* closed after sending; -1: none */
         char *text; /* freed after sending */
         bool is_text; /* all of the answer, and of any size */
+        uint64_t version_id; /* that was begun, should the request be refused; 0: none */
         union {
                 struct ipc_welcome welcome;
                 struct ipc_begun begun;

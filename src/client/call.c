@@ -79,12 +79,12 @@ static enum nebula_status try_call(struct client_wire *wire, const struct client
         enum nebula_status status = NEBULA_OK;
 
         *ret_broken = false;
-        if (call->checkpoint)
+        if (call->checkpoint && !call->begins)
                 status = checkpoint_renew(call->checkpoint, wire, ret_broken, error);
         if (status != NEBULA_OK)
                 return status;
         if (call->version_id)
-                *call->version_id = atomic_load(&call->checkpoint->version_id);
+                *call->version_id = checkpoint_is_known(call->checkpoint, wire) ? atomic_load(&call->checkpoint->version_id) : 0;
         return client_wire_call(wire, call->type, call->request, call->size, call->timeout_ms, ret_broken, error);
 }
 

@@ -12,7 +12,12 @@ void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, 
         atomic_store(&checkpoint->agent_nonce, agent_nonce);
 }
 
-static enum nebula_status begin_again(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
+bool checkpoint_is_known(const struct nebula_checkpoint *checkpoint, const struct client_wire *wire)
+{
+        return atomic_load(&checkpoint->agent_nonce) == wire->agent_nonce;
+}
+
+static enum nebula_status begin(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
                                       struct nebula_error *error)
 {
         struct ipc_begin request = { .file_count = checkpoint->file_count };
@@ -45,18 +50,63 @@ enum nebula_status checkpoint_renew(struct nebula_checkpoint *checkpoint, struct
                                     struct nebula_error *error)
 {
         *ret_broken = false;
-        if (atomic_load(&checkpoint->agent_nonce) == wire->agent_nonce)
+        if (checkpoint_is_known(checkpoint, wire))
                 return NEBULA_OK;
         return atomic_load(&checkpoint->is_found) ? find_again(checkpoint, wire, ret_broken, error) :
-                                                    begin_again(checkpoint, wire, ret_broken, error);
+                                                    begin(checkpoint, wire, ret_broken, error);
+}
+
+void checkpoint_image_call(struct nebula_checkpoint *checkpoint, const char name[IPC_NAME_MAX], struct ipc_image *request,
+                           struct client_call *ret_call)
+{
+        request->file_count = checkpoint->file_count;
+        memcpy(request->tag, checkpoint->tag, sizeof request->tag);
+        memcpy(request->name, name, sizeof request->name);
+        *ret_call = (struct client_call){
+                .type = IPC_IMAGE, .request = request, .size = sizeof *request, .version_id = &request->version_id,
+                .checkpoint = checkpoint, .begins = true, .timeout_ms = CLIENT_IMAGE_MS,
+        };
+}
+
+void checkpoint_know_image(struct nebula_checkpoint *checkpoint, const struct client_wire *wire)
+{
+        const struct ipc_granted *granted = wire->frame.payload;
+        uint64_t version_id = 0;
+
+        if (granted) /* else there was no answer */
+                version_id = wire->frame.header.status == NEBULA_OK ? granted->version_id : ipc_refused_version(&wire->frame);
+        if (version_id)
+                checkpoint_know(checkpoint, version_id, wire->agent_nonce);
+}
+
+/* Other ranks' parts of an open-ended checkpoint wait for those that have begun. Of all others the agent hears with the first
+ * request that needs it: the first save waits for one answer, not two. */
+static enum nebula_status tell_begun(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
+{
+        struct nebula_session *session = checkpoint->session;
+        struct ipc_begin request = { .file_count = checkpoint->file_count };
+        struct client_call call = {
+                .type = IPC_BEGIN, .request = &request, .size = sizeof request, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+        enum nebula_status status;
+
+        memcpy(request.tag, checkpoint->tag, sizeof request.tag);
+        pthread_mutex_lock(&session->request_lock);
+        status = session_connect(session, error);
+        if (status == NEBULA_OK && checkpoint->file_count == NEBULA_FILES_OPEN && session->settings.hello.world > 1) {
+                status = session_call(session, &call, error);
+                if (status == NEBULA_OK)
+                        checkpoint_know(checkpoint, ((const struct ipc_begun *)session->wire.frame.payload)->version_id,
+                                        session->wire.agent_nonce);
+        }
+        pthread_mutex_unlock(&session->request_lock);
+        return status;
 }
 
 enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *tag, int64_t file_count,
                                            nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error)
 {
-        struct client_call call = { .type = IPC_BEGIN, .timeout_ms = CLIENT_ANSWER_MS };
         struct nebula_checkpoint *checkpoint;
-        struct ipc_begin request = { .file_count = file_count };
         enum nebula_status status;
         char encoded[256];
 
@@ -67,8 +117,6 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
                 return error_set(ret_error, NEBULA_INVALID, 0, "%lld files cannot complete a checkpoint: give a positive "
                                  "number, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS", (long long)file_count);
         status = name_encode(tag, encoded, ret_error);
-        if (status == NEBULA_OK)
-                status = client_text(request.tag, sizeof request.tag, tag, "the tag", ret_error);
         if (status != NEBULA_OK)
                 return status;
         checkpoint = calloc(1, sizeof *checkpoint);
@@ -77,16 +125,9 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
         checkpoint->session = session;
         checkpoint->file_count = file_count;
         checkpoint->user_count = 1;
-        memcpy(checkpoint->tag, request.tag, sizeof checkpoint->tag);
-
-        call.request = &request;
-        call.size = sizeof request;
-        pthread_mutex_lock(&session->request_lock);
-        status = session_call(session, &call, ret_error);
+        status = client_text(checkpoint->tag, sizeof checkpoint->tag, tag, "the tag", ret_error);
         if (status == NEBULA_OK)
-                checkpoint_know(checkpoint, ((const struct ipc_begun *)session->wire.frame.payload)->version_id,
-                                session->wire.agent_nonce);
-        pthread_mutex_unlock(&session->request_lock);
+                status = tell_begun(checkpoint, ret_error);
         if (status != NEBULA_OK) {
                 free(checkpoint);
                 return status;

@@ -169,6 +169,7 @@ struct client_call {
         size_t size;
         uint64_t *version_id;                /* inside the request: filled in for `checkpoint` before it is sent */
         struct nebula_checkpoint *checkpoint; /* NULL: the request names none */
+        bool begins;                         /* the request does so itself when the agent does not know `checkpoint` */
         int64_t timeout_ms;                  /* < 0: none */
 };
 /* Connects the session's wire, unless it is; request_lock is held. */
@@ -197,6 +198,13 @@ enum nebula_status session_break(struct nebula_session *session, struct nebula_e
 enum nebula_status checkpoint_renew(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
                                     struct nebula_error *error);
 void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, uint64_t agent_nonce);
+/* A request for an image for file `name`, and the call that makes it, which begins the checkpoint where it is not known. */
+void checkpoint_image_call(struct nebula_checkpoint *checkpoint, const char name[IPC_NAME_MAX], struct ipc_image *request,
+                           struct client_call *ret_call);
+/* Remembers which version the answer on `wire`, a refusal perhaps, speaks of. */
+void checkpoint_know_image(struct nebula_checkpoint *checkpoint, const struct client_wire *wire);
+/* Whether the agent behind `wire` has given `checkpoint` its number. */
+bool checkpoint_is_known(const struct nebula_checkpoint *checkpoint, const struct client_wire *wire);
 
 /* find.c: a handle of what the agent behind `wire` has found; NULL: no memory. */
 struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct client_wire *wire, const struct ipc_found *found);

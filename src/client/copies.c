@@ -81,10 +81,7 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
                                      struct nebula_error *error)
 {
         struct ipc_image request = { .size = copy->size, .format = copy->format };
-        struct client_call call = {
-                .type = IPC_IMAGE, .request = &request, .size = sizeof request, .version_id = &request.version_id,
-                .checkpoint = copy->checkpoint, .timeout_ms = CLIENT_IMAGE_MS,
-        };
+        struct client_call call;
         struct ipc_version commit = { 0 };
         struct client_call commit_call = {
                 .type = IPC_COMMIT, .request = &commit, .size = sizeof commit, .version_id = &commit.version_id,
@@ -92,12 +89,12 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
         };
         enum nebula_status status;
 
-        memcpy(request.name, copy->name, sizeof request.name);
+        checkpoint_image_call(copy->checkpoint, copy->name, &request, &call);
         status = session_call_alone(session, wire, &call, error);
+        checkpoint_know_image(copy->checkpoint, wire);
         if (status != NEBULA_OK)
                 return status;
         copy->captured.image_id = ((const struct ipc_granted *)wire->frame.payload)->image_id;
-        checkpoint_know(copy->checkpoint, ((const struct ipc_granted *)wire->frame.payload)->version_id, wire->agent_nonce);
         status = fill_again(wire, copy, error);
         if (status == NEBULA_OK)
                 status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);

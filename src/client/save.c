@@ -106,17 +106,15 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
 {
         struct nebula_session *session = plan->checkpoint->session;
         struct ipc_image request = { .size = plan->size, .format = plan->format };
-        struct client_call call = {
-                .type = IPC_IMAGE, .request = &request, .size = sizeof request, .version_id = &request.version_id,
-                .checkpoint = plan->checkpoint, .timeout_ms = CLIENT_IMAGE_MS,
-        };
+        struct client_call call;
         uint64_t live_ids[IPC_LIVE_MAX + CLIENT_COPY_MAX];
         const struct ipc_granted *granted;
         enum nebula_status status;
         int fd;
 
-        memcpy(request.name, plan->name, sizeof request.name);
+        checkpoint_image_call(plan->checkpoint, plan->name, &request, &call);
         status = session_call(session, &call, error);
+        checkpoint_know_image(plan->checkpoint, &session->wire);
         if (status != NEBULA_OK)
                 return status;
         granted = session->wire.frame.payload;
@@ -125,7 +123,6 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
                                      (unsigned long long)granted->capacity_bytes, (unsigned long long)plan->size);
         lent->image_id = granted->image_id;
         lent->capacity_bytes = granted->capacity_bytes;
-        checkpoint_know(plan->checkpoint, granted->version_id, session->wire.agent_nonce);
         if (!session->pool)
                 status = capture_pool_new(&session->pool, error);
         if (status != NEBULA_OK)

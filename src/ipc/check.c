@@ -27,7 +27,7 @@ static const struct {
                             { TEXT(ipc_hello, persist_path), TEXT(ipc_hello, output_dir), TEXT(ipc_hello, job),
                               TEXT(ipc_hello, run) } },
         [IPC_BEGIN] = { sizeof(struct ipc_begin), sizeof(struct ipc_begun), { TEXT(ipc_begin, tag) } },
-        [IPC_IMAGE] = { sizeof(struct ipc_image), sizeof(struct ipc_granted), { TEXT(ipc_image, name) } },
+        [IPC_IMAGE] = { sizeof(struct ipc_image), sizeof(struct ipc_granted), { TEXT(ipc_image, name), TEXT(ipc_image, tag) } },
         [IPC_CAPTURED] = { sizeof(struct ipc_captured), 0, { { 0, 0 } } },
         [IPC_ABANDON] = { sizeof(struct ipc_abandon), 0, { TEXT(ipc_abandon, reason) } },
         [IPC_COMMIT] = { sizeof(struct ipc_version), 0, { { 0, 0 } } },

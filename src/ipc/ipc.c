@@ -94,16 +94,34 @@ enum nebula_status ipc_send_text(int fd, enum ipc_type type, const char *text, s
         return status;
 }
 
-enum nebula_status ipc_send_error(int fd, enum ipc_type type, const struct nebula_error *failure,
+enum nebula_status ipc_send_error(int fd, enum ipc_type type, const struct nebula_error *failure, uint64_t version_id,
                                   struct nebula_error *error)
 {
+        char payload[sizeof failure->message + 1 + sizeof version_id];
+        size_t size = strnlen(failure->message, sizeof failure->message);
         struct ipc_header header = {
                 .magic = IPC_MAGIC, .type = (uint16_t)type,
-                .size = (uint32_t)strnlen(failure->message, sizeof failure->message),
                 .status = (int32_t)failure->status, .sys_errno = failure->sys_errno, .http_status = failure->http_status,
         };
 
-        return send_frame(fd, &header, failure->message, -1, error);
+        memcpy(payload, failure->message, size);
+        if (version_id) {
+                payload[size++] = '\0';
+                memcpy(payload + size, &version_id, sizeof version_id);
+                size += sizeof version_id;
+        }
+        header.size = (uint32_t)size;
+        return send_frame(fd, &header, payload, -1, error);
+}
+
+uint64_t ipc_refused_version(const struct ipc_frame *frame)
+{
+        const char *end = frame->header.status ? memchr(frame->payload, '\0', frame->header.size) : NULL;
+        uint64_t version_id = 0;
+
+        if (end && (size_t)((const char *)frame->payload + frame->header.size - end) == 1 + sizeof version_id)
+                memcpy(&version_id, end + 1, sizeof version_id);
+        return version_id;
 }
 
 static void close_untaken(struct ipc_frame *frame)

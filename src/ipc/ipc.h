@@ -4,8 +4,9 @@
  * A Unix stream socket carries frames: a header, then `size` bytes of payload,
  * then at most one file descriptor by SCM_RIGHTS. The client asks, the agent
  * answers; one request is one struct below, an answer is the struct named
- * beside it, or, when `status` is not NEBULA_OK, the text of the error.
- * Both ends are of one machine and one build family, so structs travel as they
+ * beside it, or, when `status` is not NEBULA_OK, the text of the error, which
+ * a NUL and a number may follow: that of the version that an IMAGE has begun and was refused for.
+ * The header stays as it is in every version, as does the beginning of HELLO. Both ends are of one machine and one build family, so structs travel as they
  * lie in memory; HELLO settles the version. Strings end in NUL inside their
  * array (the receiver checks). A frame that breaks a rule ends the connection.
  *
@@ -21,7 +22,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 3u
+#define IPC_VERSION 4u
 #define IPC_OTHER_VERSION 71 /* EPROTO, the errno of the refusal of a greeting of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -91,14 +92,16 @@ struct ipc_begun {
 };
 enum ipc_format { IPC_FORMAT_ZIP = 0, IPC_FORMAT_RAW = 1 };
 struct ipc_image {
-        uint64_t version_id;
+        uint64_t version_id; /* 0: of a version that this request begins, as BEGIN would */
+        int64_t file_count;  /* of what is begun, as is the tag */
         uint64_t size; /* bytes of the finished file */
         uint32_t format, unused;
         char name[IPC_NAME_MAX];
+        char tag[IPC_NAME_MAX];
 };
 struct ipc_granted {
         uint64_t image_id;
-        uint64_t version_id;     /* differs from the request's when a new generation began */
+        uint64_t version_id;     /* differs from the request's when it, or a new generation, began */
         uint64_t capacity_bytes; /* of the fd, >= size, a multiple of 2 MiB */
         uint32_t live_count, unused;
         uint64_t live_ids[IPC_LIVE_MAX]; /* images of this session that still exist: unmap all others */
@@ -197,8 +200,8 @@ enum nebula_status ipc_send(int fd, enum ipc_type type, enum nebula_status statu
                             int passed_fd, struct nebula_error *error);
 /* An answer that is a text: in the frame, or, when it is larger than one, in a file whose descriptor goes along. */
 enum nebula_status ipc_send_text(int fd, enum ipc_type type, const char *text, size_t size, struct nebula_error *error);
-/* An answer that carries an error. */
-enum nebula_status ipc_send_error(int fd, enum ipc_type type, const struct nebula_error *failure,
+/* An answer that carries an error. version_id 0: none. */
+enum nebula_status ipc_send_error(int fd, enum ipc_type type, const struct nebula_error *failure, uint64_t version_id,
                                   struct nebula_error *error);
 /*
  * Receives one frame into a buffer that grows and is used again; start with a zeroed struct. NEBULA_UNAVAILABLE when the
@@ -218,13 +221,15 @@ enum nebula_status ipc_receive(int fd, struct ipc_frame *frame, struct nebula_er
  * next ones waits in the inbox, which starts zeroed and belongs to the connection.
  */
 struct ipc_inbox {
-        char data[1024]; /* the requests of a save are of some 300 bytes */
+        char data[1024]; /* the requests of a save are of some 600 bytes */
         size_t start, count; /* of the bytes that wait */
 };
 enum nebula_status ipc_receive_request(int fd, struct ipc_inbox *inbox, struct ipc_frame *frame, struct nebula_error *error);
 /* The text of a file that came instead of a payload becomes the payload. */
 enum nebula_status ipc_receive_text(struct ipc_frame *frame, struct nebula_error *error);
 void ipc_frame_done(struct ipc_frame *frame); /* frees the buffer, closes an fd that nobody took */
+/* The number that follows a refusal; 0: none. */
+uint64_t ipc_refused_version(const struct ipc_frame *frame);
 /* The size of a request's struct; 0 for an unknown type. */
 size_t ipc_request_size(enum ipc_type type);
 /* Size and string termination of a request, as its receiver must check them. */

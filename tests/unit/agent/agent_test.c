@@ -418,6 +418,46 @@ static void on_full_skip_fails_that_version_and_says_so(void)
         place_done(&place);
 }
 
+static enum nebula_status first_image(struct test_client *client, const char *tag, const char *name, int64_t count, uint64_t size)
+{
+        struct ipc_image request = { .size = size, .format = IPC_FORMAT_RAW, .file_count = count };
+
+        snprintf(request.tag, sizeof request.tag, "%s", tag);
+        snprintf(request.name, sizeof request.name, "%s", name);
+        return ask(client, IPC_IMAGE, &request, sizeof request);
+}
+
+static void a_first_image_begins_its_version_and_a_refusal_names_it(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_granted granted;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 74);
+        client.hello.memory_bytes = 7 << 20;
+        client.hello.persist_path[0] = 0;
+        client.hello.on_full = NEBULA_ON_FULL_SKIP;
+        REQUIRE(agent && !client_connect(&client, &place));
+        CHECK(!first_image(&client, "a", "m", NEBULA_FILES_ALL_RANKS, 5 << 20));
+        granted = *(const struct ipc_granted *)client.frame.payload;
+        CHECK(begin(&client, "a", NEBULA_FILES_ALL_RANKS) == granted.version_id); /* that one and no other */
+        CHECK(!captured(&client, granted.image_id) && !of_version(&client, IPC_COMMIT, granted.version_id));
+        CHECK(state_of(&client, granted.version_id) == NEBULA_STATE_COMMITTED);
+        CHECK(first_image(&client, "b", "m", NEBULA_FILES_ALL_RANKS, 5 << 20) == NEBULA_NO_MEMORY);
+        version = ipc_refused_version(&client.frame);
+        CHECK(version && state_of(&client, version) == NEBULA_STATE_FAILED);
+        CHECK(of_version(&client, IPC_COMMIT, version) == NEBULA_FAILED);
+        CHECK(first_image(&client, "b", "", NEBULA_FILES_ALL_RANKS, 1) == NEBULA_INVALID && !ipc_refused_version(&client.frame));
+        CHECK(first_image(&client, "", "m", NEBULA_FILES_ALL_RANKS, 1) == NEBULA_INVALID);
+        CHECK(first_image(&client, "c", "m", 0, 1) == NEBULA_INVALID && first_image(&client, "c", "m", -3, 1) == NEBULA_INVALID);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static void a_failing_storage_costs_nothing_and_is_tried_again(void)
 {
         struct test_client client;
@@ -603,7 +643,8 @@ TAP_MAIN(TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
          TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),
-         TEST(on_full_skip_fails_that_version_and_says_so), TEST(a_failing_storage_costs_nothing_and_is_tried_again),
+         TEST(on_full_skip_fails_that_version_and_says_so),
+         TEST(a_first_image_begins_its_version_and_a_refusal_names_it), TEST(a_failing_storage_costs_nothing_and_is_tried_again),
          TEST(a_damaged_newest_version_gives_way_to_the_older_one),
          TEST(a_flipped_byte_in_storage_is_found_by_file_and_offset),
          TEST(storage_retention_keeps_the_last_and_the_multiples), TEST(an_interval_leaves_versions_in_memory_until_flushed),

@@ -304,10 +304,15 @@ static void a_kept_connection_whose_agent_is_gone_is_no_try(void)
 static bool whole_job(const char *tag)
 {
         enum nebula_state state = NEBULA_STATE_FAILED;
-        char *text = NULL;
+        char *text = NULL, empty[40];
         bool done;
 
-        done = save(tag, "n", tag, strlen(tag)) && ok(nebula_checkpoint_state(checkpoint, &state, &error)) &&
+        snprintf(empty, sizeof empty, "%s-empty", tag);
+        nebula_checkpoint_free(checkpoint);
+        checkpoint = NULL;
+        done = ok(nebula_checkpoint_begin(session, empty, NEBULA_FILES_ALL_RANKS, &checkpoint, &error)) &&
+               ok(nebula_checkpoint_commit(checkpoint, &error)); /* nothing saved: a BEGIN of its own */
+        done = done && save(tag, "n", tag, strlen(tag)) && ok(nebula_checkpoint_state(checkpoint, &state, &error)) &&
                state == NEBULA_STATE_COMMITTED &&
                ok(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 1000, &error)) &&
                ok(nebula_session_flush(session, NULL, 1000, &error)) &&
@@ -517,11 +522,36 @@ static void a_version_that_the_agent_forgot_is_begun_again(void)
 
         start();
         CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
         pthread_mutex_lock(&fake.lock);
         fake_forget();
         pthread_mutex_unlock(&fake.lock);
         CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
-        CHECK(fake_seen(IPC_BEGIN) == 2);
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        CHECK(fake_seen(IPC_IMAGE) == 3 && holds("t", "n", "abc", 3));
+        end();
+}
+
+/* The ranks of an open-ended checkpoint wait for those that have begun; no others need to hear of it. */
+static void only_open_ended_checkpoints_of_several_ranks_are_begun_before_their_first_save(void)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", NEBULA_FILES_OPEN, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
+        CHECK(fake_seen(IPC_BEGIN) == 0 && fake_seen(IPC_IMAGE) == 1);
+        nebula_checkpoint_free(checkpoint);
+        options.world = 2;
+        CHECK(ok(nebula_session_configure(session, &options, &error)));
+        CHECK(ok(nebula_checkpoint_begin(session, "u", NEBULA_FILES_ALL_RANKS, &checkpoint, &error)));
+        CHECK(fake_seen(IPC_BEGIN) == 0);
+        nebula_checkpoint_free(checkpoint);
+        CHECK(ok(nebula_checkpoint_begin(session, "v", NEBULA_FILES_OPEN, &checkpoint, &error)));
+        CHECK(fake_seen(IPC_BEGIN) == 1);
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
+        CHECK(fake_seen(IPC_BEGIN) == 1 && fake_seen(IPC_IMAGE) == 2);
+        options.world = 1;
         end();
 }
 
@@ -826,6 +856,7 @@ static const struct tap_test tests[] = {
         TEST(a_session_closed_by_who_hears_of_a_copy_waits_for_the_others),
         TEST(a_lost_image_is_filled_again_while_the_save_runs),
         TEST(a_version_that_the_agent_forgot_is_begun_again),
+        TEST(only_open_ended_checkpoints_of_several_ranks_are_begun_before_their_first_save),
         TEST(agents_that_die_again_and_again_end_in_an_error),
         TEST(without_an_agent_calls_fail_at_once_and_say_what_was_tried),
         TEST(an_agent_that_refuses_to_start_is_reported_with_its_exit),

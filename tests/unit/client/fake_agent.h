@@ -82,23 +82,26 @@ static void fake_refuse(int fd, enum ipc_type type, enum nebula_status status)
 {
         struct nebula_error failure = { .status = status, .message = "the fake agent refuses" };
 
-        ipc_send_error(fd, type, &failure, NULL);
+        ipc_send_error(fd, type, &failure, 0, NULL);
+}
+
+static uint64_t fake_begun(const char *tag)
+{
+        struct fake_version *version;
+
+        for (size_t i = 0; i < fake.version_count; i++)
+                if (!strcmp(fake.versions[i].tag, tag))
+                        return fake.versions[i].id;
+        version = &fake.versions[fake.version_count++ % FAKE_COUNT_MAX];
+        *version = (struct fake_version){ .id = ++fake.next_id };
+        memcpy(version->tag, tag, sizeof version->tag);
+        return version->id;
 }
 
 static void fake_begin(int fd, const struct ipc_begin *request)
 {
-        struct ipc_begun answer = { 0 };
+        struct ipc_begun answer = { .version_id = fake_begun(request->tag) };
 
-        for (size_t i = 0; i < fake.version_count; i++)
-                if (!strcmp(fake.versions[i].tag, request->tag))
-                        answer.version_id = fake.versions[i].id;
-        if (!answer.version_id) {
-                struct fake_version *version = &fake.versions[fake.version_count++ % FAKE_COUNT_MAX];
-
-                *version = (struct fake_version){ .id = ++fake.next_id };
-                memcpy(version->tag, request->tag, sizeof version->tag);
-                answer.version_id = version->id;
-        }
         ipc_send(fd, IPC_BEGIN, NEBULA_OK, &answer, sizeof answer, -1, NULL);
 }
 
@@ -106,13 +109,14 @@ static void fake_lend(int fd, const struct ipc_image *request)
 {
         static struct ipc_granted answer;
         struct fake_image *image = &fake.images[fake.image_count++ % FAKE_COUNT_MAX];
+        uint64_t version_id = request->version_id ? request->version_id : fake_begun(request->tag);
 
-        *image = (struct fake_image){ .id = ++fake.next_id, .version_id = request->version_id, .size = request->size,
+        *image = (struct fake_image){ .id = ++fake.next_id, .version_id = version_id, .size = request->size,
                                       .format = request->format, .fd = os->memfd("fake") };
         memcpy(image->name, request->name, sizeof image->name);
         memset(&answer, 0, sizeof answer);
         answer.image_id = image->id;
-        answer.version_id = request->version_id;
+        answer.version_id = version_id;
         answer.capacity_bytes = (request->size / (2u << 20) + 1) * (2u << 20);
         os->truncate(image->fd, answer.capacity_bytes);
         if (fake.lends_too_little)
@@ -186,7 +190,9 @@ static void fake_open(int fd, const struct ipc_open *request)
 static bool fake_is_stranger(const struct ipc_frame *frame)
 {
         switch (frame->header.type) {
-        case IPC_IMAGE: case IPC_COMMIT: case IPC_FAIL: case IPC_WAIT: case IPC_STATE: case IPC_OPEN: case IPC_DESCRIBE:
+        case IPC_IMAGE:
+                return *(const uint64_t *)frame->payload && !fake_version(*(const uint64_t *)frame->payload);
+        case IPC_COMMIT: case IPC_FAIL: case IPC_WAIT: case IPC_STATE: case IPC_OPEN: case IPC_DESCRIBE:
                 return !fake_version(*(const uint64_t *)frame->payload); /* all begin with version_id */
         default:
                 return false;

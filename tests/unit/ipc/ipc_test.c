@@ -480,11 +480,13 @@ static void a_refusal_arrives_in_words(void)
         bool is_broken = true;
 
         open_ends();
-        CHECK(ipc_send_error(ends[1], IPC_IMAGE, &failure, &error) == NEBULA_OK);
+        CHECK(ipc_send_error(ends[1], IPC_IMAGE, &failure, 77, &error) == NEBULA_OK);
         CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK);
         CHECK(ipc_answer_check(&frame, IPC_IMAGE, &is_broken, &error) == NEBULA_NO_SPACE);
         CHECK(!is_broken && error.status == NEBULA_NO_SPACE && error.sys_errno == ENOSPC && error.http_status == 507);
-        CHECK(strcmp(error.message, "the disk is full") == 0);
+        CHECK(strcmp(error.message, "the disk is full") == 0 && ipc_refused_version(&frame) == 77);
+        CHECK(ipc_send_error(ends[1], IPC_IMAGE, &failure, 0, &error) == NEBULA_OK);
+        CHECK(ipc_receive(ends[0], &frame, &error) == NEBULA_OK && ipc_refused_version(&frame) == 0);
         close_ends();
 }
 
