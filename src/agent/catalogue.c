@@ -34,10 +34,6 @@ void catalogue_init(struct catalogue *catalogue)
         os_cond_init(&catalogue->keep);
         os_cond_init(&catalogue->copy);
         os_cond_init(&catalogue->event);
-        for (size_t i = 0; i < REACHED_COUNT; i++) {
-                os_cond_init(&catalogue->captured[i]);
-                os_cond_init(&catalogue->reached[i]);
-        }
         catalogue->note_fd = -1;
         catalogue->agent_nonce = memory_random_id();
         catalogue->started_ns = catalogue->idle_since_ns = os->now_ns();
@@ -75,10 +71,6 @@ void catalogue_done(struct catalogue *catalogue)
         pthread_cond_destroy(&catalogue->keep);
         pthread_cond_destroy(&catalogue->copy);
         pthread_cond_destroy(&catalogue->event);
-        for (size_t i = 0; i < REACHED_COUNT; i++) {
-                pthread_cond_destroy(&catalogue->captured[i]);
-                pthread_cond_destroy(&catalogue->reached[i]);
-        }
         pthread_mutex_destroy(&catalogue->catalogue_lock);
 }
 
@@ -101,41 +93,94 @@ static void wake(struct catalogue *catalogue, uint32_t wakes)
                 pthread_cond_signal(&catalogue->copy);
         if (wakes & WAKE_EVENT)
                 pthread_cond_broadcast(&catalogue->event);
-        for (size_t i = 0; i < REACHED_COUNT && wakes >= WAKE_CAPTURED; i++) {
-                if (wakes & (WAKE_CAPTURED << i))
-                        pthread_cond_broadcast(&catalogue->captured[i]);
-                if (wakes & (WAKE_REACHED << i))
-                        pthread_cond_broadcast(&catalogue->reached[i]);
+}
+
+/* Those whose wait is over, off the list. */
+static struct waiter *take_waiters(struct catalogue *catalogue, uint32_t wakes)
+{
+        struct waiter *over = NULL, **link = &catalogue->waiters;
+
+        while (*link && wakes & WAKE_VERSIONS) {
+                struct waiter *waiter = *link;
+
+                if (!(waiter->wakes & wakes) || !waiter->is_over(waiter)) {
+                        link = &waiter->next;
+                        continue;
+                }
+                *link = waiter->next;
+                waiter->next = over;
+                over = waiter;
+        }
+        return over;
+}
+
+/* What is to be done for all that was signalled. To look at a waiter may be to signal work. */
+static struct waiter *take_wakes(struct catalogue *catalogue, uint32_t *ret_wakes)
+{
+        struct waiter *over = take_waiters(catalogue, catalogue->wakes);
+
+        *ret_wakes = catalogue->wakes;
+        catalogue->wakes = 0;
+        return over;
+}
+
+static void tell(struct waiter *over)
+{
+        while (over) {
+                struct waiter *next = over->next; /* it may wait again as soon as it was told */
+
+                over->tell(over);
+                over = next;
         }
 }
 
 void catalogue_unlock(struct catalogue *catalogue)
 {
-        uint32_t wakes = catalogue->wakes;
+        uint32_t wakes;
+        struct waiter *over = take_wakes(catalogue, &wakes);
 
-        catalogue->wakes = 0;
         pthread_mutex_unlock(&catalogue->catalogue_lock);
         if (wakes)
                 wake(catalogue, wakes);
+        tell(over);
+}
+
+static void wake_with_lock(struct catalogue *catalogue)
+{
+        uint32_t wakes;
+        struct waiter *over = take_wakes(catalogue, &wakes);
+
+        wake(catalogue, wakes);
+        tell(over);
 }
 
 void catalogue_unlock_last(struct catalogue *catalogue)
 {
-        wake(catalogue, catalogue->wakes);
-        catalogue->wakes = 0;
+        wake_with_lock(catalogue);
         pthread_mutex_unlock(&catalogue->catalogue_lock);
 }
 
 void catalogue_wait(struct catalogue *catalogue, pthread_cond_t *cond, int64_t timeout_ms)
 {
-        wake(catalogue, catalogue->wakes);
-        catalogue->wakes = 0;
+        wake_with_lock(catalogue);
         os_cond_wait(cond, &catalogue->catalogue_lock, timeout_ms);
 }
 
-pthread_cond_t *catalogue_reached(struct catalogue *catalogue, uint64_t version_id, enum nebula_state state)
+void catalogue_await(struct catalogue *catalogue, struct waiter *waiter, uint64_t version_id, enum nebula_state state)
 {
-        return (state == NEBULA_STATE_CAPTURED ? catalogue->captured : catalogue->reached) + version_id % REACHED_COUNT;
+        waiter->wakes = (state == NEBULA_STATE_CAPTURED ? WAKE_CAPTURED : WAKE_REACHED) << version_id % REACHED_COUNT;
+        waiter->next = catalogue->waiters;
+        catalogue->waiters = waiter;
+}
+
+void catalogue_forget_waiter(struct catalogue *catalogue, struct waiter *waiter)
+{
+        struct waiter **link = &catalogue->waiters;
+
+        while (*link && *link != waiter)
+                link = &(*link)->next;
+        if (*link)
+                *link = waiter->next;
 }
 
 /* Most changes are nothing to the keeper and to who makes copies, and to wake a thread costs more than to look. */

@@ -12,8 +12,8 @@
  * page allocation) is done without it on versions that are pinned: a pinned
  * version is not freed and its images are not dropped.
  *
- * Who waits for a state of one version waits on one of `reached`, who waits for anything else
- * on `moved`; `work` wakes the persist workers, `clock` the thread that keeps the clock and starts
+ * Who waits for a state of one version is a `waiter`, which is answered by the thread that brought that about; who waits for anything
+ * else waits on `moved`; `work` wakes the persist workers, `clock` the thread that keeps the clock and starts
  * those, `keep` the keeper thread (spare images, pages to give back), `copy` the one that makes
  * copies on other nodes. They are told when the lock is given back (catalogue_unlock, catalogue_wait), for
  * with every rank of a node saving at once a thread that wakes only to find it taken costs as
@@ -32,7 +32,7 @@
 #define WORLD_MAX (1u << 20)
 #define TOMBSTONE_MAX 256 /* per job; a tombstone is a few KiB */
 #define SESSION_MAX 4096  /* connections; one thread each */
-#define REACHED_COUNT 8   /* versions that are waited for at one time are few; two that share one are woken together */
+#define REACHED_COUNT 8   /* versions that are waited for at one time are few; the waiters of two that share one all look */
 #define REPLICA_MAX 8     /* copies of a version; each costs its size in another node's memory and on the network */
 
 struct agent_file {
@@ -163,10 +163,17 @@ struct session {
         int64_t left_ns; /* when the last connection ended */
         double since;
 };
+/* A client that waits for a state of a version. Its thread is not woken to find out: whoever moved the version looks and tells. */
+struct waiter {
+        struct waiter *next;
+        uint32_t wakes; /* which signals concern it */
+        bool (*is_over)(struct waiter *waiter); /* called with the lock held; true: it leaves the list, and `tell` follows */
+        void (*tell)(struct waiter *waiter);    /* mostly after the lock was given back */
+};
 struct catalogue {
         pthread_mutex_t catalogue_lock;
         pthread_cond_t moved, work, clock, keep, copy, event;
-        pthread_cond_t captured[REACHED_COUNT], reached[REACHED_COUNT]; /* waits for versions, by their numbers; captured: for that state */
+        struct waiter *waiters;
         uint32_t wakes; /* who is to be told of what was done under the lock */
         struct memory memory;
         struct job *jobs;
@@ -207,8 +214,9 @@ void catalogue_signal_event(struct catalogue *catalogue);
 void catalogue_unlock_last(struct catalogue *catalogue);
 /* Gives the lock back and waits. `cond`: one of the catalogue's; timeout_ms < 0: no limit. */
 void catalogue_wait(struct catalogue *catalogue, pthread_cond_t *cond, int64_t timeout_ms);
-/* Where to wait for a state of this version. */
-pthread_cond_t *catalogue_reached(struct catalogue *catalogue, uint64_t version_id, enum nebula_state state);
+/* Lists who waits for a state of this version, and takes it from the list again. */
+void catalogue_await(struct catalogue *catalogue, struct waiter *waiter, uint64_t version_id, enum nebula_state state);
+void catalogue_forget_waiter(struct catalogue *catalogue, struct waiter *waiter);
 /* An invariant broke. A daemon aborts; inside a trainer the agent closes its doors instead. */
 void catalogue_panic(struct catalogue *catalogue, const char *what);
 

@@ -428,7 +428,7 @@ static void answer_init(struct answer *answer, enum ipc_type type)
         answer->size = 0;
         answer->fd = -1;
         answer->text = NULL;
-        answer->is_text = false;
+        answer->is_text = answer->is_later = false;
         answer->version_id = 0;
         memset(&answer->body, 0, size < sizeof answer->body ? size : sizeof answer->body);
 }
@@ -465,6 +465,8 @@ static bool serve_one(struct connection *connection)
                 status = error_set(&error, NEBULA_INVALID, 0, "the first request of a connection is HELLO");
         else
                 status = requests[type](connection, connection->frame.payload, &answer, &error);
+        if (!status && answer.is_later)
+                return session_await_answer(connection);
         if (status)
                 sent = ipc_send_error(connection->fd, type, &error, answer.version_id, NULL);
         else if (answer.is_text)
@@ -490,7 +492,8 @@ static bool next_request(struct connection *connection)
 
 void session_serve(struct catalogue *catalogue, int fd)
 {
-        struct connection connection = { .catalogue = catalogue, .fd = fd, .frame = { .fd = -1 } };
+        struct connection connection = { .catalogue = catalogue, .fd = fd, .frame = { .fd = -1 },
+                                         .answer_lock = PTHREAD_MUTEX_INITIALIZER };
         struct session *session;
 
         while (next_request(&connection) && serve_one(&connection))

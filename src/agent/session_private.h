@@ -11,11 +11,21 @@
 #include "agent/session.h"
 
 struct connection {
+        struct waiter waiter; /* first: it is the connection */
         struct catalogue *catalogue;
         int fd;
         struct session *session; /* NULL until HELLO */
         struct ipc_inbox inbox;
         struct ipc_frame frame;
+
+        /* A WAIT that is not over. Whoever ends it answers, and holds answer_lock until the answer is sent. */
+        pthread_mutex_t answer_lock; /* taken by who has the catalogue's lock; outlasts that */
+        bool is_waiting; /* guarded by the catalogue's lock, as is what follows */
+        bool has_asked;  /* for the version to be persisted at once */
+        struct ipc_wait wait;
+        int64_t wait_until_ns; /* INT64_MAX: no limit */
+        enum nebula_status wait_status;
+        struct nebula_error wait_error;
 };
 /* What a request answers when it succeeds; on_done frees it. */
 struct answer {
@@ -24,6 +34,7 @@ struct answer {
         int fd; /* closed after sending; -1: none */
         char *text; /* freed after sending */
         bool is_text; /* all of the answer, and of any size */
+        bool is_later; /* another thread answers */
         uint64_t version_id; /* that was begun, should the request be refused; 0: none */
         union {
                 struct ipc_welcome welcome;
@@ -40,6 +51,8 @@ struct answer {
 struct version *session_version(struct connection *connection, uint64_t id, struct nebula_error *error);
 /* `argument`: the connection. */
 bool session_client_gone(void *argument);
+/* Returns when the WAIT of this connection was answered. False: the connection is of no more use. */
+bool session_await_answer(struct connection *connection);
 
 typedef enum nebula_status request_run(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error);

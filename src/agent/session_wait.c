@@ -59,11 +59,24 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
                          job->store_error.message);
 }
 
-/* One look. True: the wait is over, with *ret_status. */
-static bool wait_over(struct connection *connection, const struct ipc_wait *request, enum nebula_status *ret_status,
-                      struct nebula_error *error)
+static void want_durable(struct connection *connection, struct version *version)
 {
-        struct version *version = session_version(connection, request->version_id, error);
+        if (version->wanted)
+                return;
+        version->wanted = true;
+        if (!connection->has_asked)
+                version->job->retry_at_ns = 0;
+        connection->has_asked = true;
+        catalogue_signal(connection->catalogue);
+}
+
+/* One look. True: the wait is over, with *ret_status. Else what is waited for is asked for. */
+static bool wait_over(struct connection *connection, enum nebula_status *ret_status, struct nebula_error *error)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        enum nebula_state state = (enum nebula_state)connection->wait.state;
+        struct version *version = session_version(connection, connection->wait.version_id, error);
+        bool is_publishing = version && state == NEBULA_STATE_DURABLE && version->stored && publish_waits(version);
 
         *ret_status = NEBULA_OK;
         if (!version)
@@ -71,16 +84,18 @@ static bool wait_over(struct connection *connection, const struct ipc_wait *requ
         else if (version->life.state == NEBULA_STATE_FAILED)
                 *ret_status = error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
                                         version->error.message);
-        else if (request->state == NEBULA_STATE_DURABLE && version->stored && publish_waits(version))
-                return false;
-        else if (commit_rank_reached(version, connection->session, (enum nebula_state)request->state)) {
-                if (request->state == NEBULA_STATE_DURABLE)
+        else if (!is_publishing && commit_rank_reached(version, connection->session, state)) {
+                if (state == NEBULA_STATE_DURABLE)
                         *ret_status = publish_failure(version->job, version, error);
                 return true;
-        } else if (request->state == NEBULA_STATE_REPLICATED)
-                *ret_status = replica_refused(connection->catalogue, version, error);
-        else if (request->state == NEBULA_STATE_DURABLE)
+        } else if (state == NEBULA_STATE_REPLICATED)
+                *ret_status = replica_refused(catalogue, version, error);
+        else if (state == NEBULA_STATE_DURABLE && !is_publishing)
                 *ret_status = durable_refused(version, error);
+        if (!*ret_status && (catalogue->stopping || catalogue->broken))
+                *ret_status = error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
+        if (!*ret_status && state == NEBULA_STATE_DURABLE)
+                want_durable(connection, version);
         return *ret_status != NEBULA_OK;
 }
 
@@ -107,39 +122,100 @@ static int64_t deadline(int64_t timeout_ms)
         return timeout_ms < 0 || timeout_ms > INT64_MAX / 2000000 ? INT64_MAX : os->now_ns() + timeout_ms * 1000000;
 }
 
+static bool waiter_is_over(struct waiter *waiter)
+{
+        struct connection *connection = (struct connection *)waiter;
+
+        if (!wait_over(connection, &connection->wait_status, &connection->wait_error))
+                return false;
+        connection->is_waiting = false;
+        pthread_mutex_lock(&connection->answer_lock);
+        return true;
+}
+
+static void send_wait_answer(struct connection *connection)
+{
+        if (connection->wait_status)
+                ipc_send_error(connection->fd, IPC_WAIT, &connection->wait_error, 0, NULL);
+        else
+                ipc_send(connection->fd, IPC_WAIT, NEBULA_OK, NULL, 0, -1, NULL);
+}
+
+/* A send that fails is the end of the connection, which its own thread finds too. */
+static void waiter_tell(struct waiter *waiter)
+{
+        struct connection *connection = (struct connection *)waiter;
+
+        send_wait_answer(connection);
+        pthread_mutex_unlock(&connection->answer_lock);
+}
+
 enum nebula_status request_wait(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error)
 {
         const struct ipc_wait *request = payload;
         struct catalogue *catalogue = connection->catalogue;
-        pthread_cond_t *cond = catalogue_reached(catalogue, request->version_id, (enum nebula_state)request->state);
-        int64_t until = deadline(request->timeout_ms);
-        enum nebula_status status = NEBULA_OK;
-        bool timeout = false, asked = false;
+        enum nebula_status status;
 
         if (request->state > NEBULA_STATE_DURABLE)
                 return error_set(error, NEBULA_INVALID, 0, "there is no state %u to wait for", request->state);
         catalogue_lock(catalogue);
-        while (!wait_over(connection, request, &status, error)) {
-                struct version *version = catalogue_version(catalogue, request->version_id);
-
-                if (request->state == NEBULA_STATE_DURABLE && !version->wanted) {
-                        version->wanted = true;
-                        if (!asked)
-                                version->job->retry_at_ns = 0;
-                        asked = true;
-                        catalogue_signal(catalogue);
-                }
-                status = wait_slice(connection, cond, until, &timeout, error);
-                if (!status && timeout && !wait_over(connection, request, &status, error)) {
-                        version = catalogue_version(catalogue, request->version_id);
-                        status = wait_timeout(version, error);
-                }
-                if (status || timeout)
-                        break;
+        connection->wait = *request;
+        connection->wait_until_ns = deadline(request->timeout_ms);
+        connection->has_asked = false;
+        answer->is_later = connection->is_waiting = !wait_over(connection, &status, error);
+        if (connection->is_waiting) {
+                connection->waiter.is_over = waiter_is_over;
+                connection->waiter.tell = waiter_tell;
+                catalogue_await(catalogue, &connection->waiter, request->version_id, (enum nebula_state)request->state);
         }
         catalogue_unlock(catalogue);
         return status;
+}
+
+/* Its time is over, or one more look is due. True: it is to be answered here. */
+static bool wait_slice_over(struct connection *connection)
+{
+        bool over = wait_over(connection, &connection->wait_status, &connection->wait_error);
+
+        if (!over && os->now_ns() >= connection->wait_until_ns) {
+                connection->wait_status = wait_timeout(catalogue_version(connection->catalogue, connection->wait.version_id),
+                                                       &connection->wait_error);
+                over = true;
+        }
+        if (over) {
+                catalogue_forget_waiter(connection->catalogue, &connection->waiter);
+                connection->is_waiting = false;
+        }
+        return over;
+}
+
+bool session_await_answer(struct connection *connection)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        bool is_waiting = true, is_gone = false, is_ours = false;
+
+        while (is_waiting) {
+                int64_t left_ms = connection->wait_until_ns == INT64_MAX ? WAIT_SLICE_MS :
+                                  (connection->wait_until_ns - os->now_ns() + 999999) / 1000000;
+                bool came = os->poll(connection->fd, left_ms < 0 ? 0 : left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS) == 1;
+
+                catalogue_lock(catalogue);
+                if (connection->is_waiting && came) { /* a client that waits sends nothing, so whatever can be read is its end */
+                        catalogue_forget_waiter(catalogue, &connection->waiter);
+                        connection->is_waiting = false;
+                        is_gone = true;
+                } else if (connection->is_waiting) {
+                        is_ours = wait_slice_over(connection);
+                }
+                is_waiting = connection->is_waiting;
+                catalogue_unlock(catalogue);
+        }
+        if (is_ours)
+                send_wait_answer(connection);
+        pthread_mutex_lock(&connection->answer_lock); /* who has answered is done with this connection */
+        pthread_mutex_unlock(&connection->answer_lock);
+        return !is_gone && !catalogue->broken;
 }
 
 /* Whether this version is one that FLUSH answers for: only this rank's copying stands between it and completion. */
