@@ -280,6 +280,19 @@ static void check_and_note(struct catalogue *catalogue, struct version *version)
                 note_write(catalogue, version);
 }
 
+static void part_close(struct part *part)
+{
+        part->closed = true;
+        part->spoken_for = false;
+}
+
+/* Others may wait for this part alone: other nodes, the clock of commit_quiet. */
+static void signal_closed(struct catalogue *catalogue, const struct version *version)
+{
+        if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
+                catalogue_signal(catalogue);
+}
+
 enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
                                    const struct ipc_captured *request, struct nebula_error *error)
 {
@@ -310,10 +323,14 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         part->fault_count += request->fault_count;
         if (!rank_copies(version, part->rank))
                 part->captured = catalogue_now();
+        if (request->commits)
+                part_close(part);
         version->activity_ns = os->now_ns();
         check_and_note(catalogue, version);
         version_signal_captured(catalogue, version);
-        if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
+        if (request->commits)
+                signal_closed(catalogue, version);
+        else if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal_work(catalogue); /* the clock of commit_quiet */
         return NEBULA_OK;
 }
@@ -355,12 +372,10 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
         part = own_part(version, session, error);
         if (!part)
                 return NEBULA_NO_MEMORY;
-        part->closed = true;
-        part->spoken_for = false;
+        part_close(part);
         version->activity_ns = os->now_ns();
         check_and_note(catalogue, version);
-        if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
-                catalogue_signal(catalogue); /* others wait for this part alone: other nodes, the clock of commit_quiet */
+        signal_closed(catalogue, version);
         return NEBULA_OK;
 }
 

@@ -32,7 +32,7 @@ struct grant *commit_grant(struct catalogue *catalogue, struct session *session,
                            const struct ipc_image *request, struct image *image, struct nebula_error *error);
 /* Its trainer never got the image, and cannot give it up. */
 void commit_ungrant(struct catalogue *catalogue, struct version *version, struct grant *grant);
-/* The grant's image holds the file. */
+/* The grant's image holds the file. It may be the last of its rank's part, which is closed with it then. */
 enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
                                    const struct ipc_captured *request, struct nebula_error *error);
 /* COMMIT of one rank. */

@@ -93,7 +93,9 @@ static enum nebula_status tell_begun(struct nebula_checkpoint *checkpoint, struc
         memcpy(request.tag, checkpoint->tag, sizeof request.tag);
         pthread_mutex_lock(&session->request_lock);
         status = session_connect(session, error);
-        if (status == NEBULA_OK && checkpoint->file_count == NEBULA_FILES_OPEN && session->settings.hello.world > 1) {
+        checkpoint->is_open_ended = checkpoint->file_count == NEBULA_FILES_OPEN && session->settings.hello.world > 1;
+        copies_settle_commits(session, checkpoint->tag);
+        if (status == NEBULA_OK && checkpoint->is_open_ended) {
                 status = session_call(session, &call, error);
                 if (status == NEBULA_OK)
                         checkpoint_know(checkpoint, ((const struct ipc_begun *)session->wire.frame.payload)->version_id,
@@ -136,6 +138,8 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
         return NEBULA_OK;
 }
 
+/* While a file is still being copied nothing can be complete: the commit goes with the word that it is whole, and nobody waits
+ * for an answer here. */
 enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error)
 {
         struct ipc_version request = { 0 };
@@ -143,11 +147,17 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
                 .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
                 .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
         };
+        enum nebula_status status = NEBULA_OK;
 
         if (!checkpoint)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_commit needs a checkpoint");
-        atomic_store(&checkpoint->is_committed, true);
-        return session_tell(checkpoint->session, &call, ret_error);
+        pthread_mutex_lock(&checkpoint->session->request_lock);
+        if (checkpoint->is_open_ended || !copies_commit(checkpoint->session, checkpoint)) {
+                copies_settle_commits(checkpoint->session, checkpoint->tag); /* of another handle */
+                status = session_call(checkpoint->session, &call, ret_error);
+        }
+        pthread_mutex_unlock(&checkpoint->session->request_lock);
+        return status;
 }
 
 enum nebula_status nebula_checkpoint_fail(nebula_checkpoint *checkpoint, const char *reason,

@@ -84,6 +84,7 @@ struct client_copy {
         struct cow_capture *capture;          /* NULL: the copy is whole, and the agent not told */
         const void *image;                    /* stays mapped while the copy is listed */
         uint64_t image_id, size, agent_nonce; /* of the agent that lent the image */
+        bool is_told, brings_commit;          /* the agent is told that it is whole; and that it was the last; guarded by copies_lock */
         int64_t added_ns;
         enum ipc_format format;
         char name[IPC_NAME_MAX];
@@ -131,7 +132,9 @@ struct nebula_checkpoint {
         _Atomic uint64_t version_id, agent_nonce;
         int64_t file_count;
         atomic_bool is_found;            /* by a search: not begun by this session */
-        atomic_bool is_committed, is_given_up; /* since the last save */
+        atomic_bool is_given_up;         /* since the last save */
+        bool commit_is_due;              /* the last copy that is under way brings it; guarded by copies_lock */
+        bool is_open_ended;              /* and of several ranks, who wait for those that have begun: the agent hears of all at once */
         _Atomic uint32_t user_count;     /* the caller, and each copy that is under way */
         char persist_path[IPC_PATH_MAX]; /* where it was found; "": the session's */
         uint64_t generation;             /* of what was found */
@@ -216,6 +219,10 @@ void copies_fork(struct nebula_session *session); /* in the child: the parent's 
 enum nebula_status copies_ready(struct nebula_session *session);
 /* Takes over `copy`, which malloc made; holds its checkpoint. */
 void copies_add(struct nebula_session *session, struct client_copy *copy);
+/* True: the last copy of `checkpoint` that is under way tells the agent that this rank's part is closed. */
+bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *checkpoint);
+/* Returns when no such commit of this tag is under way: what follows is to come after it. */
+void copies_settle_commits(struct nebula_session *session, const char *tag);
 /* Whether that file is on its way: its successor must not overtake it. */
 bool copies_has(struct nebula_session *session, const char *tag, const char *name);
 /* The images that must stay mapped. */

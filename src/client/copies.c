@@ -82,11 +82,6 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
 {
         struct ipc_image request = { .size = copy->size, .format = copy->format };
         struct client_call call;
-        struct ipc_version commit = { 0 };
-        struct client_call commit_call = {
-                .type = IPC_COMMIT, .request = &commit, .size = sizeof commit, .version_id = &commit.version_id,
-                .checkpoint = copy->checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
-        };
         enum nebula_status status;
 
         checkpoint_image_call(copy->checkpoint, copy->name, &request, &call);
@@ -100,10 +95,47 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
                 status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
         else
                 tell_abandoned(session, wire, copy, error->message);
-        /* That the rank's part is closed went down with the first agent. */
-        if (status == NEBULA_OK && atomic_load(&copy->checkpoint->is_committed))
-                status = session_call_alone(session, wire, &commit_call, error);
         return status;
+}
+
+/* Whether the commit of its checkpoint goes with `copy`, the last one that the agent has not heard of. */
+static bool takes_commit(struct nebula_session *session, struct client_copy *copy)
+{
+        struct nebula_checkpoint *checkpoint = copy->checkpoint;
+        bool takes = checkpoint->commit_is_due;
+
+        for (const struct client_copy *other = session->copies.first; other; other = other->next)
+                takes = takes && (other == copy || other->checkpoint != checkpoint || other->is_told);
+        if (takes)
+                checkpoint->commit_is_due = false;
+        copy->brings_commit |= takes;
+        return takes;
+}
+
+/* CAPTURED, and the commit, whether it was there before or came in the meantime. */
+static enum nebula_status tell_captured(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
+                                        struct nebula_error *error)
+{
+        struct ipc_version request = { 0 };
+        struct client_call commit = {
+                .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = copy->checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+        enum nebula_status status;
+        bool is_late;
+
+        pthread_mutex_lock(&session->copies.copies_lock);
+        copy->captured.commits = takes_commit(session, copy);
+        pthread_mutex_unlock(&session->copies.copies_lock);
+        status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
+        if (status == NEBULA_NOT_FOUND && wire->agent_nonce != copy->agent_nonce &&
+            !atomic_load(&copy->checkpoint->is_given_up))
+                status = save_again(session, wire, copy, error);
+        pthread_mutex_lock(&session->copies.copies_lock);
+        copy->is_told = true;
+        is_late = takes_commit(session, copy);
+        pthread_mutex_unlock(&session->copies.copies_lock);
+        return status == NEBULA_OK && is_late ? session_call_alone(session, wire, &commit, error) : status;
 }
 
 static enum nebula_status finish(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
@@ -129,14 +161,13 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
         }
         if (status == NEBULA_OK)
                 status = cow_status;
-        if (status != NEBULA_OK) {
-                tell_abandoned(session, wire, copy, error->message);
-                return status;
-        }
-        status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
-        if (status == NEBULA_NOT_FOUND && wire->agent_nonce != copy->agent_nonce &&
-            !atomic_load(&copy->checkpoint->is_given_up))
-                status = save_again(session, wire, copy, error);
+        if (status == NEBULA_OK)
+                return tell_captured(session, wire, copy, error);
+        tell_abandoned(session, wire, copy, error->message);
+        pthread_mutex_lock(&session->copies.copies_lock);
+        copy->is_told = true;
+        takes_commit(session, copy); /* which is none any more: the version has failed */
+        pthread_mutex_unlock(&session->copies.copies_lock);
         return status;
 }
 
@@ -217,6 +248,35 @@ void copies_add(struct nebula_session *session, struct client_copy *copy)
         *link = copy;
         copies->count++;
         pthread_cond_broadcast(&copies->moved);
+        pthread_mutex_unlock(&copies->copies_lock);
+}
+
+bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *checkpoint)
+{
+        bool is_under_way = false;
+
+        pthread_mutex_lock(&session->copies.copies_lock);
+        for (const struct client_copy *copy = session->copies.first; copy && !is_under_way; copy = copy->next)
+                is_under_way = copy->checkpoint == checkpoint && !copy->is_told;
+        checkpoint->commit_is_due = is_under_way;
+        pthread_mutex_unlock(&session->copies.copies_lock);
+        return is_under_way;
+}
+
+void copies_settle_commits(struct nebula_session *session, const char *tag)
+{
+        struct client_copies *copies = &session->copies;
+        const struct client_copy *copy;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        for (;;) {
+                copy = copies->first;
+                while (copy && !((copy->checkpoint->commit_is_due || copy->brings_commit) && strcmp(copy->checkpoint->tag, tag) == 0))
+                        copy = copy->next;
+                if (!copy || pthread_equal(copies->thread, pthread_self())) /* in `release`: the thread would wait for itself */
+                        break;
+                os_cond_wait(&copies->moved, &copies->copies_lock, -1);
+        }
         pthread_mutex_unlock(&copies->copies_lock);
 }
 

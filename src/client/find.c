@@ -14,7 +14,7 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
                 return NULL;
         checkpoint->session = session;
         checkpoint->file_count = NEBULA_FILES_OPEN; /* should the caller add to it */
-        checkpoint->is_found = true;
+        checkpoint->is_found = checkpoint->is_open_ended = true;
         checkpoint->user_count = 1;
         checkpoint->generation = found->generation;
         memcpy(checkpoint->tag, found->tag, sizeof checkpoint->tag);

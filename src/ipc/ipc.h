@@ -112,6 +112,7 @@ struct ipc_captured {
         int64_t copy_ns;    /* from save() to the last byte */
         int64_t cpu_ns;     /* of the copying threads */
         uint64_t fault_count; /* copy-on-write faults taken */
+        uint32_t commits, unused; /* commits: this rank's part is closed too, as by COMMIT */
 };
 struct ipc_abandon {
         uint64_t image_id;

@@ -431,14 +431,19 @@ static void filling_unmapping(void *argument, void *image)
         at->unmapped_count += (char *)image <= at->to && at->to <= (char *)image + 4096;
 }
 
-static enum nebula_status fill_save(bool may_overlap, bool may_end)
+static enum nebula_status fill_save_as(const char *name, bool may_overlap, bool may_end)
 {
         static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
         const struct nebula_keep keep = { .release = filling_release, .argument = &filling, .fill = filling_fill,
                                           .filled = filling_filled, .may_overlap = may_overlap };
 
         atomic_store(&filling.may_end, may_end);
-        return nebula_checkpoint_save_bytes_kept(checkpoint, "n", ranges, 3, &keep, &error);
+        return nebula_checkpoint_save_bytes_kept(checkpoint, name, ranges, 3, &keep, &error);
+}
+
+static enum nebula_status fill_save(bool may_overlap, bool may_end)
+{
+        return fill_save_as("n", may_overlap, may_end);
 }
 
 static void what_the_caller_fills_is_in_the_file(void)
@@ -477,6 +482,80 @@ static void what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint(v
         CHECK(ok(nebula_session_settle(session, -1, &error)));
         CHECK(filling.filled_count == 1 && filling.released_count == 1 && filling.was_lost);
         CHECK(fake_seen(IPC_ABANDON) == 3 && fake_seen(IPC_CAPTURED) == 0);
+        end();
+}
+
+/* Two files are being copied, and committed. */
+static bool commit_while_copying(const char *tag)
+{
+        filling = (struct filling){ 0 };
+        return ok(nebula_checkpoint_begin(session, tag, 2, &checkpoint, &error)) && ok(fill_save_as("a", true, false)) &&
+               ok(fill_save_as("b", true, false)) && ok(nebula_checkpoint_commit(checkpoint, &error));
+}
+
+static void a_commit_during_copies_goes_with_the_last(void)
+{
+        start();
+        CHECK(commit_while_copying("t"));
+        CHECK(fake.commit_count == 0 && fake_seen(IPC_CAPTURED) == 0);
+        atomic_store(&filling.may_end, true);
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 2 && fake_seen(IPC_COMMIT) == 0);
+        CHECK(holds("t", "b", "the device's.", 13)); /* the other one shares its place in the test */
+        end();
+}
+
+/* Whether the copy can take it along or its thread has to tell it afterwards. */
+static void a_commit_while_the_last_copy_is_told_is_told_once(void)
+{
+        start();
+        filling = (struct filling){ 0 };
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(fill_save(true, false)));
+        pthread_mutex_lock(&fake.lock); /* no answer */
+        atomic_store(&filling.may_end, true);
+        usleep(50000);
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        pthread_mutex_unlock(&fake.lock);
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 1);
+        end();
+}
+
+static void *end_filling_soon(void *argument)
+{
+        usleep(50000);
+        atomic_store((atomic_bool *)argument, true);
+        return NULL;
+}
+
+static void a_tag_is_not_begun_again_before_its_commit_is_told(void)
+{
+        struct nebula_checkpoint *first;
+        pthread_t thread;
+
+        start();
+        CHECK(commit_while_copying("t"));
+        first = checkpoint;
+        REQUIRE(!pthread_create(&thread, NULL, end_filling_soon, &filling.may_end));
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 2);
+        pthread_join(thread, NULL);
+        nebula_checkpoint_free(first);
+        end();
+}
+
+/* The first of them is whole at the new agent before the second: that is no reason to call the checkpoint whole. */
+static void an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last(void)
+{
+        start();
+        fake.forgets = true;
+        CHECK(commit_while_copying("t"));
+        fake_dies_at(IPC_CAPTURED, 1);
+        atomic_store(&filling.may_end, true);
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake_seen(IPC_IMAGE) == 4 && filling.released_count == 2 && !filling.was_lost);
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 2);
         end();
 }
 
@@ -854,6 +933,10 @@ static const struct tap_test tests[] = {
         TEST(what_the_caller_fills_is_in_the_file),
         TEST(what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint),
         TEST(a_session_closed_by_who_hears_of_a_copy_waits_for_the_others),
+        TEST(a_commit_during_copies_goes_with_the_last),
+        TEST(a_commit_while_the_last_copy_is_told_is_told_once),
+        TEST(a_tag_is_not_begun_again_before_its_commit_is_told),
+        TEST(an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last),
         TEST(a_lost_image_is_filled_again_while_the_save_runs),
         TEST(a_version_that_the_agent_forgot_is_begun_again),
         TEST(only_open_ended_checkpoints_of_several_ranks_are_begun_before_their_first_save),

@@ -47,6 +47,7 @@ static struct {
         size_t image_count, version_count;
         struct ipc_hello hello; /* the last one */
         struct ipc_captured captured;
+        int commit_count, captured_at_commit; /* captured_at_commit: files of that version, at the last one */
         int seen[FAKE_TYPE_COUNT];
         /* the script */
         int die_at[FAKE_TYPE_COUNT];
@@ -125,12 +126,23 @@ static void fake_lend(int fd, const struct ipc_image *request)
         ipc_send(fd, IPC_IMAGE, NEBULA_OK, &answer, sizeof answer, image->fd, NULL);
 }
 
+static void fake_commit(uint64_t version_id)
+{
+        fake_version(version_id)->is_committed = true;
+        fake.commit_count++;
+        fake.captured_at_commit = 0;
+        for (size_t i = 0; i < fake.image_count; i++)
+                fake.captured_at_commit += fake.images[i].version_id == version_id && fake.images[i].is_captured;
+}
+
 static void fake_captured(int fd, const struct ipc_captured *request)
 {
         for (size_t i = 0; i < fake.image_count; i++) {
                 if (fake.images[i].id == request->image_id) {
                         fake.images[i].is_captured = true;
                         fake.captured = *request;
+                        if (request->commits)
+                                fake_commit(fake.images[i].version_id);
                         ipc_send(fd, IPC_CAPTURED, NEBULA_OK, NULL, 0, -1, NULL);
                         return;
                 }
@@ -228,7 +240,7 @@ static void fake_answer(int fd, const struct ipc_frame *frame)
                 fake_captured(fd, frame->payload);
                 break;
         case IPC_COMMIT:
-                fake_version(*(const uint64_t *)frame->payload)->is_committed = true;
+                fake_commit(*(const uint64_t *)frame->payload);
                 ipc_send(fd, type, NEBULA_OK, NULL, 0, -1, NULL);
                 break;
         case IPC_STATE:
@@ -348,6 +360,7 @@ static void fake_start(void)
         fake.next_id = 0;
         fake.forgets = fake.lends_too_little = false;
         memset(fake.seen, 0, sizeof fake.seen);
+        fake.commit_count = 0;
         memset(fake.die_at, 0, sizeof fake.die_at);
         memset(fake.refuse, 0, sizeof fake.refuse);
         for (size_t i = 0; i < FAKE_COUNT_MAX; i++)
