@@ -83,6 +83,7 @@ static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
 
         bench_init(&bench, NULL, "");
         bench.session.world = 2;
+        catalogue_lock(&bench.catalogue);
         for (uint32_t rank = 0; rank < 2; rank++) {
                 bench.session.rank = rank;
                 bench.session.nonce = rank + 1;
@@ -94,6 +95,7 @@ static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
         }
         CHECK(commit_rank_ended(&bench.catalogue, version, 0));
         CHECK(version->life.state == NEBULA_STATE_FAILED && strstr(version->error.message, "of rank 0"));
+        catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
 }
 
