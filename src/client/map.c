@@ -38,8 +38,8 @@ static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebul
         return NEBULA_OK;
 }
 
-/* Room for a file that is read here. No huge pages are asked for: on a virtual machine whose host gives memory late, reading
- * into new ones is slower than into small ones. */
+/* Room for a file that is read here. No huge pages are asked for: a virtual machine's host takes back what lies free in pieces of that
+ * size, and gives it again at a tenth of the disk's speed. */
 static enum nebula_status make_room(struct nebula_map *map, struct nebula_error *error)
 {
         int result = map->size == 0 ? 0 : os->map(-1, 0, map->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS,

@@ -92,7 +92,7 @@ static enum nebula_status check_chunk(void *argument, const void *data, uint64_t
 
 bool stored_fetch_all(struct client_stored *stored, void *data)
 {
-        if (stored->size && bulk_read(stored->fd, stored->is_direct, data, stored->size, (uint32_t)stored->chunk_bytes, check_chunk,
+        if (stored->size && bulk_read(stored->fd, stored->is_direct, data, true, stored->size, (uint32_t)stored->chunk_bytes, check_chunk,
                                       stored, NULL))
                 return false;
         memset(stored->present, true, stored->chunk_count * sizeof *stored->present);

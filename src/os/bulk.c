@@ -253,11 +253,11 @@ int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct b
         return result;
 }
 
-int bulk_read(int fd, bool is_direct, void *data, uint64_t size, uint32_t chunk_bytes,
+int bulk_read(int fd, bool is_direct, void *data, bool is_new, uint64_t size, uint32_t chunk_bytes,
               bulk_check *check, void *argument, struct nebula_error *error)
 {
         struct bulk_job job = {
-                .fd = fd, .is_direct = is_direct, .data = data, .size = size, .chunk_bytes = chunk_bytes,
+                .fd = fd, .is_direct = is_direct, .is_new = is_new, .data = data, .size = size, .chunk_bytes = chunk_bytes,
                 .check = check, .argument = argument, .error = error,
         };
 

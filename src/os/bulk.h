@@ -73,10 +73,11 @@ int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct b
 /*
  * Reads the first `size` bytes. Each chunk of `chunk_bytes` (the last one
  * shorter) that has arrived is handed to `check`, which may be NULL, while
- * others are on their way. 0; a negative errno, -ENODATA when the file is
+ * others are on their way. is_new: the memory has no pages yet, and they are made ahead of
+ * the requests. 0; a negative errno, -ENODATA when the file is
  * shorter; or the positive status of `check`, which has filled `error`.
  */
-int bulk_read(int fd, bool is_direct, void *data, uint64_t size, uint32_t chunk_bytes,
+int bulk_read(int fd, bool is_direct, void *data, bool is_new, uint64_t size, uint32_t chunk_bytes,
               bulk_check *check, void *argument, struct nebula_error *error);
 
 #endif

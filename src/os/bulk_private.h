@@ -13,7 +13,7 @@
 struct bulk_job {
         /* Fixed while the engine runs. */
         int fd;
-        bool is_write, is_direct;
+        bool is_write, is_direct, is_new; /* is_new: no pages yet, to be made for a read */
         char *data;
         uint64_t size, direct_size; /* direct_size: what goes in whole pages; the rest takes the bounce buffer */
         uint64_t chunk_bytes, chunk_count;

@@ -59,12 +59,12 @@ enum nebula_status file_read_bulk(struct store *store, const char *key, void *da
         if (status)
                 return status;
         fd = open_to_read(path, is_direct ? OS_DIRECT : 0);
-        result = fd < 0 ? fd : bulk_read(fd, is_direct, data, size, chunk_bytes, check, argument, error);
+        result = fd < 0 ? fd : bulk_read(fd, is_direct, data, false, size, chunk_bytes, check, argument, error);
         if (result == -EINVAL && is_direct) {
                 if (fd >= 0)
                         os->close(fd);
                 fd = open_to_read(path, 0); /* a file system without O_DIRECT */
-                result = fd < 0 ? fd : bulk_read(fd, false, data, size, chunk_bytes, check, argument, error);
+                result = fd < 0 ? fd : bulk_read(fd, false, data, false, size, chunk_bytes, check, argument, error);
         }
         if (result > 0)
                 status = (enum nebula_status)result; /* the check's, and so is the error */

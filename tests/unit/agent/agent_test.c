@@ -93,7 +93,7 @@ static void the_first_who_can_read_storage_is_lent_the_file_and_the_next_gets_an
         CHECK(opened->source == IPC_SOURCE_STORAGE && opened->size == FILE_BYTES && opened->chunk_bytes);
         CHECK(opened->chunk_count == (FILE_BYTES + opened->chunk_bytes - 1) / opened->chunk_bytes);
         REQUIRE(opened->chunk_count == 1);
-        CHECK(!bulk_read(client.frame.fd, opened->is_direct, data, FILE_BYTES, opened->chunk_bytes, NULL, NULL, NULL));
+        CHECK(!bulk_read(client.frame.fd, opened->is_direct, data, false, FILE_BYTES, opened->chunk_bytes, NULL, NULL, NULL));
         CHECK(sum_crc64(0, data, FILE_BYTES) == opened->crc64[0]);
         for (size_t i = 0; i < FILE_BYTES; i++)
                 wrong += data[i] != byte_at(3, i);

@@ -63,7 +63,7 @@ static void round_trip(bool is_direct, uint64_t size, uint32_t chunk_bytes)
         memset(back, 0xee, BYTES_MAX);
         fd = open_as(is_direct, OS_READ);
         REQUIRE(fd >= 0);
-        CHECK(bulk_read(fd, is_direct, back, size, chunk_bytes, compare, &seen, &error) == 0);
+        CHECK(bulk_read(fd, is_direct, back, is_direct, size, chunk_bytes, compare, &seen, &error) == 0);
         CHECK(seen == size);
         CHECK(!memcmp(back, data, size));
         CHECK(size == BYTES_MAX || back[size] == 0xee);
@@ -120,7 +120,7 @@ static void a_flipped_byte_stops_the_read_and_tells_the_first_place(void)
         for (int engine = 0; engine < 2; engine++) {
                 if (bulk_engine_force((enum bulk_engine)engine))
                         continue;
-                CHECK(bulk_read(fd, false, back, BYTES_MAX, 64u << 10, compare, &seen, &error) == NEBULA_CORRUPT);
+                CHECK(bulk_read(fd, false, back, false, BYTES_MAX, 64u << 10, compare, &seen, &error) == NEBULA_CORRUPT);
                 CHECK(error.status == NEBULA_CORRUPT && strstr(error.message, "1179648"));
         }
         os->close(fd);
@@ -138,7 +138,7 @@ static void a_file_that_ends_early_is_no_data(void)
         fd = open_as(false, OS_READ);
         for (int engine = 0; engine < 2; engine++)
                 if (!bulk_engine_force((enum bulk_engine)engine))
-                        CHECK(bulk_read(fd, false, back, 4u << 20, 64u << 10, NULL, NULL, NULL) == -ENODATA);
+                        CHECK(bulk_read(fd, false, back, false, 4u << 20, 64u << 10, NULL, NULL, NULL) == -ENODATA);
         os->close(fd);
         end();
 }
@@ -238,9 +238,9 @@ static void a_feed_that_ends_early_cancels_the_write(void)
 static void unaligned_memory_is_refused_for_a_direct_file(void)
 {
         begin();
-        CHECK(bulk_read(0, true, back + 1, 1u << 20, 64u << 10, NULL, NULL, NULL) == -EINVAL);
-        CHECK(bulk_read(0, true, back, 1u << 20, 1000, NULL, NULL, NULL) == -EINVAL);
-        CHECK(bulk_read(0, false, back, 1u << 20, 0, NULL, NULL, NULL) == -EINVAL);
+        CHECK(bulk_read(0, true, back + 1, false, 1u << 20, 64u << 10, NULL, NULL, NULL) == -EINVAL);
+        CHECK(bulk_read(0, true, back, false, 1u << 20, 1000, NULL, NULL, NULL) == -EINVAL);
+        CHECK(bulk_read(0, false, back, false, 1u << 20, 0, NULL, NULL, NULL) == -EINVAL);
         CHECK(bulk_write(0, true, data + 8, 1u << 20, NULL) == -EINVAL);
         end();
 }
