@@ -527,7 +527,7 @@ void commit_carry_stored(struct catalogue *catalogue, struct job *job, bool is_f
                 /* Nobody else has seen the number yet: generations are given in one process. */
                 if (version->generation <= manifest->generation && version->life.state != NEBULA_STATE_FAILED)
                         version_set_generation(version, version->generation + manifest->generation);
-                if (lifecycle_complete(version->life.state) && version->in_memory && !version->pins)
+                if (lifecycle_complete(version->life.state) && version->in_memory) /* pinned or not: who works on it holds no file */
                         carry_manifest(version, manifest);
                 note_write(catalogue, version);
         }

@@ -2,6 +2,7 @@
 #include "agent/agent_catalogue.h"
 #include "agent/world.h"
 #include "tap.h"
+#include "test_dir.h"
 
 /* One file by rank 0, which is all that its version asks for. */
 static bool save_one(struct bench *bench, unsigned seed)
@@ -125,6 +126,33 @@ static void a_version_that_another_node_let_go_keeps_its_images_while_they_are_r
         bench_done(&bench, true);
 }
 
+/* Storage could not be looked through before, and the worker, or a loader, has the version in its hands when it can. */
+static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
+{
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version));
+        bench_done(&bench, true);
+
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "t", 3, 0);
+        REQUIRE(version);
+        version->pins++;
+        CHECK(!storage_scan(&bench.catalogue, bench.job, &bench.error));
+        version->pins--;
+        CHECK(!bench_persist(&bench, version));
+        CHECK(bench.job->stored.count == 1 && manifest_find_file(&bench.job->stored.manifests[0], "b"));
+        CHECK(bench.job->stored.count == 1 && stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 2));
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
 TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
-         TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read))
+         TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
+         TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold))
