@@ -85,11 +85,19 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         return NEBULA_OK;
 }
 
-static bool being_read(const struct job *job, const struct manifest *manifest)
+/* To become the tag's next generation in storage, perhaps with files of the one that is there. */
+static bool is_to_follow(const struct version *version)
+{
+        return commit_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
+}
+
+/* It is being read, or written again. */
+static bool in_use(const struct job *job, const struct manifest *manifest)
 {
         for (const struct version *version = job->versions; version; version = version->next)
-                if (version->stored && !strcmp(version->tag, manifest->tag) && version->generation == manifest->generation &&
-                    version->pins)
+                if (!strcmp(version->tag, manifest->tag) &&
+                    ((version->stored && version->generation == manifest->generation && version->pins) ||
+                     (version->generation > manifest->generation && is_to_follow(version))))
                         return true;
         return false;
 }
@@ -108,7 +116,7 @@ static struct manifest *take_dropped(struct job *job, size_t *ret_count)
 
                         entries[i] = (struct retain_entry){
                                 .step = manifest->step, .sequence = manifest->sequence, .durable = true,
-                                .complete = !strcmp(manifest->job, job->name), .busy = being_read(job, manifest),
+                                .complete = !strcmp(manifest->job, job->name), .busy = in_use(job, manifest),
                         };
                 }
                 retain_storage(entries, count, job->keep_last, job->keep_every, drop);

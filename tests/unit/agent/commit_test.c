@@ -152,7 +152,34 @@ static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
         test_dir_remove(storage);
 }
 
+/* Memory has let go of what storage holds of it. */
+static void a_stored_version_that_is_being_written_again_is_not_removed(void)
+{
+        struct version *first, *again, *other;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        first = bench_version(&bench, "best", 1, 2);
+        REQUIRE(first && !bench_persist(&bench, first));
+        other = bench_version(&bench, "last", 3, 4);
+        REQUIRE(other);
+        version_forget_memory(&bench.catalogue, first);
+        again = bench_version(&bench, "best", 5, 0);
+        REQUIRE(again && !bench_persist(&bench, other));
+        bench.job->keep_last = 1;
+        storage_retain(&bench.catalogue, bench.job);
+        CHECK(!bench_persist(&bench, again));
+        CHECK(bench.job->stored.count == 2 && stored_holds(bench.job->store, &bench.job->stored.manifests[1], "b", 2));
+        storage_retain(&bench.catalogue, bench.job);
+        CHECK(bench.job->stored.count == 1);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
 TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
-         TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold))
+         TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold),
+         TEST(a_stored_version_that_is_being_written_again_is_not_removed))
