@@ -11,7 +11,7 @@
  *
  * Other settings of the environment: NEBULA_MEMORY_BUFFER_SIZE (bytes, K/M/G; the memory
  * tier's budget until a session says otherwise), NEBULA_PERSIST_GIVE_UP (seconds a failing
- * storage is tried for each version, 600), NEBULA_MEMORY_WAIT (seconds a save waits for
+ * storage is tried, 600; for the newest version from its commit on), NEBULA_MEMORY_WAIT (seconds a save waits for
  * memory, 300), NEBULA_QUIET_S (seconds after which an open-ended
  * part closes by itself, 30), NEBULA_TAKEOVER_S (seconds
  * after which any agent commits in place of the one of rank 0, 30), NEBULA_SWEEP_AGE (age in seconds of debris that is removed

@@ -141,6 +141,16 @@ static int64_t back_off(uint32_t attempt)
         return delay * 3 / 4 + (int64_t)((double)delay / 2 * ((double)random / UINT32_MAX));
 }
 
+/* The newest version came perhaps when storage had failed for long: it has all the time, or what a job saved last would have
+ * one try. Those before it only take up memory. */
+static int64_t tried_since(const struct job *job, const struct version *version)
+{
+        for (const struct version *other = job->live; other; other = other->next_live)
+                if (to_persist(other) && other->sequence > version->sequence)
+                        return job->failing_since_ns;
+        return version->activity_ns > job->failing_since_ns ? version->activity_ns : job->failing_since_ns;
+}
+
 static void note_failure(struct catalogue *catalogue, struct job *job, struct version *version, const struct nebula_error *error,
                          int64_t now)
 {
@@ -159,7 +169,7 @@ static void note_failure(struct catalogue *catalogue, struct job *job, struct ve
         job->retry_at_ns = now + back_off(job->attempt);
         log_event(LOG_LEVEL_WARN, "%s%scannot be written, again in %.1f s: %s", version ? version->tag : job->persist_path, version ? " " : " ",
                  (double)(job->retry_at_ns - now) / 1e9, error->message);
-        if (version && now - job->failing_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS)
+        if (version && now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS)
                 version_fail(catalogue, version, error->status, "given up after %" PRIu64 " s of tries: %.400s",
                              catalogue->give_up_s, error->message);
         else if (version)

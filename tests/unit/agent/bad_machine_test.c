@@ -8,9 +8,10 @@
 static struct test_place place;
 static struct os_table table;
 static const struct os_table *before;
-static _Atomic int64_t clock_offset_ns;
+static _Atomic int64_t clock_offset_ns, time_passed_ns;
+static atomic_uint refused_count;
 static atomic_bool memory_is_refused;
-static char hanging[96], slow[96]; /* storage paths; "": none */
+static char hanging[96], slow[96], broken[96]; /* storage paths; "": none */
 static _Atomic int64_t slow_until_ns;
 static atomic_bool hangs, descriptors_are_refused, sockets_are_refused, pages_are_slow, pages_are_made;
 
@@ -33,6 +34,10 @@ static int open_late_or_never(const char *path, int flags)
 {
         while ((flags & OS_WRITE) && ((hangs && is_below(path, hanging)) || (is_below(path, slow) && before->now_ns() < slow_until_ns)))
                 before->sleep_ms(5);
+        if ((flags & OS_WRITE) && is_below(path, broken)) {
+                refused_count++;
+                return -EIO;
+        }
         return before->open(path, flags);
 }
 
@@ -62,6 +67,11 @@ static int64_t shifted_wall_ns(void)
         return before->wall_ns() + clock_offset_ns;
 }
 
+static int64_t shifted_now_ns(void)
+{
+        return before->now_ns() + time_passed_ns;
+}
+
 static struct agent *start(void)
 {
         struct nebula_error error = { 0 };
@@ -84,6 +94,7 @@ static void begin_bad(void)
         table.advise = advise_slowly;
         table.duplicate = refuse_duplicate;
         table.wall_ns = shifted_wall_ns;
+        table.now_ns = shifted_now_ns;
         memory_is_refused = false;
         clock_offset_ns = 0;
         os = &table;
@@ -186,6 +197,70 @@ static bool newest_is(struct test_client *client, const char *tag, unsigned seed
 
         return !find(client, "", "", &found) && !strcmp(found.tag, tag) &&
                !load(client, found.version_id, "model.pt", seed, FILE_BYTES, NULL);
+}
+
+/* Time passes, and something happens that makes the workers look. */
+static void let_pass(int64_t seconds)
+{
+        struct test_client other;
+
+        time_passed_ns += seconds * 1000000000;
+        client_init(&other, &place, 2);
+        other.hello.role = IPC_ROLE_TOOL;
+        CHECK(!client_connect(&other, &place));
+        client_done(&other);
+}
+
+/* Once the longest back-off has passed; twice, when it began only meanwhile. */
+static bool reaches(struct test_client *client, uint64_t version, enum nebula_state state)
+{
+        for (int i = 0; i < 600 && state_of(client, version) != (int)state; i++) {
+                if (i % 200 == 0)
+                        let_pass(40);
+                before->sleep_ms(5);
+        }
+        return state_of(client, version) == (int)state;
+}
+
+/* Likewise: storage is tried again, in vain. */
+static bool is_tried(void)
+{
+        unsigned count = refused_count;
+
+        for (int i = 0; i < 600 && refused_count == count; i++) {
+                if (i % 200 == 0)
+                        let_pass(40);
+                before->sleep_ms(5);
+        }
+        return refused_count > count;
+}
+
+static void the_newest_version_is_not_given_up_for_what_storage_failed_before_it(void)
+{
+        struct test_client client;
+        uint64_t first, second, third;
+        struct agent *agent;
+
+        begin_bad();
+        snprintf(broken, sizeof broken, "%s", place.storage);
+        agent = start();
+        client_init(&client, &place, 1);
+        REQUIRE(agent && !client_connect(&client, &place));
+        REQUIRE(!save_whole(&client, "global_step1", 1, &first));
+        CHECK(is_tried() && is_tried() && state_of(&client, first) == NEBULA_STATE_COMMITTED);
+        let_pass(600);
+        CHECK(reaches(&client, first, NEBULA_STATE_FAILED));
+        REQUIRE(!save_whole(&client, "global_step2", 2, &second));
+        CHECK(is_tried() && is_tried() && state_of(&client, second) == NEBULA_STATE_COMMITTED);
+        REQUIRE(!save_whole(&client, "global_step3", 3, &third));
+        CHECK(reaches(&client, second, NEBULA_STATE_FAILED));
+        CHECK(is_tried() && is_tried() && state_of(&client, third) == NEBULA_STATE_COMMITTED);
+        broken[0] = 0;
+        CHECK(reaches(&client, third, NEBULA_STATE_DURABLE));
+        client_done(&client);
+        agent_stop(agent, true);
+        time_passed_ns = 0;
+        end_bad();
 }
 
 static void a_clock_that_goes_backwards_makes_nothing_older(void)
@@ -399,7 +474,9 @@ static void storage_that_holds_the_secret_of_the_copies_does_not_hold_up_the_end
 }
 
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
-         TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open), TEST(a_clock_that_goes_backwards_makes_nothing_older),
+         TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open),
+         TEST(the_newest_version_is_not_given_up_for_what_storage_failed_before_it),
+         TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
          TEST(an_agent_that_cannot_listen_leaves_memory_to_the_next_one),
          TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(a_spare_image_that_is_being_made_is_waited_for),
