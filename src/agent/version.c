@@ -96,18 +96,17 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
 
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
 {
-        struct nebula_error error = { .status = status };
-        bool was_complete = lifecycle_complete(version->life.state);
+        char message[sizeof version->error.message];
         va_list arguments;
 
-        va_start(arguments, format);
-        vsnprintf(error.message, sizeof error.message, format, arguments);
-        va_end(arguments);
         if (version->life.state == NEBULA_STATE_FAILED)
                 return;
-        version->error = error;
-        version->failed_by_storage = was_complete && version->in_memory;
-        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, error.message);
+        va_start(arguments, format);
+        vsnprintf(message, sizeof message, format, arguments);
+        va_end(arguments);
+        error_set(&version->error, status, 0, "%s", message); /* which mends what was cut within a character */
+        version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory;
+        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, version->error.message);
         version_move(catalogue, version, NEBULA_STATE_FAILED);
         if (!version->failed_by_storage)
                 version_forget_memory(catalogue, version);

@@ -1,5 +1,6 @@
 /* Versions that become complete, and what that does to those around them. */
 #include "agent/agent_catalogue.h"
+#include "agent/report.h"
 #include "agent/world.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -178,8 +179,25 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
         test_dir_remove(storage);
 }
 
+/* A report is JSON, which takes no half of a character: the version would be missing from every list. */
+static void why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character(void)
+{
+        char tag[] = "x\u4e16\u754c", *text = NULL;
+        struct version *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        version = commit_begin(&bench.catalogue, &bench.session, tag, 1, &bench.error);
+        REQUIRE(version);
+        version_fail(&bench.catalogue, version, NEBULA_FAILED, "\"%.5s\" failed", version->tag);
+        CHECK(!report_version(&bench.catalogue, version->id, &text, &bench.error) && strstr(text, "x\u4e16") && strstr(text, "failed"));
+        free(text);
+        bench_done(&bench, true);
+}
+
 TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
          TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold),
-         TEST(a_stored_version_that_is_being_written_again_is_not_removed))
+         TEST(a_stored_version_that_is_being_written_again_is_not_removed),
+         TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character))
