@@ -44,7 +44,6 @@ static int directory_take(struct memory *memory, const char *directory, char *re
 {
         char path[MEMORY_PATH_MAX];
         struct os_stat stat, named;
-        struct os_space space;
         int result = os->mkdir(directory, 0700);
 
         if (result < 0 && result != -EEXIST) {
@@ -68,13 +67,21 @@ static int directory_take(struct memory *memory, const char *directory, char *re
                 snprintf(ret_why, why_size, "%s is in use by another agent: %s", directory, os_error_text(result));
                 return result;
         }
-        result = os->space(directory, &space);
-        if (result < 0) {
+        strcpy(memory->directory, directory);
+        result = memory_measure(memory);
+        if (result < 0)
                 snprintf(ret_why, why_size, "no answer about the space in %s: %s", directory, os_error_text(result));
-                return result;
-        }
-        memory->named_limit = space.free_bytes / 10 * 9;
-        return 0;
+        return result;
+}
+
+int memory_measure(struct memory *memory)
+{
+        struct os_space space;
+        int result = os->space(memory->directory, &space);
+
+        if (result >= 0)
+                memory->named_limit = (space.free_bytes + memory->named_used) / 10 * 9;
+        return result;
 }
 
 void memory_init(struct memory *memory, const char *directory, uint64_t budget, char *ret_why, size_t why_size)
@@ -90,8 +97,7 @@ void memory_init(struct memory *memory, const char *directory, uint64_t budget, 
                 if (memory->lock_fd >= 0)
                         os->close(memory->lock_fd);
                 memory->lock_fd = -1;
-        } else {
-                strcpy(memory->directory, directory);
+                memory->directory[0] = 0;
         }
         memory_configure(memory, budget);
 }

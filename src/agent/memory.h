@@ -60,6 +60,8 @@ struct memory {
 
 /* Takes the directory (creates it, checks owner and mode, locks it). When it can't be had, memfds it is: *ret_why says so. */
 void memory_init(struct memory *memory, const char *directory, uint64_t budget, char *ret_why, size_t why_size);
+/* How much of the directory images may take, from what is free there and what they have. On failure, a negative errno, that stays. */
+int memory_measure(struct memory *memory);
 /* Before memory_done: from now on nothing that is dropped is unlinked, unless `forget`. */
 void memory_settle(struct memory *memory, bool forget);
 /* Removes what is left when `forget`, else leaves named images for the next agent. */

@@ -205,6 +205,7 @@ void note_adopt_all(struct catalogue *catalogue)
                         memory_doom(&catalogue->memory, image);
         }
         each_name(catalogue, false);
+        memory_measure(&catalogue->memory); /* what was taken over was not free before */
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 sort_versions(job);
         note_check_owners(catalogue);

@@ -219,6 +219,40 @@ static void a_file_more_is_noted_alone(void)
         os_remove_tree(root);
 }
 
+static uint64_t free_bytes;
+
+static int tell_space(const char *path, struct os_space *ret_space)
+{
+        (void)path;
+        *ret_space = (struct os_space){ .total_bytes = 10u << 20, .free_bytes = free_bytes, .block_bytes = 4096 };
+        return 0;
+}
+
+/* Else each agent that dies leaves the next one less of the directory, and what is no named file does not survive that one. */
+static void what_was_taken_over_does_not_make_the_memory_directory_smaller(void)
+{
+        const struct os_table *before = os;
+        struct os_table table = *os;
+        struct bench bench;
+        size_t size, ends[32], count;
+
+        table.space = tell_space;
+        os = &table;
+        free_bytes = 10u << 20;
+        free(make_note(&bench, &size, ends, &count));
+        CHECK(bench.catalogue.memory.named_used == 4u << 20);
+        bench_done(&bench, false);
+
+        free_bytes = 6u << 20;
+        bench_init(&bench, memory, "");
+        REQUIRE(bench_version(&bench, "u", 3, 4));
+        CHECK(bench.catalogue.memory.named_used == 8u << 20);
+        bench_done(&bench, true);
+        os = before;
+        os_remove_tree(root);
+}
+
 TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
          TEST(a_note_does_not_grow_without_end),
-         TEST(a_durable_version_with_files_of_other_nodes_is_taken_over), TEST(a_file_more_is_noted_alone))
+         TEST(a_durable_version_with_files_of_other_nodes_is_taken_over), TEST(a_file_more_is_noted_alone),
+         TEST(what_was_taken_over_does_not_make_the_memory_directory_smaller))
