@@ -268,7 +268,8 @@ enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image
                 result = -EINVAL;
         if (result < 0) {
                 image_free(image);
-                return error_set(error, NEBULA_CORRUPT, -result, "the image %s cannot be taken over", path);
+                return error_set(error, result == -ENOENT || result == -ELOOP || result == -EINVAL ? NEBULA_CORRUPT : NEBULA_NO_MEMORY,
+                                 -result, "the image %s cannot be taken over", path);
         }
         image->capacity = stat.size;
         memory->used += image->capacity;
@@ -313,20 +314,35 @@ void memory_drop(struct memory *memory, struct image *image)
                 memory_doom(memory, image);
 }
 
-void memory_doom(struct memory *memory, struct image *image)
+/* False: it is not on the list. */
+static bool take_off(struct memory *memory, struct image *image)
 {
         struct image **link = &memory->images;
-        char path[MEMORY_PATH_MAX];
 
-        if (memory->settled)
-                return;
         while (*link && *link != image)
                 link = &(*link)->next;
         if (!*link)
-                return;
+                return false;
         *link = image->next;
-        if (image->named) {
+        if (image->named)
                 memory->named_used -= image->capacity;
+        return true;
+}
+
+void memory_leave(struct memory *memory, struct image *image)
+{
+        take_off(memory, image);
+        memory_unreserve(memory, image->capacity);
+        image_free(image);
+}
+
+void memory_doom(struct memory *memory, struct image *image)
+{
+        char path[MEMORY_PATH_MAX];
+
+        if (memory->settled || !take_off(memory, image))
+                return;
+        if (image->named) {
                 image_path(memory, image->id, path);
                 os->unlink(path);
         }

@@ -79,8 +79,11 @@ bool memory_follows(const struct memory *memory);
 enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
                                  struct nebula_error *error);
 void memory_add(struct memory *memory, struct image *image);
-/* Adopts a file that an earlier agent left. Counts it, budget or not. */
+/* Adopts a file that an earlier agent left. Counts it, budget or not. NEBULA_CORRUPT: there is none, or it is none of ours;
+ * else it cannot be had just now. */
 enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image **ret_image, struct nebula_error *error);
+/* Gives up one that was adopted and that nobody holds; its file stays for the next agent. */
+void memory_leave(struct memory *memory, struct image *image);
 struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_nonce, const void *job);
 struct image *memory_find(const struct memory *memory, uint64_t id);
 void memory_hold(struct image *image);

@@ -117,22 +117,29 @@ void note_remove(struct catalogue *catalogue, struct version *version)
         version->note_bytes = 0;
 }
 
-static void adopt_note(struct catalogue *catalogue, const char *path, uint64_t id)
+/* False: it may be sound, and cannot be read just now. */
+static bool adopt_note(struct catalogue *catalogue, const char *path, uint64_t id)
 {
         struct nebula_error error = { 0 };
+        enum nebula_status status;
         struct os_stat stat;
         char *data;
         size_t size;
+        int result = os->stat(path, false, &stat);
 
-        if (os->stat(path, false, &stat) < 0 || stat.kind != OS_KIND_FILE || stat.uid != os->uid())
-                return;
-        if (os_read_file(path, NOTE_BYTES_MAX, &data, &size) < 0)
-                return;
-        if (note_record_read(catalogue, id, data, size, &error)) {
-                log_event(LOG_LEVEL_WARN, "a version in memory could not be taken over: %s", error.message);
-                os->unlink(path);
-        }
+        if (!result && (stat.kind != OS_KIND_FILE || stat.uid != os->uid()))
+                return true;
+        if (!result)
+                result = os_read_file(path, NOTE_BYTES_MAX, &data, &size);
+        if (result < 0)
+                return result == -ENOENT || result == -EFBIG;
+        status = note_record_read(catalogue, id, data, size, &error);
         free(data);
+        if (status)
+                log_event(LOG_LEVEL_WARN, "a version in memory could not be taken over: %s", error.message);
+        if (status == NEBULA_CORRUPT)
+                os->unlink(path);
+        return !status || status == NEBULA_CORRUPT;
 }
 
 /* Creation order, newest first, is what the job's list promises. */
@@ -174,37 +181,48 @@ static void remove_debris(struct catalogue *catalogue, const char *name)
                 log_event(LOG_LEVEL_INFO, "removed %s, the rest of an interrupted save", name);
 }
 
-static void each_name(struct catalogue *catalogue, bool notes)
+/* False: not all that is there was seen. */
+static bool each_name(struct catalogue *catalogue, bool notes)
 {
         char name[300], path[MEMORY_PATH_MAX];
         struct os_dir *dir;
+        bool all = true;
         uint64_t id;
+        int result;
 
         if (os->opendir(catalogue->memory.directory, &dir) < 0)
-                return;
-        while (os->readdir(dir, name, sizeof name) > 0) {
+                return false;
+        while ((result = os->readdir(dir, name, sizeof name)) > 0) {
                 if (!notes) {
                         remove_debris(catalogue, name);
                 } else if (memory_image_name(name, ".version", &id)) {
                         note_path(catalogue, id, ".version", path);
-                        adopt_note(catalogue, path, id);
+                        all = adopt_note(catalogue, path, id) && all;
                 }
         }
         os->closedir(dir);
+        return all && !result;
 }
 
 void note_adopt_all(struct catalogue *catalogue)
 {
+        bool all;
+
         if (!catalogue->memory.directory[0])
                 return;
-        each_name(catalogue, true);
+        all = each_name(catalogue, true);
+        if (!all)
+                log_event(LOG_LEVEL_WARN, "not all of %s could be read: what was not taken over stays there", catalogue->memory.directory);
         /* Images of refused notes are still listed, held by nobody. */
         for (struct image *image = catalogue->memory.images, *next; image; image = next) {
                 next = image->next;
-                if (!image->users)
+                if (!image->users && all)
                         memory_doom(&catalogue->memory, image);
+                else if (!image->users)
+                        memory_leave(&catalogue->memory, image);
         }
-        each_name(catalogue, false);
+        if (all)
+                each_name(catalogue, false);
         memory_measure(&catalogue->memory); /* what was taken over was not free before */
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 sort_versions(job);

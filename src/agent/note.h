@@ -6,8 +6,8 @@
  * rename before it grows long. A start-up scan takes over what the last whole
  * records describe and whose images are whole in size: committed versions as
  * they were, open ones as long as their owner lives, for it will come back.
- * Everything else of ours is debris and goes; names that are not ours are left
- * alone.
+ * Everything else of ours is debris and goes, unless something could not be read
+ * just now; names that are not ours are left alone.
  *
  * A note that cannot be written costs only that protection: it is logged, and
  * nothing fails.

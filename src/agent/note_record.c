@@ -175,6 +175,14 @@ struct reader {
         const char *at, *end, *wrong;
 };
 
+/* Wrong with this agent or the machine, and not with the note. */
+static const char no_memory[] = "finds no memory", no_image[] = "names an image that cannot be had just now";
+
+static enum nebula_status blame(const struct reader *reader)
+{
+        return reader->wrong == no_memory || reader->wrong == no_image ? NEBULA_NO_MEMORY : NEBULA_CORRUPT;
+}
+
 static void get(struct reader *reader, void *ret_data, size_t size)
 {
         memset(ret_data, 0, size);
@@ -245,7 +253,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         struct job *job = NULL;
 
         if (!settings) {
-                reader->wrong = "finds no memory";
+                reader->wrong = no_memory;
                 return NULL;
         }
         get_text(reader, true, settings->persist_path, sizeof settings->persist_path);
@@ -265,7 +273,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
                 if (job)
                         catalogue_job_configure(catalogue, job, settings);
                 else
-                        reader->wrong = "finds no memory";
+                        reader->wrong = no_memory;
         }
         free(settings);
         return job;
@@ -278,7 +286,7 @@ static void get_parts(struct reader *reader, struct version *version)
                 uint8_t flags;
 
                 if (!part) {
-                        reader->wrong = "finds no memory";
+                        reader->wrong = no_memory;
                         return;
                 }
                 part->pid = get_u32(reader, UINT32_MAX);
@@ -309,7 +317,7 @@ static struct image *get_file(struct catalogue *catalogue, struct reader *reader
                 return NULL;
         image = memory_find(&catalogue->memory, id);
         if (!image && memory_adopt(&catalogue->memory, id, &image, &error)) {
-                reader->wrong = "names an image that is not there";
+                reader->wrong = error.status == NEBULA_CORRUPT ? "names an image that is not there" : no_image;
                 return NULL;
         }
         if (image->capacity < file->size) {
@@ -332,7 +340,7 @@ static void get_files(struct catalogue *catalogue, struct reader *reader, struct
                 file = version_file_add(version, read.name);
                 if (!file) {
                         version_file_done(catalogue, &read);
-                        reader->wrong = "finds no memory";
+                        reader->wrong = no_memory;
                         return;
                 }
                 *file = read;
@@ -349,7 +357,7 @@ static void get_grants(struct catalogue *catalogue, struct reader *reader, struc
                 struct agent_file file;
 
                 if (!grant) {
-                        reader->wrong = "finds no memory";
+                        reader->wrong = no_memory;
                         return;
                 }
                 grant->image = get_file(catalogue, reader, version->job, &file);
@@ -469,7 +477,7 @@ enum nebula_status note_record_read(struct catalogue *catalogue, uint64_t id, co
         job = get_job(catalogue, &reader);
         get_text(&reader, false, tag, sizeof tag);
         if (reader.wrong)
-                return error_set(error, NEBULA_CORRUPT, 0, "its note %s", reader.wrong);
+                return error_set(error, blame(&reader), 0, "its note %s", reader.wrong);
         version = version_new(catalogue, job, tag, error);
         if (!version)
                 return NEBULA_NO_MEMORY;
@@ -483,10 +491,9 @@ enum nebula_status note_record_read(struct catalogue *catalogue, uint64_t id, co
         if (!reader.wrong && reader.at != reader.end)
                 reader.wrong = "is longer than what it describes";
         if (reader.wrong) {
-                error_set(error, NEBULA_CORRUPT, 0, "the note of \"%s\" %s", tag, reader.wrong);
                 version->noted = false; /* the caller removes it */
                 version_free(catalogue, version);
-                return NEBULA_CORRUPT;
+                return error_set(error, blame(&reader), 0, "the note of \"%s\" %s", tag, reader.wrong);
         }
         version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
         if (version->sequence > catalogue->last_sequence)

@@ -16,7 +16,7 @@
 /* Bytes that the caller frees; NULL: no memory. first_file: the version's files before that one are left to the records before. */
 void *note_record_format(const struct version *version, size_t first_file, size_t *ret_size);
 /* Adds the version `id` that `data` describes to the catalogue, and takes over its images. On failure nothing is added
- * but perhaps the job, and images that nobody holds. */
+ * but perhaps the job, and images that nobody holds; NEBULA_CORRUPT: the note will never be of use. */
 enum nebula_status note_record_read(struct catalogue *catalogue, uint64_t id, const void *data, size_t size,
                                     struct nebula_error *error);
 

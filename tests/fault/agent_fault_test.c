@@ -95,7 +95,7 @@ static bool sweep_memory(int error, uint64_t at)
         struct os_fault fault = { .at = at, .error = error };
         struct version *version;
         struct bench bench;
-        bool hit, saved;
+        bool hit, saved, kept = false;
 
         fresh();
         bench_init(&bench, memory, storage);
@@ -120,7 +120,11 @@ static bool sweep_memory(int error, uint64_t at)
                         CHECK(((unsigned char *)data)[99] == bench_byte(seed + (*version->files[i].name == 'b'), 99));
                 }
                 CHECK(version->file_count == 2);
+                kept = kept || *version->tag == 't';
         }
+        CHECK(kept); /* it was whole before */
+        if (tap_failed_checks)
+                printf("# %s with %d at %d\n", os_fault_where(), error, (int)at);
         if (!hit)
                 CHECK(saved && bench.job->versions && bench.job->versions->next);
         bench_done(&bench, true);
