@@ -148,8 +148,7 @@ struct job {
         bool history_broken;
         bool spare_due;
         struct publish *publishes; /* oldest request first (publish.h) */
-        int64_t publish_retry_at_ns;
-        uint32_t publish_attempt;
+        uint32_t publish_attempt; /* tries in vain since one that was not */
         int64_t idle_since_ns; /* when the last session left */
 };
 struct session {

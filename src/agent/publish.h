@@ -9,7 +9,8 @@
  *      removal     a path is to go
  *
  * A publish happens when its version is in storage, by hard link where that is
- * possible and else by a verified copy, and always by one rename. A removal
+ * possible and else by a verified copy, and always by one rename. One that fails
+ * is tried again by itself, and holds up no other path. A removal
  * happens when every publish before it in the list has: so a framework that
  * saves the new file and removes the old one never has neither. It cancels
  * publishes of its own path that have not happened. A publish that was
@@ -49,6 +50,8 @@ struct publish {
         uint64_t inode, size; /* of the file as published: another one there now is not ours */
         int64_t mtime_ns;
         int64_t done_ns; /* when this agent did it; 0: one before it */
+        int64_t retry_at_ns;
+        uint32_t attempt;
         struct nebula_error error;
 };
 

@@ -154,14 +154,15 @@ static enum nebula_status in_file_systems(struct catalogue *catalogue, struct jo
         return status;
 }
 
-static void try_later(struct catalogue *catalogue, struct job *job, const struct publish *publish, const struct nebula_error *error)
+static void try_later(struct catalogue *catalogue, struct job *job, struct publish *publish, const struct nebula_error *error)
 {
-        int64_t pause = RETRY_FIRST_NS << (job->publish_attempt < 8 ? job->publish_attempt : 7);
+        int64_t pause = RETRY_FIRST_NS << (publish->attempt < 8 ? publish->attempt : 7);
 
+        publish->attempt++;
         job->publish_attempt++;
         job->failure_count++;
         job->store_error = *error;
-        job->publish_retry_at_ns = os->now_ns() + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
+        publish->retry_at_ns = os->now_ns() + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
         log_event(LOG_LEVEL_WARN, "%s cannot be published yet: %s", publish->path, error->message);
         catalogue_signal(catalogue);
 }
@@ -209,7 +210,6 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         }
         error.status = status;
         job->publish_attempt = 0;
-        job->publish_retry_at_ns = 0;
         if (publish->kind == PUBLISH_REMOVAL)
                 end_removal(catalogue, job, publish, tag, generation, &error);
         else if (status)
@@ -226,9 +226,9 @@ bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, 
         for (struct publish *publish = job->publishes; publish; publish = publish->next) {
                 if (!publish_can_happen(catalogue, job, publish))
                         continue;
-                if (job->publish_retry_at_ns > now_ns) {
-                        *due = *due < job->publish_retry_at_ns ? *due : job->publish_retry_at_ns;
-                        return false;
+                if (publish->retry_at_ns > now_ns) {
+                        *due = *due < publish->retry_at_ns ? *due : publish->retry_at_ns;
+                        continue;
                 }
                 job->persisting = true;
                 run_one(catalogue, job, publish);

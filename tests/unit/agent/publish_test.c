@@ -92,6 +92,35 @@ static void nothing_appears_before_its_version_is_stored(void)
         end();
 }
 
+static int refuse_first(const char *from, const char *to)
+{
+        return strcmp(to, at("1")) ? os_linux.rename(from, to) : -ENOSPC;
+}
+
+/* Its path may lie on a disk that is full, theirs on others. */
+static void a_publish_that_fails_does_not_hold_up_those_after_it(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+        int64_t due = INT64_MAX;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version));
+        REQUIRE(!ask(&bench, version, "a", at("1"), "") && !ask(&bench, version, "a", at("2"), ""));
+        table.rename = refuse_first;
+        os = &table;
+        catalogue_lock(&bench.catalogue);
+        CHECK(publish_work(&bench.catalogue, bench.job, os->now_ns(), &due));
+        CHECK(publish_work(&bench.catalogue, bench.job, os->now_ns(), &due));
+        CHECK(!publish_work(&bench.catalogue, bench.job, os->now_ns(), &due) && due < INT64_MAX);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(look_file(at("1"), seeds) == '-' && look_file(at("2"), seeds) == 'a');
+        os = &os_linux;
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == 'a');
+        end();
+}
+
 static void a_removal_waits_for_every_publish_before_it(void)
 {
         struct version *first, *second;
@@ -355,6 +384,7 @@ static void a_list_that_was_damaged_is_refused_as_a_whole(void)
 }
 
 TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(nothing_appears_before_its_version_is_stored),
+         TEST(a_publish_that_fails_does_not_hold_up_those_after_it),
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
          TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
          TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
