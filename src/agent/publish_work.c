@@ -9,9 +9,9 @@
 #include "base/error.h"
 #include "os/os.h"
 
-#define SECOND_NS 1000000000
+#define SECOND_NS INT64_C(1000000000)
 #define RETRY_FIRST_NS (SECOND_NS / 4)
-#define RETRY_MOST_NS (30 * (int64_t)SECOND_NS)
+#define RETRY_MOST_NS (30 * SECOND_NS)
 #define LISTED_MAX 1024 /* requests that happened and are kept per job, to find paths by: some hundred KiB */
 
 static void set_failed(struct publish *publish, const struct nebula_error *error)

@@ -121,6 +121,32 @@ static void a_publish_that_fails_does_not_hold_up_those_after_it(void)
         end();
 }
 
+static void what_cannot_be_published_is_tried_less_and_less_often(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+        int64_t last = 0;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version) && !ask(&bench, version, "a", at("1"), ""));
+        table.rename = refuse_first;
+        os = &table;
+        for (int i = 0; i < 12; i++) {
+                int64_t due = INT64_MAX, now;
+
+                CHECK(!work(&bench, 1));
+                catalogue_lock(&bench.catalogue);
+                now = os->now_ns();
+                CHECK(!publish_work(&bench.catalogue, bench.job, now, &due));
+                catalogue_unlock(&bench.catalogue);
+                CHECK(due - now > (i < 7 ? last : 25 * INT64_C(1000000000)));
+                last = due - now;
+        }
+        os = &os_linux;
+        end();
+}
+
 static void a_removal_waits_for_every_publish_before_it(void)
 {
         struct version *first, *second;
@@ -385,6 +411,7 @@ static void a_list_that_was_damaged_is_refused_as_a_whole(void)
 
 TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(nothing_appears_before_its_version_is_stored),
          TEST(a_publish_that_fails_does_not_hold_up_those_after_it),
+         TEST(what_cannot_be_published_is_tried_less_and_less_often),
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
          TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
          TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
