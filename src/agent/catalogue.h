@@ -242,6 +242,8 @@ void version_signal(struct catalogue *catalogue, const struct version *version);
 void version_signal_captured(struct catalogue *catalogue, const struct version *version);
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
         __attribute__((format(printf, 4, 5)));
+/* What trainers still copy is not to be of it; they are told when they have. */
+void version_drop_grants(struct catalogue *catalogue, struct version *version);
 /* Gives its images back; the version soon becomes a tombstone. */
 void version_forget_memory(struct catalogue *catalogue, struct version *version);
 struct part *version_part(struct version *version, uint32_t rank); /* or NULL */

@@ -38,7 +38,7 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         return version;
 }
 
-static void drop_grants(struct catalogue *catalogue, struct version *version)
+void version_drop_grants(struct catalogue *catalogue, struct version *version)
 {
         while (version->grants) {
                 struct grant *grant = version->grants;
@@ -65,7 +65,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
         if (*link)
                 *link = version->next_live;
         job->tombstone_count -= version->is_tombstone;
-        drop_grants(catalogue, version);
+        version_drop_grants(catalogue, version);
         version_files_done(catalogue, version);
         free(version->parts);
         free(version->idle_parts);
@@ -114,7 +114,7 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
 
 void version_forget_memory(struct catalogue *catalogue, struct version *version)
 {
-        drop_grants(catalogue, version);
+        version_drop_grants(catalogue, version);
         for (size_t i = 0; i < version->file_count; i++) {
                 struct agent_file *file = &version->files[i];
 

@@ -345,6 +345,10 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         version->poll_count = 0;
         version->poll_at_ns = os->now_ns();
         job->spare_due = true;
+        if (version->grants) {
+                log_event(LOG_LEVEL_WARN, "%s was committed without what was still being copied here", version->tag);
+                version_drop_grants(catalogue, version);
+        }
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);

@@ -2,6 +2,7 @@
 #include "agent/agent_catalogue.h"
 #include "agent/report.h"
 #include "agent/world.h"
+#include "store/announce.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -195,9 +196,56 @@ static void why_a_version_failed_is_reported_also_when_it_was_cut_within_a_chara
         bench_done(&bench, true);
 }
 
+/* A rank that begins an open-ended version long after all others of it: the decision is taken on another node. */
+static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version(void)
+{
+        struct committed committed = { .of = { .tag = "t", .world = 3, .writing = 1 }, .generation = 1, .sequence = 5,
+                                       .ranks = (uint32_t[]){ 0, 1 }, .rank_count = 2 };
+        struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "late" };
+        char storage[256], directory[300], path[350], *text;
+        struct version *version;
+        struct grant *grant;
+        struct bench bench;
+        uint64_t id = 0;
+        size_t size;
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        bench.job->world = bench.session.world = 3;
+        bench.session.rank = 1;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_OPEN, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(id && !bench_save(&bench, &id, "b", 1));
+        catalogue_lock(&bench.catalogue);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->spread);
+        bench.session.rank = 2;
+        bench.session.nonce = 2;
+        request.version_id = id;
+        REQUIRE(!grant_image(&bench.catalogue, &bench.session, &request, never, NULL, &version, &grant, &bench.error));
+        REQUIRE(version->id == id && version->grants);
+        snprintf(directory, sizeof directory, "%s/t/.nebula", storage);
+        snprintf(path, sizeof path, "%s/committed.json", directory);
+        REQUIRE(!os_make_dirs(directory, 0755) && !committed_format(&committed, &text, &size, &bench.error));
+        REQUIRE(!os_write_file_atomic(path, text, size));
+        free(text);
+        for (int i = 0; i < 5 && commit_open(version); i++) {
+                int64_t due = INT64_MAX;
+
+                world_work(&bench.catalogue, bench.job, INT64_MAX / 2, &due);
+        }
+        CHECK(version->life.state == NEBULA_STATE_COMMITTED && version->file_count == 1);
+        CHECK(!version->grants);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
 TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
          TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold),
          TEST(a_stored_version_that_is_being_written_again_is_not_removed),
-         TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character))
+         TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),
+         TEST(what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version))
