@@ -282,7 +282,7 @@ void holder_free(struct holder *holder)
                 os->close(holder->listen_fd);
         }
         holder_copies_free(holder, holder->copies);
-        memset(holder->keys, 0, sizeof holder->keys);
+        explicit_bzero(holder->keys, sizeof holder->keys);
         pthread_cond_destroy(&holder->ended);
         pthread_mutex_destroy(&holder->holder_lock);
         free(holder);

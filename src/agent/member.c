@@ -97,7 +97,7 @@ static enum nebula_status read_secret(const char *path, struct tls_key *ret_key,
         status = tls_key_init(ret_key, text, size, error);
         if (status)
                 error_prefix(error, "%.200s", path);
-        memset(text, 0, size);
+        explicit_bzero(text, size);
         free(text);
         return status;
 }

@@ -384,7 +384,7 @@ void replica_stop(struct catalogue *catalogue)
                 replica->fans = fan->next;
                 for (size_t i = 0; i < REPLICA_MAX; i++)
                         channel_close(&fan->channels[i]);
-                memset(&fan->key, 0, sizeof fan->key);
+                explicit_bzero(&fan->key, sizeof fan->key);
                 free(fan);
         }
         holder_free(replica->holder);

@@ -320,6 +320,6 @@ void tls_free(struct tls *tls)
                 return;
         SSL_free(tls->ssl);
         SSL_CTX_free(tls->context);
-        memset(&tls->key, 0, sizeof tls->key);
+        explicit_bzero(&tls->key, sizeof tls->key); /* a memset is left out before free */
         free(tls);
 }
