@@ -1,3 +1,4 @@
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +7,9 @@
 #include "agent/retain.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "os/thread.h"
 
+#define ASKED_AT_ONCE 16              /* a node that is gone takes all its time to say nothing */
 #define LISTING_NS (2 * SECOND_NS)    /* what peers hold is asked anew after this */
 #define WINDOW 4                      /* pieces that are asked for ahead */
 
@@ -64,17 +67,67 @@ static enum nebula_status ask_listing(const struct member *member, const struct 
         return status;
 }
 
+struct question {
+        const struct replica *replica;
+        const struct job *job;
+        const struct tls_key *key;
+        const struct peer_hello *hello;
+        const char *name; /* of the member */
+        struct source source;
+        enum nebula_status status;
+        struct nebula_error error;
+};
+
+static void *ask_one(void *argument)
+{
+        struct question *question = argument;
+        struct source *source = &question->source;
+
+        question->status = member_load(question->job->persist_path, question->name, &source->member, &question->error);
+        if (!question->status)
+                question->status = ask_listing(&source->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
+                                               &source->listing, &question->error);
+        return NULL;
+}
+
+static void ask_at_once(struct question *questions, size_t count)
+{
+        pthread_t threads[ASKED_AT_ONCE];
+        bool started[ASKED_AT_ONCE];
+
+        for (size_t i = 0; i < count; i++) {
+                started[i] = !os_thread_start(&threads[i], ask_one, &questions[i], false);
+                if (!started[i])
+                        ask_one(&questions[i]);
+        }
+        for (size_t i = 0; i < count; i++)
+                if (started[i])
+                        pthread_join(threads[i], NULL);
+}
+
+/* Adds what was heard, in the order of the questions. */
+static void inventory_add(struct inventory *inventory, const struct question *questions, size_t count)
+{
+        for (size_t i = 0; i < count; i++) {
+                if (!questions[i].status)
+                        inventory->sources[inventory->count++] = questions[i].source;
+                else if (questions[i].status != NEBULA_NOT_FOUND)
+                        log_event(LOG_LEVEL_WARN, "what a peer holds is not known: %s", questions[i].error.message);
+        }
+}
+
 /* inventory_lock held. Asks every member, in the order in which the lost copies are likely to be found. */
 static enum nebula_status inventory_fill(struct replica *replica, struct inventory *inventory, struct nebula_error *error)
 {
         const struct job *job = inventory->job;
         struct peer_hello *hello = replica_hello(replica, job);
+        struct question *questions = calloc(ASKED_AT_ONCE, sizeof *questions);
         struct member_list members = { 0 };
-        size_t *order = NULL, count = 0, unheard = 0;
+        size_t *order = NULL, count = 0, at = 0;
         struct tls_key key;
         int64_t until = os->now_ns() + ASKING_NS;
-        enum nebula_status status = hello ? member_key(job->persist_path, &key, error) :
-                                            error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
+        enum nebula_status status = hello && questions ? member_key(job->persist_path, &key, error) :
+                                                         error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
 
         inventory_clear(inventory);
         if (!status)
@@ -84,27 +137,19 @@ static enum nebula_status inventory_fill(struct replica *replica, struct invento
                 if (!inventory->sources)
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
         }
-        for (size_t i = 0; !status && i < count; i++) {
-                struct source *source = &inventory->sources[inventory->count];
-                struct nebula_error failure = { 0 };
-                enum nebula_status result;
+        while (!status && at < count && os->now_ns() <= until) {
+                size_t some = 0;
 
-                if (os->now_ns() > until) {
-                        unheard = count - i;
-                        break;
-                }
-                result = member_load(job->persist_path, members.names[order[i]], &source->member, &failure);
-                if (!result)
-                        result = ask_listing(&source->member, &key, hello, replica->catalogue->agent_nonce, &source->listing, &failure);
-                if (!result)
-                        inventory->count++;
-                else if (result != NEBULA_NOT_FOUND)
-                        log_event(LOG_LEVEL_WARN, "what a peer holds is not known: %s", failure.message);
+                for (; some < ASKED_AT_ONCE && at < count; some++)
+                        questions[some] = (struct question){ replica, job, &key, hello, members.names[order[at++]] };
+                ask_at_once(questions, some);
+                inventory_add(inventory, questions, some);
         }
-        if (unheard)
-                log_event(LOG_LEVEL_WARN, "%zu of %zu nodes were not asked for copies: time was up", unheard, count);
+        if (!status && at < count)
+                log_event(LOG_LEVEL_WARN, "%zu of %zu nodes were not asked for copies: time was up", count - at, count);
         inventory->at_ns = os->now_ns();
         free(order);
+        free(questions);
         member_list_done(&members);
         free(hello);
         return status;

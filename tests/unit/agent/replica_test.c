@@ -36,26 +36,68 @@ static bool all_asked(void)
         return true;
 }
 
-static void every_member_is_asked_however_many_before_it_are_gone(void)
+static void let_pass_until(int64_t end)
 {
-        char directory[256], path[300], peers[32 * GONE] = "";
-        struct bench bench;
+        for (int64_t ahead = ahead_ns, now; (now = os_linux.now_ns() + ahead) < end;)
+                atomic_compare_exchange_strong(&ahead_ns, &ahead, ahead + end - now);
+}
+
+/* The time of connections that are tried at once passes at once. */
+static int connect_in_vain_beside_others(const char *address, uint16_t port, int64_t timeout_ms)
+{
+        int64_t end = later() + timeout_ms * 1000000;
+
+        (void)address;
+        if (port <= GONE)
+                asked[port] = true;
+        usleep(100000);
+        let_pass_until(end);
+        return -ETIMEDOUT;
+}
+
+static char directory[256];
+
+/* An agent whose peers are all gone. */
+static void begin_among_the_gone(struct bench *bench)
+{
+        char path[300], peers[32 * GONE] = "";
         int fd;
 
         test_dir_make(directory);
         snprintf(path, sizeof path, "%s/secret", directory);
         fd = os->open(path, OS_WRITE | OS_CREATE | OS_EXCLUSIVE);
-        REQUIRE(fd >= 0 && !os_write_at(fd, "0123456789abcdef0123456789abcdef", 32, 0) && !os->close(fd));
+        if (fd < 0 || os_write_at(fd, "0123456789abcdef0123456789abcdef", 32, 0) || os->close(fd))
+                abort();
         for (int i = 1; i <= GONE; i++)
                 snprintf(peers + strlen(peers), sizeof peers - strlen(peers), "127.0.0.1:%d,", i);
         setenv("NEBULA_SECRET_FILE", path, 1);
         setenv("NEBULA_PEERS", peers, 1);
         setenv("NEBULA_LISTEN", "127.0.0.1:0", 1);
-        bench_init(&bench, NULL, "");
-        REQUIRE(bench_version(&bench, "a", 1, 2));
-        bench.job->replica_count = 1;
+        bench_init(bench, NULL, "");
+        bench->job->replica_count = 1;
+        memset(asked, 0, sizeof asked);
         table = *os;
         table.now_ns = later;
+}
+
+static void end_among_the_gone(struct bench *bench)
+{
+        catalogue_lock(&bench->catalogue);
+        bench->catalogue.stopping = true;
+        pthread_cond_broadcast(&bench->catalogue.copy);
+        catalogue_unlock(&bench->catalogue);
+        replica_stop(&bench->catalogue);
+        os = &os_linux;
+        bench_done(bench, true);
+        test_dir_remove(directory);
+}
+
+static void every_member_is_asked_however_many_before_it_are_gone(void)
+{
+        struct bench bench;
+
+        begin_among_the_gone(&bench);
+        REQUIRE(bench_version(&bench, "a", 1, 2));
         table.tcp_connect = connect_in_vain;
         os = &table;
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
@@ -67,14 +109,23 @@ static void every_member_is_asked_however_many_before_it_are_gone(void)
                 usleep(2000);
         }
         CHECK(all_asked());
-        catalogue_lock(&bench.catalogue);
-        bench.catalogue.stopping = true;
-        pthread_cond_broadcast(&bench.catalogue.copy);
-        catalogue_unlock(&bench.catalogue);
-        replica_stop(&bench.catalogue);
-        os = &os_linux;
-        bench_done(&bench, true);
-        test_dir_remove(directory);
+        end_among_the_gone(&bench);
+}
+
+/* Within the time that a rank which looks for copies may take. */
+static void who_has_lost_its_memory_asks_every_member_at_its_first_look(void)
+{
+        struct ipc_find wanted = { 0 };
+        struct bench bench;
+        uint64_t id;
+
+        begin_among_the_gone(&bench);
+        table.tcp_connect = connect_in_vain_beside_others;
+        os = &table;
+        REQUIRE(!replica_start(&bench.catalogue, &bench.error));
+        CHECK(replica_find(&bench.catalogue, bench.job, &wanted, &id, &bench.error) == NEBULA_NOT_FOUND);
+        CHECK(all_asked());
+        end_among_the_gone(&bench);
 }
 
 static char held_up[300];
@@ -133,4 +184,5 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
 }
 
 TAP_MAIN(TEST(every_member_is_asked_however_many_before_it_are_gone),
+         TEST(who_has_lost_its_memory_asks_every_member_at_its_first_look),
          TEST(a_thread_that_a_file_system_holds_is_known_not_to_have_ended))
