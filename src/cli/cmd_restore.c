@@ -110,7 +110,7 @@ static enum nebula_status restore_stored_file(struct restore *restore, struct st
                 if (status)
                         sink_abandon(&sink);
                 else
-                        status = sink_finish(&sink, error);
+                        status = sink_finish(&sink, restore->force, error);
         }
         if (!status)
                 note_restored(restore, file->name, file->path, file->size);
@@ -167,7 +167,7 @@ static enum nebula_status restore_memory_file(struct restore *restore, struct li
                         sink_write(&sink, (const char *)view.data + offset, offset, piece);
                         progress_add(piece);
                 }
-                status = sink_finish(&sink, error);
+                status = sink_finish(&sink, restore->force, error);
         }
         if (!status)
                 note_restored(restore, name, path, view.size);

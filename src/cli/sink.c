@@ -41,7 +41,18 @@ void sink_write(struct sink *sink, const void *data, uint64_t offset, uint64_t s
                 atomic_compare_exchange_strong(&sink->result, &none, result);
 }
 
-enum nebula_status sink_finish(struct sink *sink, struct nebula_error *error)
+/* A link fails where somebody has given the name meanwhile, which a rename does not. */
+static int give_name(const struct sink *sink, bool replaces)
+{
+        int result = replaces ? -ENOSYS : os->link(sink->temporary, sink->path);
+
+        if (result && result != -EEXIST)
+                return os->rename(sink->temporary, sink->path); /* or there are no links here */
+        os->unlink(sink->temporary);
+        return result;
+}
+
+enum nebula_status sink_finish(struct sink *sink, bool replaces, struct nebula_error *error)
 {
         int result = sink->result, closed;
 
@@ -51,7 +62,9 @@ enum nebula_status sink_finish(struct sink *sink, struct nebula_error *error)
         if (!result)
                 result = closed;
         if (!result)
-                result = os->rename(sink->temporary, sink->path);
+                result = give_name(sink, replaces);
+        if (result == -EEXIST)
+                return error_set(error, NEBULA_BUSY, 0, "%s is there already; --force overwrites", sink->path);
         if (result) {
                 os->unlink(sink->temporary);
                 return error_set(error, result == -ENOSPC ? NEBULA_NO_SPACE : NEBULA_STORAGE, -result, "cannot write %s",

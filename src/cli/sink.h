@@ -1,6 +1,6 @@
 /*
  * sink.h - a file that appears under its name only when it is whole: a
- * temporary file beside it, written in any order, then synced and renamed.
+ * temporary file beside it, written in any order, then synced and given its name.
  *
  * Threads: sink_write from several at once; its failure shows in sink_finish.
  */
@@ -8,6 +8,7 @@
 #define NB_CLI_SINK_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include "nebula.h"
 
@@ -20,7 +21,8 @@ struct sink {
 enum nebula_status sink_begin(struct sink *sink, const char *directory, const char *name, uint64_t size,
                               struct nebula_error *error);
 void sink_write(struct sink *sink, const void *data, uint64_t offset, uint64_t size);
-enum nebula_status sink_finish(struct sink *sink, struct nebula_error *error);
+/* NEBULA_BUSY: there is a file of that name, and it is not to be replaced. */
+enum nebula_status sink_finish(struct sink *sink, bool replaces, struct nebula_error *error);
 void sink_abandon(struct sink *sink);
 
 #endif

@@ -1,3 +1,5 @@
+#include <errno.h>
+
 #include "cli/args.h"
 #include "cli/human.h"
 #include "cli/sink.h"
@@ -210,12 +212,34 @@ static void files_that_are_restored_beside_each_other_do_not_mix(void)
         sink_write(&first, "aaaa", 0, 4);
         REQUIRE(!sink_begin(&second, directory, "b", 4, &error));
         sink_write(&second, "bb", 0, 2);
-        CHECK(!sink_finish(&first, &error));
+        CHECK(!sink_finish(&first, false, &error));
         REQUIRE(!os_read_file(path, 100, &text, &size));
         CHECK(size == 4 && !memcmp(text, "aaaa", 4));
         free(text);
         sink_write(&second, "bb", 2, 2);
-        CHECK(!sink_finish(&second, &error));
+        CHECK(!sink_finish(&second, false, &error));
+        test_dir_remove(directory);
+}
+
+static void a_name_that_somebody_gave_meanwhile_is_replaced_only_when_that_is_meant(void)
+{
+        struct nebula_error error = { 0 };
+        char directory[256], path[300], *text = NULL;
+        struct sink sink;
+        size_t size = 0;
+
+        test_dir_make(directory);
+        snprintf(path, sizeof path, "%s/a", directory);
+        for (int replaces = 0; replaces < 2; replaces++) {
+                REQUIRE(!sink_begin(&sink, directory, "a", 3, &error));
+                sink_write(&sink, "new", 0, 3);
+                REQUIRE(!os_write_file_atomic(path, "other", 5));
+                CHECK(sink_finish(&sink, replaces, &error) == (replaces ? NEBULA_OK : NEBULA_BUSY));
+                REQUIRE(!os_read_file(path, 100, &text, &size));
+                CHECK(size == (replaces ? 3u : 5u));
+                free(text);
+                CHECK(os->stat(sink.temporary, false, &(struct os_stat){ 0 }) == -ENOENT);
+        }
         test_dir_remove(directory);
 }
 
@@ -229,4 +253,5 @@ TAP_MAIN(TEST(options_and_positionals_come_in_any_order),
          TEST(colours_appear_only_when_asked_for_and_do_not_move_columns),
          TEST(a_narrow_terminal_shortens_the_middle_of_what_may_shrink),
          TEST(a_tag_cannot_send_control_bytes_to_the_terminal),
-         TEST(files_that_are_restored_beside_each_other_do_not_mix))
+         TEST(files_that_are_restored_beside_each_other_do_not_mix),
+         TEST(a_name_that_somebody_gave_meanwhile_is_replaced_only_when_that_is_meant))
