@@ -231,6 +231,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
         version->step = manifest->step;
         version->world = manifest->world;
         version->stored = version->recorded = true;
+        version->writing = 1; /* as world_next_writing counts what storage has: else its tag would have been written twice */
         snprintf(version->run, sizeof version->run, "%s", manifest->run);
         lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
         for (size_t i = 0; i < manifest->file_count; i++) {

@@ -242,10 +242,37 @@ static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_ver
         test_dir_remove(storage);
 }
 
+/* Other nodes, which may know it from memory, must come to the same number, or they never commit together. */
+static void a_writing_that_was_found_in_storage_is_counted_once(void)
+{
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        for (int found = 0; found < 2; found++) {
+                bench_init(&bench, NULL, storage);
+                strcpy(bench.job->run, "r");
+                strcpy(bench.session.run, "r");
+                REQUIRE(!storage_scan(&bench.catalogue, bench.job, &bench.error));
+                if (!found) {
+                        version = bench_version(&bench, "t", 1, 2);
+                        REQUIRE(version && version->writing == 1 && !bench_persist(&bench, version));
+                } else {
+                        CHECK(catalogue_stored(&bench.catalogue, bench.job, &bench.job->stored.manifests[0]));
+                        version = bench_version(&bench, "t", 3, 4);
+                        CHECK(version && version->writing == 2);
+                }
+                bench_done(&bench, true);
+        }
+        test_dir_remove(storage);
+}
+
 TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
          TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold),
          TEST(a_stored_version_that_is_being_written_again_is_not_removed),
          TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),
-         TEST(what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version))
+         TEST(what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version),
+         TEST(a_writing_that_was_found_in_storage_is_counted_once))
