@@ -24,6 +24,14 @@ double catalogue_now(void)
         return (double)os->wall_ns() / 1e9;
 }
 
+double catalogue_moment(struct catalogue *catalogue)
+{
+        double now = catalogue_now();
+
+        catalogue->last_moment = now > catalogue->last_moment ? now : catalogue->last_moment + 1e-6;
+        return catalogue->last_moment;
+}
+
 void catalogue_init(struct catalogue *catalogue)
 {
         memset(catalogue, 0, sizeof *catalogue);

@@ -180,6 +180,7 @@ struct catalogue {
         uint32_t lane_count; /* whose worker runs */
         struct session *sessions;
         uint64_t agent_nonce, last_sequence;
+        double last_moment;
         int note_fd; /* of version note_id, which was noted last (note.c); -1: none */
         uint64_t note_id;
         uint64_t change_count; /* of catalogue_signal: who worked without the lock sees that something moved */
@@ -198,6 +199,8 @@ struct catalogue {
 };
 
 double catalogue_now(void); /* seconds since 1970 */
+/* Likewise, but later than what this said before, whatever becomes of the clock: of two moments the later one is larger. */
+double catalogue_moment(struct catalogue *catalogue);
 
 void catalogue_init(struct catalogue *catalogue);
 void catalogue_done(struct catalogue *catalogue);

@@ -77,7 +77,7 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
 {
         char what[400];
 
-        if (!lifecycle_move(&version->life, state, catalogue_now())) {
+        if (!lifecycle_move(&version->life, state, catalogue_moment(catalogue))) {
                 snprintf(what, sizeof what, "checkpoint \"%s\" cannot go from %s to %s", version->tag,
                          nebula_state_name(version->life.state), nebula_state_name(state));
                 catalogue_panic(catalogue, what);

@@ -155,7 +155,7 @@ static void note_failure(struct catalogue *catalogue, struct job *job, struct ve
                          int64_t now)
 {
         job->store_error = *error;
-        job->store_error_at = catalogue_now();
+        job->store_error_at = catalogue_moment(catalogue);
         job->failure_count++;
         catalogue_signal_event(catalogue);
         if (!job->attempt++)

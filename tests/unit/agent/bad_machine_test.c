@@ -298,6 +298,34 @@ static void a_clock_that_goes_backwards_makes_nothing_older(void)
         end_bad();
 }
 
+static void a_clock_that_goes_backwards_hides_no_event(void)
+{
+        struct ipc_watch request = { .since = (double)os->wall_ns() / 1e9, .timeout_ms = 10000 };
+        struct test_client client;
+        struct agent *agent;
+        char tag[32];
+
+        begin_bad();
+        agent = start();
+        client_init(&client, &place, 2);
+        REQUIRE(agent && !client_connect(&client, &place));
+        for (unsigned i = 1; i < 4; i++) {
+                const struct ipc_event *event;
+
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                REQUIRE(!save_whole(&client, tag, i, NULL));
+                CHECK(!flush(&client, "", 10000) && !ask(&client, IPC_WATCH, &request, sizeof request));
+                event = client.frame.payload;
+                CHECK(event->kind == NEBULA_EVENT_DURABLE && !strcmp(event->tag, tag) && event->at > request.since);
+                request.since = event->at;
+                request.timeout_ms = 100; /* it is durable before it is asked for */
+                clock_offset_ns -= 3600ll * 1000000000;
+        }
+        client_done(&client);
+        agent_stop(agent, true);
+        end_bad();
+}
+
 static void a_clock_that_goes_backwards_sweeps_no_work_in_progress(void)
 {
         struct test_client client;
@@ -477,6 +505,7 @@ TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open),
          TEST(the_newest_version_is_not_given_up_for_what_storage_failed_before_it),
          TEST(a_clock_that_goes_backwards_makes_nothing_older),
+         TEST(a_clock_that_goes_backwards_hides_no_event),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
          TEST(an_agent_that_cannot_listen_leaves_memory_to_the_next_one),
          TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(a_spare_image_that_is_being_made_is_waited_for),
