@@ -151,9 +151,10 @@ static int64_t tried_since(const struct job *job, const struct version *version)
         return version->activity_ns > job->failing_since_ns ? version->activity_ns : job->failing_since_ns;
 }
 
-static void note_failure(struct catalogue *catalogue, struct job *job, struct version *version, const struct nebula_error *error,
-                         int64_t now)
+static void note_failure(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
 {
+        struct job *job = version->job;
+
         job->store_error = *error;
         job->store_error_at = catalogue_moment(catalogue);
         job->failure_count++;
@@ -161,18 +162,17 @@ static void note_failure(struct catalogue *catalogue, struct job *job, struct ve
         if (!job->attempt++)
                 job->failing_since_ns = now;
         if (error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT) {
-                if (version)
-                        version_fail(catalogue, version, error->status, "%s", error->message);
+                version_fail(catalogue, version, error->status, "%s", error->message);
                 job->attempt = 0;
                 return;
         }
         job->retry_at_ns = now + back_off(job->attempt);
-        log_event(LOG_LEVEL_WARN, "%s%scannot be written, again in %.1f s: %s", version ? version->tag : job->persist_path, version ? " " : " ",
-                 (double)(job->retry_at_ns - now) / 1e9, error->message);
-        if (version && now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS)
+        log_event(LOG_LEVEL_WARN, "%s cannot be written, again in %.1f s: %s", version->tag, (double)(job->retry_at_ns - now) / 1e9,
+                  error->message);
+        if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS)
                 version_fail(catalogue, version, error->status, "given up after %" PRIu64 " s of tries: %.400s",
                              catalogue->give_up_s, error->message);
-        else if (version)
+        else
                 version->error = *error;
         catalogue_signal(catalogue);
 }
@@ -230,7 +230,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         if (status == NEBULA_BUSY) /* records of other nodes are to come */
                 version->poll_at_ns = os->now_ns() + world_back_off(version->poll_count++);
         else if (status)
-                note_failure(catalogue, job, version, &error, os->now_ns());
+                note_failure(catalogue, version, &error, os->now_ns());
         else
                 note_success(catalogue, job, version, (double)(os->now_ns() - start) / 1e9);
         if (version->stored && !version->pins && is_spilled(version))
