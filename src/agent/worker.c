@@ -212,7 +212,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
 {
         struct job *job = version->job;
         struct nebula_error error = { 0 };
-        int64_t start = os->now_ns();
+        int64_t start = os->now_ns(), last_start = job->last_start_ns;
         enum nebula_status status = NEBULA_OK;
         bool scanned = job->scanned;
 
@@ -227,12 +227,14 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_lock(catalogue);
         version->pins--;
         job->persisting = false;
-        if (status == NEBULA_BUSY) /* records of other nodes are to come */
+        if (status == NEBULA_BUSY) { /* records of other nodes are to come */
                 version->poll_at_ns = os->now_ns() + world_back_off(version->poll_count++);
-        else if (status)
+        } else if (status) {
+                job->last_start_ns = last_start; /* it is due still: the back-off says when, and not the interval */
                 note_failure(catalogue, version, &error, os->now_ns());
-        else
+        } else {
                 note_success(catalogue, job, version, (double)(os->now_ns() - start) / 1e9);
+        }
         if (version->stored && !version->pins && is_spilled(version))
                 version_forget_memory(catalogue, version); /* it was never meant to be kept beside the storage */
         catalogue_retain(catalogue, job, job->retention_count);

@@ -263,6 +263,28 @@ static void the_newest_version_is_not_given_up_for_what_storage_failed_before_it
         end_bad();
 }
 
+static void what_could_not_be_written_does_not_wait_for_the_next_interval(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        uint64_t version;
+
+        begin_bad();
+        snprintf(broken, sizeof broken, "%s", place.storage);
+        agent = start();
+        client_init(&client, &place, 1);
+        client.hello.persist_interval_s = 3600;
+        REQUIRE(agent && !client_connect(&client, &place));
+        REQUIRE(!save_whole(&client, "global_step1", 1, &version));
+        CHECK(is_tried() && state_of(&client, version) == NEBULA_STATE_COMMITTED);
+        broken[0] = 0;
+        CHECK(reaches(&client, version, NEBULA_STATE_DURABLE));
+        client_done(&client);
+        agent_stop(agent, true);
+        time_passed_ns = 0;
+        end_bad();
+}
+
 static void a_clock_that_goes_backwards_makes_nothing_older(void)
 {
         struct test_client client;
@@ -504,6 +526,7 @@ static void storage_that_holds_the_secret_of_the_copies_does_not_hold_up_the_end
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open),
          TEST(the_newest_version_is_not_given_up_for_what_storage_failed_before_it),
+         TEST(what_could_not_be_written_does_not_wait_for_the_next_interval),
          TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_hides_no_event),
          TEST(a_clock_that_goes_backwards_sweeps_no_work_in_progress),
