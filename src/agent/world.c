@@ -378,8 +378,11 @@ static void note_trouble(struct catalogue *catalogue, struct version *version, c
                 version_fail(catalogue, version, error->status, "%s", error->message);
                 return;
         }
-        if (version->poll_count == 0 || job->store_error.status == NEBULA_OK)
+        if (version->poll_count == 0 || job->store_error.status == NEBULA_OK) { /* not at each look */
                 log_event(LOG_LEVEL_WARN, "%s waits for storage: %s", version->tag, error->message);
+                job->store_error_at = catalogue_moment(catalogue);
+                catalogue_signal_event(catalogue);
+        }
         job->store_error = *error;
         job->failure_count++;
         version->poll_count = version->poll_count < 14 ? 14 : version->poll_count;

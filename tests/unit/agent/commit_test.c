@@ -1,5 +1,6 @@
 /* Versions that become complete, and what that does to those around them. */
 #include "agent/agent_catalogue.h"
+#include "agent/event.h"
 #include "agent/report.h"
 #include "agent/world.h"
 #include "store/announce.h"
@@ -268,6 +269,28 @@ static void a_writing_that_was_found_in_storage_is_counted_once(void)
         test_dir_remove(storage);
 }
 
+/* Storage is where nodes tell each other: without it such a version never comes to be written, which would be said. */
+static void who_watches_is_told_that_nodes_cannot_commit_for_storage(void)
+{
+        struct ipc_event event = { 0 };
+        int64_t due = INT64_MAX;
+        struct version *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "/dev/null/storage");
+        bench.job->world = bench.session.world = 2;
+        version = bench_version(&bench, "t", 1, 0);
+        REQUIRE(version && version->spread);
+        catalogue_lock(&bench.catalogue);
+        CHECK(!event_next(bench.job, 0, &event));
+        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due));
+        CHECK(event_next(bench.job, 0, &event) && event.kind == NEBULA_EVENT_STORAGE);
+        CHECK(world_work(&bench.catalogue, bench.job, INT64_MAX / 2, &due));
+        CHECK(!event_next(bench.job, event.at, &event));
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
 TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
@@ -275,4 +298,5 @@ TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_stored_version_that_is_being_written_again_is_not_removed),
          TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),
          TEST(what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version),
-         TEST(a_writing_that_was_found_in_storage_is_counted_once))
+         TEST(a_writing_that_was_found_in_storage_is_counted_once),
+         TEST(who_watches_is_told_that_nodes_cannot_commit_for_storage))
