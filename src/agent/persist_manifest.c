@@ -40,7 +40,7 @@ static enum nebula_status put_manifest(struct store *store, const struct plan *p
 }
 
 enum nebula_status persist_write_manifest(struct store *store, const struct job *job, const struct version *version,
-                                         struct plan *plan, struct nebula_error *error)
+                                          struct plan *plan, struct nebula_error *error)
 {
         struct manifest *manifest = &plan->manifest;
 
@@ -225,7 +225,7 @@ static enum nebula_status gather_carried(struct plan *plan, struct nebula_error 
  * when it has not for a while; the others look for it. NEBULA_BUSY: look again.
  */
 enum nebula_status persist_gather(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version,
-                                 struct plan *plan, struct nebula_error *error)
+                                  struct plan *plan, struct nebula_error *error)
 {
         struct committed committed = { 0 };
         bool writes = version->leads || os->now_ns() - version->waiting_since_ns > (int64_t)catalogue->takeover_s * 1000000000;

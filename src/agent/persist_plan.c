@@ -20,7 +20,7 @@ void plan_done(struct plan *plan, struct store *store)
 }
 
 enum nebula_status plan_init(struct catalogue *catalogue, struct version *version, struct plan *plan,
-                                    struct nebula_error *error)
+                             struct nebula_error *error)
 {
         enum nebula_status status = name_encode(version->tag, plan->directory, error);
 

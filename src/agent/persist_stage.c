@@ -45,7 +45,7 @@ static enum nebula_status list_objects(struct plan *plan, struct store_object *o
 
 /* Each piece goes to storage as soon as it was summed. */
 enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store,
-                                      struct plan *plan, struct nebula_error *error)
+                                 struct plan *plan, struct nebula_error *error)
 {
         struct sealing sealing = { .catalogue = catalogue, .version = version, .files = plan->files, .file_count = plan->file_count };
         struct store_object *objects = calloc(plan->file_count + 1, sizeof *objects);
@@ -190,7 +190,7 @@ static bool rank_writes(const struct plan *plan, uint32_t rank)
  * they are in place; for these it is a claim until then.
  */
 enum nebula_status persist_write_records(struct store *store, const struct job *job, const struct version *version,
-                                        struct plan *plan, struct nebula_error *error)
+                                         struct plan *plan, struct nebula_error *error)
 {
         uint32_t last = 0;
 

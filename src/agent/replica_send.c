@@ -162,7 +162,7 @@ static enum nebula_status offer(struct replica *replica, struct channel *channel
 }
 
 enum nebula_status replica_send(struct replica *replica, struct channel *channel, struct version *version, bool *ret_broken,
-                                       struct nebula_error *error)
+                                struct nebula_error *error)
 {
         struct outgoing outgoing = { 0 };
         struct peer_keep seal = { .ids = &outgoing.what.id, .count = 1 };
