@@ -10,6 +10,7 @@ background, so a training step cannot interleave with them.
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import functools
 import io
@@ -89,12 +90,12 @@ def _item_parts(tensor: torch.Tensor) -> tuple[list[Any], int]:
 class NebulaStager:
     """Copies a state dict into kept memory, for writers other than ours: an AsyncStager.
 
-    A buffer is used again once nothing refers to what was staged in it, so that two saves in flight never share one.
+    Memory is used again once no tensor looks at what was staged in it, so that two saves in flight never share it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}  # guarded by _lock
+        self._free: dict[int, list[torch.Tensor]] = {}  # by size in bytes; guarded by _lock
         self._closed = False
 
     @property
@@ -114,19 +115,22 @@ class NebulaStager:
             self._free.clear()
 
     def _lend(self, tensor: torch.Tensor) -> torch.Tensor:
-        key = (tensor.dtype, tensor.numel())
+        size = tensor.numel() * tensor.element_size()
+        if size == 0:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
         with self._lock:
-            kept = self._free.get(key)
-            buffer = kept.pop() if kept else torch.empty(tensor.numel(), dtype=tensor.dtype)
-        lent = buffer.view(tensor.shape)
-        weakref.finalize(lent, self._take_back, key, buffer).atexit = False
-        return lent
+            kept = self._free.get(size)
+            memory = kept.pop() if kept else torch.empty(size, dtype=torch.uint8)
+        # A storage that is new for each loan: it ends with the last tensor that looks at it, a DTensor's own view for one.
+        loan = (ctypes.c_char * size).from_address(memory.data_ptr())
+        weakref.finalize(loan, self._take_back, size, memory).atexit = False
+        return torch.frombuffer(loan, dtype=tensor.dtype).view(tensor.shape)
 
-    def _take_back(self, key: tuple[torch.dtype, int], buffer: torch.Tensor) -> None:
+    def _take_back(self, size: int, memory: torch.Tensor) -> None:
         # Called by the garbage collector, which may run on a thread that holds the lock: then the memory is let go.
         if self._lock.acquire(blocking=False):
             if not self._closed:
-                self._free.setdefault(key, []).append(buffer)
+                self._free.setdefault(size, []).append(memory)
             self._lock.release()
 
     def _copy(self, value: Any, memo: dict[Any, Any]) -> Any:

@@ -178,6 +178,30 @@ for value in (1, 2, 3):
 """)  # fmt: skip
 
 
+def test_staged_dtensors_keep_their_values_and_their_memory_is_used_again_when_they_are_gone(node):
+    script(node, """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from nebulaml.dcp import NebulaStager
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+weight = distribute_tensor(torch.ones(40, 7), init_device_mesh("cpu", (1,)), [Shard(0)])
+stager = NebulaStager()
+def place(state):
+    return state["weight"].to_local().data_ptr()
+first = stager.stage({"weight": weight})
+weight.mul_(2)
+second = stager.stage({"weight": weight})
+assert (first["weight"].to_local() == 1).all() and (second["weight"].to_local() == 2).all()
+gone = place(first)
+del first
+assert place(stager.stage({"weight": weight})) == gone != place(second)
+kept = stager.stage({"tensor": torch.ones(3)})["tensor"][1:]
+stager.stage({"tensor": torch.zeros(3)})
+assert (kept == 1).all()
+""")  # fmt: skip
+
+
 class Evil:
     def __reduce__(self):
         return (exec, ("raise SystemExit('ran')",))
