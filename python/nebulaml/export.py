@@ -29,8 +29,9 @@ NICENESS = 10
 POLL_S = 0.25
 DICTS = ("state_dict", "model_state_dict", "model", "module")  # where training loops and frameworks keep the weights
 
-_lock = threading.Lock()  # guards the process
-_process: subprocess.Popen[bytes] | None = None
+_lock = threading.Lock()  # guards both below
+_process: subprocess.Popen[bytes] | None = None  # takes requests
+_ending: list[subprocess.Popen[bytes]] = []  # those that get no more, and may still be at work
 
 
 def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str | None = None, key: str | None = None) -> bool:
@@ -68,15 +69,20 @@ def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str 
 
 def wait_for_exports(timeout: float | None = None) -> bool:
     """Returns when all that was asked for is there; False when it is not after `timeout` seconds, or something of it failed."""
+    deadline = None if timeout is None else time.monotonic() + timeout
     with _lock:
-        process = _process
         _forget()
-    if process is None:
-        return True
-    try:
-        return process.wait(timeout) == 0
-    except subprocess.TimeoutExpired:
-        return False
+        waited = list(_ending)
+    all_there = True
+    for process in waited:
+        try:
+            code = process.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            return False
+        all_there = all_there and code == 0
+        with _lock, contextlib.suppress(ValueError):
+            _ending.remove(process)
+    return all_there
 
 
 def _started() -> subprocess.Popen[bytes]:
@@ -94,11 +100,24 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def _forget() -> None:
+    """Tells the process that no more requests come; the next one starts another."""
     global _process
     if _process is not None:
         with contextlib.suppress(OSError):
             _process.stdin.close()  # type: ignore[union-attr]
+        _ending.append(_process)
         _process = None
+
+
+def _forget_in_child() -> None:
+    """In a forked child: the pipe of the parent ends with the parent, and not with the last data loader's worker."""
+    global _lock
+    _lock = threading.Lock()
+    _forget()
+    _ending.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def weights_of(state: Any, key: str | None) -> dict[str, Any]:

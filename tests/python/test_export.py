@@ -80,6 +80,37 @@ def test_the_file_appears_although_the_trainer_is_killed(place, tmp_path):
     assert torch.equal(safetensors.load_file(tmp_path / "x.safetensors")["w"], torch.arange(5.0))
 
 
+def test_a_wait_that_timed_out_can_be_waited_for_again(nm, tmp_path):
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model.pt", {"w": torch.arange(5.0)})
+    assert nm.export_safetensors(checkpoint, tmp_path / "x.safetensors")
+    process = export._process
+    process.send_signal(signal.SIGSTOP)
+    assert not nm.wait_for_exports(0.1)
+    assert not nm.wait_for_exports(0.1)
+    process.send_signal(signal.SIGCONT)
+    assert nm.wait_for_exports(120)
+    assert (tmp_path / "x.safetensors").exists()
+
+
+def test_a_forked_worker_does_not_hold_the_exports_up(place, tmp_path):
+    output = place.run(
+        """
+        nm.init(sys.argv[1], 0)
+        with nm.Checkpoint("global_step1") as checkpoint:
+            checkpoint.save("model.pt", {"w": torch.arange(5.0)})
+        nm.export_safetensors(checkpoint, sys.argv[2])
+        worker = os.fork()
+        if not worker:
+            signal.pause()
+        say(nm.wait_for_exports(30))
+        os.kill(worker, signal.SIGKILL)
+        """,
+        place.storage, tmp_path / "x.safetensors",
+    )  # fmt: skip
+    assert output == "True\n"
+
+
 def test_what_cannot_be_exported_is_said_and_the_next_one_is_served(nm, tmp_path, capfd):
     with nm.Checkpoint("global_step1") as checkpoint:
         checkpoint.save("model.pt", {"optimizer": {"state": {}, "lr": 1.0}})
