@@ -43,6 +43,13 @@ def _init_for(directory: str) -> None:
         api.init(persistent_storage_path=os.path.join(os.path.abspath(directory), PERSIST), persistent_time_interval=0)
 
 
+def _above(parent: str) -> str:
+    """Beside a directory in which accelerate takes everything for a checkpoint; within it only where that is a file system of its own."""
+    os.makedirs(parent, exist_ok=True)
+    above = os.path.dirname(parent)
+    return above if os.stat(above).st_dev == os.stat(parent).st_dev else parent
+
+
 class _Rotation:
     """save_total_limit over directories that are durable and those still on their way."""
 
@@ -245,7 +252,7 @@ def attach_accelerator(accelerator: Any, overlap: bool = False) -> Any:
         target = os.path.abspath(target)
         parent, folder = os.path.split(target)
         _init_for(accelerator.project_dir or parent)
-        staging = os.path.join(parent, STAGING, folder)
+        staging = os.path.join(_above(parent) if automatic else parent, STAGING, folder)
         configuration.automatic_checkpoint_naming = False
         try:
             with captured(Capture(folder, staging, -2, overlap)) as capture:
@@ -261,10 +268,19 @@ def attach_accelerator(accelerator: Any, overlap: bool = False) -> Any:
         return target
 
     @functools.wraps(plain_load)
-    def load_state(*args: Any, **kwargs: Any) -> Any:
+    def load_state(input_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if input_dir is not None:
+            parent = os.path.dirname(os.path.abspath(os.path.expanduser(input_dir)))
+        else:
+            parent = os.path.join(os.path.abspath(accelerator.project_dir or ""), "checkpoints")
+        # A run that was killed may still have its last checkpoint on the way.
         if api.is_initialized():
             api.flush_persistence()
-        return plain_load(*args, **kwargs)
+        elif any(os.path.isdir(os.path.join(place, STAGING)) for place in (parent, os.path.dirname(parent))):
+            _init_for(accelerator.project_dir or parent)
+            api.flush_persistence()
+            api._shutdown()  # where this program saves, shows when it does
+        return plain_load(input_dir, *args, **kwargs)
 
     accelerator.save_state, accelerator.load_state = save_state, load_state
     accelerator._nebula_attached = True

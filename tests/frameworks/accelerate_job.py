@@ -18,7 +18,7 @@ parser.add_argument("--output", type=Path, required=True)
 parser.add_argument("--automatic", action="store_true", help="directories that accelerate numbers, of which it keeps two")
 parser.add_argument("--fsdp", action="store_true", help="FSDP2")
 parser.add_argument("--steps", type=int, default=8)
-parser.add_argument("--resume", type=Path)
+parser.add_argument("--resume", help='a directory, or "newest" to let accelerate find it')
 parser.add_argument("--kill-at", type=int, default=-1)
 args = parser.parse_args()
 
@@ -58,7 +58,7 @@ def main():
 
         assert nm.attach(accelerator) is accelerator
     if args.resume:
-        accelerator.load_state(str(args.resume))
+        accelerator.load_state(None if args.resume == "newest" else args.resume)
         accelerator.project_configuration.iteration = counter.step // 2
         if rank == 0:
             print(json.dumps({"resumed": counter.step}), flush=True)
