@@ -49,6 +49,12 @@ def _init_for(directory: str) -> None:
         api.init(persistent_storage_path=os.path.join(directory, ".nebula"), persistent_time_interval=0, keep_last=2)
 
 
+def _flush() -> None:
+    """Where nothing was said of storage, also not by the environment, asking must not settle that there is none."""
+    if api.is_initialized() or "NEBULA_PERSISTENT_STORAGE_PATH" in os.environ:
+        api.flush_persistence()
+
+
 class NebulaCheckpointIO:
     """A CheckpointIO: ``Trainer(plugins=[NebulaCheckpointIO()])``.
 
@@ -128,8 +134,7 @@ class NebulaCheckpointIO:
 
     def teardown(self) -> None:
         """The end of a fit, not of the plugin: everything saved becomes durable; saves may follow."""
-        if api.is_initialized():
-            api.flush_persistence()
+        _flush()
 
 
 def _register() -> None:
@@ -181,9 +186,15 @@ def _make_callback() -> type:
 
         def _find_last_checkpoints(self, trainer: Any) -> set[str]:
             """``ckpt_path="last"`` lists the directory: what a run that was killed left in memory must be there first."""
-            if api.is_initialized():
-                api.flush_persistence()
+            if self.dirpath and "://" not in str(self.dirpath):
+                _init_for(_key(self.dirpath))
+            _flush()
             return super()._find_last_checkpoints(trainer)
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            """Loggers are told next that the run is over: those that upload checkpoints look for the files then."""
+            super().teardown(trainer, pl_module, stage)
+            _flush()
 
         @property
         def state_key(self) -> str:

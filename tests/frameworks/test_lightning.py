@@ -66,6 +66,37 @@ def test_last_is_found_after_sigkill_and_files_are_those_of_stock(node, package)
     assert again.end["files"] == whole.end["files"] == ["last.ckpt", "step=6.ckpt", "step=8.ckpt"]
 
 
+SLOW = """
+import os, sys, torch, nebulaml as nm
+callback = nm.NebulaCallback(dirpath=os.getcwd() + "/ckpts")
+io, state = nm.NebulaCheckpointIO(), {"global_step": 1, "state_dict": {"w": torch.arange(500000.0)}}
+def path(name):
+    return os.path.join(callback.dirpath, name)
+def save(name):
+    io.save_checkpoint(state, path(name))
+    assert not os.path.exists(path(name))
+"""
+
+
+def script(node, text):
+    """In one process of Lightning's environment, with storage that takes two seconds for `state`."""
+    node.environment["NEBULA_STORE_MBPS"] = "1"
+    command = [interpreter(ENV), "-W", "ignore", "-c", SLOW + text]
+    done = subprocess.run(command, env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_last_that_is_on_its_way_is_waited_for_without_init_and_loggers_find_the_files_at_the_end(node):
+    script(node, """
+save("last.ckpt")
+nm._shutdown()  # as in a new process
+assert callback._find_last_checkpoints(None) == {path("last.ckpt")}
+save("best.ckpt")
+callback.teardown(None, None, "fit")  # the loggers' finalize() is next
+assert os.path.exists(path("best.ckpt"))
+""")  # fmt: skip
+
+
 def test_best_and_load_from_checkpoint_read_the_published_path(node):
     result = job(node, "--top-k", 1, "--then", "best")
     best = next(line for line in result.lines if "best" in line)["best"]
