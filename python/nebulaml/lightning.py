@@ -49,6 +49,11 @@ def _init_for(directory: str) -> None:
         api.init(persistent_storage_path=os.path.join(directory, ".nebula"), persistent_time_interval=0, keep_last=2)
 
 
+def _published(target: str) -> Any:
+    """What was saved as that path, or as what it is a link to (``save_last="link"``), perhaps before that file is there."""
+    return api.find_published(target) or api.find_published(os.path.realpath(target))
+
+
 def _flush() -> None:
     """Where nothing was said of storage, also not by the environment, asking must not settle that there is none."""
     if api.is_initialized() or "NEBULA_PERSISTENT_STORAGE_PATH" in os.environ:
@@ -111,7 +116,7 @@ class NebulaCheckpointIO:
         local = "://" not in os.fspath(path)
         if local:
             _init_for(os.path.dirname(_key(path)))
-        found = api.find_published(_key(path)) if local else None
+        found = _published(_key(path)) if local else None
         if found is not None:
             checkpoint, name = found
             return checkpoint.load(

@@ -97,6 +97,15 @@ assert os.path.exists(path("best.ckpt"))
 """)  # fmt: skip
 
 
+def test_a_link_to_a_file_that_is_on_its_way_is_loaded(node):
+    script(node, """
+save("step=1.ckpt")
+os.symlink("step=1.ckpt", path("last.ckpt"))  # as save_last="link" makes it
+assert torch.equal(io.load_checkpoint(path("last.ckpt"))["state_dict"]["w"], state["state_dict"]["w"])
+assert not os.path.exists(path("step=1.ckpt"))
+""")  # fmt: skip
+
+
 def test_best_and_load_from_checkpoint_read_the_published_path(node):
     result = job(node, "--top-k", 1, "--then", "best")
     best = next(line for line in result.lines if "best" in line)["best"]
