@@ -60,6 +60,10 @@ def _flush() -> None:
         api.flush_persistence()
 
 
+class _NoFile(NebulaNotFound, FileNotFoundError):
+    """What Lightning's own plugin raises too."""
+
+
 class NebulaCheckpointIO:
     """A CheckpointIO: ``Trainer(plugins=[NebulaCheckpointIO()])``.
 
@@ -107,9 +111,11 @@ class NebulaCheckpointIO:
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Reads what was last saved under `path`: from memory if it is still there, else the file.
 
-        `weights_only`: None is torch's own default, as in Lightning.
+        `weights_only`: None is torch's own default, as in Lightning. Raises FileNotFoundError when there is neither.
         """
         import torch
+
+        from . import loading
 
         if map_location is None:
             map_location = lambda storage, location: storage  # noqa: E731
@@ -119,11 +125,11 @@ class NebulaCheckpointIO:
         found = _published(_key(path)) if local else None
         if found is not None:
             checkpoint, name = found
-            return checkpoint.load(
-                name, map_location=map_location, weights_only=True if weights_only is None else weights_only
-            )
+            if weights_only is None:
+                weights_only = not loading.torch_is_told("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+            return checkpoint.load(name, map_location=map_location, weights_only=weights_only)
         if local and not os.path.exists(_key(path)):
-            raise NebulaNotFound(f"no checkpoint was saved as {path}, in this run's memory or on disk")
+            raise _NoFile(f"no checkpoint was saved as {path}, in this run's memory or on disk")
         if not local:
             import fsspec
 

@@ -95,8 +95,13 @@ def load(
         ) from None
 
 
+def torch_is_told(variable: str) -> bool:
+    """Whether a switch of torch.load's is set, as it reads them."""
+    return os.environ.get(variable, "0").lower() in ("1", "y", "yes", "true")
+
+
 def _is_weights_only(asked: bool | None) -> bool:
-    if os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):  # as torch.load reads it
+    if torch_is_told("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
         return True
     if asked is not None:
         return asked

@@ -106,6 +106,29 @@ assert not os.path.exists(path("step=1.ckpt"))
 """)  # fmt: skip
 
 
+def test_a_load_from_memory_does_as_torch_is_told_and_a_missing_file_is_what_it_is_in_lightning(node):
+    script(node, """
+import pathlib, pickle
+state["hyper_parameters"] = pathlib.PurePosixPath("data")  # more than tensors and plain values
+save("step=1.ckpt")
+try:
+    io.load_checkpoint(path("step=1.ckpt"))
+except pickle.UnpicklingError as error:
+    assert "PurePosixPath" in str(error), error
+else:
+    raise AssertionError("loaded")
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+assert io.load_checkpoint(path("step=1.ckpt"))["hyper_parameters"] == state["hyper_parameters"]
+assert not os.path.exists(path("step=1.ckpt"))
+try:
+    io.load_checkpoint(path("nothing.ckpt"))
+except FileNotFoundError as error:
+    assert isinstance(error, nm.NebulaNotFound) and "nothing.ckpt" in str(error)
+else:
+    raise AssertionError("loaded")
+""")  # fmt: skip
+
+
 def test_best_and_load_from_checkpoint_read_the_published_path(node):
     result = job(node, "--top-k", 1, "--then", "best")
     best = next(line for line in result.lines if "best" in line)["best"]
