@@ -128,7 +128,7 @@ def captured(capture: Capture) -> Iterator[Capture]:
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         name = capture.name_of(f) if threading.get_ident() == thread else None
-        if name is None or args or kwargs.get("_use_new_zipfile_serialization", True) is False:
+        if name is None or args or kwargs:  # a pickle module or protocol of its own, or the old format
             return plain_save(obj, f, *args, **kwargs)
         return capture.checkpoint.save(name, obj, capture.overlap)
 
@@ -139,9 +139,13 @@ def captured(capture: Capture) -> Iterator[Capture]:
 
         def save_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
             name = capture.name_of(filename) if threading.get_ident() == thread else None
-            if name is None:
+            try:
+                parts = None if name is None else safetensors_parts(tensors, metadata)
+            except ValueError:  # it says what is wrong in its own words, or knows a type that we do not
+                parts = None
+            if name is None or parts is None:
                 return plain_save_file(tensors, filename, metadata=metadata)
-            return capture.checkpoint.save_bytes(name, safetensors_parts(tensors, metadata), capture.overlap)
+            return capture.checkpoint.save_bytes(name, parts, capture.overlap)
 
         ours[plain_save_file] = save_file
     places = _targets(*ours)

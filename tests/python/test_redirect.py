@@ -1,0 +1,51 @@
+"""A framework's writers while they save through Nebula: what is not theirs to take goes the writers' own way."""
+
+import copyreg
+import io
+import pickle
+import types
+
+import pytest
+import torch
+from nebulaml.redirect import Capture, captured
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture
+def staging(tmp_path):
+    (tmp_path / "staging").mkdir()
+    return tmp_path / "staging"
+
+
+def test_a_pickle_module_of_the_callers_own_is_used(nm, staging):
+    class Pickler(pickle.Pickler):
+        dispatch_table = {**copyreg.dispatch_table, types.GeneratorType: lambda _: (int, (5,))}
+
+    own = types.ModuleType("own")
+    own.Pickler = Pickler
+    with captured(Capture("tag", str(staging), -2)):
+        torch.save({"generator": (number for number in ())}, staging / "x.pt", pickle_module=own)
+    assert torch.load(staging / "x.pt", weights_only=False) == {"generator": 5}
+
+
+def test_what_only_safetensors_can_write_it_writes_and_what_nobody_can_it_refuses(nm, staging):
+    tensors = {"scale": torch.arange(8, dtype=torch.uint8).view(torch.float8_e8m0fnu), "w": torch.ones(3)}
+    shared = torch.ones(4)
+    with captured(Capture("tag", str(staging), -2)) as capture:
+        safetensors.save_file(tensors, staging / "model.safetensors")
+        safetensors.save_file({"w": torch.ones(3)}, staging / "ours.safetensors")
+        with pytest.raises(RuntimeError, match="share"):
+            safetensors.save_file({"a": shared, "b": shared}, staging / "bad.safetensors")
+    assert not (staging / "bad.safetensors").exists() and not (staging / "ours.safetensors").exists()
+    assert list(capture.checkpoint.files) == ["ours.safetensors"]
+    with safetensors.safe_open(staging / "model.safetensors", "pt") as file:
+        assert sorted(file.keys()) == ["scale", "w"]
+        assert file.get_slice("scale").get_dtype() == "F8_E8M0"
+
+
+def test_a_file_object_is_written_to(nm, staging):
+    buffer = io.BytesIO()
+    with captured(Capture("tag", str(staging), -2)):
+        torch.save([1], buffer)
+    assert torch.load(io.BytesIO(buffer.getvalue())) == [1]
