@@ -344,7 +344,7 @@ class NebulaStorageReader(StorageReader):
                 raise NebulaConfigError("NebulaStorageReader has no path: give one, or a checkpoint_id to the load")
             persist, tag = _split(self._path)
             if not api.is_initialized():
-                api.init(persistent_storage_path=persist)
+                _init_for(persist)  # a writer may follow
             self._checkpoint = api.get_checkpoint(tag=tag, persist_path=persist)
             if self._checkpoint is None:
                 raise NebulaNotFound(f"no complete checkpoint {tag!r} in memory or in {persist}")
@@ -501,6 +501,7 @@ def async_save(
             _remember(_Known(group, save.local, save.final, save.results, metadata))
     checkpoint = writer._save.checkpoint
     future: Future[Metadata] = Future()
+    future.set_running_or_notify_cancel()  # it cannot be cancelled any more
 
     def wait() -> None:
         try:

@@ -202,6 +202,21 @@ assert (kept == 1).all()
 """)  # fmt: skip
 
 
+def test_a_writer_behind_a_reader_persists_every_version_and_a_save_cannot_be_cancelled(node):
+    script(node, STATE + f"""
+path = {str(node.persist)!r} + "/tag"
+future = async_save(state(1), checkpoint_id=path + "1")
+assert not future.cancel()
+future.result(timeout=60)
+nm._shutdown()  # as in a new process
+dcp.load(state(0), storage_reader=NebulaStorageReader(path + "1"))
+for value in (2, 3, 4):
+    dcp.save(state(value), storage_writer=NebulaStorageWriter(path + str(value)))
+""")  # fmt: skip
+    for tag in ("tag2", "tag3", "tag4"):  # tag3 is neither the first since the reader nor the newest
+        node.wait_durable(tag)
+
+
 class Evil:
     def __reduce__(self):
         return (exec, ("raise SystemExit('ran')",))
