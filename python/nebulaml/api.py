@@ -180,7 +180,7 @@ def unpublish(path: str | os.PathLike[str]) -> bool:
 
     A directory that was published takes its checkpoint in memory and storage with it.
     """
-    target = os.path.abspath(os.path.expanduser(path))
+    target = config.check_text("a path", os.path.abspath(os.path.expanduser(path)))
     return engine.guarded(f"removing {target}", lambda: engine.session().unpublish(target)) is None
 
 
@@ -188,9 +188,11 @@ def find_published(path: str | os.PathLike[str]) -> tuple[Checkpoint, str] | Non
     """What was published as ``path``, there already or still on its way: the checkpoint and the file's name ("" for a
     directory). None: nothing that Nebula knows of, though a plain file may be there."""
     try:
-        handle, name = engine.interruptible(
-            engine.session(patient=True).find_published, os.path.abspath(os.path.expanduser(path))
-        )
+        target = config.check_text("a path", os.path.abspath(os.path.expanduser(path)))
+    except NebulaConfigError:  # nothing can be published there
+        return None
+    try:
+        handle, name = engine.interruptible(engine.session(patient=True).find_published, target)
     except NebulaNotFound:
         return None
     return Checkpoint._found(handle), name

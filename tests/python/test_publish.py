@@ -180,6 +180,17 @@ def test_a_directory_that_is_removed_on_its_way_leaves_nothing_in_storage(nm, pl
     until(lambda: sorted(n for n in os.listdir(place.storage) if n.startswith("checkpoint")) == ["checkpoint-3", "checkpoint-4"])
 
 
+def test_a_path_that_nothing_can_be_published_as_is_refused_and_never_taken_for_another(nm, out):
+    save(nm, "global_step1", 1).publish("checkpoint", out / "x.ckpt")
+    nm.flush_persistence()
+    for end in ("\0", "\0more", "\udc80"):
+        with pytest.raises(nm.NebulaConfigError):
+            nm.unpublish(str(out / "x.ckpt") + end)
+        assert nm.find_published(str(out / "x.ckpt") + end) is None
+    nm.flush_persistence()
+    assert value_at(out / "x.ckpt") == 1
+
+
 def test_files_join_a_directory_that_is_there_already(nm, out):
     checkpoint, target = whole(nm, out)
     target.mkdir()
