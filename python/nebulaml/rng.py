@@ -35,8 +35,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
     if not isinstance(state, dict) or "torch" not in state:
         raise NebulaConfigError(f"set_rng_state() takes what rng_state() returned, not {type(state).__name__}")
     torch.set_rng_state(state["torch"].cpu())
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    if "python" in state:
+        version, internal, gauss = state["python"]
+        random.setstate((version, tuple(internal), gauss))
     if "numpy" in state:
         import numpy
 

@@ -140,6 +140,13 @@ def test_plain_values_numpy_and_random_states_come_back(through):
         assert_same(value, through(value))
 
 
+def test_generators_that_a_state_does_not_mention_stay_as_they_are(nm):
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    torch.rand(1)
+    nm.set_rng_state({"torch": torch_state})
+    assert torch.equal(torch.get_rng_state(), torch_state) and random.getstate() == python_state
+
+
 def test_references_to_one_object_stay_one_object(through):
     shared = [1, 2]
     loop = {"a": shared, "b": shared}
