@@ -72,6 +72,7 @@ class NebulaCheckpointIO:
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
+        self.removed: set[str] = set()  # paths that Lightning takes for gone, though the files may still wait to go
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """`storage_options`: None, or a dict with any of ``is_best`` and ``persist_path``; other keys are ignored.
@@ -85,6 +86,7 @@ class NebulaCheckpointIO:
         if "://" in os.fspath(path):
             raise NebulaConfigError(f"{path}: Lightning's own paths are files here; give the remote one to init()")
         target = _key(path)
+        self.removed.discard(target)
         _init_for(os.path.dirname(target))
         tag = f"global_step{int(checkpoint.get('global_step', 0))}"
         name = self._name(tag, target)
@@ -141,11 +143,20 @@ class NebulaCheckpointIO:
         """Removes a published file once every save made before has become durable; a save of it still in flight is
         kept from appearing."""
         _init_for(os.path.dirname(_key(path)))
-        api.unpublish(_key(path))
+        if api.unpublish(_key(path)):
+            self.removed.add(_key(path))
 
     def teardown(self) -> None:
         """The end of a fit, not of the plugin: everything saved becomes durable; saves may follow."""
         _flush()
+
+
+def _io_of(strategy: Any) -> NebulaCheckpointIO | None:
+    """Its plugin when that is ours, perhaps in a wrapper of Lightning's."""
+    io = getattr(strategy, "checkpoint_io", None)
+    if not isinstance(io, NebulaCheckpointIO):
+        io = getattr(io, "checkpoint_io", None)
+    return io if isinstance(io, NebulaCheckpointIO) else None
 
 
 def _register() -> None:
@@ -177,8 +188,7 @@ def _make_callback() -> type:
             if self._config_params is not None and not api.is_initialized():  # a process that was spawned
                 api.init(**self._config_params)
             strategy = trainer.strategy
-            io = getattr(strategy, "checkpoint_io", None)
-            if isinstance(io, NebulaCheckpointIO) or isinstance(getattr(io, "checkpoint_io", None), NebulaCheckpointIO):
+            if _io_of(strategy) is not None:
                 return
             if type(strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy") or _is_deepspeed(strategy):
                 _warn_about(strategy)
@@ -186,13 +196,13 @@ def _make_callback() -> type:
             strategy.checkpoint_io = NebulaCheckpointIO()
 
         def file_exists(self, filepath: Any, trainer: Any) -> bool:
-            """Counts files that are saved but not durable yet, so that version suffixes come as in stock Lightning."""
-            if "://" not in str(filepath):
-                _init_for(os.path.dirname(_key(filepath)))  # asking must not settle that there is no storage path
-            here = trainer.is_global_zero and (
-                self._fs.exists(filepath)
-                or ("://" not in str(filepath) and api.find_published(_key(filepath)) is not None)
-            )
+            """Counts files that are saved but not durable yet, and none that wait to go: version suffixes come as in stock Lightning."""
+            if "://" in str(filepath):
+                return super().file_exists(filepath, trainer)
+            target, io = _key(filepath), _io_of(trainer.strategy)
+            _init_for(os.path.dirname(target))  # asking must not settle that there is no storage path
+            here = trainer.is_global_zero and (io is None or target not in io.removed)
+            here = here and (self._fs.exists(filepath) or api.find_published(target) is not None)
             return trainer.strategy.reduce_boolean_decision(here, all=False)
 
         def _find_last_checkpoints(self, trainer: Any) -> set[str]:

@@ -129,6 +129,24 @@ else:
 """)  # fmt: skip
 
 
+def test_a_name_whose_file_waits_to_go_is_free_as_in_stock(node):
+    script(node, """
+from types import SimpleNamespace as Some
+trainer = Some(is_global_zero=True, strategy=Some(checkpoint_io=io, reduce_boolean_decision=lambda here, all: here))
+save("epoch=0.ckpt")
+nm.flush_persistence()
+save("epoch=0-v1.ckpt")
+assert callback.file_exists(path("epoch=0.ckpt"), trainer) and callback.file_exists(path("epoch=0-v1.ckpt"), trainer)
+io.remove_checkpoint(path("epoch=0.ckpt"))
+assert os.path.exists(path("epoch=0.ckpt")) and not callback.file_exists(path("epoch=0.ckpt"), trainer)
+state["global_step"] = 2
+io.save_checkpoint(state, path("epoch=0.ckpt"))
+assert callback.file_exists(path("epoch=0.ckpt"), trainer)
+io.teardown()
+assert torch.load(path("epoch=0.ckpt"))["global_step"] == 2 and torch.load(path("epoch=0-v1.ckpt"))["global_step"] == 1
+""")  # fmt: skip
+
+
 def test_best_and_load_from_checkpoint_read_the_published_path(node):
     result = job(node, "--top-k", 1, "--then", "best")
     best = next(line for line in result.lines if "best" in line)["best"]
