@@ -272,6 +272,9 @@ def _make_strategy() -> type:
             )
 
         def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+            if self.load_full_weights and self.zero_stage_3:  # one file, and not a directory of DeepSpeed's
+                given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 takes none
+                return super().load_checkpoint(checkpoint_path, **given)
             path, client_state = self.deepspeed_engine.load_checkpoint(
                 os.fspath(checkpoint_path),
                 load_optimizer_states=self.lightning_module.trainer.state.fn == "fit",

@@ -233,6 +233,18 @@ def test_our_deepspeed_strategy_resumes_bit_for_bit_from_memory_and_from_storage
     assert "storage_options mean nothing to NebulaDeepspeedStrategy" in (node.base / "lightning_job-rank0.log").read_text()
 
 
+@full
+@pytest.mark.parametrize("environment", ["lightning-deepspeed", "lightning-deepspeed-oldest"], indirect=True)
+def test_our_deepspeed_strategy_loads_one_file_with_all_weights(node):
+    script(node, """
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+strategy = nm.NebulaDeepspeedStrategy(config={"zero_optimization": {"stage": 3}}, load_full_weights=True)
+strategy.checkpoint_io = TorchCheckpointIO()
+torch.save(state, "full.ckpt")
+assert strategy.load_checkpoint("full.ckpt")["global_step"] == 1
+""")  # fmt: skip
+
+
 def test_without_init_files_appear_all_the_same(node):
     result = job(node, persist=False)
     assert [name for name in result.end["files"] if name.endswith(".ckpt")] == [f"step={n}.ckpt" for n in (2, 4, 6, 8)]
