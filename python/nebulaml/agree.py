@@ -27,7 +27,9 @@ _PAUSE_S = (0.002, 0.25)
 
 _lock = threading.RLock()  # guards all below
 _pinned: dict[str | None, list[dict[str, Any]]] = {}  # by storage path, None: the session's
-_asked: dict[str | None, int] = {}  # how often, so that each question has keys of its own
+_answered: dict[str | None, int] = {}  # how often, so that each question has keys of its own
+_told: dict[str | None, list[dict[str, Any]]] = {}  # what this rank said it has, while it has no answer
+_counted: set[str] = set()  # questions in the key-value store in which this rank is counted
 _saving = False
 
 
@@ -104,11 +106,15 @@ def answer(path: str | None) -> list[dict[str, Any]]:
     """The versions that all ranks can load, newest first; the same list on all of them. Pinned until this rank saves."""
     with _lock:
         if path not in _pinned:
-            _asked[path] = _asked.get(path, 0) + 1
-            own = inventory(path)
+            turn = _answered.get(path, 0) + 1  # who waited in vain asks the same question again: others may come to it yet
+            if path not in _told:
+                _told[path] = inventory(path)
+            own = _told[path]
             by_key = {_key(version): version for version in own}
             # Each rank's own numbers: those of another node say nothing to this one's agent when they share no storage.
-            _pinned[path] = [by_key[_key(version)] for version in _agree(path, _asked[path], own)]
+            _pinned[path] = [by_key[_key(version)] for version in _agree(path, turn, own)]
+            _answered[path] = turn
+            del _told[path]
         return _pinned[path]
 
 
@@ -158,10 +164,13 @@ def _through_store(shared: Any, place: ranks.Place, prefix: str, own: list[dict[
     def inventory_key(rank: int) -> str:
         return f"{prefix}/{rank}"
 
-    shared.set(inventory_key(place.rank), json.dumps(own))
-    if shared.add(f"{prefix}/count", 1) >= place.world:
-        everything = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
-        shared.compare_set(key, "", json.dumps(choose(everything)))
+    if prefix not in _counted:
+        shared.set(inventory_key(place.rank), json.dumps(own))
+        is_last = shared.add(f"{prefix}/count", 1) >= place.world
+        _counted.add(prefix)
+        if is_last:
+            everything = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
+            shared.compare_set(key, "", json.dumps(choose(everything)))
     _until(
         lambda: shared.check([key]) or None,
         lambda: [rank for rank in range(place.world) if not shared.check([inventory_key(rank)])],

@@ -171,6 +171,17 @@ def test_a_rank_that_never_asks_is_named_and_nobody_hangs(place, group, monkeypa
         process.wait()
 
 
+@pytest.mark.parametrize("group", ["none", "gloo"])
+def test_a_rank_that_waited_in_vain_and_asks_again_meets_the_one_that_was_late(place, group, monkeypatch):
+    first = Ranks(place, group, "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    first.end()
+    second = Ranks(place, group, "two", monkeypatch, timeout="3")
+    assert "NebulaTimeout" in second.ask("latest", only=0)[0]
+    assert second.ask("latest") == ["global_step1"] * 2
+    second.end()
+
+
 def test_a_process_that_uses_nebula_alone_in_a_larger_world_waits_for_nobody(place, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
