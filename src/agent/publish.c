@@ -61,11 +61,15 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
 enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, const char *path, struct nebula_error *error)
 {
         enum nebula_status status = publish_check_path(path, error);
+        const char *staging = ""; /* of what never appears: it goes too */
         struct publish *removal;
 
         if (status)
                 return status;
-        removal = publish_append(job, PUBLISH_REMOVAL, path, "", error);
+        for (struct publish *publish = job->publishes; publish; publish = publish->next)
+                if (publish->kind == PUBLISH_DIRECTORY && publish->state == PUBLISH_PENDING && !strcmp(publish->path, path))
+                        staging = publish->staging;
+        removal = publish_append(job, PUBLISH_REMOVAL, path, staging, error);
         if (!removal)
                 return NEBULA_NO_MEMORY;
         for (struct publish *publish = job->publishes; publish != removal; publish = publish->next) {

@@ -345,6 +345,8 @@ enum nebula_status publish_take_away(struct job *job, const struct publish *publ
                 result = os_sync_dir(parent);
         if (!result)
                 result = os_remove_tree(old);
+        if (!result && publish->staging[0])
+                result = os_remove_tree(publish->staging);
         return result && result != -ENOENT ? publish_fail(error, "remove", publish->path, result) : NEBULA_OK;
 }
 

@@ -167,7 +167,7 @@ def test_a_whole_directory_appears_with_what_was_staged_and_goes_with_its_checkp
     assert nm.flush_persistence(timeout=20)
 
 
-def test_a_directory_that_is_removed_on_its_way_leaves_nothing_in_storage(nm, place, out):
+def test_a_directory_that_is_removed_on_its_way_leaves_nothing_in_storage_or_staging(nm, place, out):
     place.storage.write_text("in the way")
     for step in range(1, 5):
         checkpoint, _ = whole(nm, out, f"checkpoint-{step}", step)
@@ -177,6 +177,7 @@ def test_a_directory_that_is_removed_on_its_way_leaves_nothing_in_storage(nm, pl
     os.unlink(place.storage)
     nm.flush_persistence()
     assert sorted(path.name for path in out.iterdir() if path.name != ".staging") == ["checkpoint-3", "checkpoint-4"]
+    assert os.listdir(out / ".staging") == []
     until(lambda: sorted(n for n in os.listdir(place.storage) if n.startswith("checkpoint")) == ["checkpoint-3", "checkpoint-4"])
 
 
