@@ -106,7 +106,7 @@ class NebulaStager:
         """stage() returns when all is copied."""
 
     def stage(self, state_dict: STATE_DICT_TYPE, **_: Any) -> STATE_DICT_TYPE:
-        """A copy of all tensors, DTensors keep their placement, tensors that share memory share it again."""
+        """A copy of all tensors: DTensors keep their placement, and what is there twice is copied once. Views become tensors of their own."""
         return self._copy(state_dict, {})
 
     def close(self) -> None:
