@@ -21,26 +21,39 @@ VERSIONS = 200 if NIGHTLY else 60
 WARM = 20  # versions until pools are full
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 
-# No torch: eight of these must fit beside whatever else the machine does. Each says when its bytes were captured and
-# when it knew that the version is committed, on the clock that all processes share.
+# No torch: eight of these must fit beside whatever else the machine does. "tensors": memory as torch's tensors have it once nebulaml
+# was imported, private huge pages, which a save protects. "bytes": a buffer, which a save copies; each rank says then when its bytes
+# were captured and when it knew that the version is committed, on the clock that all processes share.
 RANK = """
-import json, os, sys, time
+import json, mmap, os, sys, time
 from nebulaml import _nebula, engine
 import nebulaml as nm
 
-path, interval, keep_last, size = sys.argv[1], *map(int, sys.argv[2:5])
+path, kind = sys.argv[1:3]
+interval, keep_last, size = map(int, sys.argv[3:6])
 nm.init(path or None, interval, 2, on_error="raise", keep_last=keep_last or None)
 session = engine.session()
 rank = os.environ["RANK"]
-data = bytearray(os.urandom(4096) * (size // 4096))
+content = os.urandom(4096) * (size // 4096)
+if kind == "bytes":
+    data = bytearray(content)
+else:
+    data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    data.madvise(mmap.MADV_HUGEPAGE)
+    data.write(content)
+    ranges = _nebula.Ranges()
+    ranges.append(_nebula.address_of(memoryview(data)), size, data)
 for line in sys.stdin:
     first, last = map(int, line.split())
     times = []
     for step in range(first, last):
         data[:8] = step.to_bytes(8, "little")
         checkpoint = session.begin(f"global_step{step}", _nebula.FILES_ALL_RANKS)
-        checkpoint.save_bytes(f"shard-{rank}.bin", data)
-        session.settle(-1)
+        if kind == "bytes":
+            checkpoint.save_bytes(f"shard-{rank}.bin", data)
+            session.settle(-1)
+        else:
+            checkpoint.save_ranges(f"shard-{rank}.bin", ranges)
         captured = time.clock_gettime(time.CLOCK_MONOTONIC)
         checkpoint.commit()
         checkpoint.wait("committed", 60000)
@@ -65,7 +78,7 @@ def figures(pid: int) -> dict[str, float]:
 class Job:
     """Eight ranks that save on command."""
 
-    def __init__(self, place, monkeypatch, path: Path | None, interval: int, keep_last: int) -> None:
+    def __init__(self, place, monkeypatch, path: Path | None, kind: str, interval: int, keep_last: int) -> None:
         self.place, self.processes = place, []
         for rank in range(RANKS):
             for name, value in (
@@ -75,7 +88,7 @@ class Job:
                 ("LOCAL_WORLD_SIZE", RANKS),
             ):
                 monkeypatch.setenv(name, str(value))
-            self.processes.append(self._start(path or "", interval, keep_last, MIB))
+            self.processes.append(self._start(path or "", kind, interval, keep_last, MIB))
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             monkeypatch.delenv(name)
 
@@ -136,21 +149,23 @@ def assert_nothing_grew(before: dict[str, float], after: dict[str, float]) -> No
     assert after["memory_mib"] <= 1.34 * before["memory_mib"]  # at most one more version's images than before
 
 
-def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypatch):
-    job = Job(place, monkeypatch, None, 0, 0)
+@pytest.mark.parametrize("kind", ["tensors", "bytes"])
+def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypatch, kind):
+    job = Job(place, monkeypatch, None, kind, 0, 0)
     job.save(1, WARM + 1)
     before = job.look()
     times = job.save(WARM + 1, VERSIONS + 1)
     after = job.look()
-    delays = commit_delays_ms(times)
     cpu = after["agent cpu_s"] - before["agent cpu_s"]
     seconds = after["seconds"] - before["seconds"]
-    print_figures("memory only", before, after)
-    print(f"  commit after the last capture: median {delays[len(delays) // 2]:.2f} ms, worst {delays[-1]:.2f} ms")
+    print_figures(f"memory only, {kind}", before, after)
+    if kind == "bytes":
+        delays = commit_delays_ms(times)
+        print(f"  commit after the last capture: median {delays[len(delays) // 2]:.2f} ms, worst {delays[-1]:.2f} ms")
     print(f"  agent: {1000 * cpu / (VERSIONS - WARM):.2f} ms CPU per version, {100 * cpu / seconds:.1f} % of a core")
     assert_nothing_grew(before, after)
-    if NIGHTLY:
-        assert cpu <= 0.05 * seconds  # the goal; not reached yet beyond 17 versions per second
+    if NIGHTLY:  # the goal, for what training saves; bytes that are copied at once come faster than that
+        assert cpu <= (0.05 * seconds if kind == "tensors" else 0.0025 * (VERSIONS - WARM))
     idle = {name: job.look()[name] for name in ("agent cpu_s", "seconds")}
     time.sleep(2)
     used = job.look()["agent cpu_s"] - idle["agent cpu_s"]
@@ -172,7 +187,7 @@ def until_durable(place, step: int) -> None:
 def test_many_versions_in_storage_leave_what_is_kept_and_nothing_else(place, monkeypatch):
     # Every version is persisted, so saving waits for storage; without a bound the queue would take half of the machine.
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(4 * RANKS * (MIB + (2 << 20))))
-    job = Job(place, monkeypatch, place.storage, 5 if NIGHTLY else 0, 2)
+    job = Job(place, monkeypatch, place.storage, "bytes", 5 if NIGHTLY else 0, 2)
     job.save(1, WARM + 1)
     until_durable(place, WARM)
     before = job.look()
