@@ -387,6 +387,14 @@ static bool all_parts_closed(const struct version *version)
         return version->part_count > 0;
 }
 
+bool commit_parts_end(const struct version *version)
+{
+        for (size_t i = 0; i < version->part_count; i++)
+                if (!version->parts[i].closed && !rank_copies(version, version->parts[i].rank))
+                        return false;
+        return true;
+}
+
 /* Ranks that are connected and have not begun this version: they may be about to. */
 static bool ranks_to_come(const struct catalogue *catalogue, struct version *version)
 {

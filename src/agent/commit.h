@@ -55,6 +55,8 @@ void commit_carry_stored(struct catalogue *catalogue, struct job *job, bool is_f
 /* Whether WAIT for `state` by this session is over. */
 bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state);
 bool commit_open(const struct version *version);
+/* Every part is closed, or its rank still copies: the commit may come with the last copy. */
+bool commit_parts_end(const struct version *version);
 uint64_t commit_next_sequence(struct catalogue *catalogue);
 
 #endif

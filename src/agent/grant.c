@@ -44,16 +44,8 @@ static bool waited_enough(const struct catalogue *catalogue, const struct job *j
         return lane->waited_in_vain = true;
 }
 
-static bool all_closed(const struct version *version)
-{
-        for (size_t i = 0; i < version->part_count; i++)
-                if (!version->parts[i].closed)
-                        return false;
-        return true;
-}
-
-/* Whether anything is on its way to storage that memory could let go of then; it is asked for. */
-static bool relief_in_sight(struct catalogue *catalogue, const struct nebula_error **ret_storage)
+/* Whether anything is on its way to storage that memory could let go of then; it is asked for. `target` waits itself. */
+static bool relief_in_sight(struct catalogue *catalogue, const struct version *target, const struct nebula_error **ret_storage)
 {
         bool hope = false;
 
@@ -61,7 +53,7 @@ static bool relief_in_sight(struct catalogue *catalogue, const struct nebula_err
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->versions; version; version = version->next) {
                         /* What is still being copied in the background will be complete, and may go then. */
-                        if (commit_open(version) && version->grants && all_closed(version))
+                        if (version != target && commit_open(version) && version->grants && commit_parts_end(version))
                                 hope = true;
                         if (!version->in_memory || !lifecycle_complete(version->life.state) || version->stored ||
                             !job->persist_path[0])
@@ -116,7 +108,7 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
                 version_fail(catalogue, version, NEBULA_NO_MEMORY, "skipped, as on_full asks: the memory tier is full");
                 return NEBULA_NO_MEMORY;
         }
-        if (!settling && !relief_in_sight(catalogue, &storage))
+        if (!settling && !relief_in_sight(catalogue, version, &storage))
                 return nothing_to_free(catalogue, request, storage, error);
         if (waited_enough(catalogue, session->job, waiting->since_ns, settling))
                 return nothing_to_free(catalogue, request, storage ? storage : &too_slow, error);

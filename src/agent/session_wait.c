@@ -231,10 +231,7 @@ static bool flush_covers(const struct version *version, const struct session *se
                 return (!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version);
         if (*tag)
                 return own != NULL;
-        for (size_t i = 0; i < version->part_count; i++)
-                if (!version->parts[i].closed)
-                        return false;
-        return own && (version->grants || version->file_goal == NEBULA_FILES_OPEN);
+        return own && (version->grants || version->file_goal == NEBULA_FILES_OPEN) && commit_parts_end(version);
 }
 
 /* One look: asks for what is not durable. True when all is. */

@@ -1,3 +1,5 @@
+#include <pthread.h>
+
 #include "agent/agent_client.h"
 #include "os/bulk.h"
 #include "sum/sum.h"
@@ -394,6 +396,93 @@ static void a_full_tier_waits_for_what_becomes_durable(void)
         place_done(&place);
 }
 
+static enum nebula_status captured_and_committed(struct test_client *client, uint64_t image)
+{
+        struct ipc_captured request = { .image_id = image, .commits = true };
+
+        return ask(client, IPC_CAPTURED, &request, sizeof request);
+}
+
+/* Another connection of a session, which asks while the first one copies. */
+struct second {
+        struct test_client client;
+        pthread_t thread;
+        enum nebula_status status;
+};
+
+static void *save_second(void *argument)
+{
+        struct second *second = argument;
+        struct ipc_granted grant;
+
+        second->status = copy_image(&second->client, begin(&second->client, "global_step2", NEBULA_FILES_ALL_RANKS), "m", 2, 5 << 20, &grant);
+        return NULL;
+}
+
+static void a_full_tier_waits_for_a_copy_that_may_bring_its_commit(void)
+{
+        static struct test_client client;
+        static struct second second;
+        struct agent *agent;
+        struct ipc_granted grant;
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 75);
+        client_init(&second.client, &place, 75);
+        client.hello.memory_bytes = second.client.hello.memory_bytes = 7 << 20; /* one image of 6 MiB and not two */
+        REQUIRE(agent && !client_connect(&client, &place) && !client_connect(&second.client, &place));
+        CHECK(!copy_image(&client, begin(&client, "global_step1", NEBULA_FILES_ALL_RANKS), "m", 1, 5 << 20, &grant));
+        REQUIRE(!pthread_create(&second.thread, NULL, save_second, &second));
+        usleep(200000);
+        CHECK(!captured_and_committed(&client, grant.image_id));
+        pthread_join(second.thread, NULL);
+        CHECK(!second.status);
+        client_done(&second.client);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void *flush_second(void *argument)
+{
+        struct second *second = argument;
+
+        second->status = flush(&second->client, "", 10000);
+        return NULL;
+}
+
+/* Rank 1 knows that rank 0 has committed, say by a barrier; the agent hears of that with the last copy. */
+static void a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit(void)
+{
+        static struct test_client client;
+        static struct second second;
+        struct agent *agent;
+        struct ipc_granted grant;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 76);
+        client_init(&second.client, &place, 77);
+        client.hello.world = second.client.hello.world = client.hello.local_world = second.client.hello.local_world = 2;
+        client.hello.persist_interval_s = second.client.hello.persist_interval_s = 1000;
+        second.client.hello.rank = 1;
+        REQUIRE(agent && !client_connect(&client, &place) && !client_connect(&second.client, &place));
+        version = begin(&second.client, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(!copy_image(&client, begin(&client, "t", NEBULA_FILES_ALL_RANKS), "a", 1, 5000, &grant));
+        CHECK(!save(&second.client, version, "b", 2, 5000) && !of_version(&second.client, IPC_COMMIT, version));
+        REQUIRE(!pthread_create(&second.thread, NULL, flush_second, &second));
+        usleep(200000);
+        CHECK(!captured_and_committed(&client, grant.image_id));
+        pthread_join(second.thread, NULL);
+        CHECK(!second.status && state_of(&client, version) == NEBULA_STATE_DURABLE);
+        client_done(&second.client);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static void on_full_skip_fails_that_version_and_says_so(void)
 {
         struct test_client client;
@@ -643,6 +732,8 @@ TAP_MAIN(TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
          TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),
+         TEST(a_full_tier_waits_for_a_copy_that_may_bring_its_commit),
+         TEST(a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit),
          TEST(on_full_skip_fails_that_version_and_says_so),
          TEST(a_first_image_begins_its_version_and_a_refusal_names_it), TEST(a_failing_storage_costs_nothing_and_is_tried_again),
          TEST(a_damaged_newest_version_gives_way_to_the_older_one),
