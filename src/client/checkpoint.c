@@ -91,10 +91,9 @@ static enum nebula_status tell_begun(struct nebula_checkpoint *checkpoint, struc
         enum nebula_status status;
 
         memcpy(request.tag, checkpoint->tag, sizeof request.tag);
-        pthread_mutex_lock(&session->request_lock);
+        copies_lock_settled(session, checkpoint->tag);
         status = session_connect(session, error);
         checkpoint->is_open_ended = checkpoint->file_count == NEBULA_FILES_OPEN && session->settings.hello.world > 1;
-        copies_settle_commits(session, checkpoint->tag);
         if (status == NEBULA_OK && checkpoint->is_open_ended) {
                 status = session_call(session, &call, error);
                 if (status == NEBULA_OK)
@@ -147,15 +146,18 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
                 .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
                 .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
         };
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status;
+        bool is_later;
 
         if (!checkpoint)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_commit needs a checkpoint");
         pthread_mutex_lock(&checkpoint->session->request_lock);
-        if (checkpoint->is_open_ended || !copies_commit(checkpoint->session, checkpoint)) {
-                copies_settle_commits(checkpoint->session, checkpoint->tag); /* of another handle */
-                status = session_call(checkpoint->session, &call, ret_error);
-        }
+        is_later = !checkpoint->is_open_ended && copies_commit(checkpoint->session, checkpoint);
+        pthread_mutex_unlock(&checkpoint->session->request_lock);
+        if (is_later)
+                return NEBULA_OK;
+        copies_lock_settled(checkpoint->session, checkpoint->tag); /* of another handle */
+        status = session_call(checkpoint->session, &call, ret_error);
         pthread_mutex_unlock(&checkpoint->session->request_lock);
         return status;
 }

@@ -221,8 +221,9 @@ enum nebula_status copies_ready(struct nebula_session *session);
 void copies_add(struct nebula_session *session, struct client_copy *copy);
 /* True: the last copy of `checkpoint` that is under way tells the agent that this rank's part is closed. */
 bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *checkpoint);
-/* Returns when no such commit of this tag is under way: what follows is to come after it. */
-void copies_settle_commits(struct nebula_session *session, const char *tag);
+/* Takes request_lock when no such commit of this tag is under way: what follows is to come after it. Until then others may ask,
+ * a `release` among them. */
+void copies_lock_settled(struct nebula_session *session, const char *tag);
 /* Whether that file is on its way: its successor must not overtake it. */
 bool copies_has(struct nebula_session *session, const char *tag, const char *name);
 /* The images that must stay mapped. */

@@ -263,19 +263,28 @@ bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *che
         return is_under_way;
 }
 
-void copies_settle_commits(struct nebula_session *session, const char *tag)
+/* copies_lock is held. On the thread itself, in a `release`: false, for it would wait for itself. */
+static bool commit_is_under_way(const struct client_copies *copies, const char *tag)
+{
+        const struct client_copy *copy = copies->first;
+
+        while (copy && !((copy->checkpoint->commit_is_due || copy->brings_commit) && strcmp(copy->checkpoint->tag, tag) == 0))
+                copy = copy->next;
+        return copy && !pthread_equal(copies->thread, pthread_self());
+}
+
+void copies_lock_settled(struct nebula_session *session, const char *tag)
 {
         struct client_copies *copies = &session->copies;
-        const struct client_copy *copy;
 
+        pthread_mutex_lock(&session->request_lock);
         pthread_mutex_lock(&copies->copies_lock);
-        for (;;) {
-                copy = copies->first;
-                while (copy && !((copy->checkpoint->commit_is_due || copy->brings_commit) && strcmp(copy->checkpoint->tag, tag) == 0))
-                        copy = copy->next;
-                if (!copy || pthread_equal(copies->thread, pthread_self())) /* in `release`: the thread would wait for itself */
-                        break;
+        while (commit_is_under_way(copies, tag)) {
+                pthread_mutex_unlock(&session->request_lock);
                 os_cond_wait(&copies->moved, &copies->copies_lock, -1);
+                pthread_mutex_unlock(&copies->copies_lock);
+                pthread_mutex_lock(&session->request_lock);
+                pthread_mutex_lock(&copies->copies_lock);
         }
         pthread_mutex_unlock(&copies->copies_lock);
 }

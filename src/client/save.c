@@ -317,12 +317,11 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
         struct nebula_session *session = plan->checkpoint->session;
         enum nebula_status status;
 
-        pthread_mutex_lock(&session->request_lock);
+        copies_lock_settled(session, plan->checkpoint->tag);
         atomic_store(&plan->checkpoint->is_given_up, false);
         /* Adding to a checkpoint that was found is writing its tag again. */
         if (atomic_exchange(&plan->checkpoint->is_found, false))
                 checkpoint_know(plan->checkpoint, 0, 0);
-        copies_settle_commits(session, plan->checkpoint->tag);
         status = save_once(plan, error);
         if (status == NEBULA_NOT_FOUND) {
                 checkpoint_know(plan->checkpoint, 0, 0); /* the version is in doubt too: begin it again by its tag */

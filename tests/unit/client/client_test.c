@@ -362,6 +362,7 @@ static struct filling {
         int fill_count, filled_count, released_count, unmapped_count;
         bool fill_fails, filled_fails, was_lost;
         _Atomic bool may_end, is_closed;
+        nebula_checkpoint *asks;
 } filling;
 
 static enum nebula_status filling_fill(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
@@ -540,6 +541,39 @@ static void a_tag_is_not_begun_again_before_its_commit_is_told(void)
         REQUIRE(!pthread_create(&thread, NULL, end_filling_soon, &filling.may_end));
         CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
         CHECK(fake.commit_count == 1 && fake.captured_at_commit == 2);
+        pthread_join(thread, NULL);
+        nebula_checkpoint_free(first);
+        end();
+}
+
+static void asking_release(void *argument, const struct nebula_error *failure)
+{
+        enum nebula_state state;
+        struct filling *at = argument;
+
+        at->was_lost |= failure || nebula_checkpoint_state(at->asks, &state, NULL);
+        at->released_count++;
+}
+
+/* With no lock of the library held, as nebula.h says: who waits for that commit is in nobody's way. */
+static void a_release_may_ask_while_the_tag_waits_to_be_begun_again(void)
+{
+        static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
+        const struct nebula_keep keep = { .release = asking_release, .argument = &filling, .fill = filling_fill,
+                                          .filled = filling_filled, .may_overlap = true };
+        nebula_checkpoint *first;
+        pthread_t thread;
+
+        start();
+        filling = (struct filling){ 0 };
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &first, &error)));
+        filling.asks = first;
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(first, "a", ranges, 3, &keep, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(first, "b", ranges, 3, &keep, &error)));
+        CHECK(ok(nebula_checkpoint_commit(first, &error)));
+        REQUIRE(!pthread_create(&thread, NULL, end_filling_soon, &filling.may_end));
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
+        CHECK(filling.released_count == 2 && !filling.was_lost && fake.commit_count == 1);
         pthread_join(thread, NULL);
         nebula_checkpoint_free(first);
         end();
@@ -936,6 +970,7 @@ static const struct tap_test tests[] = {
         TEST(a_commit_during_copies_goes_with_the_last),
         TEST(a_commit_while_the_last_copy_is_told_is_told_once),
         TEST(a_tag_is_not_begun_again_before_its_commit_is_told),
+        TEST(a_release_may_ask_while_the_tag_waits_to_be_begun_again),
         TEST(an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last),
         TEST(a_lost_image_is_filled_again_while_the_save_runs),
         TEST(a_version_that_the_agent_forgot_is_begun_again),
