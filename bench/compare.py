@@ -246,7 +246,8 @@ def large_targets(workload: Workload, limits: dict[str, float], results: dict[st
             where + "save, then overwrite all at once / streaming copy, then overwrite", overwritten(ours, limits), 1.15
         ),
         at_least(where + "durable throughput / O_DIRECT write + fsync", limits["write"] / steady(ours, "durable"), 0.9),
-        at_least(where + "verified cold load, all bytes read / fastest read", limits["read"] / cold, 0.9),
+        # When load() returns every byte was read and verified; others read at the first touch, so with them both go to the touch.
+        at_least(where + "verified cold load / fastest read", limits["read"] / ours["cold"]["load"], 0.9),
         at_least(where + "cold load of torch.load / of Nebula", torchs["cold"]["touched"] / cold, 1),
         at_least(where + "cold load of safetensors / of Nebula", safe["cold"]["touched"] / cold, 1),
         at_most(
