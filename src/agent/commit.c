@@ -547,10 +547,10 @@ void commit_check(struct catalogue *catalogue, struct version *version)
                 return;
         if (world_is_spread(catalogue, version)) {
                 if (share_met(catalogue, version)) {
-                        if (!version->spread) {
-                                version->spread = true;
+                        version->spread = true;
+                        if (version->carried_parts != version->part_count)
                                 carry_over(version);
-                        }
+                        version->carried_parts = version->part_count;
                         world_captured(catalogue, version);
                 }
                 return;

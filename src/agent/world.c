@@ -42,10 +42,12 @@ static uint32_t ranks_here(const struct catalogue *catalogue, const struct versi
         return count;
 }
 
+/* Some launchers say of every rank that it is alone on its node, so the ranks that are here count too. But what was announced
+ * stays so also when the last of them joins: agents that have read that wait for committed.json, and so does persisting. */
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version)
 {
-        return version->world > 1 && version->job->persist_path[0] && version->job->local_world < version->world &&
-               ranks_here(catalogue, version) < version->world;
+        return version->spread || (version->world > 1 && version->job->persist_path[0] && version->job->local_world < version->world &&
+                                   ranks_here(catalogue, version) < version->world);
 }
 
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run)

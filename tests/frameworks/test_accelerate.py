@@ -16,7 +16,6 @@ def environment(request):
 
 
 def job(node, *more, directory="run", **options):
-    node.environment["LOCAL_WORLD_SIZE"] = str(options.get("ranks", 1))  # as torchrun says it; on CPUs accelerate itself puts 1 there
     return node.run(interpreter(ENV), "accelerate_job.py", "--output", node.base / directory, *more, **options)
 
 

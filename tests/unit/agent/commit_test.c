@@ -243,6 +243,40 @@ static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_ver
         test_dir_remove(storage);
 }
 
+/* As rank `rank` of two: begins, saves a file unless it is NULL, and commits if it is told to. */
+static struct version *share(struct bench *bench, uint32_t rank, const char *name, bool commits)
+{
+        struct version *version;
+        uint64_t id;
+
+        bench->session.rank = rank;
+        bench->session.nonce = rank + 1;
+        version = commit_begin(&bench->catalogue, &bench->session, "t", NEBULA_FILES_ALL_RANKS, &bench->error);
+        id = version ? version->id : 0;
+        if (!id || (name && bench_save(bench, &id, name, rank + 1)))
+                return NULL;
+        version = catalogue_version(&bench->catalogue, id);
+        return version && commits && commit_part(&bench->catalogue, &bench->session, version, &bench->error) ? NULL : version;
+}
+
+/* The rank may be of this node, and join when the others of the node have been announced already. */
+static void what_a_rank_that_joins_late_does_not_write_again_carries_over(void)
+{
+        struct version *first, *again;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "/nonexistent");
+        bench.job->world = bench.session.world = 2;
+        first = share(&bench, 0, "a", false);
+        REQUIRE(first && share(&bench, 1, "b", true) == first && share(&bench, 0, NULL, true) == first);
+        REQUIRE(!first->spread && first->life.state == NEBULA_STATE_COMMITTED);
+        again = share(&bench, 0, "a", true);
+        REQUIRE(again && again != first && again->spread && !version_file(again, "b"));
+        CHECK(share(&bench, 1, NULL, true) == again && commit_open(again));
+        CHECK(version_file(again, "b") && version_file(again, "b")->image == version_file(first, "b")->image);
+        bench_done(&bench, true);
+}
+
 /* Other nodes, which may know it from memory, must come to the same number, or they never commit together. */
 static void a_writing_that_was_found_in_storage_is_counted_once(void)
 {
@@ -298,5 +332,6 @@ TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_stored_version_that_is_being_written_again_is_not_removed),
          TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),
          TEST(what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version),
+         TEST(what_a_rank_that_joins_late_does_not_write_again_carries_over),
          TEST(a_writing_that_was_found_in_storage_is_counted_once),
          TEST(who_watches_is_told_that_nodes_cannot_commit_for_storage))
