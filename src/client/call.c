@@ -81,6 +81,8 @@ static enum nebula_status try_call(struct client_wire *wire, const struct client
         *ret_broken = false;
         if (call->checkpoint && !call->begins)
                 status = checkpoint_renew(call->checkpoint, wire, ret_broken, error);
+        if (status == NEBULA_OK && call->type == IPC_COMMIT)
+                status = checkpoint_check(call->checkpoint, error);
         if (status != NEBULA_OK)
                 return status;
         if (call->version_id)

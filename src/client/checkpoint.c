@@ -8,8 +8,26 @@
 
 void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, uint64_t agent_nonce)
 {
+        uint64_t saved_id = atomic_load(&checkpoint->saved_version_id);
+
+        if (saved_id && version_id && version_id != saved_id && agent_nonce != atomic_load(&checkpoint->saved_agent_nonce))
+                atomic_store(&checkpoint->is_torn, true); /* an agent that takes over from another keeps the numbers */
         atomic_store(&checkpoint->version_id, version_id);
         atomic_store(&checkpoint->agent_nonce, agent_nonce);
+}
+
+void checkpoint_saved(struct nebula_checkpoint *checkpoint, bool is_committed)
+{
+        atomic_store(&checkpoint->saved_agent_nonce, atomic_load(&checkpoint->agent_nonce));
+        atomic_store(&checkpoint->saved_version_id,
+                     is_committed || checkpoint->file_count > 0 ? 0 : atomic_load(&checkpoint->version_id));
+}
+
+enum nebula_status checkpoint_check(const struct nebula_checkpoint *checkpoint, struct nebula_error *error)
+{
+        return !atomic_load(&checkpoint->is_torn) ? NEBULA_OK :
+               error_set(error, NEBULA_FAILED, 0, "files of checkpoint \"%.200s\" were lost with an agent that has ended: begin it "
+                         "again and save all of them", checkpoint->tag);
 }
 
 bool checkpoint_is_known(const struct nebula_checkpoint *checkpoint, const struct client_wire *wire)
@@ -146,6 +164,7 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
                 .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
                 .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
         };
+        struct nebula_error torn;
         enum nebula_status status;
         bool is_later;
 
@@ -158,7 +177,11 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
                 return NEBULA_OK;
         copies_lock_settled(checkpoint->session, checkpoint->tag); /* of another handle */
         status = session_call(checkpoint->session, &call, ret_error);
+        if (status == NEBULA_OK)
+                checkpoint_saved(checkpoint, true);
         pthread_mutex_unlock(&checkpoint->session->request_lock);
+        if (checkpoint_check(checkpoint, &torn) != NEBULA_OK)
+                nebula_checkpoint_fail(checkpoint, torn.message, NULL); /* nobody is to wait for what it was begun again as */
         return status;
 }
 

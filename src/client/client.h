@@ -130,6 +130,9 @@ struct nebula_checkpoint {
         struct nebula_session *session;
         /* version_id as the agent with this nonce knows it; written id first, read nonce first */
         _Atomic uint64_t version_id, agent_nonce;
+        /* Likewise of files that are saved and not committed; 0: none, or counted ones, which are never called whole too early */
+        _Atomic uint64_t saved_version_id, saved_agent_nonce;
+        atomic_bool is_torn;             /* such files were lost: an agent ended, and the next one does not know of them */
         int64_t file_count;
         atomic_bool is_found;            /* by a search: not begun by this session */
         atomic_bool is_given_up;         /* since the last save */
@@ -204,6 +207,10 @@ void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, 
 /* A request for an image for file `name`, and the call that makes it, which begins the checkpoint where it is not known. */
 void checkpoint_image_call(struct nebula_checkpoint *checkpoint, const char name[IPC_NAME_MAX], struct ipc_image *request,
                            struct client_call *ret_call);
+/* A file is whole at the agent; or all of them are, and the commit told. */
+void checkpoint_saved(struct nebula_checkpoint *checkpoint, bool is_committed);
+/* NEBULA_FAILED: what is left of it must not be called whole. */
+enum nebula_status checkpoint_check(const struct nebula_checkpoint *checkpoint, struct nebula_error *error);
 /* Remembers which version the answer on `wire`, a refusal perhaps, speaks of. */
 void checkpoint_know_image(struct nebula_checkpoint *checkpoint, const struct client_wire *wire);
 /* Whether the agent behind `wire` has given `checkpoint` its number. */

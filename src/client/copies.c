@@ -90,7 +90,9 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
         if (status != NEBULA_OK)
                 return status;
         copy->captured.image_id = ((const struct ipc_granted *)wire->frame.payload)->image_id;
-        status = fill_again(wire, copy, error);
+        status = checkpoint_check(copy->checkpoint, error);
+        if (status == NEBULA_OK)
+                status = fill_again(wire, copy, error);
         if (status == NEBULA_OK)
                 status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
         else
@@ -131,11 +133,18 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
         if (status == NEBULA_NOT_FOUND && wire->agent_nonce != copy->agent_nonce &&
             !atomic_load(&copy->checkpoint->is_given_up))
                 status = save_again(session, wire, copy, error);
+        if (status == NEBULA_OK)
+                checkpoint_saved(copy->checkpoint, copy->captured.commits);
         pthread_mutex_lock(&session->copies.copies_lock);
         copy->is_told = true;
         is_late = takes_commit(session, copy);
         pthread_mutex_unlock(&session->copies.copies_lock);
-        return status == NEBULA_OK && is_late ? session_call_alone(session, wire, &commit, error) : status;
+        if (status != NEBULA_OK || !is_late)
+                return status;
+        status = session_call_alone(session, wire, &commit, error);
+        if (status == NEBULA_OK)
+                checkpoint_saved(copy->checkpoint, true);
+        return status;
 }
 
 static enum nebula_status finish(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,

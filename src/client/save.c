@@ -273,6 +273,8 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
         bool ask_huge, is_filling = plan->keep && plan->keep->fill;
 
         status = request_image(plan, &lent, &why);
+        if (status == NEBULA_OK)
+                status = checkpoint_check(plan->checkpoint, &why);
         if (status == NEBULA_OK && is_filling)
                 status = begin_filling(plan, &lent, &why); /* first: a device copies while we do */
         if (status != NEBULA_OK) {
@@ -305,6 +307,8 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
         if (capture || is_filling || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
                 return copy_later(plan, &lent, capture, is_filling, &captured, error);
         status = tell_captured(session, &captured, error);
+        if (status == NEBULA_OK)
+                checkpoint_saved(plan->checkpoint, false);
         if (ask_huge) /* so that later saves are cheaper */
                 cow_advise_huge(plan->parts, plan->cow_count);
         if (status == NEBULA_OK && plan->keep)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 import nebulaml
 import pytest
 import torch
+from nebulaml import locate
 from waiting import until
 
 TRAIN = """
@@ -143,3 +145,16 @@ def test_a_forked_worker_leaves_the_parents_session_alone(nm):
     assert len(list(loader)) == 8
     checkpoint.save("b.pt", 2)
     assert checkpoint.commit() and checkpoint.load("a.pt") == 1
+
+
+def test_a_checkpoint_that_lost_a_file_with_an_agent_that_was_stopped_is_not_called_whole(place, nm):
+    lost = nm.Checkpoint("global_step1", -2)
+    lost.save("a.pt", 1)
+    subprocess.run([locate.agent_path(), "stop"], check=True, timeout=60, capture_output=True)
+    with pytest.raises(nm.NebulaError, match="lost with an agent that has ended"):
+        lost.save("b.pt", 2)
+    assert not lost.commit()
+    assert nm.get_latest_checkpoint() is None
+    again = nm.Checkpoint("global_step1", -2)
+    assert again.save("a.pt", 1) and again.save("b.pt", 2) and again.commit()
+    assert sorted(nm.get_latest_checkpoint().files) == ["a.pt", "b.pt"]

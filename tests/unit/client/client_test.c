@@ -593,6 +593,53 @@ static void an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last(
         end();
 }
 
+static bool two_files(int64_t count, const char *second)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        return ok(nebula_checkpoint_begin(session, "t", count, &checkpoint, &error)) &&
+               ok(nebula_checkpoint_save_bytes(checkpoint, "a", &range, 1, &error)) &&
+               (!second || ok(nebula_checkpoint_save_bytes(checkpoint, second, &range, 1, &error)));
+}
+
+/* Say, one that was told to end: it keeps what is durable, and what is not yet whole is nobody's. */
+static void a_checkpoint_whose_files_went_with_an_agent_is_never_called_whole(void)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        start();
+        fake.forgets = true;
+        CHECK(two_files(NEBULA_FILES_ALL_RANKS, NULL));
+        fake_dies_at(IPC_IMAGE, 1);
+        CHECK(nebula_checkpoint_save_bytes(checkpoint, "b", &range, 1, &error) == NEBULA_FAILED && strstr(error.message, "lost"));
+        CHECK(fake_seen(IPC_ABANDON) == 1);
+        CHECK(nebula_checkpoint_commit(checkpoint, &error) == NEBULA_FAILED && fake.commit_count == 0);
+        nebula_checkpoint_free(checkpoint);
+        CHECK(two_files(NEBULA_FILES_ALL_RANKS, "b")); /* begun again, with all of them */
+        fake_dies_at(IPC_COMMIT, 1);
+        CHECK(nebula_checkpoint_commit(checkpoint, &error) == NEBULA_FAILED && fake.commit_count == 0 && fake_seen(IPC_FAIL) > 0);
+        nebula_checkpoint_free(checkpoint);
+        CHECK(two_files(NEBULA_FILES_ALL_RANKS, "b") && ok(nebula_checkpoint_commit(checkpoint, &error)));
+        fake_dies_at(IPC_STATE, 1);
+        nebula_checkpoint_state(checkpoint, &(enum nebula_state){ 0 }, NULL); /* the next agent gives it another number */
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "c", &range, 1, &error))); /* all that was saved before is committed */
+        end();
+}
+
+static void a_file_that_went_with_an_agent_fails_the_copies_after_it(void)
+{
+        start();
+        fake.forgets = true;
+        CHECK(two_files(NEBULA_FILES_ALL_RANKS, NULL));
+        filling = (struct filling){ 0 };
+        CHECK(ok(fill_save_as("b", true, false)) && ok(nebula_checkpoint_commit(checkpoint, &error)));
+        fake_dies_at(IPC_CAPTURED, 1);
+        atomic_store(&filling.may_end, true);
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 0 && fake_seen(IPC_ABANDON) == 1 && filling.released_count == 1);
+        end();
+}
+
 static void a_session_closed_by_who_hears_of_a_copy_waits_for_the_others(void)
 {
         static const struct nebula_range range = { NULL, 6 };
@@ -972,6 +1019,8 @@ static const struct tap_test tests[] = {
         TEST(a_tag_is_not_begun_again_before_its_commit_is_told),
         TEST(a_release_may_ask_while_the_tag_waits_to_be_begun_again),
         TEST(an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last),
+        TEST(a_checkpoint_whose_files_went_with_an_agent_is_never_called_whole),
+        TEST(a_file_that_went_with_an_agent_fails_the_copies_after_it),
         TEST(a_lost_image_is_filled_again_while_the_save_runs),
         TEST(a_version_that_the_agent_forgot_is_begun_again),
         TEST(only_open_ended_checkpoints_of_several_ranks_are_begun_before_their_first_save),
