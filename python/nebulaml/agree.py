@@ -89,7 +89,7 @@ def inventory(path: str | None) -> list[dict[str, Any]]:
             "shared": shared,
         }
         for one in report["versions"]
-        if one["state"] in _WHOLE and one["source"]
+        if one["source"] and (one["state"] in _WHOLE or (one["state"] == "failed" and one["sequence"]))  # given up, but whole
     ]
     if not whole and report["problems"]:  # "none" would mean to begin again from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"]))

@@ -140,6 +140,11 @@ void persist_conclude(struct catalogue *catalogue, struct store *store, struct j
                 write_latest(store, plan);
 }
 
+static enum nebula_status record_missing(const struct plan *plan, uint32_t rank, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_BUSY, 0, "the record of rank %" PRIu32 " of \"%.200s\", which is on another node, has not come", rank, plan->tag);
+}
+
 /* Adds what one rank's record says to the manifest. NEBULA_BUSY: it is not there yet. */
 static enum nebula_status gather_record(struct store *store, struct plan *plan, uint32_t rank, struct nebula_error *error)
 {
@@ -155,7 +160,7 @@ static enum nebula_status gather_record(struct store *store, struct plan *plan, 
         snprintf(key, sizeof key, "%s/%s", plan->directory, entry->path);
         status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
         if (status)
-                return status == NEBULA_NOT_FOUND ? NEBULA_BUSY : status;
+                return status == NEBULA_NOT_FOUND ? record_missing(plan, rank, error) : status;
         status = record_parse(text, size, &record, error);
         entry->size = size;
         entry->crc64 = sum_crc64(0, text, size);
@@ -163,10 +168,10 @@ static enum nebula_status gather_record(struct store *store, struct plan *plan, 
         entry->rank = rank;
         free(text);
         if (status)
-                return NEBULA_BUSY; /* of a run that was killed, perhaps; its place is still to be taken */
+                return record_missing(plan, rank, error); /* of a run that was killed, perhaps; its place is still to be taken */
         if (strcmp(record.run, plan->run) || strcmp(record.tag, plan->tag) || record.generation != plan->generation || record.rank != rank) {
                 record_done(&record);
-                return NEBULA_BUSY;
+                return record_missing(plan, rank, error);
         }
         files = realloc(manifest->files, (manifest->file_count + record.file_count + 1) * sizeof *files);
         if (!files) {
@@ -236,7 +241,7 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
         for (size_t i = 0; i < plan->part_count; i++)
                 writes = writes || !plan->parts[i].rank;
         if (!writes)
-                return NEBULA_BUSY;
+                return error_set(error, NEBULA_BUSY, 0, "the manifest of \"%.200s\", which the node of rank 0 writes, has not come", plan->tag);
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/committed.json", plan->directory);
         status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
         if (!status) {
@@ -244,9 +249,10 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
                 free(text);
         }
         if (status)
-                return status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT ? NEBULA_BUSY : status;
-        if (strcmp(committed.of.run, plan->run) || committed.generation != plan->generation)
-                status = NEBULA_BUSY; /* a later writing: when that is complete this one is given up */
+                return status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT ? status :
+                               error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" is not there any more", plan->tag);
+        if (strcmp(committed.of.run, plan->run) || committed.generation != plan->generation) /* when that is complete this one is given up */
+                status = error_set(error, NEBULA_BUSY, 0, "committed.json of \"%.200s\" is that of a later writing", plan->tag);
         manifest_done(&plan->manifest); /* of this node's records, when it has just written them */
         memset(&plan->manifest, 0, sizeof plan->manifest);
         fill_manifest(job, version, plan);

@@ -236,7 +236,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error)
 {
-        bool own, in_memory = false, look = true;
+        bool own, in_memory = false, look = true, failed = false;
         const char *path;
         struct retain_entry memory_entry = { 0 }, stored_entry = { 0 };
         struct ipc_found found, stored;
@@ -254,7 +254,8 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 in_memory = true;
                 fill_found(version, &found);
                 memory_entry = entry_of(version->step, version->sequence);
-                look = !request->tag[0] && version->job->persist_path[0] && storage_may_be_newer(version->job, version);
+                failed = version->life.state == NEBULA_STATE_FAILED && version->recorded_here; /* another node may have made it durable since */
+                look = version->job->persist_path[0] && (failed || (!request->tag[0] && storage_may_be_newer(version->job, version)));
         }
         if (!own && *path)
                 job = catalogue_job_get(catalogue, path, job->name);
@@ -276,7 +277,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 return error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
                                  *request->tag ? " " : "", request->tag);
         status = find_stored(catalogue, job, request, !own, &stored, &stored_entry, error);
-        if (in_memory && (status || !is_newer(stored_entry, memory_entry))) {
+        if (in_memory && (status || (failed ? is_newer(memory_entry, stored_entry) : !is_newer(stored_entry, memory_entry)))) {
                 *ret_found = found;
                 return NEBULA_OK;
         }

@@ -54,9 +54,11 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
         if (version->replica_wanted && job->replica_error.message[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
                                  version->tag, nebula_state_name(version->life.state), job->replica_error.message);
+        if (job->store_error.message[0])
+                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s; storage fails: %.250s", version->tag,
+                                 nebula_state_name(version->life.state), job->store_error.message);
         return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s%s%.250s", version->tag,
-                         nebula_state_name(version->life.state), job->store_error.message[0] ? "; storage fails: " : "",
-                         job->store_error.message);
+                         nebula_state_name(version->life.state), version->error.message[0] ? "; " : "", version->error.message);
 }
 
 static void want_durable(struct connection *connection, struct version *version)
@@ -234,6 +236,19 @@ static bool flush_covers(const struct version *version, const struct session *se
         return own && (version->grants || version->file_goal == NEBULA_FILES_OPEN) && commit_parts_end(version);
 }
 
+/* Why the newest of what it waits for is not there yet. */
+static enum nebula_status flush_timeout(const struct connection *connection, const char *tag, struct nebula_error *error)
+{
+        struct nebula_error why = { 0 };
+
+        for (const struct version *version = connection->session->job->versions; version; version = version->next)
+                if (flush_covers(version, connection->session, tag)) {
+                        wait_timeout(version, &why);
+                        return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet: %.450s", why.message);
+                }
+        return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet");
+}
+
 /* One look: asks for what is not durable. True when all is. */
 static bool flush_done(struct connection *connection, const char *tag)
 {
@@ -297,8 +312,7 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
         while (!status && !timeout && !flush_done(connection, request->tag))
                 status = wait_slice(connection, &catalogue->moved, until, &timeout, error);
         if (!status && timeout && !flush_done(connection, request->tag))
-                status = error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet%s%.300s",
-                                   job->store_error.message[0] ? "; storage fails: " : "", job->store_error.message);
+                status = flush_timeout(connection, request->tag, error);
         else if (!status)
                 status = flush_result(job, request->tag, since, error);
         catalogue_unlock(catalogue);

@@ -177,6 +177,17 @@ static void note_failure(struct catalogue *catalogue, struct version *version, c
         catalogue_signal(catalogue);
 }
 
+/* This node's share is in storage. Another that died for good leaves nothing to be told by, and is given no longer than storage is. */
+static void await_others(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
+{
+        if (now - version->waiting_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
+                version_fail(catalogue, version, NEBULA_FAILED, "given up after %" PRIu64 " s: %.400s", catalogue->give_up_s, error->message);
+                return;
+        }
+        version->error = *error;
+        version->poll_at_ns = now + world_back_off(version->poll_count++);
+}
+
 /* Saves to this storage may wait for memory again, and those of jobs without one: whatever becomes durable makes room for these. */
 static void end_vain_waits(struct catalogue *catalogue, const struct lane *lane)
 {
@@ -227,8 +238,8 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_lock(catalogue);
         version->pins--;
         job->persisting = false;
-        if (status == NEBULA_BUSY) { /* records of other nodes are to come */
-                version->poll_at_ns = os->now_ns() + world_back_off(version->poll_count++);
+        if (status == NEBULA_BUSY) {
+                await_others(catalogue, version, &error, os->now_ns());
         } else if (status) {
                 job->last_start_ns = last_start; /* it is due still: the back-off says when, and not the interval */
                 note_failure(catalogue, version, &error, os->now_ns());

@@ -14,6 +14,7 @@ import nebulaml
 import pytest
 from nebulaml import agree, api, config, ranks
 from nebulaml.errors import NebulaConfigError, NebulaUnavailable
+from waiting import until
 
 
 def version(step, sequence, generation=1, tag=None):
@@ -46,6 +47,17 @@ def test_every_rank_comes_to_the_same_list():
     inventories = [[version(3, 1), version(-1, 9, tag="best")], [version(-1, 9, tag="best"), version(3, 1)]]
     assert agree.choose(inventories) == agree.choose(inventories[::-1])
     assert tags(agree.choose(inventories)) == ["best", "global_step3"]
+
+
+def test_what_could_not_be_made_durable_is_agreed_on_as_long_as_memory_holds_it(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
+    place.storage.write_text("not a directory")
+    nebulaml.init(str(place.storage), 0)
+    checkpoint = nebulaml.Checkpoint("global_step1", -2)
+    checkpoint.save("a.pt", [1])
+    checkpoint.commit()
+    until(lambda: checkpoint.state == "failed")
+    assert tags(agree.inventory(None)) == ["global_step1"]
 
 
 RANK = """

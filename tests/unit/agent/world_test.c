@@ -4,13 +4,14 @@
 
 #define AT_MOST_MS 20000 /* no less than all that is waited for here, so that what would last for ever is told apart */
 
-static struct test_place place;
+static struct test_place place, other; /* two nodes */
 
-static bool enter(struct test_client *client, const struct test_place *at, uint32_t rank)
+static bool enter(struct test_client *client, const struct test_place *at, uint32_t rank, double interval)
 {
         client_init(client, at, 100 + rank);
         client->hello.rank = rank;
         client->hello.world = 2;
+        client->hello.persist_interval_s = interval;
         strcpy(client->hello.run, "r");
         return !client_connect(client, at);
 }
@@ -62,15 +63,15 @@ static void a_version_that_was_announced_before_the_other_rank_of_the_node_joine
 
                 place_init(&place);
                 pid = agent_fork(&place);
-                REQUIRE(enter(&zero, &place, 0));
+                REQUIRE(enter(&zero, &place, 0, 0));
                 version = save_share(&zero, "t", goal, 1);
                 REQUIRE(version && document_comes("t", "captured-00000.json"));
                 if (agent_dies) {
                         client_done(&zero);
                         pid = agent_again(pid);
-                        REQUIRE(enter(&zero, &place, 0));
+                        REQUIRE(enter(&zero, &place, 0, 0));
                 }
-                REQUIRE(enter(&one, &place, 1));
+                REQUIRE(enter(&one, &place, 1, 0));
                 CHECK(save_share(&one, "t", goal, 2) == version);
                 CHECK(!flush(&one, "", AT_MOST_MS) && !flush(&zero, "t", AT_MOST_MS));
                 CHECK(state_of(&zero, version) == NEBULA_STATE_DURABLE && document_comes("t", "manifest.json"));
@@ -82,4 +83,68 @@ static void a_version_that_was_announced_before_the_other_rank_of_the_node_joine
         }
 }
 
-TAP_MAIN(TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable))
+static bool reports(struct test_client *client, const char *text)
+{
+        struct ipc_report request = { .report = NEBULA_REPORT_VERSIONS };
+
+        return !ask(client, IPC_REPORT, &request, sizeof request) &&
+               memmem(client->frame.payload, client->frame.header.size, text, strlen(text));
+}
+
+/* Two nodes, one version that is durable, and one that is committed and has to wait for somebody who asks for it. */
+static uint64_t commit_on_two_nodes(struct test_client *zero, struct test_client *one, pid_t *ret_agent, pid_t *ret_other)
+{
+        uint64_t version, before;
+
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        *ret_agent = agent_fork(&place);
+        *ret_other = agent_fork(&other);
+        if (!enter(zero, &place, 0, 3600) || !enter(one, &other, 1, 3600))
+                return 0;
+        before = save_share(zero, "before", NEBULA_FILES_ALL_RANKS, 1);
+        if (!before || !save_share(one, "before", NEBULA_FILES_ALL_RANKS, 2) ||
+            wait_for(zero, before, NEBULA_STATE_DURABLE, AT_MOST_MS))
+                return 0;
+        version = save_share(zero, "t", NEBULA_FILES_ALL_RANKS, 3);
+        before = save_share(one, "t", NEBULA_FILES_ALL_RANKS, 4);
+        if (!version || !before || wait_for(one, before, NEBULA_STATE_COMMITTED, AT_MOST_MS) ||
+            wait_for(zero, version, NEBULA_STATE_COMMITTED, AT_MOST_MS))
+                return 0;
+        return version;
+}
+
+static void what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back(void)
+{
+        struct test_client zero, one;
+        struct ipc_found found;
+        uint64_t version;
+        pid_t pid, pid_other;
+
+        setenv("NEBULA_PERSIST_GIVE_UP", "3", 1);
+        setenv("NEBULA_TAKEOVER_S", "1", 1);
+        version = commit_on_two_nodes(&zero, &one, &pid, &pid_other);
+        REQUIRE(version);
+        agent_end(pid_other, SIGKILL);
+        client_done(&one);
+        CHECK(flush(&zero, "", 1500) == NEBULA_TIMEOUT && strstr(zero.error.message, "rank 1"));
+        CHECK(wait_for(&zero, version, NEBULA_STATE_DURABLE, 0) == NEBULA_TIMEOUT && strstr(zero.error.message, "rank 1"));
+        CHECK(flush(&zero, "", AT_MOST_MS) == NEBULA_FAILED && strstr(zero.error.message, "rank 1"));
+        CHECK(wait_for(&zero, version, NEBULA_STATE_DURABLE, 0) == NEBULA_FAILED);
+
+        pid_other = agent_fork(&other);
+        CHECK(document_comes("t", "manifest.json"));
+        CHECK(reports(&zero, "\"failed\",\"source\":[\"memory\",\"storage\"]")); /* so that ranks can agree on it */
+        CHECK(!find(&zero, place.storage, "t", &found) && found.state == NEBULA_STATE_DURABLE);
+        CHECK(!load(&zero, found.version_id, "0.pt", 3, FILE_BYTES, NULL) && !load(&zero, found.version_id, "1.pt", 4, FILE_BYTES, NULL));
+        client_done(&zero);
+        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+        unsetenv("NEBULA_PERSIST_GIVE_UP");
+        unsetenv("NEBULA_TAKEOVER_S");
+        place_done(&place);
+        place_done(&other);
+}
+
+TAP_MAIN(TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),
+         TEST(what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back))
