@@ -4,8 +4,9 @@ Two nodes, A with rank 0 and B; one tag, two runs of the job that both write it.
 the records and the manifest, which are one step each here. An agent decides on documents as it last saw them, and may
 look at any time; a node may die once; somebody may ask for durability on one node at any time.
 
-What must hold: a version that a node calls committed was captured by both, in one run. And where nothing is left to do,
-nodes that both hold the version of the last run have both committed it, agree on whether it is to be durable, and it is.
+What must hold: a version that a node calls committed was captured by both, in one run. Where nothing is left to do but to
+give up, nodes that both hold the version of the last run have both committed it, agree on whether it is to be durable, and it
+is. And where nothing at all is left to do nobody waits: what a node wants durable is, or was given up there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Rules:
     same_run: bool = True  # else: captured documents of any run complete a version
     decide_once: bool = True  # else: each agent goes by its own clock whether to persist
     tell_wanted: bool = True  # else: who wants durability does not rewrite committed.json
+    by_document: bool = True  # else: who knows that all have captured what was announced commits it by itself
+    give_up: bool = True  # else: who has written its records waits for the others' for as long as it takes
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class State:
     wanted: tuple[Runs, Runs] = (frozenset(), frozenset())
     recorded: tuple[int, int] = (0, 0)
     manifest: int = 0
+    given_up: tuple[Runs, Runs] = (frozenset(), frozenset())
     asked: bool = False
     died: bool = False
 
@@ -78,6 +82,8 @@ def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                     f"{name} commits run {newest}, persist {persist}",
                     replace(state, committed=(newest, persist)),
                 )
+        if open_version and covered and not rules.by_document:
+            yield f"{name} commits run {newest} by itself", replace(state, adopted=put(state.adopted, node, state.adopted[node] | {newest}))
         if open_version and seen and seen[0] == newest:
             for persist in (seen[1],) if rules.decide_once else (False, True):
                 wanted = state.wanted[node] | {newest} if persist else state.wanted[node]
@@ -99,6 +105,17 @@ def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
             yield f"{name} records run {newest}", replace(state, recorded=put(state.recorded, node, newest))
     if state.recorded[0] == state.recorded[1] > state.manifest:
         yield f"the manifest of run {state.recorded[0]} is written", replace(state, manifest=state.recorded[0])
+
+
+def time_passes(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
+    """What agents do when they have waited for long, and that is when nothing else is left to do."""
+    if not rules.give_up or next(work(state, rules), None):
+        return
+    for node, name in enumerate("AB"):
+        newest = max(state.held[node], default=0)
+        if newest in state.wanted[node] and state.recorded[node] == newest != state.manifest and newest not in state.given_up[node]:
+            given_up = put(state.given_up, node, state.given_up[node] | {newest})
+            yield f"{name} gives run {newest} up", replace(state, given_up=given_up)
 
 
 def events(state: State) -> Iterator[tuple[str, State]]:
@@ -141,7 +158,14 @@ def broken(state: State, rules: Rules) -> str | None:
     for node, name in enumerate("AB"):
         if not state.adopted[node] <= state.ever[1 - node]:
             return f"{name} calls run {max(state.adopted[node])} committed, and the other node never captured it"
-    if not all(state.run in held for held in state.held) or next(work(state, rules), None):
+    if next(work(state, rules), None):
+        return None
+    if not next(time_passes(state, rules), None):
+        for node, name in enumerate("AB"):
+            newest = max(state.held[node], default=0)
+            if newest in state.wanted[node] and newest not in state.given_up[node] and state.manifest != newest:
+                return f"{name} wants run {newest} to be durable, nothing is left to do, and it waits for ever"
+    if not all(state.run in held for held in state.held):
         return None
     if not all(state.run in adopted for adopted in state.adopted):
         return f"both hold run {state.run}, nothing is left to do, and not both have committed it"
@@ -153,4 +177,8 @@ def broken(state: State, rules: Rules) -> str | None:
 
 def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
     """Every reachable state: (how many, the first broken promise or None, the steps that lead to it)."""
-    return search.explore(State(), lambda state: chain(work(state, rules), events(state)), lambda state: broken(state, rules))
+    return search.explore(
+        State(),
+        lambda state: chain(work(state, rules), time_passes(state, rules), events(state)),
+        lambda state: broken(state, rules),
+    )
