@@ -229,6 +229,32 @@ static enum nebula_status request_image(struct connection *connection, const voi
         return status;
 }
 
+/* An agent that was killed had noted that this image is whole, and not answered. */
+static struct version *version_captured(const struct session *session, uint64_t image_id)
+{
+        for (struct version *version = session->job->live; version; version = version->next_live)
+                for (size_t i = 0; i < version->file_count; i++) {
+                        const struct agent_file *file = &version->files[i];
+
+                        if (file->image && file->image->id == image_id && file->rank == session->rank &&
+                            file->generation == version->generation)
+                                return version;
+                }
+        return NULL;
+}
+
+static enum nebula_status captured_again(struct connection *connection, const struct ipc_captured *captured,
+                                         struct nebula_error *error)
+{
+        struct version *version = version_captured(connection->session, captured->image_id);
+
+        if (!version)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not hold this image any more: save the file again");
+        if (!captured->commits || !commit_open(version) || version_part(version, connection->session->rank)->closed)
+                return NEBULA_OK;
+        return commit_part(connection->catalogue, connection->session, version, error);
+}
+
 static enum nebula_status request_captured(struct connection *connection, const void *payload, struct answer *answer,
                                            struct nebula_error *error)
 {
@@ -242,7 +268,7 @@ static enum nebula_status request_captured(struct connection *connection, const 
         if (version && grant->nonce == connection->session->nonce)
                 status = commit_captured(connection->catalogue, version, grant, captured, error);
         else
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not hold this image any more: save the file again");
+                status = captured_again(connection, captured, error);
         catalogue_unlock(connection->catalogue);
         return status;
 }

@@ -403,6 +403,31 @@ static enum nebula_status captured_and_committed(struct test_client *client, uin
         return ask(client, IPC_CAPTURED, &request, sizeof request);
 }
 
+/* The answer may have been lost with an agent that was killed. */
+static void a_file_that_is_whole_may_be_said_to_be_so_again(void)
+{
+        static struct test_client client;
+        struct agent *agent;
+        struct ipc_granted grant = { 0 };
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 78));
+        version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(!copy_image(&client, version, "m", 1, 5000, &grant) && !captured(&client, grant.image_id));
+        CHECK(!captured(&client, grant.image_id) && state_of(&client, version) < NEBULA_STATE_COMMITTED);
+        CHECK(!captured_and_committed(&client, grant.image_id));
+        CHECK(!wait_for(&client, version, NEBULA_STATE_COMMITTED, 10000));
+        CHECK(!captured_and_committed(&client, grant.image_id));
+        CHECK(begin(&client, "t", NEBULA_FILES_ALL_RANKS) == version); /* no other generation was begun */
+        CHECK(!load(&client, version, "m", 1, 5000, NULL));
+        CHECK(captured(&client, grant.image_id + 1) == NEBULA_NOT_FOUND);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 /* Another connection of a session, which asks while the first one copies. */
 struct second {
         struct test_client client;
@@ -732,6 +757,7 @@ TAP_MAIN(TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
          TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),
+         TEST(a_file_that_is_whole_may_be_said_to_be_so_again),
          TEST(a_full_tier_waits_for_a_copy_that_may_bring_its_commit),
          TEST(a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit),
          TEST(on_full_skip_fails_that_version_and_says_so),
