@@ -132,7 +132,7 @@ typedef struct nebula_checkpoint nebula_checkpoint;
 typedef struct nebula_map nebula_map;
 
 /* How many files complete a checkpoint: a positive number over all ranks, or one of these. */
-#define NEBULA_FILES_OPEN (-1)      /* a rank's part closes at its commit, next tag, flush or exit */
+#define NEBULA_FILES_OPEN (-1)      /* a rank's part closes at its commit, at its first save to the next tag, flush or exit */
 #define NEBULA_FILES_ALL_RANKS (-2) /* complete when every rank has committed */
 
 enum nebula_dtype {
@@ -225,7 +225,8 @@ NEBULA_API enum nebula_status nebula_checkpoint_save_bytes(nebula_checkpoint *ch
         const struct nebula_range *ranges, size_t count, struct nebula_error *ret_error);
 NEBULA_API enum nebula_status nebula_checkpoint_save_bytes_kept(nebula_checkpoint *checkpoint, const char *name,
         const struct nebula_range *ranges, size_t count, const struct nebula_keep *keep, struct nebula_error *ret_error);
-/* Closes this rank's part. Never waits for another rank. */
+/* Closes this rank's part. Never waits for another rank. While files of this handle are still being copied it returns at once, and the
+ * agent hears of it with the last: what then fails is told to that one's `release`. */
 NEBULA_API enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error);
 /* Gives this checkpoint up; what was whole before stays. `reason`: for people. NEBULA_INVALID: it is complete already. */
 NEBULA_API enum nebula_status nebula_checkpoint_fail(nebula_checkpoint *checkpoint, const char *reason,

@@ -78,7 +78,7 @@ class Checkpoint:
     tag: any string. ``global_step<n>`` is ordered by n, others by the order of commits. Without one:
         ``checkpoint-<n>``, counted on from the newest that exists.
     N: how many files make it complete, over all ranks; -2: complete when every rank has committed; None: this
-        rank's part closes at commit(), at the next tag, at flush_persistence() or at exit.
+        rank's part closes at commit(), at the first save to the next tag, at flush_persistence() or at exit.
 
     A second object for the same tag adds files to the same checkpoint; saving a name again replaces it.
     As a context manager it commits on success, and gives the checkpoint up on an exception.
