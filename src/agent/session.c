@@ -518,10 +518,10 @@ static bool next_request(struct connection *connection)
 
 void session_serve(struct catalogue *catalogue, int fd)
 {
-        struct connection connection = { .catalogue = catalogue, .fd = fd, .frame = { .fd = -1 },
-                                         .answer_lock = PTHREAD_MUTEX_INITIALIZER };
+        struct connection connection = { .catalogue = catalogue, .fd = fd, .frame = { .fd = -1 } };
         struct session *session;
 
+        sem_init(&connection.answered, 0, 0);
         while (next_request(&connection) && serve_one(&connection))
                 ;
         ipc_frame_done(&connection.frame);
@@ -532,4 +532,5 @@ void session_serve(struct catalogue *catalogue, int fd)
                 catalogue_signal(catalogue);
         }
         catalogue_unlock(catalogue);
+        sem_destroy(&connection.answered);
 }

@@ -7,6 +7,8 @@
 #ifndef NB_AGENT_SESSION_PRIVATE_H
 #define NB_AGENT_SESSION_PRIVATE_H
 
+#include <semaphore.h>
+
 #include "agent/catalogue.h"
 #include "agent/session.h"
 
@@ -18,9 +20,10 @@ struct connection {
         struct ipc_inbox inbox;
         struct ipc_frame frame;
 
-        /* A WAIT that is not over. Whoever ends it answers, and holds answer_lock until the answer is sent. */
-        pthread_mutex_t answer_lock; /* taken by who has the catalogue's lock; outlasts that */
+        /* A WAIT that is not over. Whoever ends it answers, and posts `answered` when the answer is sent. */
+        sem_t answered;
         bool is_waiting; /* guarded by the catalogue's lock, as is what follows */
+        bool is_told;    /* by another thread */
         bool has_asked;  /* for the version to be persisted at once */
         struct ipc_wait wait;
         int64_t wait_until_ns; /* INT64_MAX: no limit */

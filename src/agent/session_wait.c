@@ -131,7 +131,7 @@ static bool waiter_is_over(struct waiter *waiter)
         if (!wait_over(connection, &connection->wait_status, &connection->wait_error))
                 return false;
         connection->is_waiting = false;
-        pthread_mutex_lock(&connection->answer_lock);
+        connection->is_told = true;
         return true;
 }
 
@@ -149,7 +149,7 @@ static void waiter_tell(struct waiter *waiter)
         struct connection *connection = (struct connection *)waiter;
 
         send_wait_answer(connection);
-        pthread_mutex_unlock(&connection->answer_lock);
+        sem_post(&connection->answered);
 }
 
 enum nebula_status request_wait(struct connection *connection, const void *payload, struct answer *answer,
@@ -164,7 +164,7 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
         catalogue_lock(catalogue);
         connection->wait = *request;
         connection->wait_until_ns = deadline(request->timeout_ms);
-        connection->has_asked = false;
+        connection->has_asked = connection->is_told = false;
         answer->is_later = connection->is_waiting = !wait_over(connection, &status, error);
         if (connection->is_waiting) {
                 connection->waiter.is_over = waiter_is_over;
@@ -215,8 +215,8 @@ bool session_await_answer(struct connection *connection)
         }
         if (is_ours)
                 send_wait_answer(connection);
-        pthread_mutex_lock(&connection->answer_lock); /* who has answered is done with this connection */
-        pthread_mutex_unlock(&connection->answer_lock);
+        while (connection->is_told && sem_wait(&connection->answered)) /* who has answered is done with this connection */
+                ;
         return !is_gone && !catalogue->broken;
 }
 

@@ -403,6 +403,36 @@ static enum nebula_status captured_and_committed(struct test_client *client, uin
         return ask(client, IPC_CAPTURED, &request, sizeof request);
 }
 
+/* What the thread sanitizer has to say of it matters, too. */
+static void waits_are_answered_in_whatever_order_they_came(void)
+{
+        static struct test_client client, waiting[2];
+        struct agent *agent;
+        char tag[32];
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 79) && enter(&waiting[0], 79) && enter(&waiting[1], 79));
+        for (unsigned i = 0; i < 4; i++) {
+                struct ipc_wait request = { .timeout_ms = 10000, .state = NEBULA_STATE_COMMITTED };
+
+                snprintf(tag, sizeof tag, "global_step%u", i);
+                request.version_id = begin(&client, tag, NEBULA_FILES_ALL_RANKS);
+                for (unsigned j = 0; j < 2; j++) {
+                        CHECK(!ipc_send(waiting[(i + j) % 2].fd, IPC_WAIT, NEBULA_OK, &request, sizeof request, -1, NULL));
+                        usleep(20000);
+                }
+                CHECK(!save(&client, request.version_id, "m", i, 5000) && !of_version(&client, IPC_COMMIT, request.version_id));
+                for (unsigned j = 0; j < 2; j++)
+                        CHECK(!ipc_receive(waiting[j].fd, &waiting[j].frame, NULL) && !waiting[j].frame.header.status);
+        }
+        client_done(&waiting[0]);
+        client_done(&waiting[1]);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 /* The answer may have been lost with an agent that was killed. */
 static void a_file_that_is_whole_may_be_said_to_be_so_again(void)
 {
@@ -757,7 +787,7 @@ TAP_MAIN(TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
          TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),
-         TEST(a_file_that_is_whole_may_be_said_to_be_so_again),
+         TEST(a_file_that_is_whole_may_be_said_to_be_so_again), TEST(waits_are_answered_in_whatever_order_they_came),
          TEST(a_full_tier_waits_for_a_copy_that_may_bring_its_commit),
          TEST(a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit),
          TEST(on_full_skip_fails_that_version_and_says_so),
