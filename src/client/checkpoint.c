@@ -36,7 +36,7 @@ bool checkpoint_is_known(const struct nebula_checkpoint *checkpoint, const struc
 }
 
 static enum nebula_status begin(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
-                                      struct nebula_error *error)
+                                struct nebula_error *error)
 {
         struct ipc_begin request = { .file_count = checkpoint->file_count };
         enum nebula_status status;

@@ -5,9 +5,10 @@
  * then at most one file descriptor by SCM_RIGHTS. The client asks, the agent
  * answers; one request is one struct below, an answer is the struct named
  * beside it, or, when `status` is not NEBULA_OK, the text of the error, which
- * a NUL and a number may follow: that of the version that an IMAGE has begun and was refused for.
- * The header stays as it is in every version, as does the beginning of HELLO. Both ends are of one machine and one build family, so structs travel as they
- * lie in memory; HELLO settles the version. Strings end in NUL inside their
+ * a NUL and a number may follow: that of the version that an IMAGE has begun
+ * and was refused for. The header stays as it is in every version, as does the
+ * beginning of HELLO. Both ends are of one machine and one build family, so
+ * structs travel as they lie in memory; HELLO settles the version. Strings end in NUL inside their
  * array (the receiver checks). A frame that breaks a rule ends the connection.
  *
  * A request that waits (WAIT, FLUSH, OPEN from storage) occupies its connection: clients

@@ -164,8 +164,8 @@ def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypa
         print(f"  commit after the last capture: median {delays[len(delays) // 2]:.2f} ms, worst {delays[-1]:.2f} ms")
     print(f"  agent: {1000 * cpu / (VERSIONS - WARM):.2f} ms CPU per version, {100 * cpu / seconds:.1f} % of a core")
     assert_nothing_grew(before, after)
-    if NIGHTLY:  # the goal, for what training saves; bytes that are copied at once come faster than that
-        assert cpu <= (0.05 * seconds if kind == "tensors" else 0.0025 * (VERSIONS - WARM))
+    if NIGHTLY:
+        assert cpu <= 0.05 * seconds  # the goal; not reached yet for plain buffers beyond some 38 versions per second
     idle = {name: job.look()[name] for name in ("agent cpu_s", "seconds")}
     time.sleep(2)
     used = job.look()["agent cpu_s"] - idle["agent cpu_s"]
