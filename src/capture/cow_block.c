@@ -70,7 +70,7 @@ static void fault_note(struct cow_engine *engine, struct cow_capture *capture, s
         capture->blocks.stats.fault_count++;
         if (!chunk->fault_since_ns)
                 chunk->fault_since_ns = fault->since_ns;
-        capture->blocks.cursor = (size_t)(chunk - capture->chunks) + 1;
+        capture->blocks.cursor = chunk->turn + 1;
 }
 
 /* Takes the block for every capture that nobody copies it for yet. */

@@ -146,7 +146,7 @@ static enum nebula_status candidates_find(struct plan *plan, const struct captur
                 if (parts[i].size < COW_PART_BYTES || (start < image_end && page_ceil(end) > image_start))
                         direct[(*direct_count)++] = parts[i];
                 else
-                        plan->parts[plan->part_count++] = (struct cow_part){ start, end, 0, parts[i].image_offset };
+                        plan->parts[plan->part_count++] = (struct cow_part){ start, end, 0, parts[i].image_offset, i };
         }
         sort_parts(plan->parts, plan->part_count);
         return NEBULA_OK;
@@ -209,25 +209,63 @@ static size_t chunks_make(const struct plan *plan, struct cow_chunk *chunks)
                                 continue;
                         last = block;
                         if (chunks)
-                                chunks[count] = (struct cow_chunk){ block, (uint32_t)i, COW_CHUNK_WAITING, 0 };
+                                chunks[count] = (struct cow_chunk){ .block = block, .image_offset = UINT64_MAX, .first_span = (uint32_t)i };
                         count++;
                 }
         }
         return count;
 }
 
+/* The next chunk is to be copied. */
+static void chunk_queue(struct cow_capture *capture, size_t index, uint32_t *turn)
+{
+        capture->chunks[index].turn = *turn;
+        capture->order[(*turn)++] = (uint32_t)index;
+}
+
+/* The order of the image: what comes first there is wanted first, by who writes it to storage, and the program, more often than not,
+ * changes its memory in the same order, wherever in the address space that lies. `by_turn` has room for all parts that were given. */
+static void chunks_order(struct cow_capture *capture, const struct cow_part **by_turn, size_t turn_count)
+{
+        uint32_t turn = 0;
+
+        memset(by_turn, 0, turn_count * sizeof *by_turn);
+        for (size_t i = 0; i < capture->part_count; i++)
+                by_turn[capture->parts[i].turn] = &capture->parts[i];
+        for (size_t i = 0; i < turn_count; i++) {
+                const struct cow_part *part = by_turn[i];
+
+                for (size_t k = part ? cow_chunk_find(capture, cow_block_of(part->start)) : capture->chunk_count;
+                     k < capture->chunk_count && capture->chunks[k].block < part->end; k++) {
+                        struct cow_chunk *chunk = &capture->chunks[k];
+                        uint64_t before = chunk->block > part->start ? chunk->block - part->start : 0;
+
+                        if (chunk->image_offset == UINT64_MAX)
+                                chunk_queue(capture, k, &turn);
+                        if (part->image_offset + before < chunk->image_offset)
+                                chunk->image_offset = part->image_offset + before;
+                }
+        }
+        for (size_t k = 0; k < capture->chunk_count; k++) /* pages between parts */
+                if (capture->chunks[k].image_offset == UINT64_MAX)
+                        chunk_queue(capture, k, &turn);
+}
+
 /* One mapping of its own for the capture and its arrays; parts that merely share bytes with others get their reach. */
-static enum nebula_status capture_make(const struct plan *plan, void *image, struct cow_capture **ret_capture,
+static enum nebula_status capture_make(const struct plan *plan, void *image, size_t given_count, struct cow_capture **ret_capture,
                                        struct nebula_error *error)
 {
         size_t chunk_count = chunks_make(plan, NULL);
-        uint64_t size = sizeof(struct cow_capture) + chunk_count * sizeof(struct cow_chunk) +
+        uint64_t size = sizeof(struct cow_capture) + chunk_count * (sizeof(struct cow_chunk) + sizeof(uint32_t)) +
                         plan->span_count * sizeof(struct cow_span) + plan->part_count * sizeof(struct cow_part);
-        struct cow_capture *capture = cow_map(size);
+        const struct cow_part **by_turn = malloc((given_count ? given_count : 1) * sizeof *by_turn);
+        struct cow_capture *capture = by_turn ? cow_map(size) : NULL;
         uint64_t reach = 0;
 
-        if (!capture)
+        if (!capture) {
+                free(by_turn);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a capture of %zu parts", plan->part_count);
+        }
         capture->mapped_bytes = size;
         capture->image = image;
         capture->parts = (struct cow_part *)(capture + 1);
@@ -236,6 +274,7 @@ static enum nebula_status capture_make(const struct plan *plan, void *image, str
         capture->span_count = plan->span_count;
         capture->chunks = (struct cow_chunk *)(capture->spans + plan->span_count);
         capture->chunk_count = chunks_make(plan, capture->chunks);
+        capture->order = (uint32_t *)(capture->chunks + capture->chunk_count);
         capture->blocks.left = capture->chunk_count;
         for (size_t i = 0; i < plan->part_count; i++) {
                 capture->parts[i] = plan->parts[i];
@@ -246,6 +285,8 @@ static enum nebula_status capture_make(const struct plan *plan, void *image, str
         }
         if (plan->span_count)
                 memcpy(capture->spans, plan->spans, plan->span_count * sizeof *plan->spans);
+        chunks_order(capture, by_turn, given_count);
+        free(by_turn);
         *ret_capture = capture;
         return NEBULA_OK;
 }
@@ -267,7 +308,7 @@ enum nebula_status cow_plan(const struct cow_engine *engine, void *image, const 
                 plan.part_count = plan.span_count = 0;
         }
         if (status == NEBULA_OK)
-                status = capture_make(&plan, image, ret_capture, error);
+                status = capture_make(&plan, image, count, ret_capture, error);
         if (status == NEBULA_OK)
                 *ret_direct_count = direct_count;
         free(plan.parts);

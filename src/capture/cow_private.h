@@ -64,13 +64,15 @@ struct cow_part {
         uint64_t start, end;
         uint64_t reach; /* the largest end of this part and all before it */
         uint64_t image_offset;
+        size_t turn; /* its place among the parts as they were given */
 };
 
 enum cow_chunk_state { COW_CHUNK_WAITING, COW_CHUNK_COPYING, COW_CHUNK_DONE };
 
 struct cow_chunk {
-        uint64_t block; /* address */
-        uint32_t first_span;
+        uint64_t block;        /* address */
+        uint64_t image_offset; /* of the first byte that goes into the image from there; UINT64_MAX: none does */
+        uint32_t first_span, turn; /* turn: its place in `order` */
         uint32_t state;
         int64_t fault_since_ns; /* when a writer began to wait for it; 0: none does */
 };
@@ -94,6 +96,7 @@ struct cow_capture {
         struct cow_part *parts; /* by start */
         struct cow_span *spans; /* by start, disjoint */
         struct cow_chunk *chunks; /* by block */
+        uint32_t *order;          /* of chunks, as they are copied: as the parts were given */
         size_t part_count, span_count, chunk_count;
         int64_t started_ns, blocked_ns;
         uint64_t direct_bytes;
@@ -103,7 +106,7 @@ struct cow_capture {
                 enum cow_failure failure;
                 uint64_t failure_address;
                 size_t left;    /* chunks not DONE */
-                size_t cursor;  /* where workers look next: behind the newest fault */
+                size_t cursor;  /* where in `order` workers look next: behind the newest fault */
                 uint32_t active; /* threads that copy into the image now */
                 struct cow_stats stats;
         } blocks;

@@ -11,12 +11,13 @@ bool cow_block_next(struct cow_engine *engine, uint64_t *ret_block)
                             capture->blocks.failure == COW_FAILURE_NONE && capture->blocks.left;
 
                 for (size_t k = 0; k < capture->chunk_count && open && !found; k++) {
-                        size_t index = (capture->blocks.cursor + k) % capture->chunk_count;
+                        size_t turn = (capture->blocks.cursor + k) % capture->chunk_count;
+                        const struct cow_chunk *chunk = &capture->chunks[capture->order[turn]];
 
-                        if (capture->chunks[index].state != COW_CHUNK_WAITING)
+                        if (chunk->state != COW_CHUNK_WAITING)
                                 continue;
-                        capture->blocks.cursor = index + 1;
-                        *ret_block = capture->chunks[index].block;
+                        capture->blocks.cursor = turn + 1;
+                        *ret_block = chunk->block;
                         found = true;
                 }
         }
