@@ -218,6 +218,12 @@ void catalogue_signal_work(struct catalogue *catalogue)
         catalogue->wakes |= WAKE_WORK | WAKE_CLOCK;
 }
 
+void catalogue_signal_workers(struct catalogue *catalogue)
+{
+        catalogue->change_count++;
+        catalogue->wakes |= WAKE_WORK;
+}
+
 void catalogue_signal_event(struct catalogue *catalogue)
 {
         catalogue->wakes |= WAKE_EVENT;

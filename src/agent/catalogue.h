@@ -54,6 +54,7 @@ struct grant {
         uint64_t size, nonce;
         enum ipc_format format;
         uint32_t rank;
+        bool commits; /* its rank's part will be closed when it is whole */
 };
 /* One rank's share of a version. */
 struct part {
@@ -84,6 +85,7 @@ struct version {
         bool in_memory;    /* its images are held; cleared when memory gave it up */
         bool stored;       /* a manifest in storage names it */
         bool wanted;       /* somebody asked for it to be durable */
+        bool tried_ahead;  /* to write it before it was complete; that is tried once */
         bool superseded;   /* gave its memory up before it was due to be persisted */
         bool noted;        /* a note about it lies in the memory directory */
         uint64_t note_bytes; /* of that note, as far as this agent has written it; 0: it begins a new one */
@@ -210,6 +212,8 @@ void catalogue_unlock(struct catalogue *catalogue);
 void catalogue_signal(struct catalogue *catalogue);
 /* The workers and the clock alone have something to look at. */
 void catalogue_signal_work(struct catalogue *catalogue);
+/* So do the workers alone. */
+void catalogue_signal_workers(struct catalogue *catalogue);
 /* Who watches a job has something to be told (event.h). */
 void catalogue_signal_event(struct catalogue *catalogue);
 /* catalogue_unlock for a thread after which the catalogue may be gone. */

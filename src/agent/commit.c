@@ -187,6 +187,7 @@ static void drop_grant(struct catalogue *catalogue, struct version *version, str
         while (*link != grant)
                 link = &(*link)->next;
         *link = grant->next;
+        memory_set_copied(grant->image, IMAGE_GIVEN_UP);
         memory_drop(&catalogue->memory, grant->image);
         free(grant);
 }
@@ -242,6 +243,7 @@ struct grant *commit_grant(struct catalogue *catalogue, struct session *session,
         grant->next = version->grants;
         image->owner_nonce = session->nonce;
         image->job = session->job;
+        memory_set_copied(image, 0);
         memory_hold(image);
         version->grants = grant;
         version->in_memory = true;
@@ -312,6 +314,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         file->size = grant->size;
         file->generation = version->generation;
         file->image = grant->image; /* the grant's hold passes to the file */
+        memory_set_copied(file->image, IMAGE_WHOLE);
         while (*link != grant)
                 link = &(*link)->next;
         *link = grant->next;
@@ -332,6 +335,20 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
                 signal_closed(catalogue, version);
         else if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
                 catalogue_signal_work(catalogue); /* the clock of commit_quiet */
+        return NEBULA_OK;
+}
+
+enum nebula_status commit_copied(struct catalogue *catalogue, struct version *version, struct grant *grant,
+                                 const struct ipc_copied *request, struct nebula_error *error)
+{
+        if (request->size > grant->size)
+                return error_set(error, NEBULA_INVALID, 0, "%" PRIu64 " of %" PRIu64 " bytes of \"%.150s\" cannot be copied", request->size,
+                                 grant->size, grant->name);
+        if (request->size > atomic_load(&grant->image->copied))
+                memory_set_copied(grant->image, request->size);
+        grant->commits = request->commits != 0;
+        if (!version->tried_ahead)
+                catalogue_signal_workers(catalogue);
         return NEBULA_OK;
 }
 
@@ -443,6 +460,51 @@ static bool rule_met(const struct catalogue *catalogue, struct version *version)
                 return every_rank_closed(version);
         return all_parts_closed(version) && (!ranks_to_come(catalogue, version) ||
                                              os->now_ns() - version->activity_ns >= MISSING_RANK_NS);
+}
+
+/* What a rank copies last closes its part. */
+static bool will_close(const struct version *version, const struct part *part)
+{
+        bool closes = part->closed;
+
+        for (const struct grant *grant = version->grants; grant; grant = grant->next)
+                closes = closes || (grant->rank == part->rank && grant->commits);
+        return closes;
+}
+
+/* rule_met, once what is being copied is whole. */
+static bool rule_will_be_met(const struct catalogue *catalogue, struct version *version)
+{
+        uint64_t files = version->file_count;
+        size_t closing = 0;
+
+        for (const struct grant *grant = version->grants; grant; grant = grant->next) {
+                if (version_file(version, grant->name))
+                        return false; /* saved again */
+                files++;
+        }
+        for (size_t i = 0; i < version->part_count; i++)
+                closing += will_close(version, &version->parts[i]);
+        if (version->file_goal > 0)
+                return files >= (uint64_t)version->file_goal;
+        if (version->file_goal == NEBULA_FILES_ALL_RANKS)
+                return closing >= version->world;
+        return closing == version->part_count && !ranks_to_come(catalogue, version);
+}
+
+bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
+{
+        bool has_begun = false;
+
+        if (!commit_open(version) || version->generation != 1 || version->adopted || version->spread ||
+            world_is_spread((struct catalogue *)catalogue, version))
+                return false;
+        for (const struct grant *grant = version->grants; grant; grant = grant->next) {
+                if (grant->image->spilled)
+                        return false;
+                has_begun = has_begun || atomic_load(&grant->image->copied);
+        }
+        return has_begun && rule_will_be_met(catalogue, version);
 }
 
 static struct agent_file *carry_file(struct version *version, const char *name, uint32_t rank, uint64_t size,

@@ -35,6 +35,9 @@ void commit_ungrant(struct catalogue *catalogue, struct version *version, struct
 /* The grant's image holds the file. It may be the last of its rank's part, which is closed with it then. */
 enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
                                    const struct ipc_captured *request, struct nebula_error *error);
+/* The beginning of the grant's image is as it will be. */
+enum nebula_status commit_copied(struct catalogue *catalogue, struct version *version, struct grant *grant,
+                                 const struct ipc_copied *request, struct nebula_error *error);
 /* COMMIT of one rank. */
 enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
                                struct nebula_error *error);
@@ -55,6 +58,9 @@ void commit_carry_stored(struct catalogue *catalogue, struct job *job, bool is_f
 /* Whether WAIT for `state` by this session is over. */
 bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state);
 bool commit_open(const struct version *version);
+/* It will be complete when what is being copied is whole, with no file carried over, unless somebody dies or changes his mind; and
+ * some of it can be written to storage already. */
+bool commit_foreseen(const struct catalogue *catalogue, struct version *version);
 /* Every part is closed, or its rank still copies: the commit may come with the last copy. */
 bool commit_parts_end(const struct version *version);
 uint64_t commit_next_sequence(struct catalogue *catalogue);

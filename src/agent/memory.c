@@ -403,6 +403,26 @@ void memory_unmap(struct image *image)
         image->data = NULL;
 }
 
+void memory_set_copied(struct image *image, uint64_t copied)
+{
+        atomic_store(&image->copied, copied);
+        atomic_fetch_add(&image->copied_turn, 1);
+        os->futex_wake(&image->copied_turn);
+}
+
+bool memory_await_copied(struct image *image, uint64_t size, int64_t patience_ms)
+{
+        for (;;) {
+                uint32_t turn = atomic_load(&image->copied_turn);
+                uint64_t copied = atomic_load(&image->copied);
+
+                if (copied == IMAGE_GIVEN_UP || copied >= size)
+                        return copied != IMAGE_GIVEN_UP;
+                if (os->futex_wait(&image->copied_turn, turn, patience_ms) == -ETIMEDOUT)
+                        return false;
+        }
+}
+
 void memory_prefault(struct image *image)
 {
         /* In pieces, so that a low-priority thread does not hold the process's memory map for long. */

@@ -24,6 +24,7 @@
 #ifndef NB_AGENT_MEMORY_H
 #define NB_AGENT_MEMORY_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "nebula.h"
@@ -44,7 +45,14 @@ struct image {
         uint64_t owner_nonce;          /* the session that last wrote it */
         const void *job;               /* whose spare it is when free */
         void *data;                    /* mapping, or NULL */
+        /* So many bytes from the beginning are as they will be; IMAGE_GIVEN_UP: nobody will fill it. Atomic, for who writes
+         * them to storage waits without the lock; `copied_turn` changes with it, and is a futex. */
+        _Atomic uint64_t copied;
+        _Atomic uint32_t copied_turn;
 };
+
+#define IMAGE_WHOLE (UINT64_MAX - 1)
+#define IMAGE_GIVEN_UP UINT64_MAX
 
 struct memory {
         char directory[4096]; /* "": memfds only */
@@ -97,6 +105,9 @@ uint64_t memory_free_bytes(const struct memory *memory, const void *job); /* in 
 
 enum nebula_status memory_map(struct image *image, void **ret_data, struct nebula_error *error);
 void memory_unmap(struct image *image);
+void memory_set_copied(struct image *image, uint64_t copied);
+/* Until `size` bytes from its beginning are as they will be. False: there will never be so many, or for `patience_ms` there were no more. */
+bool memory_await_copied(struct image *image, uint64_t size, int64_t patience_ms);
 /* Makes the pages of a mapped image. Its bytes stay: a trainer may be copying into it already. */
 void memory_prefault(struct image *image);
 /* A descriptor that can only read; the image is exposed from now on. */

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "agent/persist_private.h"
+#include "base/error.h"
 #include "os/os.h"
 
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
@@ -26,6 +27,10 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 persist_conclude(catalogue, store, job, version, &plan);
                 goto done;
         }
+        if (plan.is_ahead && plan.before.file_count) {
+                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" may carry files over from storage", plan.tag);
+                goto done;
+        }
         if (plan.spread && version->recorded_here) {
                 status = persist_gather(catalogue, store, job, version, &plan, error);
                 goto done;
@@ -35,6 +40,8 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
         status = plan_carry(&plan, error);
         if (!status)
                 status = persist_stage(catalogue, version, store, &plan, error);
+        if (!status && plan.is_ahead)
+                status = plan_await_commit(catalogue, version, &plan, error);
         if (!status)
                 status = persist_write_records(store, job, version, &plan, error);
         if (!status)
@@ -53,6 +60,8 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
         if (!status)
                 persist_conclude(catalogue, store, job, version, &plan);
 done:
-        plan_done(&plan, store);
+        plan_done(catalogue, &plan, store);
+        if (status && plan.is_ahead)
+                manifest_remove_directories(store, plan.directory); /* nobody is to find a checkpoint that nobody committed */
         return status;
 }

@@ -3,26 +3,112 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/commit.h"
 #include "agent/log.h"
 #include "agent/persist_private.h"
 #include "base/error.h"
+#include "os/os.h"
 
-void plan_done(struct plan *plan, struct store *store)
+void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *store)
 {
         if (plan->staged)
                 store->ops->unstage(store, plan->staged);
-        for (size_t i = 0; i < plan->file_count; i++)
+        catalogue_lock(catalogue);
+        for (size_t i = 0; plan->is_ahead && i < plan->file_count; i++)
+                if (plan->files[i].image)
+                        memory_drop(&catalogue->memory, plan->files[i].image);
+        catalogue_unlock(catalogue);
+        for (size_t i = 0; i < plan->file_count; i++) {
                 bulk_feed_done(&plan->files[i].feed);
+                if (plan->files[i].keeps_chunks)
+                        free(plan->files[i].chunks);
+        }
         free(plan->files);
         free(plan->parts);
         manifest_done(&plan->before);
         manifest_done(&plan->manifest);
 }
 
+static enum nebula_status add_file(struct plan *plan, const struct plan_file *file, const char *name, struct nebula_error *error)
+{
+        struct plan_file *to = &plan->files[plan->file_count++];
+
+        *to = *file;
+        snprintf(to->name, sizeof to->name, "%s", name);
+        if (plan->is_ahead && to->image)
+                memory_hold(to->image);
+        return name_encode(to->name, to->path, error);
+}
+
+/* What is still being copied. Whoever fails the version lets its images go. */
+static enum nebula_status add_grants(struct plan *plan, const struct version *version, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (const struct grant *grant = version->grants; grant && !status; grant = grant->next) {
+                struct plan_file file = {
+                        .rank = grant->rank, .is_zip = grant->format == IPC_FORMAT_ZIP, .size = grant->size,
+                        .generation = version->generation, .image = grant->image,
+                };
+
+                status = add_file(plan, &file, grant->name, error);
+        }
+        return status;
+}
+
+static enum nebula_status take_parts(struct plan *plan, const struct version *version, struct nebula_error *error)
+{
+        struct part *parts = realloc(plan->parts, (version->part_count + 1) * sizeof *parts);
+
+        if (!parts)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", version->tag);
+        memcpy(parts, version->parts, version->part_count * sizeof *parts);
+        plan->parts = parts;
+        plan->part_count = version->part_count;
+        plan->sequence = version->sequence;
+        return NEBULA_OK;
+}
+
+/* Whether the commit brought what was written, and nothing else. */
+static bool is_as_planned(struct plan *plan, struct version *version)
+{
+        bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->spread &&
+                    version->generation == plan->generation && version->file_count == plan->file_count;
+
+        for (size_t i = 0; same && i < plan->file_count; i++) {
+                const struct plan_file *file = &plan->files[i];
+                const struct agent_file *own = version_file(version, file->name);
+
+                same = own && own->image == file->image && own->generation == file->generation && own->rank == file->rank;
+        }
+        return same;
+}
+
+enum nebula_status plan_await_commit(struct catalogue *catalogue, struct version *version, struct plan *plan,
+                                     struct nebula_error *error)
+{
+        int64_t left_ns, until_ns = os->now_ns() + AHEAD_PATIENCE_MS * INT64_C(1000000);
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        while (commit_open(version) && !catalogue->stopping && (left_ns = until_ns - os->now_ns()) > 0)
+                catalogue_wait(catalogue, &catalogue->moved, left_ns / 1000000 + 1);
+        if (is_as_planned(plan, version))
+                status = take_parts(plan, version, error);
+        else
+                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written ahead of a commit that did not come", plan->tag);
+        for (size_t i = 0; i < plan->file_count && !status; i++)
+                if (plan->files[i].keeps_chunks)
+                        sealing_keep_chunks(version, &plan->files[i]);
+        catalogue_unlock(catalogue);
+        return status;
+}
+
 enum nebula_status plan_init(struct catalogue *catalogue, struct version *version, struct plan *plan,
                              struct nebula_error *error)
 {
         enum nebula_status status = name_encode(version->tag, plan->directory, error);
+        size_t grant_count = 0;
 
         if (status)
                 return status;
@@ -30,26 +116,25 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
         snprintf(plan->tag, sizeof plan->tag, "%s", version->tag);
         snprintf(plan->run, sizeof plan->run, "%s", version->run);
         plan->generation = version->generation;
-        plan->sequence = version->sequence;
         plan->spread = version->spread;
-        plan->files = calloc(version->file_count + 1, sizeof *plan->files);
-        plan->parts = calloc(version->part_count + 1, sizeof *plan->parts);
-        if (!plan->files || !plan->parts)
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", version->tag);
+        plan->is_ahead = commit_open(version);
+        for (const struct grant *grant = version->grants; grant; grant = grant->next)
+                grant_count++;
+        plan->files = calloc(version->file_count + grant_count + 1, sizeof *plan->files);
+        status = plan->files ? take_parts(plan, version, error)
+                             : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", version->tag);
         for (size_t i = 0; !status && i < version->file_count; i++) {
-                const struct agent_file *file = &version->files[i];
-                struct plan_file *to = &plan->files[plan->file_count++];
-
-                *to = (struct plan_file){
-                        .rank = file->rank, .is_zip = file->format == IPC_FORMAT_ZIP, .size = file->size,
-                        .generation = file->generation, .image = file->image && !file->image->restored ? file->image : NULL,
-                        .chunks = file->chunks, .chunk_count = file->chunk_count,
+                const struct agent_file *own = &version->files[i];
+                struct plan_file file = {
+                        .rank = own->rank, .is_zip = own->format == IPC_FORMAT_ZIP, .size = own->size,
+                        .generation = own->generation, .image = own->image && !own->image->restored ? own->image : NULL,
+                        .chunks = own->chunks, .chunk_count = own->chunk_count,
                 };
-                strcpy(to->name, file->name);
-                status = name_encode(file->name, to->path, error);
+
+                status = add_file(plan, &file, own->name, error);
         }
-        for (size_t i = 0; !status && i < version->part_count; i++)
-                plan->parts[plan->part_count++] = version->parts[i];
+        if (!status && plan->is_ahead)
+                status = add_grants(plan, version, error);
         catalogue_unlock(catalogue);
         return status;
 }

@@ -8,6 +8,9 @@
  *      persist_manifest.c  the manifest, of this node's files or of all nodes' records; what is known from then on
  *      persist.c           the order of these
  *
+ * A version may be begun before it is complete, while its last files are still being copied: its bytes are written as they come,
+ * and what says that they are there only after the commit.
+ *
  * None is called with the lock held.
  */
 #ifndef NB_AGENT_PERSIST_PRIVATE_H
@@ -23,8 +26,9 @@ struct plan_file {
         bool is_zip, carried;
         uint64_t size, generation;
         struct image *image;
-        uint64_t *chunks; /* the version's, or sealed here and then given to it */
+        uint64_t *chunks; /* the version's; or sealed here and given to it, unless they are kept for want of a file of that name */
         size_t chunk_count;
+        bool keeps_chunks;
         struct bulk_feed feed; /* what of it may be written; without room: not in use */
 };
 /* What the worker needs of a version, copied so that the lock is free while it writes. */
@@ -35,6 +39,7 @@ struct plan {
         struct part *parts;
         size_t part_count;
         uint64_t generation, sequence;
+        bool is_ahead; /* some files are still being copied: their images are held, and what the commit brings is not known yet */
         bool spread; /* other nodes hold the rest: numbers were agreed, carried files are the manifest writer's matter */
         struct store_staged *staged; /* NULL: no file is to be placed */
         struct manifest before; /* in storage, of this tag; file_count and generation 0: none */
@@ -42,7 +47,10 @@ struct plan {
 };
 
 enum nebula_status plan_init(struct catalogue *catalogue, struct version *version, struct plan *plan, struct nebula_error *error);
-void plan_done(struct plan *plan, struct store *store);
+void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *store);
+/* A plan that is ahead waits for the commit, and takes what it brings. NEBULA_BUSY: that does not come, or is something else. */
+enum nebula_status plan_await_commit(struct catalogue *catalogue, struct version *version, struct plan *plan,
+                                     struct nebula_error *error);
 /* The manifest that storage has of this tag becomes plan->before. */
 enum nebula_status plan_load_before(struct store *store, const struct job *job, struct plan *plan, struct nebula_error *error);
 enum nebula_status plan_carry(struct plan *plan, struct nebula_error *error);
@@ -53,11 +61,16 @@ struct sealing {
         struct version *version;
         struct plan_file *files;
         size_t file_count;
+        bool is_ahead;
         enum nebula_status status;
         struct nebula_error error;
 };
 
+#define AHEAD_PATIENCE_MS 1000 /* a trainer that stands still does not hold up its storage */
+
 void *sealing_run(void *sealing); /* ends every feed, also when it fails */
+/* The checksums belong to the version from now on, if it has the file. */
+void sealing_keep_chunks(struct version *version, struct plan_file *file);
 /* The mapped bytes of an image, whoever else maps it at this time. */
 enum nebula_status sealing_map(struct image *image, void **ret_data, struct nebula_error *error);
 

@@ -10,30 +10,45 @@
 
 static void tell(void *argument, uint64_t offset)
 {
-        bulk_feed_tell(argument, offset);
+        struct plan_file *file = argument;
+
+        bulk_feed_tell(&file->feed, offset);
 }
 
-/* The checksums belong to the version, so that another try, or a copy for a peer, need not compute them again. */
-static void keep_chunks(struct catalogue *catalogue, struct version *version, const struct plan_file *file)
+/* So that another try, or a copy for a peer, need not compute them again. */
+void sealing_keep_chunks(struct version *version, struct plan_file *file)
 {
-        struct agent_file *own;
+        struct agent_file *own = version_file(version, file->name);
 
-        catalogue_lock(catalogue);
-        own = version_file(version, file->name);
-        if (own && !own->chunks) {
+        file->keeps_chunks = !own || own->image != file->image || (own->chunks && own->chunks != file->chunks);
+        if (!file->keeps_chunks) {
                 own->chunks = file->chunks;
                 own->chunk_count = file->chunk_count;
         }
-        catalogue_unlock(catalogue);
 }
 
 /* One at a time: the persist worker and the replica thread may want the same image, and the second finds it done. */
 static pthread_mutex_t seal_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static enum nebula_status seal_file(struct catalogue *catalogue, struct version *version, struct plan_file *file,
+/* Others seal meanwhile, though not this image: it becomes theirs when it is whole. */
+static bool await_copied(void *argument, uint64_t size)
+{
+        struct plan_file *file = argument;
+        bool is_there;
+
+        if (atomic_load(&file->image->copied) >= size)
+                return atomic_load(&file->image->copied) != IMAGE_GIVEN_UP;
+        pthread_mutex_unlock(&seal_lock);
+        is_there = memory_await_copied(file->image, size, AHEAD_PATIENCE_MS);
+        pthread_mutex_lock(&seal_lock);
+        return is_there;
+}
+
+static enum nebula_status seal_file(struct catalogue *catalogue, struct version *version, struct plan_file *file, bool is_ahead,
                                     struct nebula_error *error)
 {
         struct bulk_feed *feed = file->feed.offsets ? &file->feed : NULL;
+        const struct image_flow flow = { is_ahead ? await_copied : NULL, feed ? tell : NULL, file };
         const struct agent_file *own;
         enum nebula_status status;
         void *data;
@@ -41,19 +56,21 @@ static enum nebula_status seal_file(struct catalogue *catalogue, struct version 
         pthread_mutex_lock(&seal_lock);
         catalogue_lock(catalogue);
         own = version_file(version, file->name);
-        if (own && own->chunks) {
+        if (own && own->chunks && own->image == file->image) {
                 file->chunks = own->chunks;
                 file->chunk_count = own->chunk_count;
         }
         catalogue_unlock(catalogue);
         status = memory_map(file->image, &data, error);
         if (!status && !file->chunks) {
-                status = image_seal_telling(data, file->size, file->is_zip, IMAGE_CHUNK_BYTES, feed ? tell : NULL, feed,
-                                            &file->chunks, &file->chunk_count, error);
+                status = image_seal_flowing(data, file->size, file->is_zip, IMAGE_CHUNK_BYTES, &flow, &file->chunks, &file->chunk_count,
+                                            error);
                 if (status)
                         error_prefix(error, "file \"%.100s\" in memory is not what its trainer promised", file->name);
-                else
-                        keep_chunks(catalogue, version, file);
+                catalogue_lock(catalogue);
+                if (!status)
+                        sealing_keep_chunks(version, file);
+                catalogue_unlock(catalogue);
         } else if (!status && feed) {
                 bulk_feed_tell_all(feed);
         }
@@ -70,7 +87,7 @@ static void seal(void *argument)
                 struct plan_file *file = &sealing->files[i];
 
                 if (!file->carried && !sealing->status)
-                        sealing->status = seal_file(sealing->catalogue, sealing->version, file, &sealing->error);
+                        sealing->status = seal_file(sealing->catalogue, sealing->version, file, sealing->is_ahead, &sealing->error);
                 if (file->feed.offsets)
                         bulk_feed_end(&file->feed);
         }

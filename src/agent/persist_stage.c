@@ -47,7 +47,8 @@ static enum nebula_status list_objects(struct plan *plan, struct store_object *o
 enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store,
                                  struct plan *plan, struct nebula_error *error)
 {
-        struct sealing sealing = { .catalogue = catalogue, .version = version, .files = plan->files, .file_count = plan->file_count };
+        struct sealing sealing = { .catalogue = catalogue, .version = version, .files = plan->files, .file_count = plan->file_count,
+                                   .is_ahead = plan->is_ahead };
         struct store_object *objects = calloc(plan->file_count + 1, sizeof *objects);
         size_t count = 0;
         pthread_t thread;

@@ -273,6 +273,24 @@ static enum nebula_status request_captured(struct connection *connection, const 
         return status;
 }
 
+static enum nebula_status request_copied(struct connection *connection, const void *payload, struct answer *answer,
+                                         struct nebula_error *error)
+{
+        const struct ipc_copied *copied = payload;
+        struct version *version;
+        struct grant *grant;
+        enum nebula_status status;
+
+        catalogue_lock(connection->catalogue);
+        version = catalogue_version_of_image(connection->catalogue, copied->image_id, &grant);
+        if (version && grant->nonce == connection->session->nonce)
+                status = commit_copied(connection->catalogue, version, grant, copied, error);
+        else
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not know this image");
+        catalogue_unlock(connection->catalogue);
+        return status;
+}
+
 static enum nebula_status request_abandon(struct connection *connection, const void *payload, struct answer *answer,
                                           struct nebula_error *error)
 {
@@ -442,7 +460,7 @@ static request_run *const requests[] = {
         [IPC_FLUSH] = request_flush,       [IPC_REPORT] = request_report,       [IPC_DESCRIBE] = request_describe,
         [IPC_STOP] = request_stop,
         [IPC_PUBLISH] = request_publish,   [IPC_UNPUBLISH] = request_unpublish, [IPC_FIND_PATH] = request_find_path,
-        [IPC_WATCH] = request_watch,
+        [IPC_WATCH] = request_watch,       [IPC_COPIED] = request_copied,
 };
 
 /* Only what will be sent is cleared: the largest answer takes kilobytes, most take none. */

@@ -46,6 +46,7 @@ void version_drop_grants(struct catalogue *catalogue, struct version *version)
                 version->grants = grant->next;
                 /* The trainer may still be copying into it: never lent again. */
                 grant->image->exposed = true;
+                memory_set_copied(grant->image, IMAGE_GIVEN_UP);
                 memory_drop(&catalogue->memory, grant->image);
                 free(grant);
         }

@@ -96,7 +96,24 @@ static bool is_ready(const struct version *version, int64_t now, int64_t *due)
         return false;
 }
 
-static struct version *due_version(struct job *job, int64_t now, int64_t *due)
+/* While there is nothing else to write: one that is still being copied, and would be written as soon as it is complete. */
+static struct version *version_ahead(const struct catalogue *catalogue, const struct job *job, int64_t now, int64_t *due)
+{
+        struct persist_entry entry = { .committed = true };
+        int64_t at;
+
+        for (struct version *version = job->persist_path[0] && !job->attempt ? job->live : NULL; version; version = version->next_live) {
+                if (version->tried_ahead || !commit_foreseen(catalogue, version))
+                        continue;
+                entry.wanted = version->wanted;
+                if (persist_due(&entry, 1, (int64_t)(job->persist_interval_s * 1e9), job->last_start_ns, now, &at) == 0)
+                        return version;
+                *due = earlier(*due, at);
+        }
+        return NULL;
+}
+
+static struct version *due_version(const struct catalogue *catalogue, struct job *job, int64_t now, int64_t *due)
 {
         struct persist_entry *entries;
         struct version **versions;
@@ -106,7 +123,7 @@ static struct version *due_version(struct job *job, int64_t now, int64_t *due)
         for (struct version *version = job->live; version; version = version->next_live)
                 count += is_ready(version, now, due);
         if (!count)
-                return NULL;
+                return version_ahead(catalogue, job, now, due);
         if (job->retry_at_ns > now) {
                 *due = earlier(*due, job->retry_at_ns);
                 return NULL;
@@ -225,8 +242,9 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         struct nebula_error error = { 0 };
         int64_t start = os->now_ns(), last_start = job->last_start_ns;
         enum nebula_status status = NEBULA_OK;
-        bool scanned = job->scanned;
+        bool scanned = job->scanned, is_ahead = commit_open(version);
 
+        version->tried_ahead = true;
         job->last_start_ns = start;
         job->persisting = true;
         version->pins++;
@@ -238,7 +256,9 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_lock(catalogue);
         version->pins--;
         job->persisting = false;
-        if (status == NEBULA_BUSY) {
+        if (is_ahead && status) {
+                job->last_start_ns = last_start; /* once it is complete it is written as if this had not been */
+        } else if (status == NEBULA_BUSY) {
                 await_others(catalogue, version, &error, os->now_ns());
         } else if (status) {
                 job->last_start_ns = last_start; /* it is due still: the back-off says when, and not the interval */
@@ -295,7 +315,7 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                         return true;
         /* Jobs take turns: the one that started longest ago comes first. */
         for (struct job *job = catalogue->jobs; job; job = job->next) {
-                struct version *version = job->lane == lane ? due_version(job, now, due) : NULL;
+                struct version *version = job->lane == lane ? due_version(catalogue, job, now, due) : NULL;
 
                 if (version && (!oldest || job->last_start_ns < oldest->job->last_start_ns))
                         oldest = version;

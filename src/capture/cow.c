@@ -215,6 +215,26 @@ enum nebula_status cow_wait(struct cow_capture *capture, int64_t timeout_ms, str
         return state == COW_STATE_DONE ? NEBULA_OK : failure_describe(capture, error);
 }
 
+uint64_t cow_copied(const struct cow_capture *capture)
+{
+        uint32_t state = atomic_load(&capture->state);
+        uint64_t copied = UINT64_MAX;
+        struct cow_engine *engine;
+
+        if (state == COW_STATE_DONE)
+                return UINT64_MAX;
+        if (state != COW_STATE_RUNNING || capture->pid != os->pid() || cow_engine_get(&engine, NULL) != NEBULA_OK)
+                return 0;
+        pthread_mutex_lock(&engine->blocks_lock);
+        for (size_t i = 0; i < capture->chunk_count; i++)
+                if (capture->chunks[i].state != COW_CHUNK_DONE && capture->chunks[i].image_offset < copied)
+                        copied = capture->chunks[i].image_offset;
+        if (capture->blocks.failure != COW_FAILURE_NONE)
+                copied = 0;
+        pthread_mutex_unlock(&engine->blocks_lock);
+        return copied;
+}
+
 void cow_cancel(struct cow_capture *capture)
 {
         struct cow_engine *engine;

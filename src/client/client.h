@@ -84,6 +84,7 @@ struct client_copy {
         struct cow_capture *capture;          /* NULL: the copy is whole, and the agent not told */
         const void *image;                    /* stays mapped while the copy is listed */
         uint64_t image_id, size, agent_nonce; /* of the agent that lent the image */
+        uint64_t copied_size;                 /* that the agent has heard of */
         bool is_told, brings_commit;          /* the agent is told that it is whole; and that it was the last; guarded by copies_lock */
         int64_t added_ns;
         enum ipc_format format;

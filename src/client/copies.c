@@ -18,6 +18,11 @@
  * to what is not copied yet does not wait for this. */
 #define COPY_AFTER_NS 2000000
 
+/* What takes some time to copy is written to storage meanwhile: the agent hears of every so many bytes. */
+#define COPIED_BYTES (32u << 20)
+#define COPIED_FROM (4 * (uint64_t)COPIED_BYTES) /* the size of a file */
+#define COPIED_EVERY_MS 5
+
 void copies_init(struct nebula_session *session)
 {
         pthread_mutex_init(&session->copies.copies_lock, NULL);
@@ -147,6 +152,32 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
         return status;
 }
 
+/* False: the agent does not want to hear of it. */
+static bool tell_copied(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy)
+{
+        struct ipc_copied request = { .image_id = copy->captured.image_id, .size = cow_copied(copy->capture) };
+
+        if (request.size < copy->copied_size + COPIED_BYTES || request.size > copy->size) /* all of it: CAPTURED follows */
+                return true;
+        copy->copied_size = request.size;
+        pthread_mutex_lock(&session->copies.copies_lock);
+        request.commits = copy->checkpoint->commit_is_due;
+        pthread_mutex_unlock(&session->copies.copies_lock);
+        return tell(session, wire, IPC_COPIED, &request, sizeof request, NULL) == NEBULA_OK;
+}
+
+/* Waits for the copy, and tells the agent of what there is of it so far. */
+static enum nebula_status await_capture(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
+                                        struct nebula_error *error)
+{
+        bool is_told_of = copy->size >= COPIED_FROM;
+        enum nebula_status status;
+
+        while ((status = cow_wait(copy->capture, is_told_of ? COPIED_EVERY_MS : -1, error)) == NEBULA_TIMEOUT)
+                is_told_of = tell_copied(session, wire, copy);
+        return status;
+}
+
 static enum nebula_status finish(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                  struct nebula_error *error)
 {
@@ -160,7 +191,7 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
                 copy->captured.copy_ns += os->now_ns() - begun_ns;
         }
         if (copy->capture) {
-                cow_status = cow_wait(copy->capture, -1, status == NEBULA_OK ? error : NULL);
+                cow_status = await_capture(session, wire, copy, status == NEBULA_OK ? error : NULL);
                 cow_stats(copy->capture, &stats);
                 copy->captured.copy_ns += stats.copy_ns;
                 copy->captured.cpu_ns += stats.cpu_ns;

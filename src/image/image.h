@@ -88,10 +88,19 @@ void image_index_free(struct image_index *index);
 /* Seals: is_zip images get their CRC-32 fields filled in place. ret_chunks: caller frees; count = ceil(size / chunk). */
 enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, uint64_t **ret_chunks,
                               size_t *ret_count, struct nebula_error *error);
-/* The same, and calls `ready` once for each chunk, by its offset, as soon as its bytes are final; not in order. */
-typedef void image_ready(void *argument, uint64_t offset);
-enum nebula_status image_seal_telling(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, image_ready *ready,
-                                      void *argument, uint64_t **ret_chunks, size_t *ret_count, struct nebula_error *error);
+/*
+ * The same for an image that is still being copied, and for who wants its bytes as soon as they are final. What save() lays out,
+ * headers and directory, is there.
+ */
+struct image_flow {
+        /* Until the first `size` bytes are there; false ends the sealing with NEBULA_BUSY. NULL: all are. */
+        bool (*await)(void *argument, uint64_t size);
+        /* Once for each chunk, by its offset; not in order. NULL: nobody wants to know. */
+        void (*ready)(void *argument, uint64_t offset);
+        void *argument;
+};
+enum nebula_status image_seal_flowing(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, const struct image_flow *flow,
+                                      uint64_t **ret_chunks, size_t *ret_count, struct nebula_error *error);
 /* For who reads an image that another process may be sealing just now: in a copy of its own it fills in the CRC-32s that are
  * not there yet. Those that are there must be right. */
 enum nebula_status image_seal_rest(void *data, uint64_t size, struct nebula_error *error);

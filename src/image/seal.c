@@ -30,14 +30,22 @@ struct sealing {
         uint64_t *chunks;
         size_t chunk_count;
         struct piece *pieces; /* of the current record; room for one per chunk */
-        image_ready *ready;   /* or NULL */
-        void *argument;
+        const struct image_flow *flow;
+        bool is_given_up; /* what is awaited will not come: nothing is read any more */
 };
 
 static void tell(const struct sealing *sealing, uint64_t offset)
 {
-        if (sealing->ready)
-                sealing->ready(sealing->argument, offset);
+        if (sealing->flow->ready)
+                sealing->flow->ready(sealing->flow->argument, offset);
+}
+
+/* Whether the bytes before `end` can be read. */
+static bool has_until(struct sealing *sealing, uint64_t end)
+{
+        if (!sealing->is_given_up && sealing->flow->await)
+                sealing->is_given_up = !sealing->flow->await(sealing->flow->argument, end);
+        return !sealing->is_given_up;
 }
 
 static uint64_t next_border(const struct sealing *sealing, uint64_t offset)
@@ -62,6 +70,8 @@ static void add_bytes_until(struct sealing *sealing, uint64_t end)
         while (sealing->offset < end) {
                 uint64_t start = sealing->offset, border = next_border(sealing, start), stop = border < end ? border : end;
 
+                if (!has_until(sealing, stop))
+                        return;
                 if (advance(sealing, stop, sum_crc64(sealing->crc64, sealing->bytes + start, (size_t)(stop - start))))
                         tell(sealing, start / sealing->chunk_bytes * sealing->chunk_bytes);
         }
@@ -86,6 +96,8 @@ static void seal_record(struct sealing *sealing, const struct zip_entry *entry)
                 uint64_t border = next_border(sealing, offset);
                 struct piece piece = { .offset = offset, .size = (border < end ? border : end) - offset };
 
+                if (!has_until(sealing, offset + piece.size))
+                        return;
                 if (piece.size < PIECE_MIN) {
                         crc32 = sum_crc32(crc32, sealing->bytes + offset, (size_t)piece.size);
                 } else {
@@ -123,7 +135,7 @@ static enum nebula_status seal_records(struct sealing *sealing, struct nebula_er
         if (status != NEBULA_OK)
                 return status;
         status = check_entries(entries, count, error);
-        for (size_t k = 0; k < count && status == NEBULA_OK; k++)
+        for (size_t k = 0; k < count && status == NEBULA_OK && !sealing->is_given_up; k++)
                 seal_record(sealing, &entries[k]);
         free(entries);
         return status;
@@ -132,13 +144,15 @@ static enum nebula_status seal_records(struct sealing *sealing, struct nebula_er
 enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, uint64_t **ret_chunks,
                               size_t *ret_count, struct nebula_error *error)
 {
-        return image_seal_telling(data, size, is_zip, chunk_bytes, NULL, NULL, ret_chunks, ret_count, error);
+        static const struct image_flow whole;
+
+        return image_seal_flowing(data, size, is_zip, chunk_bytes, &whole, ret_chunks, ret_count, error);
 }
 
-enum nebula_status image_seal_telling(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, image_ready *ready,
-                                      void *argument, uint64_t **ret_chunks, size_t *ret_count, struct nebula_error *error)
+enum nebula_status image_seal_flowing(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, const struct image_flow *flow,
+                                      uint64_t **ret_chunks, size_t *ret_count, struct nebula_error *error)
 {
-        struct sealing sealing = { .bytes = data, .size = size, .chunk_bytes = chunk_bytes, .ready = ready, .argument = argument };
+        struct sealing sealing = { .bytes = data, .size = size, .chunk_bytes = chunk_bytes, .flow = flow };
         enum nebula_status status = NEBULA_OK;
         size_t chunk_count;
 
@@ -152,11 +166,14 @@ enum nebula_status image_seal_telling(void *data, uint64_t size, bool is_zip, ui
         else if (is_zip)
                 status = seal_records(&sealing, error);
         free(sealing.pieces);
+        if (status == NEBULA_OK)
+                add_bytes_until(&sealing, size); /* a zip's directory; all of a raw file */
+        if (status == NEBULA_OK && sealing.is_given_up)
+                status = error_set(error, NEBULA_BUSY, 0, "the image is not whole");
         if (status != NEBULA_OK) {
                 free(sealing.chunks);
                 return status;
         }
-        add_bytes_until(&sealing, size); /* a zip's directory; all of a raw file */
         *ret_chunks = sealing.chunks;
         *ret_count = sealing.chunk_count;
         return NEBULA_OK;

@@ -46,6 +46,7 @@ static const struct {
         [IPC_UNPUBLISH] = { sizeof(struct ipc_path), 0, { TEXT(ipc_path, path) } },
         [IPC_FIND_PATH] = { sizeof(struct ipc_path), sizeof(struct ipc_found_path), { TEXT(ipc_path, path) } },
         [IPC_WATCH] = { sizeof(struct ipc_watch), sizeof(struct ipc_event), { { 0, 0 } } },
+        [IPC_COPIED] = { sizeof(struct ipc_copied), 0, { { 0, 0 } } },
 };
 
 static bool known(unsigned type)

@@ -23,7 +23,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 4u
+#define IPC_VERSION 5u
 #define IPC_OTHER_VERSION 71 /* EPROTO, the errno of the refusal of a greeting of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -54,7 +54,8 @@ enum ipc_type {
         IPC_UNPUBLISH,  /* ipc_path      -> nothing: it happens once every earlier publish of the job has */
         IPC_FIND_PATH,  /* ipc_path      -> ipc_found_path */
         IPC_WATCH,      /* ipc_watch     -> ipc_event: the next one of the session's job; NEBULA_TIMEOUT: none so far */
-        IPC_TYPE_LAST = IPC_WATCH,
+        IPC_COPIED,     /* ipc_copied    -> nothing: the beginning of an image may be written to storage; more follows */
+        IPC_TYPE_LAST = IPC_COPIED,
 };
 
 struct ipc_header {
@@ -114,6 +115,11 @@ struct ipc_captured {
         int64_t cpu_ns;     /* of the copying threads */
         uint64_t fault_count; /* copy-on-write faults taken */
         uint32_t commits, unused; /* commits: this rank's part is closed too, as by COMMIT */
+};
+struct ipc_copied {
+        uint64_t image_id;
+        uint64_t size;            /* so many bytes from the beginning are as they will be; not more than the file's */
+        uint32_t commits, unused; /* commits: CAPTURED will say so too, as far as is known */
 };
 struct ipc_abandon {
         uint64_t image_id;

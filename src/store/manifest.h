@@ -120,5 +120,7 @@ enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *r
 /* The same for one tag. */
 enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int64_t age_ns, size_t *ret_removed,
                                       struct nebula_error *error);
+/* Removes a tag's .nebula and its directory if they are empty. */
+void manifest_remove_directories(struct store *store, const char *directory);
 
 #endif

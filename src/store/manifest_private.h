@@ -46,7 +46,5 @@ enum nebula_status manifest_clear_private(struct store *store, const struct mani
                                           unsigned kinds, struct nebula_error *error);
 /* The tag that lives in this directory of a storage path; false for what no tag encodes to. */
 bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256]);
-/* Removes .nebula and the directory itself if they are empty. */
-void manifest_remove_directories(struct store *store, const char *directory);
 
 #endif

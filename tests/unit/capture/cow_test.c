@@ -1145,6 +1145,72 @@ static void kernels_without_the_newer_calls_are_served_as_well(void)
         CHECK(HAVE_TSAN || in_child(as_on_an_old_kernel));
 }
 
+/* Watches one capture of parts that lie in memory in another order than in the image. True: the middle of the image was seen to be
+ * the end of what was copied. */
+static bool watch_copying(unsigned char *memory, unsigned char *image, const unsigned char *wanted, const struct capture_part *parts,
+                          size_t part_size)
+{
+        size_t size = 4 * part_size;
+        uint64_t copied = 0, before = 0;
+        bool was_between = false;
+        struct cow_capture *capture;
+
+        memset(image, 0x77, size);
+        capture = start(image, parts, 4);
+        CHECK(cow_copied(capture) == 0);
+        memory[4 * part_size - 1] ^= 1; /* the last byte of the first part */
+        while (copied != UINT64_MAX) {
+                uint64_t end;
+
+                copied = cow_copied(capture);
+                end = copied < size ? copied : size;
+                CHECK(end >= before && !memcmp(image + before, wanted + before, end - before));
+                was_between = was_between || (end > part_size && end < 3 * part_size);
+                before = end;
+                cow_wait(capture, 0, NULL);
+        }
+        CHECK(before == size && complete(capture));
+        cow_free(capture);
+        memory[4 * part_size - 1] ^= 1;
+        return was_between;
+}
+
+static void what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order(void)
+{
+        size_t part_size = 12 * MIB, size = 4 * part_size;
+        unsigned char *memory = memory_new(size, true), *image = image_new(size), *wanted = image_new(size);
+        struct capture_part parts[4];
+        bool was_between = false;
+
+        pattern_fill(memory, size, 21);
+        for (size_t i = 0; i < 4; i++) {
+                parts[i] = (struct capture_part){ memory + (3 - i) * part_size, part_size, i * part_size };
+                memcpy(wanted + parts[i].image_offset, parts[i].data, part_size);
+        }
+        for (int round = 0; round < 200 && !was_between; round++) /* it may all be over before anybody looks */
+                was_between = watch_copying(memory, image, wanted, parts, part_size);
+        CHECK(was_between);
+        munmap(memory, size);
+        munmap(image, size);
+        munmap(wanted, size);
+}
+
+static void a_capture_that_failed_has_copied_nothing(void)
+{
+        size_t size = 24 * MIB;
+        unsigned char *memory = memory_new(size, true), *image = image_new(size);
+        struct cow_capture *capture;
+
+        pattern_fill(memory, size, 22);
+        capture = start_one(image, memory, size);
+        memory[0] = 1;
+        cow_cancel(capture);
+        CHECK(cow_copied(capture) == 0 || cow_wait(capture, -1, NULL) == NEBULA_OK);
+        cow_free(capture);
+        munmap(memory, size);
+        munmap(image, size);
+}
+
 static void without_permission_everything_is_copied_at_once(void)
 {
         CHECK(HAVE_TSAN || in_child(as_without_permission));
@@ -1183,6 +1249,8 @@ int main(void)
                 TEST(what_is_huge_but_for_its_ends_is_protected),
                 TEST(a_huge_page_that_others_share_stays_whole),
                 TEST(captures_under_random_writes_are_exact),
+                TEST(what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order),
+                TEST(a_capture_that_failed_has_copied_nothing),
         };
         uint32_t abilities;
         int fd = os->uffd_open(&abilities);

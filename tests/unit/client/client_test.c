@@ -1,10 +1,12 @@
 #include "nebula.h"
 
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "capture/cow.h"
 #include "client/client.h"
 #include "fake_agent.h"
 #include "tap.h"
@@ -640,6 +642,69 @@ static void a_file_that_went_with_an_agent_fails_the_copies_after_it(void)
         end();
 }
 
+static void counting_release(void *argument, const struct nebula_error *failure)
+{
+        *(int *)argument += failure ? 1000 : 1;
+}
+
+#define LARGE_BYTES ((size_t)160 << 20)
+
+/* A copy may be over before the thread that tells has the processor; not every time. */
+static void the_agent_hears_how_much_of_a_large_file_is_copied(void)
+{
+        int released = 0, saves = 0;
+        const struct nebula_keep keep = { .release = counting_release, .argument = &released };
+        char *data = mmap(NULL, LARGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        struct nebula_range range = { data, LARGE_BYTES };
+        char tag[32];
+
+        REQUIRE(data != MAP_FAILED);
+        if (cow_available(NULL) != NEBULA_OK) {
+                printf("# no userfaultfd here\n");
+                return;
+        }
+        setenv("NEBULA_CAPTURE", "cow", 1);
+        start();
+        while (!fake.copied.commits && saves++ < 50) {
+                snprintf(tag, sizeof tag, "t%d", saves);
+                memset(data, 'a', LARGE_BYTES);
+                CHECK(ok(nebula_checkpoint_begin(session, tag, NEBULA_FILES_ALL_RANKS, &checkpoint, &error)));
+                CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "n", &range, 1, &keep, &error)));
+                CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+                memset(data, 'b', LARGE_BYTES);
+                CHECK(ok(nebula_session_settle(session, -1, &error)));
+                nebula_checkpoint_free(checkpoint);
+                checkpoint = NULL;
+        }
+        CHECK(fake.copied.size >= 32u << 20 && fake.copied.size <= LARGE_BYTES && fake.copied.commits);
+        CHECK(fake.torn_count == 0 && released == saves && fake.commit_count == saves);
+        end();
+        unsetenv("NEBULA_CAPTURE");
+        munmap(data, LARGE_BYTES);
+}
+
+/* Such as one that has failed the version meanwhile. */
+static void an_agent_that_does_not_want_to_hear_of_it_is_told_when_all_is_copied(void)
+{
+        int released = 0;
+        const struct nebula_keep keep = { .release = counting_release, .argument = &released };
+        char *data = mmap(NULL, LARGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        struct nebula_range range = { data, LARGE_BYTES };
+
+        REQUIRE(data != MAP_FAILED);
+        setenv("NEBULA_CAPTURE", "cow", 1);
+        start();
+        fake.refuse[IPC_COPIED] = NEBULA_NOT_FOUND;
+        memset(data, 'a', LARGE_BYTES);
+        CHECK(ok(nebula_checkpoint_begin(session, "t", NEBULA_FILES_ALL_RANKS, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "n", &range, 1, &keep, &error)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake_seen(IPC_COPIED) <= 1 && released == 1 && fake.commit_count == 1);
+        end();
+        unsetenv("NEBULA_CAPTURE");
+        munmap(data, LARGE_BYTES);
+}
+
 static void a_session_closed_by_who_hears_of_a_copy_waits_for_the_others(void)
 {
         static const struct nebula_range range = { NULL, 6 };
@@ -1042,6 +1107,9 @@ static const struct tap_test tests[] = {
         TEST(what_does_not_exist_is_not_found),
         TEST(an_inline_agent_that_is_not_there_is_named),
         TEST(nothing_is_freed_twice_or_without_need),
+        /* Last: they start threads that stay, and others replace the table of system calls. */
+        TEST(the_agent_hears_how_much_of_a_large_file_is_copied),
+        TEST(an_agent_that_does_not_want_to_hear_of_it_is_told_when_all_is_copied),
 };
 
 /* `client_test agent --daemon`: listens, goes into the background, and ends with the test's directory. */

@@ -47,6 +47,8 @@ static struct {
         size_t image_count, version_count;
         struct ipc_hello hello; /* the last one */
         struct ipc_captured captured;
+        struct ipc_copied copied; /* the last one */
+        int torn_count;           /* bytes other than 'a' in what was said to be copied */
         int commit_count, captured_at_commit; /* captured_at_commit: files of that version, at the last one */
         int seen[FAKE_TYPE_COUNT];
         /* the script */
@@ -150,6 +152,20 @@ static void fake_captured(int fd, const struct ipc_captured *request)
         fake_refuse(fd, IPC_CAPTURED, NEBULA_NOT_FOUND);
 }
 
+/* Of files of which every byte is 'a'. */
+static void fake_copied(int fd, const struct ipc_copied *request)
+{
+        char read[4096];
+
+        fake.copied = *request;
+        for (size_t i = 0; i < fake.image_count; i++)
+                for (uint64_t at = 0; fake.images[i].id == request->image_id && at + sizeof read <= request->size; at += 64 * sizeof read) {
+                        os->pread(fake.images[i].fd, read, sizeof read, at);
+                        fake.torn_count += read[0] != 'a' || memcmp(read, read + 1, sizeof read - 1) != 0;
+                }
+        ipc_send(fd, IPC_COPIED, NEBULA_OK, NULL, 0, -1, NULL);
+}
+
 static void fake_wait(int fd, const struct ipc_wait *request)
 {
         int64_t end_ns = os->now_ns() + request->timeout_ms * 1000000;
@@ -238,6 +254,9 @@ static void fake_answer(int fd, const struct ipc_frame *frame)
                 break;
         case IPC_CAPTURED:
                 fake_captured(fd, frame->payload);
+                break;
+        case IPC_COPIED:
+                fake_copied(fd, frame->payload);
                 break;
         case IPC_COMMIT:
                 fake_commit(*(const uint64_t *)frame->payload);

@@ -223,6 +223,7 @@ static void every_chunk_is_told_once_and_final(void)
 
         for (size_t c = 0; c < sizeof chunk_sizes / sizeof chunk_sizes[0]; c++) {
                 struct told told = { .chunk_bytes = chunk_sizes[c] };
+                struct image_flow flow = { .ready = copy_told, .argument = &told };
                 struct zip_layout layout;
                 size_t chunk_count;
                 uint64_t *chunks;
@@ -236,14 +237,76 @@ static void every_chunk_is_told_once_and_final(void)
                 zip_layout_write(&layout, "}.", image);
                 for (size_t k = 0; k < 7; k++)
                         memset(image + layout.storage_offsets[k], (int)k + 1, (size_t)sizes[k]);
-                REQUIRE(image_seal_telling(image, layout.size, true, told.chunk_bytes, copy_told, &told, &chunks, &chunk_count,
-                                           &error) == NEBULA_OK);
+                REQUIRE(image_seal_flowing(image, layout.size, true, told.chunk_bytes, &flow, &chunks, &chunk_count, &error) == NEBULA_OK);
                 CHECK(told.count == chunk_count);
                 CHECK(!memcmp(told.to, image, (size_t)layout.size));
                 if (told.chunk_bytes == 300000)
                         CHECK(told.first == 300000); /* a large payload need not wait for its header */
                 free(chunks);
                 free(told.to);
+                free(image);
+                zip_layout_done(&layout);
+        }
+}
+
+#define ABSENT 0xee
+
+/* A file that is copied in steps: headers and directory are there, payloads are not. */
+struct arriving {
+        const uint8_t *from;
+        uint8_t *to;
+        uint64_t there, last;
+};
+
+static bool arrive(void *argument, uint64_t size)
+{
+        struct arriving *arriving = argument;
+
+        if (size > arriving->last)
+                return false;
+        for (; arriving->there < size; arriving->there++)
+                if (arriving->to[arriving->there] == ABSENT)
+                        arriving->to[arriving->there] = arriving->from[arriving->there];
+        return true;
+}
+
+static void a_file_is_sealed_while_it_is_copied(void)
+{
+        static const uint32_t chunk_sizes[] = { 4096, 300000, 1u << 20, 4u << 20 };
+        uint64_t sizes[] = { 5, 3000001, 100, 262144, 1200000, 0 };
+
+        for (size_t c = 0; c < 2 * sizeof chunk_sizes / sizeof chunk_sizes[0]; c++) {
+                uint32_t chunk_bytes = chunk_sizes[c / 2];
+                bool is_zip = c % 2;
+                struct arriving arriving = { .last = UINT64_MAX };
+                struct image_flow flow = { .await = arrive, .argument = &arriving };
+                struct zip_layout layout;
+                uint64_t *chunks, *wanted;
+                size_t chunk_count, wanted_count;
+                uint8_t *whole, *image;
+
+                REQUIRE(zip_layout_init(&layout, 2, sizes, 6, &error) == NEBULA_OK);
+                whole = calloc(1, (size_t)layout.size);
+                image = calloc(1, (size_t)layout.size);
+                zip_layout_write(&layout, "}.", whole);
+                for (size_t k = 0; k < 6; k++)
+                        memset(whole + layout.storage_offsets[k], (int)k + 1, (size_t)sizes[k]);
+                memset(image, ABSENT, (size_t)layout.size);
+                zip_layout_write(&layout, "}.", image);
+                arriving.to = image;
+                arriving.from = whole;
+                REQUIRE(image_seal_flowing(image, layout.size, is_zip, chunk_bytes, &flow, &chunks, &chunk_count, &error) == NEBULA_OK);
+                REQUIRE(image_seal(whole, layout.size, is_zip, chunk_bytes, &wanted, &wanted_count, &error) == NEBULA_OK);
+                CHECK(chunk_count == wanted_count && !memcmp(chunks, wanted, chunk_count * sizeof *chunks));
+                CHECK(!memcmp(image, whole, (size_t)layout.size));
+                free(chunks);
+                free(wanted);
+                for (arriving.last = 0; arriving.last < layout.size; arriving.last += layout.size / 7) {
+                        arriving.there = 0;
+                        CHECK(image_seal_flowing(image, layout.size, is_zip, chunk_bytes, &flow, &chunks, &chunk_count, &error) ==
+                              NEBULA_BUSY);
+                }
+                free(whole);
                 free(image);
                 zip_layout_done(&layout);
         }
@@ -492,7 +555,7 @@ TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_al
          TEST(sizes_that_overflow_are_refused), TEST(more_records_than_16_bits_count_are_read_back),
          TEST(a_file_without_storages_is_whole), TEST(every_tensor_is_found_again),
          TEST(looking_for_one_tensor_gives_its_caller_s_name), TEST(chunk_checksums_equal_those_of_the_sealed_bytes),
-         TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces),
+         TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces), TEST(a_file_is_sealed_while_it_is_copied),
          TEST(a_raw_file_is_summed_and_not_touched), TEST(sealing_twice_changes_nothing),
          TEST(an_image_that_is_being_sealed_is_completed_and_damage_in_it_is_still_found),
          TEST(any_flipped_payload_bit_is_found_with_its_record), TEST(every_truncation_is_refused),

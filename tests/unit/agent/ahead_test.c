@@ -1,0 +1,306 @@
+/* Files that are written to storage while their trainer still copies the rest of them. */
+#include <dirent.h>
+#include <fcntl.h>
+
+#include "agent/agent_client.h"
+#include "tap.h"
+
+#define MIB ((size_t)1 << 20)
+#define SIZE (24 * MIB + 77)
+#define PART (16 * MIB)
+#define TRIES 2000 /* of 10 ms */
+
+static struct test_place place;
+static struct test_client client;
+static struct agent *agent;
+
+/* An image under copy. */
+struct copying {
+        uint64_t version, image;
+        unsigned char *data;
+        size_t capacity;
+};
+
+static bool open_all(uint64_t nonce, uint32_t world, uint32_t rank, struct test_client *ret_client)
+{
+        client_init(ret_client, &place, nonce);
+        ret_client->hello.world = ret_client->hello.local_world = world;
+        ret_client->hello.rank = rank;
+        return !client_connect(ret_client, &place);
+}
+
+static bool set_up(uint64_t nonce, uint32_t world)
+{
+        struct nebula_error error;
+
+        place_init(&place);
+        agent = NULL;
+        return !agent_start(&place.place, true, &agent, &error) && open_all(nonce, world, 0, &client);
+}
+
+static void tear_down(void)
+{
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+/* The bytes of a file of this seed, made once: the agent waits for a second, and sanitizers are slow. */
+static const unsigned char *content(unsigned seed)
+{
+        static unsigned char bytes[SIZE];
+        static unsigned made;
+
+        for (size_t i = 0; made != seed && i < SIZE; i++)
+                bytes[i] = byte_at(seed, i);
+        made = seed;
+        return bytes;
+}
+
+static void fill(const struct copying *copying, unsigned seed, size_t from, size_t end)
+{
+        memcpy(copying->data + from, content(seed) + from, end - from);
+}
+
+/* The image of a file whose beginning is copied; what follows is something else still. */
+static bool copy_some(struct test_client *from, const char *tag, int64_t goal, struct copying *ret_copying)
+{
+        struct ipc_image request = { .size = SIZE, .format = IPC_FORMAT_RAW, .file_count = goal };
+        struct ipc_granted *granted;
+
+        strcpy(request.name, "m");
+        strcpy(request.tag, tag);
+        if (ask(from, IPC_IMAGE, &request, sizeof request))
+                return false;
+        granted = from->frame.payload;
+        *ret_copying = (struct copying){ granted->version_id, granted->image_id, NULL, granted->capacity_bytes };
+        ret_copying->data = mmap(NULL, ret_copying->capacity, PROT_READ | PROT_WRITE, MAP_SHARED, from->frame.fd, 0);
+        if (ret_copying->data == MAP_FAILED)
+                return false;
+        memset(ret_copying->data, 0xee, SIZE);
+        fill(ret_copying, 1, 0, PART);
+        return true;
+}
+
+static enum nebula_status copied(struct test_client *from, const struct copying *copying, uint64_t size, bool commits)
+{
+        struct ipc_copied request = { .image_id = copying->image, .size = size, .commits = commits };
+
+        return ask(from, IPC_COPIED, &request, sizeof request);
+}
+
+static enum nebula_status captured_all(struct test_client *from, const struct copying *copying, bool commits)
+{
+        struct ipc_captured request = { .image_id = copying->image, .commits = commits };
+
+        return ask(from, IPC_CAPTURED, &request, sizeof request);
+}
+
+/* The largest file in `directory` of storage whose name begins so; 0: none. */
+static ino_t inode_of(const char *directory, const char *begins, char ret_path[512])
+{
+        char path[256], found[512];
+        struct stat largest = { 0 }, stat;
+        struct dirent *entry;
+        DIR *list;
+
+        snprintf(path, sizeof path, "%s/%s", place.storage, directory);
+        list = opendir(path);
+        while (list && (entry = readdir(list))) {
+                snprintf(found, sizeof found, "%s/%s", path, entry->d_name);
+                if (!strncmp(entry->d_name, begins, strlen(begins)) && !lstat(found, &stat) &&
+                    (!largest.st_ino || stat.st_size > largest.st_size)) {
+                        largest = stat;
+                        strcpy(ret_path, found);
+                }
+        }
+        if (list)
+                closedir(list);
+        return largest.st_ino;
+}
+
+static bool holds(const char *path, unsigned seed, size_t from, size_t end)
+{
+        unsigned char *data = malloc(end - from);
+        int fd = open(path, O_RDONLY);
+        bool same = fd >= 0 && data && pread(fd, data, end - from, (off_t)from) == (ssize_t)(end - from) &&
+                    !memcmp(data, content(seed) + from, end - from);
+
+        if (fd >= 0)
+                close(fd);
+        free(data);
+        return same;
+}
+
+/* Until what was copied lies in a temporary file of the tag: its inode. Copying goes on a little, for who stands still for a second
+ * is not waited for. */
+static ino_t await_written(const struct copying *copying, const char *tag)
+{
+        char directory[64], path[512];
+        ino_t inode = 0;
+
+        snprintf(directory, sizeof directory, "%s/.nebula", tag);
+        for (size_t i = 0; i < TRIES; i++) {
+                inode = inode_of(directory, "tmp-", path);
+                if (inode && holds(path, 1, 0, PART))
+                        return inode;
+                fill(copying, 1, PART + i, PART + i + 1);
+                if (copied(&client, copying, PART + i + 1, true))
+                        break;
+                usleep(10000);
+        }
+        return 0;
+}
+
+static void what_is_copied_is_written_while_the_rest_follows(void)
+{
+        struct copying copying;
+        char path[512];
+        ino_t written;
+
+        REQUIRE(set_up(31, 1) && copy_some(&client, "global_step1", 1, &copying));
+        CHECK(!copied(&client, &copying, PART, false));
+        written = await_written(&copying, "global_step1");
+        CHECK(written);
+        CHECK(!inode_of("global_step1/.nebula", "manifest", path) && !inode_of("global_step1/.nebula", "record", path));
+        CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
+        fill(&copying, 1, PART, SIZE);
+        CHECK(!captured_all(&client, &copying, false));
+        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(inode_of("global_step1", "m", path) == written);
+        CHECK(holds(path, 1, 0, SIZE));
+        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
+        munmap(copying.data, copying.capacity);
+        tear_down();
+}
+
+static void who_gives_a_copy_up_leaves_nothing_in_storage(void)
+{
+        struct ipc_abandon abandon = { .reason = "no more" };
+        struct copying copying;
+        char path[512];
+
+        REQUIRE(set_up(32, 1) && copy_some(&client, "global_step1", 1, &copying));
+        CHECK(!copied(&client, &copying, PART, false) && await_written(&copying, "global_step1"));
+        abandon.image_id = copying.image;
+        CHECK(!ask(&client, IPC_ABANDON, &abandon, sizeof abandon));
+        CHECK(state_of(&client, copying.version) == NEBULA_STATE_FAILED);
+        memset(copying.data, 0x11, SIZE); /* a trainer may not know yet that nobody wants it */
+        for (int i = 0; i < TRIES && inode_of("", "global_step1", path); i++)
+                usleep(10000);
+        CHECK(!inode_of("", "global_step1", path));
+        munmap(copying.data, copying.capacity);
+
+        REQUIRE(copy_some(&client, "global_step2", 1, &copying));
+        CHECK(!copied(&client, &copying, PART, false) && await_written(&copying, "global_step2"));
+        client_done(&client); /* as when it is killed */
+        client.hello.pid = 0;
+        for (int i = 0; i < TRIES && inode_of("", "global_step2", path); i++)
+                usleep(10000);
+        CHECK(!inode_of("", "global_step2", path));
+        munmap(copying.data, copying.capacity);
+        tear_down();
+}
+
+static void a_trainer_that_stands_still_holds_up_no_other_version(void)
+{
+        struct copying copying;
+        uint64_t other;
+
+        REQUIRE(set_up(33, 1) && copy_some(&client, "global_step1", 1, &copying));
+        CHECK(!copied(&client, &copying, PART, false) && await_written(&copying, "global_step1"));
+        CHECK(!save_whole(&client, "global_step2", 2, &other));
+        CHECK(!wait_for(&client, other, NEBULA_STATE_DURABLE, 20000));
+        CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
+        fill(&copying, 1, PART, SIZE);
+        CHECK(!captured_all(&client, &copying, false));
+        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
+        munmap(copying.data, copying.capacity);
+        tear_down();
+}
+
+static void a_file_that_is_asked_for_again_is_written_as_it_was_saved_last(void)
+{
+        struct copying first, second;
+        char path[512];
+
+        REQUIRE(set_up(34, 1) && copy_some(&client, "global_step1", 1, &first));
+        CHECK(!copied(&client, &first, PART, false) && await_written(&first, "global_step1"));
+        REQUIRE(copy_some(&client, "global_step1", 1, &second)); /* its answer was lost, as far as the trainer knows */
+        CHECK(second.version == first.version && second.image != first.image);
+        fill(&second, 7, 0, SIZE);
+        CHECK(!captured_all(&client, &second, false));
+        memset(first.data, 0x11, SIZE);
+        CHECK(!wait_for(&client, second.version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(inode_of("global_step1", "m", path) && holds(path, 7, 0, SIZE));
+        munmap(first.data, first.capacity);
+        munmap(second.data, second.capacity);
+        tear_down();
+}
+
+static void nothing_is_written_before_all_ranks_will_have_closed(void)
+{
+        static struct test_client other;
+        struct copying mine;
+        struct ipc_granted grant;
+        char path[512];
+
+        REQUIRE(set_up(35, 2) && open_all(36, 2, 1, &other));
+        REQUIRE(copy_some(&client, "global_step1", NEBULA_FILES_ALL_RANKS, &mine));
+        CHECK(!copied(&client, &mine, PART / 2, false) && !copied(&client, &mine, PART, true));
+        usleep(100000);
+        CHECK(!inode_of("", "global_step1", path)); /* the other rank has not begun */
+        CHECK(!copy_image(&other, mine.version, "o", 3, 5000, &grant) && !captured(&other, grant.image_id));
+        usleep(100000);
+        CHECK(!inode_of("", "global_step1", path)); /* it may save more */
+        CHECK(!of_version(&other, IPC_COMMIT, mine.version));
+        CHECK(await_written(&mine, "global_step1"));
+        fill(&mine, 1, PART, SIZE);
+        CHECK(!captured_all(&client, &mine, true));
+        CHECK(!wait_for(&client, mine.version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(!load(&client, mine.version, "m", 1, SIZE, NULL) && !load(&client, mine.version, "o", 3, 5000, NULL));
+        munmap(mine.data, mine.capacity);
+        client_done(&other);
+        tear_down();
+}
+
+/* What is written again may carry files over, which only its commit knows. */
+static void a_tag_written_again_is_not_written_ahead(void)
+{
+        struct copying copying;
+        uint64_t version;
+        char path[512];
+
+        REQUIRE(set_up(37, 1));
+        CHECK(!save_whole(&client, "t", 2, &version) && !wait_for(&client, version, NEBULA_STATE_DURABLE, 20000));
+        REQUIRE(copy_some(&client, "t", 1, &copying));
+        CHECK(copying.version != version && !copied(&client, &copying, PART, false));
+        usleep(200000);
+        CHECK(!inode_of("t/.nebula", "tmp-", path));
+        fill(&copying, 1, PART, SIZE);
+        CHECK(!captured_all(&client, &copying, false));
+        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
+        CHECK(!load(&client, copying.version, "model.pt", 2, FILE_BYTES, NULL));
+        munmap(copying.data, copying.capacity);
+        tear_down();
+}
+
+static void more_than_a_file_has_cannot_be_copied(void)
+{
+        struct copying copying;
+
+        REQUIRE(set_up(38, 1) && copy_some(&client, "global_step1", 1, &copying));
+        CHECK(copied(&client, &copying, SIZE + 1, false) == NEBULA_INVALID);
+        copying.image++;
+        CHECK(copied(&client, &copying, PART, false) == NEBULA_NOT_FOUND);
+        munmap(copying.data, copying.capacity);
+        tear_down();
+}
+
+TAP_MAIN(TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_a_copy_up_leaves_nothing_in_storage),
+         TEST(a_trainer_that_stands_still_holds_up_no_other_version),
+         TEST(a_file_that_is_asked_for_again_is_written_as_it_was_saved_last),
+         TEST(nothing_is_written_before_all_ranks_will_have_closed), TEST(a_tag_written_again_is_not_written_ahead),
+         TEST(more_than_a_file_has_cannot_be_copied))
