@@ -30,6 +30,9 @@ _counter_lock = threading.RLock()  # guards both below; a signal handler may sav
 _counter = 0
 _counted: tuple[str | None, str] | None = None  # the path and job whose checkpoints _counter goes on from
 
+_blocks_lock = threading.RLock()  # guards the next; RLock as above
+_blocks: list[Checkpoint] = []  # in their `with` block
+
 
 def _own_tag() -> str:
     """checkpoint-<n>, one more than any complete or earlier one: the same on all ranks, as they make them in step."""
@@ -48,6 +51,13 @@ def _own_tag() -> str:
             _counted = (settings.persist_path, settings.job)
         _counter += 1
         return f"checkpoint-{_counter}"
+
+
+def _after_fork() -> None:
+    """In the child: a block that a thread of the parent's is in never ends here."""
+    global _blocks_lock
+    _blocks_lock = threading.RLock()
+    _blocks.clear()
 
 
 def forget_counter() -> None:
@@ -80,8 +90,10 @@ class Checkpoint:
     N: how many files make it complete, over all ranks; -2: complete when every rank has committed; None: this
         rank's part closes at commit(), at the first save to the next tag, at flush_persistence() or at exit.
 
-    A second object for the same tag adds files to the same checkpoint; saving a name again replaces it.
-    As a context manager it commits on success, and gives the checkpoint up on an exception.
+    A second object for the same tag adds files to the same checkpoint; saving a name again replaces it. Whichever object
+    commits closes it, with what both have saved.
+    As a context manager it commits on success, and gives the checkpoint up on an exception. Until the block ends
+    nobody else's commit closes this tag.
     """
 
     def __init__(self, tag: str | None = None, N: int | None = None) -> None:  # noqa: N803
@@ -225,7 +237,8 @@ class Checkpoint:
     def commit(self) -> bool:
         """Closes this rank's part; never waits for another rank. True on success, also when no file was saved.
 
-        False when a save of this object failed: then the checkpoint is given up rather than called whole.
+        False when a save of this object failed: then the checkpoint is given up rather than called whole. Within a
+        `with` block of another object of this tag that block's end does it, and closes what both have saved.
         """
         if self._lost_files:
             if self._handle is not None:
@@ -234,17 +247,25 @@ class Checkpoint:
             if self._late_failure is not None and engine.settings().on_error == "raise":
                 raise self._late_failure
             return False
+        with _blocks_lock:
+            if any(other is not self and other._tag == self._tag for other in _blocks):
+                return True
         engine.watch()  # again, should the agent be another one since this checkpoint began
         failure = engine.guarded(f"committing checkpoint {self._tag!r}", lambda: self._open().commit())
         self._failure = failure
         return failure is None
 
     def __enter__(self) -> Checkpoint:
+        with _blocks_lock:
+            _blocks.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with _blocks_lock:
+            if self in _blocks:  # it is not in a child that was forked inside the block
+                _blocks.remove(self)
         if exception is None:
             self.commit()
         elif self._handle is not None:
@@ -349,3 +370,6 @@ class Checkpoint:
         from . import loading
 
         return loading.load_into(self._map(name, lazily=True), state_dict, name, weights_only)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -435,6 +435,70 @@ def test_the_context_manager_commits_or_gives_up(nm):
     assert checkpoint.state == "failed" and "on purpose" in checkpoint.error
 
 
+def test_whichever_object_of_a_tag_commits_closes_it_with_what_all_have_saved(nm):
+    first, second = nm.Checkpoint("shared", -2), nm.Checkpoint("shared", -2)
+    first.save("a.pt", "a")
+    second.save("b.pt", "b")
+    assert second.commit() and first.commit()
+    first.save("c.pt", "c")  # the tag is written again, and what is not written again stays
+    assert sorted(nm.get_checkpoint("shared").files) == ["a.pt", "b.pt"]
+    assert first.commit()
+    assert sorted(nm.get_checkpoint("shared").files) == ["a.pt", "b.pt", "c.pt"]
+
+
+@pytest.mark.parametrize("count", [None, -2])
+def test_inside_a_with_block_no_other_object_closes_the_tag(nm, count):
+    with nm.Checkpoint("best", count) as checkpoint:
+        checkpoint.save("model.pt", "old")
+        checkpoint.save("optim.pt", "old")
+    before = nm.get_checkpoint("best")
+    with nm.Checkpoint("best", count) as outer:
+        outer.save("model.pt", "new")
+        with nm.Checkpoint("best", count) as inner:
+            inner.save("rng.pt", "new")
+        assert nm.Checkpoint("best", count).commit()
+        assert sorted(nm.get_checkpoint("best").files) == ["model.pt", "optim.pt"]
+        assert before.load("model.pt") == nm.get_checkpoint("best").load("model.pt") == "old"
+        outer.save("optim.pt", "new")
+    found = nm.get_checkpoint("best")
+    assert [found.load(name) for name in ("model.pt", "optim.pt", "rng.pt")] == ["new"] * 3
+
+
+def test_a_with_block_that_fails_gives_up_what_another_object_has_committed_inside_it(nm):
+    inner = nm.Checkpoint("given up")
+
+    def training():
+        with nm.Checkpoint("given up"):
+            inner.save("m.pt", 1)
+            assert inner.commit()
+            raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError):
+        training()
+    assert nm.get_checkpoint("given up") is None and "on purpose" in inner.error
+    with nm.Checkpoint("given up") as again:
+        again.save("m.pt", 2)
+    assert nm.get_checkpoint("given up").load("m.pt") == 2
+
+
+def test_a_child_forked_inside_a_with_block_commits_that_tag_itself(place):
+    code = """
+        nm.init(sys.argv[1], 0, on_error="raise")
+        with nm.Checkpoint("t"):
+            pid = os.fork()
+            if pid == 0:
+                nm.init(sys.argv[2])
+                checkpoint = nm.Checkpoint("t")
+                checkpoint.save("m.pt", 1)
+                checkpoint.commit()
+                checkpoint.wait("durable", 30)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+    """
+    place.run(code, place.storage, place.root / "child")
+    assert (place.root / "child" / "t" / "m.pt").exists()
+
+
 # -- no agent
 
 
