@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import pickletools
+import sys
 from typing import Any
 
 import torch
@@ -192,9 +193,42 @@ def _made(module: torch.nn.Module, state: dict[str, Any]) -> set[str]:
     return {key for key, value in state.items() if not isinstance(value, torch.Tensor) or _memory_of(value) not in own}
 
 
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor this rank has: of a DTensor its shard, in the DTensor's own memory."""
+    return tensor.detach().to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def _shard(tensor: Any) -> tuple[Any, ...]:
+    """Which part of a DTensor this rank's is: equal for two of one shape only where the parts are."""
+    placed = tensor.placements
+    here = tensor.device_mesh.get_coordinate()
+    if here is not None:  # it does not matter which of several copies this is
+        here = [at for at, placement in zip(here, placed, strict=True) if not placement.is_replicate()]
+    return placed, tuple(tensor.device_mesh.shape), here, tensor.to_local().shape
+
+
+def _shard_problem(source: torch.Tensor, target: torch.Tensor) -> str:
+    if not _is_dtensor(target):
+        return "" if not _is_dtensor(source) else "a whole tensor expected, the checkpoint has a DTensor, of which each file holds one shard"
+    if not _is_dtensor(source):
+        return "a DTensor expected, the checkpoint has a whole tensor"
+    expected, found = _shard(target), _shard(source)
+    if expected == found:
+        return ""
+    return (
+        "a shard (placements, mesh, place in it, shape) {} expected, the checkpoint has {}: load the file that this rank saved; what is "
+        "saved through nebulaml.dcp fits any number of ranks"
+    ).format(*(tuple(map(str, shard)) for shard in (expected, found)))
+
+
 def _memory_of(tensor: torch.Tensor) -> int | None:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(_local(tensor).untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse, for one, has none
         return None
 
@@ -252,7 +286,14 @@ class _Plan:
             )
         elif source.dtype != target.dtype:
             self.problems.append(f"{path}: {target.dtype} expected, the checkpoint has {source.dtype}")
-        elif target.is_meta and not source.is_meta:
+        elif problem := _shard_problem(source, target):
+            self.problems.append(f"{path}: {problem}")
+        else:
+            self.part(_local(source), _local(target), path)
+
+    def part(self, source: torch.Tensor, target: torch.Tensor, path: str) -> None:
+        """What this rank has of a tensor."""
+        if target.is_meta and not source.is_meta:
             self.problems.append(f"{path}: a tensor on the meta device holds no values: give it memory first, with to_empty()")
         elif _is_expanded(target):
             self.problems.append(f"{path}: several elements of an expanded tensor are one: it cannot hold {tuple(target.shape)} values")

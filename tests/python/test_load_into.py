@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import nebulaml
 import pytest
@@ -112,6 +113,75 @@ def test_a_module_whose_state_dict_holds_copies_is_left_as_it_is_when_something_
     with pytest.raises(ValueError, match=r"\['0.weight'\]: shape \(3, 4\) expected"):
         checkpoint.load_into("m.pt", target)
     assert_same(before, dict(target.state_dict()))
+
+
+SHARDED = """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+    nm.init(sys.argv[1], 0, on_error="raise")
+
+    def model(seed):
+        torch.manual_seed(seed)
+        layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+        return fully_shard(layers, mesh=mesh)
+
+    def values(state):
+        return {key: value.full_tensor().tolist() for key, value in state.items()}
+
+    saved = model(1)
+    whole = torch.arange(14.).view(7, 2)
+    with nm.Checkpoint("sharded", -2) as checkpoint:
+        checkpoint.save(f"model-{rank}.pt", saved.state_dict())
+        checkpoint.save(f"both-{rank}.pt", {"w": distribute_tensor(whole, mesh, [Replicate()]), "o": distribute_tensor(whole, mesh, [Shard(0)])})
+        checkpoint.save(f"whole-{rank}.pt", {"w": whole})
+    checkpoint.wait("committed", 30)
+
+    def refused(name, target):
+        before = {key: value.clone() for key, value in target.items()}
+        try:
+            checkpoint.load_into(name, target)
+        except ValueError as failure:
+            assert all((target[key] == before[key]).all() for key in target)
+            return str(failure)
+
+    for into in (model(2), model(3).state_dict()):
+        local = {key: value.to_local() for key, value in (into if isinstance(into, dict) else dict(into.named_parameters())).items()}
+        assert checkpoint.load_into(f"model-{rank}.pt", into) is into
+        state = into if isinstance(into, dict) else into.state_dict()
+        assert values(state) == values(saved.state_dict())
+        assert all(torch.equal(local[key], saved.state_dict()[key].to_local()) for key in local)  # in place
+    assert "the file that this rank saved" in refused(f"model-{1 - rank}.pt", model(4).state_dict())
+    replicated = {"w": distribute_tensor(whole * 0, mesh, [Replicate()]), "o": distribute_tensor(whole * 0, mesh, [Shard(0)])}
+    assert "['o']: a shard" in refused(f"both-{1 - rank}.pt", replicated)
+    checkpoint.load_into(f"both-{rank}.pt", replicated)
+    assert replicated["w"].full_tensor().equal(whole) and replicated["o"].full_tensor().equal(whole)
+    turned = {"w": distribute_tensor(whole * 0, mesh, [Shard(1)]), "o": distribute_tensor(whole * 0, mesh, [Replicate()])}
+    assert all(f"['{key}']: a shard" in refused(f"both-{rank}.pt", turned) for key in turned)
+    assert "a DTensor expected, the checkpoint has a whole" in refused(f"whole-{rank}.pt", {"w": replicated["w"]})
+    assert "a whole tensor expected, the checkpoint has a DTensor" in refused(f"both-{rank}.pt", {"w": whole * 0, "o": whole * 0})
+    dist.barrier()
+    say("all")
+    os._exit(0)
+"""
+
+
+def test_dtensors_get_this_ranks_shard_in_place_and_no_other_ranks(place, monkeypatch):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+    ranks = []
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        ranks.append(place.trainer(SHARDED, place.storage))
+    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["all\n"] * 2
 
 
 @pytest.fixture
