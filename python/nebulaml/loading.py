@@ -28,6 +28,9 @@ _PLAIN = {
     ("collections", "OrderedDict"),
 }
 
+# Layouts whose tensors keep their number of elements.
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 class _MapFile(io.RawIOBase):
     """A map as a file, for readers that want one."""
@@ -189,7 +192,7 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
 
 def _made(module: torch.nn.Module, state: dict[str, Any]) -> set[str]:
     """The keys of its state_dict() whose values are made for it: what is written into those the module never sees."""
-    own = {_memory_of(tensor) for tensor in [*module.parameters(), *module.buffers()]}
+    own = {_memory_of(tensor) for tensor in [*module.parameters(), *module.buffers()]} - {None}
     return {key for key, value in state.items() if not isinstance(value, torch.Tensor) or _memory_of(value) not in own}
 
 
@@ -229,7 +232,7 @@ def _shard_problem(source: torch.Tensor, target: torch.Tensor) -> str:
 def _memory_of(tensor: torch.Tensor) -> int | None:
     try:
         return int(_local(tensor).untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # sparse, for one, has none
+    except NotImplementedError:  # sparse, for one, has none
         return None
 
 
@@ -286,6 +289,8 @@ class _Plan:
             )
         elif source.dtype != target.dtype:
             self.problems.append(f"{path}: {target.dtype} expected, the checkpoint has {source.dtype}")
+        elif source.layout != target.layout:
+            self.problems.append(f"{path}: {target.layout} expected, the checkpoint has {source.layout}")
         elif problem := _shard_problem(source, target):
             self.problems.append(f"{path}: {problem}")
         else:
@@ -297,6 +302,8 @@ class _Plan:
             self.problems.append(f"{path}: a tensor on the meta device holds no values: give it memory first, with to_empty()")
         elif _is_expanded(target):
             self.problems.append(f"{path}: several elements of an expanded tensor are one: it cannot hold {tuple(target.shape)} values")
+        elif target.layout in _COMPRESSED and source._nnz() != target._nnz():
+            self.problems.append(f"{path}: {target._nnz()} elements in {target.layout} expected, the checkpoint has {source._nnz()}")
         else:
             self.copies.append((target, source))
 

@@ -104,6 +104,44 @@ def test_a_module_gets_what_its_state_dict_does_not_share_with_it(nm, make):
     assert getattr(target, "scale", 7.0) == 7.0
 
 
+def with_buffer(buffer):
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("buffer", buffer)
+    return module
+
+
+@pytest.mark.parametrize("layout", ["to_sparse_coo", "to_sparse_csr"])
+def test_a_module_gets_its_sparse_buffers_and_what_they_cannot_take_is_refused_before_anything_changes(nm, layout):
+    sparse = getattr(torch.eye(3) * 5, layout)()
+    source, target = with_buffer(sparse), with_buffer(getattr(torch.eye(3), layout)())
+    with nm.Checkpoint("sparse") as checkpoint:
+        checkpoint.save("m.pt", source.state_dict())
+    checkpoint.load_into("m.pt", target)
+    assert torch.equal(target.buffer.to_dense(), sparse.to_dense()) and torch.equal(target.weight, source.weight)
+    for other in (torch.zeros(3, 3), getattr(torch.ones(3, 3), layout)()):
+        target = with_buffer(other)
+        before = target.weight.clone()
+        if layout == "to_sparse_coo" and other.layout == sparse.layout:  # it holds as many elements as it is given
+            checkpoint.load_into("m.pt", target)
+            assert torch.equal(target.buffer.to_dense(), sparse.to_dense())
+            continue
+        with pytest.raises(ValueError, match=rf"\['buffer'\]: .*{'9 elements' if other.layout == sparse.layout else 'torch.strided'}"):
+            checkpoint.load_into("m.pt", target)
+        assert torch.equal(target.weight, before)
+
+
+class Unreadable(torch.nn.Parameter):
+    def untyped_storage(self):
+        raise RuntimeError("a real failure")
+
+
+def test_a_failure_to_look_at_a_parameters_memory_is_seen(saved):
+    module = torch.nn.Linear(3, 3)
+    module.weight = Unreadable(torch.ones(3, 3))
+    with pytest.raises(RuntimeError, match="a real failure"):
+        saved[0].load_into("s.pt", module)
+
+
 def test_a_module_whose_state_dict_holds_copies_is_left_as_it_is_when_something_does_not_fit(nm):
     target = torch.nn.Sequential(Copied(4), Copied())
     checkpoint = nm.Checkpoint("module")
