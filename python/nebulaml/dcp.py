@@ -77,9 +77,25 @@ def _frame(shape: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
     return before, after
 
 
-def _item_parts(tensor: torch.Tensor) -> tuple[list[Any], int]:
+def _check_dense(tensor: torch.Tensor, name: str) -> None:
+    """Refuses a tensor whose values are not its bytes alone."""
+    what = type(tensor).__name__
+    if tensor.is_quantized:
+        what = "quantized tensor"
+    elif tensor.is_nested or tensor.layout != torch.strided:
+        what = "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
+    elif type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        return
+    raise NebulaConfigError(
+        f"{name}: a {what} has no place in a file of torch.distributed.checkpoint: make it dense, or save it with "
+        "nebulaml.Checkpoint(tag).save()"
+    )
+
+
+def _item_parts(tensor: torch.Tensor, name: str) -> tuple[list[Any], int]:
     """One tensor as a complete torch file: its parts in order, and its size in bytes. Copies nothing if contiguous."""
     tensor = tensor.detach()
+    _check_dense(tensor, name)
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     tensor = tensor.contiguous().resolve_conj().resolve_neg()
@@ -106,8 +122,9 @@ class NebulaStager:
         """stage() returns when all is copied."""
 
     def stage(self, state_dict: STATE_DICT_TYPE, **_: Any) -> STATE_DICT_TYPE:
-        """A copy of all tensors: DTensors keep their placement, and what is there twice is copied once. Views become tensors of their own."""
-        return self._copy(state_dict, {})
+        """A copy of all tensors: those of several ranks keep their placement, what is there twice is copied once, and views become tensors
+        of their own."""
+        return self._copy(state_dict, {}, "")
 
     def close(self) -> None:
         with self._lock:
@@ -133,23 +150,30 @@ class NebulaStager:
                 self._free.setdefault(size, []).append(memory)
             self._lock.release()
 
-    def _copy(self, value: Any, memo: dict[Any, Any]) -> Any:
+    def _copy(self, value: Any, memo: dict[Any, Any], name: str) -> Any:
+        from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
         from torch.distributed.tensor import DTensor
 
         if isinstance(value, DTensor):
-            local = self._copy(value.to_local(), memo)
+            local = self._copy(value.to_local(), memo, name)
             return DTensor.from_local(
                 local, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
             )
+        if isinstance(value, ShardedTensor):
+            shards = [Shard(self._copy(shard.tensor, memo, name), shard.metadata) for shard in value.local_shards()]
+            return ShardedTensor._init_from_local_shards_and_global_metadata(
+                shards, value.metadata(), process_group=value._process_group, sharding_spec=value.sharding_spec()
+            )
         if isinstance(value, torch.Tensor):
+            _check_dense(value, name)
             key = (value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype)
             if key not in memo:
                 memo[key] = self._lend(value).copy_(value.detach())
             return memo[key]
         if isinstance(value, dict):
-            return {key: self._copy(item, memo) for key, item in value.items()}
+            return {key: self._copy(item, memo, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-            return type(value)(self._copy(item, memo) for item in value)
+            return type(value)(self._copy(item, memo, f"{name}.{index}") for index, item in enumerate(value))
         return pickle.loads(pickle.dumps(value)) if _is_mutable(value) else value
 
 
@@ -274,7 +298,7 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[list[Any], list[Writ
         if item.type == WriteItemType.BYTE_IO:
             new, size = [data.getvalue()], data.getbuffer().nbytes
         else:
-            new, size = _item_parts(data)
+            new, size = _item_parts(data, item.index.fqn)
         parts += new
         results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=_StorageInfo(name, offset, size)))
         offset += size

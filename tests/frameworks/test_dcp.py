@@ -202,6 +202,74 @@ assert (kept == 1).all()
 """)  # fmt: skip
 
 
+SHARDED = """
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import torch.distributed._shard.sharded_tensor as sharded
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter, async_save
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+def state(value):
+    tensor = sharded.zeros(ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"]), 5, 2)
+    tensor.local_shards()[0].tensor.fill_(value + rank)
+    return {"model": {"weight": tensor}}
+def values(state):
+    return [shard.tensor.unique().tolist() for shard in state["model"]["weight"].local_shards()]
+for way in ("ours", "torch", "at once"):
+    path, given = f"{PERSIST}/{way}", state(3)
+    writer = NebulaStorageWriter(path)
+    if way == "ours":
+        future = async_save(given, checkpoint_id=path)
+    elif way == "torch":
+        future = dcp.async_save(given, storage_writer=writer, async_stager=writer, process_group=dist.new_group(backend="gloo"))
+    else:
+        future = dcp.save(given, storage_writer=writer)
+    given["model"]["weight"].local_shards()[0].tensor.fill_(9)
+    if way != "at once":
+        future.result(timeout=60)
+    for reader in (NebulaStorageReader(path), dcp.FileSystemReader(path)):
+        if way != "ours" and isinstance(reader, dcp.FileSystemReader):
+            continue  # nobody has waited until it is in storage
+        found = state(0)
+        dist.barrier()
+        dcp.load(found, storage_reader=reader)
+        assert values(found) == [[3.0 + rank]], (way, values(found))
+print('{"end": true}', flush=True)
+"""
+
+
+def test_sharded_tensors_of_fsdp1_hold_the_values_of_the_call(node):
+    (node.base / "sharded.py").write_text(SHARDED.replace("{PERSIST}", str(node.persist)))
+    assert node.run(sys.executable, node.base / "sharded.py", ranks=2).end
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        ("torch.eye(3).to_sparse()", "layout torch.sparse_coo"),
+        ("torch.eye(3).to_sparse_csr()", "layout torch.sparse_csr"),
+        ("torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)", "a quantized tensor"),
+        ("__import__('torch.testing._internal.two_tensor', fromlist=['']).TwoTensor(torch.ones(3), torch.ones(3))", "a TwoTensor"),
+    ],
+)
+def test_a_tensor_that_is_more_than_its_bytes_is_refused_by_name(node, make, what):
+    script(node, STATE + f"""
+given = {{"model": {{"weight": torch.ones(2), "odd": {make}}}}}
+writer = NebulaStorageWriter({str(node.persist)!r} + "/tag")
+for attempt in (
+    lambda: writer.stage(given),
+    lambda: dcp.save(given, storage_writer=writer),
+    lambda: async_save(given, checkpoint_id={str(node.persist)!r} + "/tag"),
+):
+    try:
+        attempt()
+    except BaseException as error:
+        assert "model.odd: " in str(error) and {what!r} in str(error), error
+    else:
+        raise AssertionError("saved")
+""")  # fmt: skip
+
+
 def test_a_writer_behind_a_reader_persists_every_version_and_a_save_cannot_be_cancelled(node):
     script(node, STATE + f"""
 path = {str(node.persist)!r} + "/tag"
