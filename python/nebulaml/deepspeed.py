@@ -25,7 +25,7 @@ from deepspeed.runtime import config as ds_config
 from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from . import api
+from . import api, guards
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound
 
 __all__ = ["NebulaDeepSpeedEngine", "attach"]
@@ -38,8 +38,8 @@ COMMIT_TIMEOUT_S = 60.0
 
 def check_version() -> None:
     """Refuses DeepSpeed releases that cannot commit: 0.17.1 to 0.18.3 call it with the wrong arguments."""
-    version = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:3])
-    if version < OLDEST:
+    version = guards.numbers_of(deepspeed.__version__)
+    if version is not None and version < OLDEST:
         raise NebulaConfigError(
             f"DeepSpeed {deepspeed.__version__} is too old for Nebula: 0.17.1 to 0.18.3 fail inside commit(). "
             "Install DeepSpeed 0.18.4 or later."

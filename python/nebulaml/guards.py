@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 
 from .errors import NebulaConfigError
 
-__all__ = ["check_framework", "check_missing", "check_path", "check_tag"]
+__all__ = ["check_framework", "check_missing", "check_path", "check_tag", "numbers_of"]
 
 log = logging.getLogger("nebulaml")
 
@@ -26,13 +27,19 @@ def _stock_deepspeed() -> bool:
     return STOCK_ENGINE in sys.modules
 
 
+def numbers_of(version: str) -> tuple[int, ...] | None:
+    """The three numbers that a version begins with, whatever follows them (rc1, .dev0, +cu121); None: it has none."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return None if match is None else tuple(int(number or 0) for number in match.groups())
+
+
 def check_framework() -> None:
     """At init(): refuses the DeepSpeed releases that cannot commit a checkpoint."""
     if not _stock_deepspeed():
         return
     text = getattr(sys.modules.get("deepspeed"), "__version__", "")
-    numbers = tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdecimal())
-    if BROKEN[0] <= numbers < BROKEN[1]:
+    numbers = numbers_of(text)
+    if numbers is not None and BROKEN[0] <= numbers < BROKEN[1]:
         raise NebulaConfigError(
             f"DeepSpeed {text} fails in every commit of a Nebula checkpoint (0.17.1 to 0.18.3 do); "
             "install deepspeed 0.18.4 or later"

@@ -193,3 +193,11 @@ def test_a_deepspeed_that_cannot_commit_is_refused_with_the_way_out(node):
     done = job(node, "deepspeed-0.18.3", "stock", "--steps", 2, "--save-every", 2, check=False)
     assert done.codes != [0]
     assert "install deepspeed 0.18.4 or later" in logs(node)
+
+
+@pytest.mark.parametrize(("version", "taken"), [("0.19.0rc1", True), ("0.18.3+cu121", False), ("from-source", True)])
+def test_attach_reads_versions_that_are_more_than_numbers(version, taken):
+    code = f"import deepspeed; deepspeed.__version__ = {version!r}; import nebulaml.deepspeed"
+    done = subprocess.run([interpreter("deepspeed-0.19.6"), "-c", code], capture_output=True, text=True, timeout=240)
+    assert (done.returncode == 0) == taken, done.stderr
+    assert taken or "NebulaConfigError: DeepSpeed 0.18.3+cu121 is too old" in done.stderr
