@@ -165,7 +165,8 @@ NEBULA_API void nebula_options_init(struct nebula_options *options);
 NEBULA_API enum nebula_status nebula_session_open(const struct nebula_options *options,
         nebula_session **ret_session, struct nebula_error *ret_error);
 /* New settings for everything that follows; equal settings change nothing. NEBULA_INVALID: one that cannot be meant,
- * or another live process is this rank of this job. */
+ * or another live process is this rank of this job. Another path or job: waits for running copies first, and what was begun
+ * there and not committed is closed as at the end of the session. */
 NEBULA_API enum nebula_status nebula_session_configure(nebula_session *session,
         const struct nebula_options *options, struct nebula_error *ret_error);
 /* Waits for running copies and disconnects. The agent finishes the rest. Called in `release` (see nebula_keep) it returns at

@@ -73,6 +73,11 @@ def versions(persist_path: str | None) -> list[dict[str, Any]]:
     return list(report["versions"] if isinstance(report, dict) else report)
 
 
+def _place(path_and_job: tuple[str | None, str] | None) -> str:
+    path, job = path_and_job or (None, "")
+    return (path or "memory") + (f" as job {job!r}" if job else "")
+
+
 def milliseconds(timeout: float | None) -> int:
     """Seconds as the C library takes them; None, or longer than anybody waits: no limit."""
     if timeout is None:
@@ -110,6 +115,7 @@ class Checkpoint:
         self._tag = _own_tag() if tag is None else tag
         self._count = count
         self._handle: _nebula.Checkpoint | None = None
+        self._begun_at: tuple[str | None, str] | None = None  # path and job
         self._failure: NebulaError | None = None  # the last one
         self._lost_files: set[str] = set()  # saves that failed: what is there must not be called whole
         self._late_failure: NebulaError | None = None  # of a save that had returned
@@ -119,7 +125,7 @@ class Checkpoint:
     @classmethod
     def _found(cls, handle: _nebula.Checkpoint) -> Checkpoint:
         self = cls.__new__(cls)
-        self._tag, self._count, self._handle = handle.tag, _nebula.FILES_OPEN, handle
+        self._tag, self._count, self._handle, self._begun_at = handle.tag, _nebula.FILES_OPEN, handle, None
         self._failure, self._lost_files, self._late_failure = None, set(), None
         return self
 
@@ -127,10 +133,16 @@ class Checkpoint:
         return f"<nebulaml.Checkpoint {self._tag!r}>"
 
     def _open(self) -> _nebula.Checkpoint:
+        settings = engine.settings()
+        here = (settings.persist_path, settings.job)
         if self._handle is None:
-            self._handle = engine.session().begin(self._tag, self._count)
+            self._handle, self._begun_at = engine.session().begin(self._tag, self._count), here
             engine.watch()
             agree.begun_saving()
+        elif self._begun_at not in (None, here):  # its files would be half here and half there
+            raise NebulaError(
+                f"checkpoint {self._tag!r} was begun in {_place(self._begun_at)}, and init() has named {_place(here)} since: begin it again"
+            )
         return self._handle
 
     def _known(self) -> _nebula.Checkpoint:
@@ -242,8 +254,7 @@ class Checkpoint:
         """
         if self._lost_files:
             if self._handle is not None:
-                reason = f"a save failed before the commit: {self._failure}"
-                engine.guarded(f"giving up checkpoint {self._tag!r}", self._handle.fail, reason)
+                self._give_up(f"a save failed before the commit: {self._failure}")
             if self._late_failure is not None and engine.settings().on_error == "raise":
                 raise self._late_failure
             return False
@@ -254,6 +265,12 @@ class Checkpoint:
         failure = engine.guarded(f"committing checkpoint {self._tag!r}", lambda: self._open().commit())
         self._failure = failure
         return failure is None
+
+    def _give_up(self, reason: str) -> None:
+        try:
+            self._known().fail(reason)
+        except NebulaError as failure:
+            log.warning("nebula: could not give up checkpoint %r: %s", self._tag, failure)
 
     def __enter__(self) -> Checkpoint:
         with _blocks_lock:
@@ -269,11 +286,8 @@ class Checkpoint:
         if exception is None:
             self.commit()
         elif self._handle is not None:
-            try:
-                reason = f"{type(exception).__name__}: {exception}"[:400].replace("\0", "")
-                self._handle.fail(reason.encode(errors="replace").decode())
-            except NebulaError as failure:
-                log.warning("nebula: could not give up checkpoint %r: %s", self._tag, failure)
+            reason = f"{type(exception).__name__}: {exception}"[:400].replace("\0", "")
+            self._give_up(reason.encode(errors="replace").decode())
 
     # -- looking
 

@@ -140,6 +140,43 @@ free_session:
         return status;
 }
 
+/* Whether checkpoints begun before and after these settings belong to two jobs of the agent's. */
+static bool is_another_job(nebula_session *session, const struct ipc_hello *hello)
+{
+        bool is_other;
+
+        pthread_mutex_lock(&session->settings_lock);
+        is_other = strcmp(hello->persist_path, session->settings.hello.persist_path) || strcmp(hello->job, session->settings.hello.job);
+        pthread_mutex_unlock(&session->settings_lock);
+        return is_other;
+}
+
+/* In a `release`, that is, whose copy is under way until it returns. */
+static bool on_copies_thread(nebula_session *session)
+{
+        struct client_copies *copies = &session->copies;
+        bool is_own;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        is_own = copies->has_thread && pthread_equal(copies->thread, pthread_self());
+        pthread_mutex_unlock(&copies->copies_lock);
+        return is_own;
+}
+
+/* Takes request_lock. The agent takes a session's change to another job for its end in the last one, where nothing that is still
+ * being copied can become whole. */
+static void lock_for_configure(nebula_session *session, const struct ipc_hello *hello)
+{
+        bool is_settled = !is_another_job(session, hello) || on_copies_thread(session);
+
+        pthread_mutex_lock(&session->request_lock);
+        while (!is_settled && copies_settle(session, 0, 0, NULL) != NEBULA_OK) {
+                pthread_mutex_unlock(&session->request_lock);
+                copies_settle(session, 0, -1, NULL);
+                pthread_mutex_lock(&session->request_lock);
+        }
+}
+
 enum nebula_status nebula_session_configure(nebula_session *session, const struct nebula_options *options,
                                             struct nebula_error *ret_error)
 {
@@ -156,7 +193,7 @@ enum nebula_status nebula_session_configure(nebula_session *session, const struc
         if (status != NEBULA_OK)
                 goto free_settings;
 
-        pthread_mutex_lock(&session->request_lock);
+        lock_for_configure(session, &settings->hello);
         pthread_mutex_lock(&session->settings_lock);
         settings->hello.session_nonce = session->settings.hello.session_nonce;
         settings->hello.pid = session->settings.hello.pid;

@@ -13,7 +13,7 @@ import nebulaml
 import pytest
 import torch
 from nebulaml import _nebula, checkpoint, engine, pickling, ranks
-from nebulaml.errors import NebulaConfigError, NebulaNotFound, NebulaTimeout, NebulaUnavailable
+from nebulaml.errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaTimeout, NebulaUnavailable
 
 
 def save(tag, value=1.0, name="m.pt", count=None):
@@ -124,6 +124,57 @@ def test_a_second_init_moves_what_follows_to_the_new_path(place):
     save("t2").wait("durable", 30)
     assert (place.root / "a" / "t1" / "m.pt").exists() and (place.root / "b" / "t2" / "m.pt").exists()
     assert not (place.root / "a" / "t2").exists()
+
+
+def test_after_an_init_with_another_path_every_answer_is_of_the_new_one(place):
+    old, new = str(place.root / "a"), str(place.root / "b")
+    nebulaml.init(old, 1000, 2, on_error="raise")
+    first = save("t1", 1)
+    nebulaml.init(new)
+    assert nebulaml.get_latest_checkpoint() is None and nebulaml.get_checkpoint("t1") is None
+    assert nebulaml.list_checkpoints() == {} and nebulaml.get_latest_checkpoint_path("m.pt") is None
+    with pytest.raises(NebulaNotFound):
+        nebulaml.flush_persistence("t1")
+    second = save("t2", 2)
+    assert nebulaml.flush_persistence() and second.state == "durable"
+    assert nebulaml.get_latest_checkpoint_path("m.pt") == f"{new}/t2/m.pt"
+    assert first.load("m.pt")["w"].eq(1).all() and nebulaml.get_latest_checkpoint(old).tag == "t1"
+    first.wait("durable", 30)
+    assert (place.root / "a" / "t1" / "m.pt").exists() and not (place.root / "b" / "t1").exists()
+
+
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+@pytest.mark.parametrize("change", [{"persistent_storage_path": "b"}, {"job": "other"}])
+def test_a_checkpoint_that_was_begun_elsewhere_takes_no_more_files(place, monkeypatch, change, on_error):
+    monkeypatch.chdir(place.root)
+    nebulaml.init("a", 0, 2, on_error=on_error)
+    begun = nebulaml.Checkpoint("half", -2)
+    begun.save("a.pt", 1)
+    nebulaml.init(**change)
+    for attempt in (begun.commit, lambda: begun.save("b.pt", 2)):
+        if on_error == "raise":
+            with pytest.raises(NebulaError, match=f"'half' was begun in {place.root}/a, and init.. has named .*: begin it again"):
+                attempt()
+        else:
+            assert attempt() is False
+    assert begun.commit() is False
+    for path in ("a", "b"):
+        assert nebulaml.get_checkpoint("half", path) is None
+    with nebulaml.Checkpoint("half", -2) as again:
+        again.save("b.pt", 3)
+    assert nebulaml.get_checkpoint("half").load("b.pt") == 3
+
+
+def test_a_save_that_fails_in_a_checkpoint_that_is_complete_already_stops_nothing(nm, monkeypatch, caplog):
+    nm.init(on_error="warn")
+    checkpoint = nm.Checkpoint("counted", 1)
+    assert checkpoint.save("a.pt", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "session", lambda: (_ for _ in ()).throw(NebulaUnavailable("no agent")))
+        patch.setattr(checkpoint, "_handle", None)
+        assert checkpoint.save("b.pt", 2) is False
+    assert checkpoint.commit() is False and "is complete and stays" in caplog.text
+    assert list(nm.get_checkpoint("counted").files) == ["a.pt"]
 
 
 def test_numbers_of_every_kind():

@@ -472,3 +472,14 @@ def test_who_has_set_torchs_switch_for_huge_pages_has_decided(place):
     huge, faults = huge_mib_and_faults(place, THP_MEM_ALLOC_ENABLE="0")
     assert huge < 16 and faults == 0
     assert huge_mib_and_faults(place, NEBULA_CAPTURE="copy")[0] < 16
+
+
+@pytest.mark.parametrize("change", [{"persistent_storage_path": "new"}, {"job": "new"}])
+def test_a_commit_while_the_copy_runs_outlives_an_init_with_another_path_or_job(place, monkeypatch, change):
+    monkeypatch.chdir(place.root)
+    nebulaml.init("old", 0, on_error="raise")
+    checkpoint = saved("t", big(7.0))
+    assert checkpoint.commit()
+    nebulaml.init(**change)
+    checkpoint.wait("durable", 60)
+    assert torch.load(place.root / "old" / "t" / "m.pt").eq(7).all()
