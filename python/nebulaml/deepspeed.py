@@ -274,15 +274,17 @@ def _patch_create() -> None:
     ds_engine.create_checkpoint_engine = create_checkpoint_engine
 
 
-def attach(engine: Any, overlap: bool = False) -> Any:
+def attach(engine: Any, overlap: bool | None = None) -> Any:
     """Gives a DeepSpeedEngine Nebula's checkpoint engine; call it on every rank. Returns the engine.
 
-    overlap: as Checkpoint.save has it; the step inside DeepSpeed's optimizer waits as any other.
+    overlap: as Checkpoint.save has it; the step inside DeepSpeed's optimizer waits as any other. None: as it is, at first without.
     """
     if not isinstance(engine, ds_engine.DeepSpeedEngine):
         raise NebulaConfigError(f"attach() got a {type(engine).__name__}; give it what deepspeed.initialize returned first")
     if not isinstance(engine.checkpoint_engine, NebulaDeepSpeedEngine):
-        engine.checkpoint_engine = NebulaDeepSpeedEngine(getattr(engine, "_config", None), overlap=overlap)
+        engine.checkpoint_engine = NebulaDeepSpeedEngine(getattr(engine, "_config", None))
+    if overlap is not None:
+        engine.checkpoint_engine.overlap = overlap
     return engine
 
 

@@ -209,10 +209,11 @@ def _tag(parent: str, output_dir: str, folder: str) -> str:
     return folder if run == "." else f"{run}/{folder}"
 
 
-def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool = False) -> Any:
+def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool | None = None) -> Any:
     """Gives one Trainer (or any subclass) background checkpoints; returns it.
 
-    Works without ``init()``: checkpoints are then persisted below ``args.output_dir``. sync_on_save, overlap: as in NebulaTrainerMixin.
+    Works without ``init()``: checkpoints are then persisted below ``args.output_dir``. sync_on_save, overlap: as in NebulaTrainerMixin;
+    None: as they are.
     """
     kind = type(trainer)
     if not isinstance(trainer, NebulaTrainerMixin):
@@ -221,15 +222,20 @@ def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool
             (NebulaTrainerMixin, kind),
             {"__module__": kind.__module__, "__qualname__": kind.__qualname__},
         )
-    trainer.nebula_sync_on_save, trainer.nebula_overlap = sync_on_save, overlap
+    if sync_on_save is not None:
+        trainer.nebula_sync_on_save = sync_on_save
+    if overlap is not None:
+        trainer.nebula_overlap = overlap
     return trainer
 
 
-def attach_accelerator(accelerator: Any, overlap: bool = False) -> Any:
+def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
     """Makes ``save_state`` of one Accelerator asynchronous; ``load_state`` reads the same directories. Returns it.
 
-    overlap: as Checkpoint.save has it.
+    overlap: as Checkpoint.save has it. None: as it is, at first without.
     """
+    if overlap is not None:
+        accelerator._nebula_overlap = overlap
     if getattr(accelerator, "_nebula_attached", False):
         return accelerator
     rotation = _Rotation(r"checkpoint_(\d+)")
@@ -255,7 +261,7 @@ def attach_accelerator(accelerator: Any, overlap: bool = False) -> Any:
         staging = os.path.join(_above(parent) if automatic else parent, STAGING, folder)
         configuration.automatic_checkpoint_naming = False
         try:
-            with captured(Capture(folder, staging, -2, overlap)) as capture:
+            with captured(Capture(folder, staging, -2, getattr(accelerator, "_nebula_overlap", False))) as capture:
                 plain_save(staging, *args, **kwargs)
         finally:
             configuration.automatic_checkpoint_naming = automatic

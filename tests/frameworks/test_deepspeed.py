@@ -201,3 +201,15 @@ def test_attach_reads_versions_that_are_more_than_numbers(version, taken):
     done = subprocess.run([interpreter("deepspeed-0.19.6"), "-c", code], capture_output=True, text=True, timeout=240)
     assert (done.returncode == 0) == taken, done.stderr
     assert taken or "NebulaConfigError: DeepSpeed 0.18.3+cu121 is too old" in done.stderr
+
+
+def test_attach_to_an_engine_that_is_attached_takes_the_new_overlap_and_keeps_it_when_none_is_given(node):
+    code = """
+import nebulaml as nm, nebulaml.deepspeed
+from deepspeed.runtime.engine import DeepSpeedEngine
+engine = DeepSpeedEngine.__new__(DeepSpeedEngine)
+engine.__dict__["checkpoint_engine"] = None
+seen = [nm.attach(engine, **given).checkpoint_engine.overlap for given in ({}, {"overlap": True}, {}, {"overlap": False})]
+assert seen == [False, True, True, False], seen
+"""
+    subprocess.run([interpreter("deepspeed-0.19.6"), "-c", code], check=True, timeout=240)

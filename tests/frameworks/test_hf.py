@@ -149,3 +149,31 @@ def test_jit_checkpoint_on_sigterm(node):
 
 def test_with_overlap_a_save_returns_before_the_device_has_copied(node):
     assert node.run(interpreter(ENV), "overlap_job.py", node.base / "run", "hf").end
+
+
+def test_attach_again_takes_the_new_options_and_keeps_those_that_are_not_given(node):
+    code = """
+import sys, torch, transformers, accelerate, nebulaml as nm
+from nebulaml import hf
+class Mine(hf.NebulaTrainerMixin, transformers.Trainer):
+    nebula_overlap, nebula_sync_on_save = True, False
+for kind, first in ((transformers.Trainer, (None, False)), (Mine, (False, True))):
+    trainer, seen = kind.__new__(kind), []
+    for given in ({}, {"overlap": True, "sync_on_save": True}, {}, {"overlap": False}):
+        nm.attach(trainer, **given)
+        seen.append((trainer.nebula_sync_on_save, trainer.nebula_overlap))
+    assert seen == [first, (True, True), (True, True), (True, False)], seen
+seen, plain = [], hf.Capture
+class Told(plain):
+    def __init__(self, *arguments):
+        seen.append(arguments[3])
+        super().__init__(*arguments)
+hf.Capture = Told
+accelerator = accelerate.Accelerator(cpu=True)
+accelerator.prepare(torch.nn.Linear(2, 2))
+for number, given in enumerate(({}, {"overlap": True}, {}, {"overlap": False})):
+    nm.attach(accelerator, **given).save_state(f"{sys.argv[1]}/step_{number}")
+assert seen == [False, True, True, False], seen
+"""
+    done = subprocess.run([interpreter(ENV), "-c", code, node.base / "run"], env=node.environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
