@@ -71,6 +71,7 @@ struct client_settings {
 
 struct client_wire {
         int fd; /* -1: not connected */
+        unsigned fork_count; /* of the process that opened it */
         uint64_t agent_nonce;
         uint32_t agent_pid;
         const char *log;        /* the agent's, to say there that it is silent; NULL: said, or none */
@@ -168,6 +169,9 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
 enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type, const void *request, size_t size,
                                     int64_t timeout_ms, bool *ret_broken, struct nebula_error *error);
 void client_wire_close(struct client_wire *wire);
+/* Around a fork: the child closes what its parent has open. */
+void client_wires_before_fork(void);
+void client_wires_after_fork(bool is_child);
 
 /* call.c */
 struct client_call {

@@ -22,10 +22,12 @@ static void before_fork(void)
                 session->was_locked = pthread_mutex_trylock(&session->request_lock) == 0;
                 pthread_mutex_lock(&session->settings_lock);
         }
+        client_wires_before_fork();
 }
 
 static void after_fork_in_parent(void)
 {
+        client_wires_after_fork(false);
         for (struct nebula_session *session = sessions; session; session = session->next) {
                 pthread_mutex_unlock(&session->settings_lock);
                 if (session->was_locked)
@@ -36,6 +38,7 @@ static void after_fork_in_parent(void)
 
 static void after_fork_in_child(void)
 {
+        client_wires_after_fork(true);
         for (struct nebula_session *session = sessions; session; session = session->next) {
                 pthread_mutex_init(&session->settings_lock, NULL);
                 pthread_mutex_init(&session->request_lock, NULL);
@@ -44,11 +47,7 @@ static void after_fork_in_child(void)
                         if (session->pool) /* it would be called in a child that has one thread, and no device */
                                 capture_pool_watch(session->pool, NULL, NULL);
                         capture_pool_free(session->pool);
-                } else if (session->wire.fd >= 0) {
-                        os->close(session->wire.fd);
                 }
-                if (session->idle_wire.fd >= 0)
-                        os->close(session->idle_wire.fd); /* nothing else is its own: it has no answer */
                 session->wire = session->idle_wire = (struct client_wire){ .fd = -1 };
                 session->pool = NULL;
                 copies_fork(session);

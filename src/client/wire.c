@@ -1,5 +1,6 @@
 /* One connection to the agent: found, or started and found; greeted; asked. */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -13,10 +14,64 @@
 #define PAUSE_MIN_MS 2
 #define PAUSE_MAX_MS 200
 
+/*
+ * The connections of this process. A forked child has them, too, and would hold them open: threads of its parent's used them, which are
+ * not there to close them, and the agent would wait for a trainer that has ended.
+ */
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list */
+static int *list;
+static size_t list_count, list_room;
+static unsigned fork_count; /* how many forks lie between the first process and this one */
+
+void client_wires_before_fork(void)
+{
+        pthread_mutex_lock(&list_lock);
+}
+
+void client_wires_after_fork(bool is_child)
+{
+        if (is_child) {
+                while (list_count > 0)
+                        os->close(list[--list_count]);
+                fork_count++;
+        }
+        pthread_mutex_unlock(&list_lock);
+}
+
+/* Not while it connects, which a stopped agent can hold up: a fork would wait, too. What cannot be listed is as good as the others, but for
+ * children. */
+static void list_fd(int fd)
+{
+        int *larger;
+
+        pthread_mutex_lock(&list_lock);
+        if (list_count == list_room) {
+                larger = realloc(list, (list_room + 8) * sizeof *list);
+                list = larger ? larger : list;
+                list_room += larger ? 8 : 0;
+        }
+        if (list_count < list_room)
+                list[list_count++] = fd;
+        pthread_mutex_unlock(&list_lock);
+}
+
+static void close_listed(int fd, unsigned opened_in)
+{
+        pthread_mutex_lock(&list_lock);
+        for (size_t i = 0; opened_in == fork_count && i < list_count; i++)
+                if (list[i] == fd) {
+                        list[i] = list[--list_count];
+                        break;
+                }
+        if (opened_in == fork_count) /* else it was closed when this process began, and the number may be another's */
+                os->close(fd);
+        pthread_mutex_unlock(&list_lock);
+}
+
 void client_wire_close(struct client_wire *wire)
 {
         if (wire->fd >= 0)
-                os->close(wire->fd);
+                close_listed(wire->fd, wire->fork_count);
         ipc_frame_done(&wire->frame);
         wire->fd = -1;
         wire->agent_nonce = 0;
@@ -112,7 +167,8 @@ static enum nebula_status attempt(struct client_wire *wire, const struct client_
                 return error_set(error, NEBULA_UNAVAILABLE, -fd, "no agent can be reached on %s (its log is %s)", path,
                                  settings->place.log);
         }
-        *wire = (struct client_wire){ .fd = fd };
+        list_fd(fd);
+        *wire = (struct client_wire){ .fd = fd, .fork_count = fork_count };
         status = greet(wire, settings, left_ms, &is_broken, error);
         *ret_outcome = is_broken && status != NEBULA_TIMEOUT ? OUTCOME_AGAIN : OUTCOME_FINAL;
         if (status != NEBULA_OK)

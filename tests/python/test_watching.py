@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import nebulaml
 import pytest
 from nebulaml import locate, watching
+from waiting import until
 
 
 def save(step):
@@ -108,3 +112,70 @@ def test_the_thread_keeps_neither_the_session_nor_the_process(place):
     nebulaml.init(str(place.storage), 0, 2)  # at once: the rank is free
     save(2).wait("durable", 30)
     assert [thread.name for thread in threading.enumerate()].count("nebula-watch") == 1
+
+
+def sockets(pid):
+    return [link for path in Path(f"/proc/{pid}/fd").iterdir() if (link := os.readlink(path)).startswith("socket:")]
+
+
+def test_a_forked_child_holds_none_of_its_parents_connections_and_keeps_no_agent(place, monkeypatch):
+    """As a worker of a data loader: the watch, a copy and a wait have connections of their own, on threads that the child has not."""
+    monkeypatch.setenv("NEBULA_CAPTURE", "cow")
+    monkeypatch.setenv("NEBULA_AGENT_LINGER", "1")
+    trainer = place.trainer(
+        """
+        import threading
+        nm.init(sys.argv[1], 0, 2)
+        with nm.Checkpoint("global_step1") as checkpoint:
+            checkpoint.save("a", {"x": torch.ones(4 << 20)})
+        checkpoint.wait("durable")
+        open_ended = nm.Checkpoint("waiting", -2)
+        open_ended.save("a", 1)
+        threading.Thread(target=open_ended.wait, args=("committed",), daemon=True).start()
+        time.sleep(0.5)
+        pid = os.fork()
+        if not pid:
+            time.sleep(120)
+            os._exit(0)
+        say(pid)
+        time.sleep(120)
+        """,
+        place.storage,
+    )
+    child = int(trainer.stdout.readline())
+    try:
+        assert len(sockets(trainer.pid)) >= 4 and not sockets(child)
+        trainer.kill()
+        until(lambda: not place.agents(), 30, "the agent's end")
+        assert Path(f"/proc/{child}").exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        trainer.kill()
+        trainer.wait()
+
+
+def test_a_child_forked_while_its_parent_saves_has_a_checkpoint_and_a_log_of_its_own(place):
+    code = """
+        import logging
+        nm.init(sys.argv[1], 0, 2)
+        def save(tag):
+            with nm.Checkpoint(tag) as checkpoint:
+                checkpoint.save("a", {"x": torch.ones(3)})
+            checkpoint.wait("durable", 30)
+        save("global_step1")
+        pid = os.fork()
+        if not pid:
+            class Lines(logging.Handler):
+                def emit(self, record):
+                    say(record.getMessage())
+            logging.getLogger("nebulaml").addHandler(Lines())
+            logging.getLogger("nebulaml").setLevel("INFO")
+            nm.init(sys.argv[2])
+            save("global_step2")
+            time.sleep(0.5)
+            os._exit(0)
+        save("global_step3")
+        assert os.waitpid(pid, 0)[1] == 0
+    """
+    lines = place.run(code, place.storage, place.root / "child").splitlines()
+    assert len(lines) == 1 and "'global_step2' is durable" in lines[0]
