@@ -29,10 +29,13 @@ bool replica_ended(const struct catalogue *catalogue);
 void replica_stop(struct catalogue *catalogue);
 /*
  * The newest version of the job, or of one tag, that peers hold: *ret_version_id is of a version in the job's list that
- * is marked as remote. NEBULA_NOT_FOUND when nobody has one, or the job asks for no replicas.
+ * is marked as remote. NEBULA_NOT_FOUND when nobody has one that serves this session, or the job asks for no replicas.
  */
-enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, uint64_t *ret_version_id,
-                                struct nebula_error *error);
+enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct session *session, const struct ipc_find *wanted,
+                                uint64_t *ret_version_id, struct nebula_error *error);
+/* Whether a version is one that peers hold, and of use here: of several nodes' shares, that of the session's node must be there.
+ * session NULL: any. Lock held. */
+bool replica_serves(const struct session *session, const struct version *version);
 /* Puts every version that peers hold into the job's list, marked as remote; nothing when memory has one, or no replicas are asked for. */
 void replica_learn(struct catalogue *catalogue, struct job *job);
 /* The bytes of a file of such a version into `data`, every piece checked. `size` is the file's. */

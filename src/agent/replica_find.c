@@ -179,7 +179,60 @@ static enum nebula_status inventory_get(struct replica *replica, struct job *job
         return status;
 }
 
-static const struct peer_copy *newest_copy(const struct inventory *inventory, const struct ipc_find *wanted)
+/* The ranks of one node, of whose files some must be there. */
+struct share {
+        uint32_t first, count;
+};
+
+static struct share share_of(const struct session *session, const struct job *job)
+{
+        uint32_t count = job->local_world ? job->local_world : 1;
+
+        return (struct share){ session->rank / count * count, count };
+}
+
+static bool is_of(const struct share *share, uint32_t rank)
+{
+        return rank >= share->first && rank - share->first < share->count;
+}
+
+bool replica_serves(const struct session *session, const struct version *version)
+{
+        struct share share;
+
+        if (!version->remote || !session)
+                return version->remote;
+        share = share_of(session, version->job);
+        if (version->world <= share.count)
+                return true;
+        for (size_t i = 0; i < version->file_count; i++)
+                if (is_of(&share, version->files[i].rank))
+                        return true;
+        return false;
+}
+
+static bool same_version(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence)
+{
+        return copy->generation == generation && copy->sequence == sequence && !strcmp(copy->tag, tag);
+}
+
+/* Likewise, of what all members hold of the version that `one` is a share of. */
+static bool copies_serve(const struct inventory *inventory, const struct peer_copy *one, const struct share *share)
+{
+        if (one->world <= share->count)
+                return true;
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
+                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+
+                        for (size_t k = 0; same_version(copy, one->tag, one->generation, one->sequence) && k < copy->file_count; k++)
+                                if (is_of(share, copy->files[k].rank))
+                                        return true;
+                }
+        return false;
+}
+
+static const struct peer_copy *newest_copy(const struct inventory *inventory, const struct ipc_find *wanted, const struct share *share)
 {
         const char *tag = wanted->tag;
         const struct peer_copy *best = NULL;
@@ -197,15 +250,10 @@ static const struct peer_copy *newest_copy(const struct inventory *inventory, co
                                 both[0] = (struct retain_entry){ .step = name_step(best->tag), .sequence = best->sequence, .complete = true };
                                 both[1] = (struct retain_entry){ .step = name_step(copy->tag), .sequence = copy->sequence, .complete = true };
                         }
-                        if (!best || *tag || retain_newest(both, 2) == 1)
+                        if ((!best || *tag || retain_newest(both, 2) == 1) && copies_serve(inventory, copy, share))
                                 best = copy;
                 }
         return best;
-}
-
-static bool same_version(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence)
-{
-        return copy->generation == generation && copy->sequence == sequence && !strcmp(copy->tag, tag);
 }
 
 /* Lock held. The files of all nodes' copies of one version together. */
@@ -248,25 +296,27 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
         return version;
 }
 
-enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, uint64_t *ret_version_id,
-                                struct nebula_error *error)
+enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct session *session, const struct ipc_find *wanted,
+                                uint64_t *ret_version_id, struct nebula_error *error)
 {
         struct replica *replica = catalogue->replica;
         const struct peer_copy *best = NULL;
         struct inventory *inventory;
         struct version *version;
+        struct share share;
         bool asked;
         enum nebula_status status;
 
         catalogue_lock(catalogue);
         asked = replica && job->replica_count;
+        share = share_of(session, job);
         catalogue_unlock(catalogue);
         if (!asked)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "no copies in other nodes' memory are asked for");
         pthread_mutex_lock(&replica->inventory_lock);
         status = inventory_get(replica, job, true, &inventory, error);
         if (!status) {
-                best = newest_copy(inventory, wanted);
+                best = newest_copy(inventory, wanted, &share);
                 if (!best)
                         status = error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds a copy");
         }

@@ -125,20 +125,6 @@ static bool in_scope(const struct job *job, const struct session *session, const
         return !session || session->role == IPC_ROLE_TOOL || job == session->job;
 }
 
-/* Whether what peers hold is of use here: of several nodes' shares, the one of this session's node must be there. */
-static bool held_for(const struct session *session, const struct version *version)
-{
-        uint32_t count = version->job->local_world ? version->job->local_world : 1, first;
-
-        if (!version->remote || !session || version->world <= count)
-                return version->remote;
-        first = session->rank / count * count;
-        for (size_t i = 0; i < version->file_count; i++)
-                if (version->files[i].rank >= first && version->files[i].rank < first + count)
-                        return true;
-        return false;
-}
-
 static json_t *memory_rows(struct catalogue *catalogue, const struct session *session, const char *path)
 {
         json_t *versions = json_array();
@@ -146,7 +132,7 @@ static json_t *memory_rows(struct catalogue *catalogue, const struct session *se
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
                      version = version->next)
-                        if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || held_for(session, version) ||
+                        if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || replica_serves(session, version) ||
                             version->life.state == NEBULA_STATE_FAILED)
                                 json_array_append_new(versions, version_json(version));
         return versions;

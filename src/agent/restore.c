@@ -212,13 +212,13 @@ static enum nebula_status find_stored(struct catalogue *catalogue, struct job *j
 }
 
 /* The newest that peers hold. */
-static enum nebula_status find_remote(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, struct ipc_found *found,
-                                      struct retain_entry *ret_entry)
+static enum nebula_status find_remote(struct catalogue *catalogue, struct job *job, const struct session *session,
+                                      const struct ipc_find *wanted, struct ipc_found *found, struct retain_entry *ret_entry)
 {
         struct nebula_error error = { 0 };
         struct version *version = NULL;
         uint64_t id;
-        enum nebula_status status = replica_find(catalogue, job, wanted, &id, &error);
+        enum nebula_status status = replica_find(catalogue, job, session, wanted, &id, &error);
 
         if (status && status != NEBULA_NOT_FOUND)
                 log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
@@ -265,7 +265,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 return NEBULA_OK;
         }
         /* This node has lost its memory, or never had it: another node's. */
-        if (!in_memory && own && !find_remote(catalogue, own_job, request, &found, &memory_entry))
+        if (!in_memory && own && !find_remote(catalogue, own_job, session, request, &found, &memory_entry))
                 in_memory = true;
         if (!job)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);

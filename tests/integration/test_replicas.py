@@ -230,6 +230,38 @@ def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
         assert output == "global_step2\n", errors + nodes[rank].log
 
 
+def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
+    """Rank 1's share of step 2 lies on a third node, rank 0's nowhere: nobody kept a copy of it."""
+    world.holder("c")
+    nodes = [world.node("a"), world.node("b")]
+
+    def start(rank: int, code: str, run: str, replicas: int) -> subprocess.Popen[str]:
+        return nodes[rank].start(
+            RANK + textwrap.dedent(code),
+            replicas=replicas,
+            RANK=str(rank),
+            WORLD_SIZE="2",
+            LOCAL_RANK="0",
+            LOCAL_WORLD_SIZE="1",
+            TORCHELASTIC_RUN_ID=run,
+        )
+
+    wait = "save(0).wait('durable', 40)\nsave(2).wait({!r}, 40)\nsay('there'); sys.stdin.readline()"
+    ranks = [start(0, wait.format("committed"), "one", 0), start(1, wait.format("replicated"), "one", 1)]
+    for rank, process in enumerate(ranks):
+        assert process.stdout.readline() == "there\n", nodes[rank].log + (
+            process.stderr.read() if process.poll() else ""
+        )
+    for node, process in zip(nodes, ranks, strict=True):
+        node.lose(process)
+    # From its first save on a rank looks alone.
+    look = "say(nm.get_latest_checkpoint().tag); save(5); say(nm.get_checkpoint('global_step2') is not None)"
+    ranks = [start(rank, look, "two", 1) for rank in (0, 1)]
+    for rank, process in enumerate(ranks):
+        output, errors = process.communicate(timeout=90)
+        assert output.split() == ["global_step0", str(rank == 1)], errors + nodes[rank].log
+
+
 def test_copies_are_bounded_by_what_their_owner_keeps(world):
     b = world.holder("b")
     a = world.node("a")

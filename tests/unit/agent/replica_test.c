@@ -123,7 +123,7 @@ static void who_has_lost_its_memory_asks_every_member_at_its_first_look(void)
         table.tcp_connect = connect_in_vain_beside_others;
         os = &table;
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
-        CHECK(replica_find(&bench.catalogue, bench.job, &wanted, &id, &bench.error) == NEBULA_NOT_FOUND);
+        CHECK(replica_find(&bench.catalogue, bench.job, &bench.session, &wanted, &id, &bench.error) == NEBULA_NOT_FOUND);
         CHECK(all_asked());
         end_among_the_gone(&bench);
 }
