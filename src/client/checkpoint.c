@@ -6,11 +6,28 @@
 #include "client/client.h"
 #include "image/image.h"
 
+/* Whether a flush that the same agent answered began after the last save. One of everything leaves out what other ranks have
+ * still to commit. */
+static bool is_flushed(const struct nebula_checkpoint *checkpoint)
+{
+        struct nebula_session *session = checkpoint->session;
+        uint64_t nonce = atomic_load(&checkpoint->saved_agent_nonce), flush = atomic_load(&checkpoint->saved_flush);
+        const struct client_flushed *flushed = &session->flushed;
+        bool result;
+
+        pthread_mutex_lock(&session->settings_lock);
+        result = (session->settings.hello.world == 1 && flushed->all > flush && flushed->all_nonce == nonce) ||
+                 (flushed->one > flush && flushed->one_nonce == nonce && !strcmp(flushed->tag, checkpoint->tag));
+        pthread_mutex_unlock(&session->settings_lock);
+        return result;
+}
+
 void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, uint64_t agent_nonce)
 {
         uint64_t saved_id = atomic_load(&checkpoint->saved_version_id);
 
-        if (saved_id && version_id && version_id != saved_id && agent_nonce != atomic_load(&checkpoint->saved_agent_nonce))
+        if (saved_id && version_id && version_id != saved_id && agent_nonce != atomic_load(&checkpoint->saved_agent_nonce) &&
+            !is_flushed(checkpoint))
                 atomic_store(&checkpoint->is_torn, true); /* an agent that takes over from another keeps the numbers */
         atomic_store(&checkpoint->version_id, version_id);
         atomic_store(&checkpoint->agent_nonce, agent_nonce);
@@ -18,6 +35,11 @@ void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, 
 
 void checkpoint_saved(struct nebula_checkpoint *checkpoint, bool is_committed)
 {
+        struct nebula_session *session = checkpoint->session;
+
+        pthread_mutex_lock(&session->settings_lock);
+        atomic_store(&checkpoint->saved_flush, session->flushed.begun);
+        pthread_mutex_unlock(&session->settings_lock);
         atomic_store(&checkpoint->saved_agent_nonce, atomic_load(&checkpoint->agent_nonce));
         atomic_store(&checkpoint->saved_version_id,
                      is_committed || checkpoint->file_count > 0 ? 0 : atomic_load(&checkpoint->version_id));

@@ -108,10 +108,19 @@ struct client_copies {
         bool closes_session; /* the thread does, when it ends */
 };
 
+/* What is known to be durable, so that an agent that ends loses nothing of it. */
+struct client_flushed {
+        uint64_t begun;                      /* flushes, all that there were */
+        uint64_t all, all_nonce;             /* the last that made everything durable, of this agent */
+        uint64_t one, one_nonce;             /* likewise, `tag` alone */
+        char tag[IPC_NAME_MAX];
+};
+
 struct nebula_session {
         struct nebula_session *next; /* of all sessions in this process */
 
-        pthread_mutex_t settings_lock; /* guards settings and idle_wire */
+        pthread_mutex_t settings_lock; /* guards settings, idle_wire and flushed */
+        struct client_flushed flushed;
         struct client_settings settings;
         struct client_wire idle_wire;  /* of the last request that had one of its own, for the next */
 
@@ -134,6 +143,7 @@ struct nebula_checkpoint {
         _Atomic uint64_t version_id, agent_nonce;
         /* Likewise of files that are saved and not committed; 0: none, or counted ones, which are never called whole too early */
         _Atomic uint64_t saved_version_id, saved_agent_nonce;
+        _Atomic uint64_t saved_flush;    /* flushes that had begun then */
         atomic_bool is_torn;             /* such files were lost: an agent ended, and the next one does not know of them */
         int64_t file_count;
         atomic_bool is_found;            /* by a search: not begun by this session */

@@ -252,6 +252,33 @@ enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeou
         return copies_settle(session, 0, timeout_ms, ret_error);
 }
 
+static uint64_t flush_begins(struct nebula_session *session)
+{
+        uint64_t number;
+
+        pthread_mutex_lock(&session->settings_lock);
+        number = ++session->flushed.begun;
+        pthread_mutex_unlock(&session->settings_lock);
+        return number;
+}
+
+/* Without a storage path it made nothing durable. */
+static void flush_ends(struct nebula_session *session, uint64_t number, const char tag[IPC_NAME_MAX], uint64_t agent_nonce)
+{
+        struct client_flushed *flushed = &session->flushed;
+
+        pthread_mutex_lock(&session->settings_lock);
+        if (tag[0]) {
+                memcpy(flushed->tag, tag, sizeof flushed->tag);
+                flushed->one = number;
+                flushed->one_nonce = agent_nonce;
+        } else if (session->settings.hello.persist_path[0]) {
+                flushed->all = number;
+                flushed->all_nonce = agent_nonce;
+        }
+        pthread_mutex_unlock(&session->settings_lock);
+}
+
 enum nebula_status nebula_session_flush(nebula_session *session, const char *tag, int64_t timeout_ms,
                                         struct nebula_error *ret_error)
 {
@@ -262,14 +289,18 @@ enum nebula_status nebula_session_flush(nebula_session *session, const char *tag
                 .timeout_ms = client_patience_ms(timeout_ms),
         };
         enum nebula_status status;
+        uint64_t number;
 
         if (!session)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_flush needs a session");
+        number = flush_begins(session);
         status = client_text(request.tag, sizeof request.tag, tag, "the tag", ret_error);
         if (status == NEBULA_OK)
                 status = copies_settle(session, 0, timeout_ms, ret_error);
         if (status == NEBULA_OK)
                 status = session_call_alone(session, &wire, &call, ret_error);
+        if (status == NEBULA_OK)
+                flush_ends(session, number, request.tag, wire.agent_nonce);
         session_wire_done(session, &wire);
         return status;
 }

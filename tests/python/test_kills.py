@@ -158,3 +158,19 @@ def test_a_checkpoint_that_lost_a_file_with_an_agent_that_was_stopped_is_not_cal
     again = nm.Checkpoint("global_step1", -2)
     assert again.save("a.pt", 1) and again.save("b.pt", 2) and again.commit()
     assert sorted(nm.get_latest_checkpoint().files) == ["a.pt", "b.pt"]
+
+
+@pytest.mark.parametrize("tag", [None, "global_step1"])
+def test_a_checkpoint_that_was_flushed_goes_on_with_the_next_agent_and_one_that_was_not_fails(place, nm, tag):
+    flushed = nm.Checkpoint("global_step1")
+    flushed.save("a.pt", 1)
+    assert nm.flush_persistence(tag)
+    subprocess.run([locate.agent_path(), "stop"], check=True, timeout=60, capture_output=True)
+    assert flushed.save("b.pt", 2) and flushed.commit()
+    assert sorted(nm.get_latest_checkpoint().files) == ["a.pt", "b.pt"]
+    lost = nm.Checkpoint("global_step2")
+    lost.save("a.pt", 1)
+    subprocess.run([locate.agent_path(), "stop"], check=True, timeout=60, capture_output=True)
+    assert nm.flush_persistence()  # of an agent that never knew of it
+    with pytest.raises(nm.NebulaError, match="lost with an agent that has ended"):
+        lost.save("b.pt", 2)
