@@ -309,6 +309,7 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
         job->keep_every = settings->keep_every;
         job->on_full = settings->on_full;
         job->replica_count = settings->replica_count;
+        job->announce_due |= catalogue_session_count(catalogue, job) == 1;
         job->world = settings->world;
         job->local_world = settings->local_world;
         job->history_broken = false;

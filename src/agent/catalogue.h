@@ -144,6 +144,7 @@ struct job {
         struct nebula_error store_error;
         double store_error_at;
         uint32_t replica_count;     /* copies in other nodes' memory that are asked for */
+        bool announce_due;          /* trainers have come anew: this node's record is to be there, whoever took it away */
         struct nebula_error replica_error; /* why there is none yet */
         bool persisting;
         int64_t spread_start_ns; /* when a version of several nodes was last chosen to be persisted; 0: never */

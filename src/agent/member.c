@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/catalogue.h"
+#include "agent/log.h"
 #include "agent/member.h"
 #include "base/conf.h"
 #include "base/error.h"
@@ -211,6 +212,20 @@ void member_withdraw(const char *persist_path, const struct member *own)
             member_load(persist_path, own->node, &there, NULL) || there.nonce != own->nonce)
                 return;
         os->unlink(path);
+}
+
+/* Both times are of the clock that the file system goes by, and a node that only cannot be reached from here keeps its record
+ * for as long as it takes part in restarts. */
+void member_bury(const char *persist_path, const char *node, const char *own_node)
+{
+        char own_path[PATH_SIZE], path[PATH_SIZE];
+        struct os_stat own, there;
+
+        if (conf_env("NEBULA_PEERS") || record_path_of(persist_path, own_node, own_path, NULL) || record_path_of(persist_path, node, path, NULL) ||
+            os->stat(own_path, false, &own) < 0 || os->stat(path, false, &there) < 0)
+                return;
+        if (there.kind == OS_KIND_FILE && there.uid == own.uid && own.mtime_ns - there.mtime_ns > MEMBER_GONE_NS && os->unlink(path) >= 0)
+                log_event(LOG_LEVEL_INFO, "removed the record of node \"%s\", which is gone", node);
 }
 
 static int compare_names(const void *a, const void *b)

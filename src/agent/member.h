@@ -6,7 +6,8 @@
  *
  * $NEBULA_SECRET_FILE replaces the first, $NEBULA_PEERS=host:port,... the second; without a storage path
  * both are needed. The names of the records alone say who there is, so that a node reads only the record of
- * the one it turns to. Records of nodes that died stay; nobody answers there.
+ * the one it turns to. Who finds that nobody answers removes a record that is a day older than its own, by the clock of storage:
+ * a job that goes on under new names with each start leaves many. An agent writes its record again whenever trainers come to it anew.
  *
  * Called without the lock. Threads: no shared state.
  */
@@ -18,6 +19,7 @@
 #include "nebula.h"
 
 #define MEMBER_MAX 65536
+#define MEMBER_GONE_NS INT64_C(86400000000000)
 
 struct member {
         char node[IPC_NAME_MAX], address[IPC_NAME_MAX];
@@ -35,6 +37,8 @@ enum nebula_status member_key(const char *persist_path, struct tls_key *ret_key,
 /* Nothing to do with NEBULA_PEERS. */
 enum nebula_status member_announce(const char *persist_path, const struct member *own, struct nebula_error *error);
 void member_withdraw(const char *persist_path, const struct member *own);
+/* `node` did not answer: its record goes if it is old. */
+void member_bury(const char *persist_path, const char *node, const char *own_node);
 /* Sorted, each name once; own->node may be among them. */
 enum nebula_status member_names(const char *persist_path, struct member_list *ret_list, struct nebula_error *error);
 void member_list_done(struct member_list *list);

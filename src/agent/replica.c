@@ -72,7 +72,7 @@ static enum nebula_status announce(struct replica *replica, struct fan *fan, str
                 pthread_mutex_unlock(&replica->own_lock);
                 status = member_announce(fan->job->persist_path, &own, error);
         }
-        fan->announced = !status;
+        fan->announced |= !status;
         return status;
 }
 
@@ -138,6 +138,8 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                         channel->peer = peer;
                 else if (!first.status)
                         first = failure;
+                if (result == NEBULA_UNAVAILABLE)
+                        member_bury(channel->job->persist_path, members.names[order[i]], replica->node);
         }
         channel->passed_over = channel->peer || i == count ? 0 : i;
         if (!status && !channel->peer) {
@@ -274,9 +276,10 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
         if (!fan)
                 return now + RETRY_NS;
         first = &fan->channels[0];
-        if (!fan->announced) {
-                if (first->retry_at_ns > now)
+        if (!fan->announced || job->announce_due) {
+                if (!fan->announced && first->retry_at_ns > now)
                         return first->retry_at_ns;
+                job->announce_due = false;
                 catalogue_unlock(catalogue);
                 status = announce(replica, fan, &error);
                 if (status)

@@ -87,6 +87,8 @@ static void *ask_one(void *argument)
         if (!question->status)
                 question->status = ask_listing(&source->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
                                                &source->listing, &question->error);
+        if (question->status == NEBULA_UNAVAILABLE)
+                member_bury(question->job->persist_path, question->name, question->replica->node);
         return NULL;
 }
 

@@ -1,9 +1,13 @@
 /* To whom copies are sent. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
+#include "agent/member.h"
 #include "agent/replica.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -128,6 +132,82 @@ static void who_has_lost_its_memory_asks_every_member_at_its_first_look(void)
         end_among_the_gone(&bench);
 }
 
+/* Of a node where nobody listens any more, written so long ago. */
+static bool leave_record(const char *node, int64_t days)
+{
+        struct member member = { .address = "127.0.0.1", .port = 1, .nonce = 7 };
+        struct timespec times[2] = { 0 };
+        char path[400];
+
+        snprintf(member.node, sizeof member.node, "%s", node);
+        snprintf(path, sizeof path, "%s/.nebula/nodes/%s.json", directory, node);
+        times[0].tv_sec = times[1].tv_sec = time(NULL) - days * 86400;
+        return !member_announce(directory, &member, NULL) && !utimensat(AT_FDCWD, path, times, 0);
+}
+
+static bool has_record(const char *node)
+{
+        struct member member;
+
+        return !member_load(directory, node, &member, NULL);
+}
+
+static bool record_comes(const char *node)
+{
+        for (int i = 0; i < 5000 && !has_record(node); i++)
+                usleep(1000);
+        return has_record(node);
+}
+
+static void a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_comes_back_with_its_trainers(void)
+{
+        struct ipc_find wanted = { 0 };
+        struct ipc_hello hello = { .replica_count = 1, .world = 1 };
+        struct bench bench;
+        char path[400];
+        uint64_t id;
+
+        test_dir_make(directory);
+        unsetenv("NEBULA_SECRET_FILE");
+        unsetenv("NEBULA_PEERS");
+        setenv("NEBULA_NODE_ID", "here", 1);
+        bench_init(&bench, NULL, directory);
+        bench.session.role = IPC_ROLE_TRAINER;
+        bench.job->replica_count = 1;
+        bench.catalogue.sessions = &bench.session;
+        REQUIRE(leave_record("young", 0) && leave_record("old", 2));
+        REQUIRE(!replica_start(&bench.catalogue, &bench.error));
+        CHECK(record_comes("here"));
+        CHECK(replica_find(&bench.catalogue, bench.job, &bench.session, &wanted, &id, &bench.error) == NEBULA_NOT_FOUND);
+        CHECK(has_record("young") && !has_record("old") && has_record("here"));
+        /* To whom copies could be sent is found out likewise. */
+        REQUIRE(leave_record("old", 2) && bench_version(&bench, "a", 1, 2));
+        catalogue_lock(&bench.catalogue);
+        catalogue_signal(&bench.catalogue);
+        catalogue_unlock(&bench.catalogue);
+        for (int i = 0; i < 5000 && has_record("old"); i++)
+                usleep(1000);
+        CHECK(has_record("young") && !has_record("old"));
+
+        snprintf(path, sizeof path, "%s/.nebula/nodes/here.json", directory);
+        CHECK(!unlink(path));
+        catalogue_lock(&bench.catalogue);
+        catalogue_job_configure(&bench.catalogue, bench.job, &hello);
+        catalogue_signal(&bench.catalogue);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(record_comes("here"));
+        catalogue_lock(&bench.catalogue);
+        bench.catalogue.stopping = true;
+        bench.catalogue.sessions = NULL;
+        pthread_cond_broadcast(&bench.catalogue.copy);
+        catalogue_unlock(&bench.catalogue);
+        replica_stop(&bench.catalogue);
+        CHECK(!has_record("here"));
+        unsetenv("NEBULA_NODE_ID");
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
 static char held_up[300];
 static atomic_bool hangs, is_held;
 
@@ -183,6 +263,7 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
         bench_done(&bench, true);
 }
 
-TAP_MAIN(TEST(every_member_is_asked_however_many_before_it_are_gone),
+TAP_MAIN(TEST(a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_comes_back_with_its_trainers),
+         TEST(every_member_is_asked_however_many_before_it_are_gone),
          TEST(who_has_lost_its_memory_asks_every_member_at_its_first_look),
          TEST(a_thread_that_a_file_system_holds_is_known_not_to_have_ended))
