@@ -1,3 +1,4 @@
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,6 +62,21 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
                          nebula_state_name(version->life.state), version->error.message[0] ? "; " : "", version->error.message);
 }
 
+/* Ranks of other nodes are to come, and for so long nothing has been heard of them that no call waits on: their node may be gone
+ * for good. The version stays as it is, for they may come yet. */
+static bool others_are_silent(const struct catalogue *catalogue, const struct version *version)
+{
+        return commit_open(version) && version->spread && os->now_ns() - version->heard_ns >= (int64_t)catalogue->give_up_s * 1000000000;
+}
+
+static enum nebula_status waited_in_vain(const struct catalogue *catalogue, const struct version *version, struct nebula_error *error)
+{
+        enum nebula_status status = wait_timeout(version, error);
+
+        error_prefix(error, "given up, for %" PRIu64 " s other nodes have not been heard of", catalogue->give_up_s);
+        return status;
+}
+
 static void want_durable(struct connection *connection, struct version *version)
 {
         if (version->wanted)
@@ -98,6 +114,8 @@ static bool wait_over(struct connection *connection, enum nebula_status *ret_sta
                 *ret_status = error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
         if (!*ret_status && state == NEBULA_STATE_DURABLE)
                 want_durable(connection, version);
+        if (!*ret_status && others_are_silent(catalogue, version))
+                *ret_status = waited_in_vain(catalogue, version, error);
         return *ret_status != NEBULA_OK;
 }
 
@@ -243,10 +261,27 @@ static enum nebula_status flush_timeout(const struct connection *connection, con
 
         for (const struct version *version = connection->session->job->versions; version; version = version->next)
                 if (flush_covers(version, connection->session, tag)) {
-                        wait_timeout(version, &why);
+                        if (others_are_silent(connection->catalogue, version))
+                                waited_in_vain(connection->catalogue, version, &why);
+                        else
+                                wait_timeout(version, &why);
                         return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet: %.450s", why.message);
                 }
         return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet");
+}
+
+/* Whether all that it still waits for is for other nodes, which are silent. */
+static bool flush_in_vain(const struct connection *connection, const char *tag)
+{
+        bool any = false;
+
+        for (const struct version *version = connection->session->job->versions; version; version = version->next)
+                if (flush_covers(version, connection->session, tag)) {
+                        if (!others_are_silent(connection->catalogue, version))
+                                return false;
+                        any = true;
+                }
+        return any;
 }
 
 /* One look: asks for what is not durable. True when all is. */
@@ -309,8 +344,11 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
                 return *request->tag ? error_set(error, NEBULA_INVALID, 0, "nothing can be flushed: no persistent storage path is set") :
                                        NEBULA_OK;
         }
-        while (!status && !timeout && !flush_done(connection, request->tag))
-                status = wait_slice(connection, &catalogue->moved, until, &timeout, error);
+        while (!status && !timeout && !flush_done(connection, request->tag)) {
+                timeout = flush_in_vain(connection, request->tag);
+                if (!timeout)
+                        status = wait_slice(connection, &catalogue->moved, until, &timeout, error);
+        }
         if (!status && timeout && !flush_done(connection, request->tag))
                 status = flush_timeout(connection, request->tag, error);
         else if (!status)

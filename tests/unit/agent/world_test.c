@@ -146,5 +146,44 @@ static void what_a_node_that_died_for_good_had_committed_fails_and_names_its_ran
         place_done(&other);
 }
 
-TAP_MAIN(TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),
+static bool gives_up(const struct test_client *client, enum nebula_status status)
+{
+        return status == NEBULA_TIMEOUT && strstr(client->error.message, "given up") && strstr(client->error.message, "rank 1 of 2");
+}
+
+static void a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come(void)
+{
+        struct test_client zero, one;
+        uint64_t version;
+        pid_t pid, pid_other;
+
+        setenv("NEBULA_PERSIST_GIVE_UP", "1", 1);
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        pid = agent_fork(&place);
+        REQUIRE(enter(&zero, &place, 0, 0));
+        version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
+        REQUIRE(version);
+        CHECK(gives_up(&zero, wait_for(&zero, version, NEBULA_STATE_COMMITTED, AT_MOST_MS)));
+        CHECK(gives_up(&zero, flush(&zero, "t", AT_MOST_MS)));
+        CHECK(state_of(&zero, version) == NEBULA_STATE_CAPTURED);
+
+        pid_other = agent_fork(&other);
+        REQUIRE(enter(&one, &other, 1, 0));
+        CHECK(save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 2) && !flush(&one, "t", AT_MOST_MS));
+        CHECK(document_comes("t", "manifest.json"));
+        for (int i = 0; i < 1000 && state_of(&zero, version) != NEBULA_STATE_DURABLE; i++)
+                usleep(10000);
+        CHECK(!wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS) && !flush(&zero, "t", AT_MOST_MS));
+        client_done(&zero);
+        client_done(&one);
+        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+        unsetenv("NEBULA_PERSIST_GIVE_UP");
+        place_done(&place);
+        place_done(&other);
+}
+
+TAP_MAIN(TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
+         TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),
          TEST(what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back))
