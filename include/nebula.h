@@ -179,7 +179,8 @@ NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int
  * a call on the session: what was registered for it with a device is to be taken back. No call on this session may be made there. */
 NEBULA_API void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void *argument, void *image),
         void *argument);
-/* Everything committed (tag NULL) or one tag is durable on return. timeout_ms < 0: no limit. */
+/* Everything committed (tag NULL) or one tag is durable on return. What other ranks have still to commit is not committed: it is
+ * left out, or waited for when it is the tag. timeout_ms < 0: no limit but NEBULA_PERSIST_GIVE_UP (docs/cli.md). */
 NEBULA_API enum nebula_status nebula_session_flush(nebula_session *session, const char *tag,
         int64_t timeout_ms, struct nebula_error *ret_error);
 

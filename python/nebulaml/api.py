@@ -155,7 +155,8 @@ def get_latest_checkpoint_path(name: str, path: str | None = None) -> str | None
 def flush_persistence(tag: str | None = None, timeout: float | None = None) -> bool:
     """Returns when everything committed, or one tag, is durable. False: it is not (and on_error is "warn").
 
-    timeout: seconds; None waits for ever. Without a storage path there is nothing to do.
+    Committed means by every rank: what other ranks have still to commit is left out, unless it is the one tag, which is waited for.
+    timeout: seconds; None sets no limit. Without a storage path there is nothing to do.
     """
     if engine.settings().persist_path is None:
         return True

@@ -165,6 +165,7 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
         REQUIRE(enter(&zero, &place, 0, 0));
         version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
         REQUIRE(version);
+        CHECK(!flush(&zero, "", AT_MOST_MS)); /* it is not committed: a flush of everything leaves it out, one of its tag does not */
         CHECK(gives_up(&zero, wait_for(&zero, version, NEBULA_STATE_COMMITTED, AT_MOST_MS)));
         CHECK(gives_up(&zero, flush(&zero, "t", AT_MOST_MS)));
         CHECK(state_of(&zero, version) == NEBULA_STATE_CAPTURED);
