@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "agent/catalogue.h"
+#include "agent/history.h"
 #include "agent/log.h"
 #include "os/os.h"
 #include "os/thread.h"
@@ -49,18 +50,22 @@ void catalogue_init(struct catalogue *catalogue)
         catalogue->memory_wait_s = 300;
 }
 
+static void job_free(struct catalogue *catalogue, struct job **link)
+{
+        struct job *job = *link;
+
+        *link = job->next;
+        while (job->versions)
+                version_free(catalogue, job->versions);
+        manifest_scan_done(&job->stored);
+        store_close(job->store);
+        free(job);
+}
+
 void catalogue_done(struct catalogue *catalogue)
 {
-        while (catalogue->jobs) {
-                struct job *job = catalogue->jobs;
-
-                catalogue->jobs = job->next;
-                while (job->versions)
-                        version_free(catalogue, job->versions);
-                manifest_scan_done(&job->stored);
-                store_close(job->store);
-                free(job);
-        }
+        while (catalogue->jobs)
+                job_free(catalogue, &catalogue->jobs);
         while (catalogue->lanes) {
                 struct lane *lane = catalogue->lanes;
 
@@ -309,6 +314,7 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
         job->keep_every = settings->keep_every;
         job->on_full = settings->on_full;
         job->replica_count = settings->replica_count;
+        job->has_peers |= job->replica_count > 0;
         job->announce_due |= catalogue_session_count(catalogue, job) == 1;
         job->world = settings->world;
         job->local_world = settings->local_world;
@@ -317,6 +323,75 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
                 job->scan_due = true;
         if (settings->memory_bytes)
                 memory_configure(&catalogue->memory, settings->memory_bytes);
+}
+
+static bool job_is_needed(const struct catalogue *catalogue, const struct job *job)
+{
+        if (job->pins || job->persisting || job->scan_due || job->publishes || job->has_peers || history_pending(job))
+                return true;
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->job == job || session->number <= job->last_guest)
+                        return true;
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (version->in_memory || version->pins || version->spread || version->life.state < NEBULA_STATE_COMMITTED)
+                        return true;
+        return false;
+}
+
+static void forget_images(struct catalogue *catalogue, const struct job *job)
+{
+        for (struct image *image = catalogue->memory.images, *next; image; image = next) {
+                next = image->next;
+                if (image->job != job)
+                        continue;
+                image->job = NULL;
+                if (!image->users) {
+                        memory_doom(&catalogue->memory, image);
+                        catalogue->wakes |= WAKE_KEEP;
+                }
+        }
+}
+
+static void forget_lanes(struct catalogue *catalogue)
+{
+        for (struct lane **link = &catalogue->lanes, *lane; (lane = *link);) {
+                const struct job *job = catalogue->jobs;
+
+                while (job && job->lane != lane)
+                        job = job->next;
+                if (job || lane->is_running) {
+                        link = &lane->next;
+                        continue;
+                }
+                *link = lane->next;
+                free(lane);
+        }
+}
+
+int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
+{
+        int64_t due = INT64_MAX;
+
+        if (catalogue->draining)
+                return due; /* who drains counts the failures of all */
+        for (struct job **link = &catalogue->jobs, *job; (job = *link);) {
+                bool is_needed = job_is_needed(catalogue, job);
+                int64_t until;
+
+                job->left_ns = is_needed ? 0 : job->left_ns ? job->left_ns : now_ns;
+                until = job->left_ns + (int64_t)catalogue->linger_s * 1000000000;
+                if (is_needed || now_ns < until) {
+                        due = !is_needed && until < due ? until : due;
+                        link = &job->next;
+                        continue;
+                }
+                while (job->versions)
+                        version_free(catalogue, job->versions);
+                forget_images(catalogue, job);
+                job_free(catalogue, link);
+        }
+        forget_lanes(catalogue);
+        return due;
 }
 
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce)

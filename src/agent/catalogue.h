@@ -153,6 +153,10 @@ struct job {
         struct publish *publishes; /* oldest request first (publish.h) */
         uint32_t publish_attempt; /* tries in vain since one that was not */
         int64_t idle_since_ns; /* when the last session left */
+        uint32_t pins;         /* threads that use it without the lock, or while they wait, and hold nothing else of it */
+        int64_t left_ns;       /* since when catalogue_forget_jobs knows that it is not needed; 0: it is */
+        bool has_peers;        /* replica.h knows it: it stays */
+        uint64_t last_guest;   /* sessions of other jobs up to this number may hold handles of its versions */
 };
 struct session {
         struct session *next;
@@ -161,6 +165,7 @@ struct session {
         uint32_t pid, rank, world, role;
         char run[IPC_NAME_MAX];
         uint32_t connection_count;
+        uint64_t number; /* the later it came the larger */
         bool has_begun;  /* a version; until then it may be about to load what it was told of */
         int64_t left_ns; /* when the last connection ended */
         double since;
@@ -182,6 +187,7 @@ struct catalogue {
         struct lane *lanes;
         uint32_t lane_count; /* whose worker runs */
         struct session *sessions;
+        uint64_t session_number; /* of the last one */
         uint64_t agent_nonce, last_sequence;
         double last_moment;
         int note_fd; /* of version note_id, which was noted last (note.c); -1: none */
@@ -231,6 +237,9 @@ struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path,
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name); /* or new; NULL: no memory */
 /* What a trainer said of it, or, with what a note does not hold left 0, the trainer of an earlier agent. */
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings);
+/* Forgets jobs, and lanes without any, that nobody has come to for as long as an agent with nothing to do stays, and of which nothing
+ * is left but what storage has: an agent that always has something to do would gather them. When to call again. */
+int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns);
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
 uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: all */
 

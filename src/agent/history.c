@@ -159,9 +159,11 @@ void history_flush(struct catalogue *catalogue, const struct lane *lane)
                 memcpy(directory, job->output_dir, sizeof directory);
                 if (!write)
                         continue;
+                job->pins++;
                 catalogue_unlock(catalogue);
                 result = append(directory, line);
                 catalogue_lock(catalogue);
+                job->pins--;
                 if (result < 0) {
                         job->history_broken = true;
                         log_event(LOG_LEVEL_WARN, "no history: %s cannot be written: %s", directory, os_error_text(result));

@@ -138,7 +138,7 @@ static json_t *memory_rows(struct catalogue *catalogue, const struct session *se
         return versions;
 }
 
-/* Jobs whose storage the report covers; one per path, for a scan shows every job's versions. */
+/* Jobs whose storage the report covers, pinned; one per path, for a scan shows every job's versions. */
 static size_t paths_in_scope(struct catalogue *catalogue, const struct session *session, const char *path, struct job ***ret_jobs)
 {
         size_t count = 0, used = 0;
@@ -152,8 +152,10 @@ static size_t paths_in_scope(struct catalogue *catalogue, const struct session *
 
                 for (size_t i = 0; i < used; i++)
                         seen = seen || !strcmp(jobs[i]->persist_path, job->persist_path);
-                if (!seen)
+                if (!seen) {
+                        job->pins++;
                         jobs[used++] = job;
+                }
         }
         *ret_jobs = jobs;
         return used;
@@ -167,9 +169,16 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         struct job **jobs;
         size_t count;
 
-        if (session && session->role == IPC_ROLE_TRAINER && (!*path || !strcmp(path, session->job->persist_path)))
-                replica_learn(catalogue, session->job); /* what ranks can agree on counts copies in */
         catalogue_lock(catalogue);
+        if (session && session->role == IPC_ROLE_TRAINER && (!*path || !strcmp(path, session->job->persist_path))) {
+                struct job *job = session->job;
+
+                job->pins++;
+                catalogue_unlock(catalogue);
+                replica_learn(catalogue, job); /* what ranks can agree on counts copies in */
+                catalogue_lock(catalogue);
+                job->pins--;
+        }
         if (*path && (!session || session->role == IPC_ROLE_TRAINER))
                 catalogue_job_get(catalogue, path, session ? session->job->name : "");
         versions = memory_rows(catalogue, session, path);
@@ -193,6 +202,10 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                 if (!status)
                         manifest_scan_done(&scan);
         }
+        catalogue_lock(catalogue);
+        for (size_t i = 0; i < count; i++)
+                jobs[i]->pins--;
+        catalogue_unlock(catalogue);
         free(jobs);
         return to_text(json_pack("{s:o, s:o}", "versions", versions, "problems", problems), ret_text, error);
 }

@@ -233,6 +233,13 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;
 }
 
+/* NULL: none. */
+static void unpin(struct job *job)
+{
+        if (job)
+                job->pins--;
+}
+
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error)
 {
@@ -245,7 +252,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        job = own_job = session->job; /* jobs stay */
+        job = own_job = session->job;
         path = request->persist_path[0] ? request->persist_path : job->persist_path;
         own = !strcmp(path, job->persist_path);
         commit_close_dead(catalogue, job); /* who asks may have seen it die */
@@ -259,32 +266,50 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         }
         if (!own && *path)
                 job = catalogue_job_get(catalogue, path, job->name);
+        if (job && job != own_job)
+                job->last_guest = catalogue->session_number;
+        if (version && version->job != own_job)
+                version->job->last_guest = catalogue->session_number;
+        own_job->pins++;
+        if (job)
+                job->pins++;
         catalogue_unlock(catalogue);
+        status = NEBULA_OK;
         if (!look) {
                 *ret_found = found;
-                return NEBULA_OK;
+                goto done;
         }
         /* This node has lost its memory, or never had it: another node's. */
         if (!in_memory && own && !find_remote(catalogue, own_job, session, request, &found, &memory_entry))
                 in_memory = true;
-        if (!job)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
+        if (!job) {
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
+                goto done;
+        }
         if (!*path && in_memory) {
                 *ret_found = found;
-                return NEBULA_OK;
+                goto done;
         }
-        if (!*path)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
-                                 *request->tag ? " " : "", request->tag);
+        if (!*path) {
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
+                                   *request->tag ? " " : "", request->tag);
+                goto done;
+        }
         status = find_stored(catalogue, job, request, !own, &stored, &stored_entry, error);
         if (in_memory && (status || (failed ? is_newer(memory_entry, stored_entry) : !is_newer(stored_entry, memory_entry)))) {
                 *ret_found = found;
-                return NEBULA_OK;
+                status = NEBULA_OK;
+                goto done;
         }
         if (status == NEBULA_NOT_FOUND && error && !*request->tag)
                 error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in memory or in %.300s", path);
         if (!status)
                 *ret_found = stored;
+done:
+        catalogue_lock(catalogue);
+        unpin(own_job);
+        unpin(job);
+        catalogue_unlock(catalogue);
         return status;
 }
 

@@ -96,6 +96,7 @@ static struct session *session_get(struct catalogue *catalogue, const struct ipc
                 return NULL;
         session->nonce = hello->session_nonce;
         session->since = catalogue_now();
+        session->number = ++catalogue->session_number;
         session->next = catalogue->sessions;
         catalogue->sessions = session;
         return session;
@@ -118,8 +119,10 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
         if (hello->role == IPC_ROLE_TRAINER) {
                 int64_t until = os->now_ns() + RIVAL_GONE_NS;
 
+                job->pins++;
                 while ((status = check_rival(catalogue, job, hello, error)) && os->now_ns() < until && !catalogue->stopping)
                         catalogue_wait(catalogue, &catalogue->moved, 20);
+                job->pins--;
                 if (status)
                         return status;
                 replace_gone(catalogue, job, hello);
@@ -129,6 +132,8 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         before = *session;
         session->job = job;
+        if (before.job && before.job != job)
+                before.job->last_guest = catalogue->session_number;
         if (before.job && before.job != job && before.role == IPC_ROLE_TRAINER)
                 commit_session_ended(catalogue, &before); /* a new path or name: what was open there closes */
         session->pid = hello->pid;

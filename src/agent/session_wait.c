@@ -344,6 +344,7 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
                 return *request->tag ? error_set(error, NEBULA_INVALID, 0, "nothing can be flushed: no persistent storage path is set") :
                                        NEBULA_OK;
         }
+        job->pins++; /* another connection may take the session to another job meanwhile */
         while (!status && !timeout && !flush_done(connection, request->tag)) {
                 timeout = flush_in_vain(connection, request->tag);
                 if (!timeout)
@@ -353,6 +354,7 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
                 status = flush_timeout(connection, request->tag, error);
         else if (!status)
                 status = flush_result(job, request->tag, since, error);
+        job->pins--;
         catalogue_unlock(catalogue);
         return status;
 }

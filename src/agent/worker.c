@@ -473,6 +473,7 @@ void *worker_main(void *argument)
                 if (note_check_owners(catalogue))
                         due = earlier(due, now + OWNER_CHECK_NS);
                 due = earlier(due, release_idle(catalogue, now));
+                due = earlier(due, catalogue_forget_jobs(catalogue, now));
                 due = earlier(due, start_lanes(catalogue, now));
                 due = earlier(due, check_linger(catalogue, now));
                 now = os->now_ns();
@@ -507,11 +508,13 @@ static bool make_spare(struct catalogue *catalogue)
                         continue;
                 }
                 catalogue->memory.settling++;
+                job->pins++;
                 catalogue_unlock(catalogue);
                 status = memory_create(&catalogue->memory, capacity, named, &image, NULL);
                 if (!status)
                         memory_map(image, &data, NULL);
                 catalogue_lock(catalogue);
+                job->pins--;
                 catalogue->memory.settling--;
                 pthread_cond_broadcast(&catalogue->moved);
                 if (status) {

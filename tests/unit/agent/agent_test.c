@@ -777,7 +777,69 @@ static void another_path_never_hits_this_jobs_memory(void)
         place_done(&place);
 }
 
-TAP_MAIN(TEST(a_saved_version_is_committed_loaded_and_durable),
+static bool reports_job(struct test_client *client, const char *name)
+{
+        struct ipc_report request = { .report = NEBULA_REPORT_STATUS };
+        char text[80];
+
+        snprintf(text, sizeof text, "\"job\":\"%s\",\"persist_path\"", name);
+        return !ask(client, IPC_REPORT, &request, sizeof request) &&
+               memmem(client->frame.payload, client->frame.header.size, text, strlen(text));
+}
+
+static bool enter_job(struct test_client *client, const char *job, uint64_t nonce)
+{
+        client_init(client, &place, nonce);
+        strcpy(client->hello.job, job);
+        client->hello.memory_bytes = 6u << 20; /* three versions */
+        snprintf(client->hello.persist_path, sizeof client->hello.persist_path, "%s/%s", place.root, job);
+        return !client_connect(client, &place);
+}
+
+/* Another one comes and goes, so that the agent never has nothing to do. */
+static void a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_memory(void)
+{
+        struct test_client client, other;
+        struct ipc_found found, looked;
+        struct agent *agent;
+        char path[256], tag[32];
+
+        setenv("NEBULA_AGENT_LINGER", "1", 1);
+        place_init(&place);
+        agent = start();
+        unsetenv("NEBULA_AGENT_LINGER");
+        REQUIRE(agent && enter_job(&other, "long", 110) && enter_job(&client, "looked", 112));
+        CHECK(!save_whole(&client, "global_step1", 2, NULL) && !flush(&client, "", 10000));
+        client_done(&client);
+        REQUIRE(enter_job(&client, "short", 111));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
+        client_done(&client);
+        usleep(1500000);
+        CHECK(reports_job(&other, "short")); /* it lies in memory */
+        snprintf(path, sizeof path, "%s/looked", place.root);
+        REQUIRE(!find(&other, path, "", &looked)); /* whoever holds a handle may load some time */
+        for (int i = 0; i < 4; i++) {
+                snprintf(tag, sizeof tag, "global_step%d", i);
+                CHECK(!save_whole(&other, tag, 3, NULL) && !flush(&other, "", 10000));
+        }
+        for (int i = 0; i < 100 && reports_job(&other, "short"); i++)
+                usleep(100000);
+        CHECK(!reports_job(&other, "short") && reports_job(&other, "long") && reports_job(&other, "looked"));
+        CHECK(!load(&other, looked.version_id, "model.pt", 2, FILE_BYTES, NULL));
+
+        REQUIRE(enter_job(&client, "short", 113));
+        REQUIRE(!find(&client, "", "", &found) && found.step == 1);
+        CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL));
+        CHECK(!save_whole(&client, "global_step1", 4, NULL) && !flush(&client, "", 10000));
+        CHECK(!find(&client, "", "", &found) && found.generation == 2);
+        client_done(&client);
+        client_done(&other);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+TAP_MAIN(TEST(a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_memory),
+         TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(the_first_who_can_read_storage_is_lent_the_file_and_the_next_gets_an_image),
          TEST(a_part_closes_with_the_next_tag_and_n_files_complete_a_version),
          TEST(a_tag_written_again_is_a_generation_that_carries_over),
