@@ -86,7 +86,7 @@ struct version {
         bool stored;       /* a manifest in storage names it */
         bool wanted;       /* somebody asked for it to be durable */
         bool tried_ahead;  /* to write it before it was complete; that is tried once */
-        bool superseded;   /* gave its memory up before it was due to be persisted */
+        bool superseded;   /* gave its memory up before it was due to be persisted, or gave way to a later writing of its tag */
         bool noted;        /* a note about it lies in the memory directory */
         uint64_t note_bytes; /* of that note, as far as this agent has written it; 0: it begins a new one */
         uint64_t note_begun_bytes; /* of its first record */
@@ -263,6 +263,8 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
 void version_drop_grants(struct catalogue *catalogue, struct version *version);
 /* Gives its images back; the version soon becomes a tombstone. */
 void version_forget_memory(struct catalogue *catalogue, struct version *version);
+/* Storage holds this writing of its tag: if that is a later one, this version never follows it there. */
+void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence);
 struct part *version_part(struct version *version, uint32_t rank); /* or NULL */
 struct part *version_part_get(struct version *version, uint32_t rank); /* or new; NULL: no memory */
 /* Whether a version of these numbers is one that is looked for. */

@@ -592,7 +592,9 @@ void commit_carry_stored(struct catalogue *catalogue, struct job *job, bool is_f
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = stored_manifest(job, version->tag);
 
-                if (!manifest || version->stored || version->adopted)
+                if (manifest)
+                        version_give_way(catalogue, version, manifest->generation, manifest->sequence);
+                if (!manifest || version->stored || version->adopted || version->superseded)
                         continue;
                 /* Nobody else has seen the number yet: generations are given in one process. */
                 if (version->generation <= manifest->generation && version->life.state != NEBULA_STATE_FAILED)

@@ -24,7 +24,7 @@ static enum nebula_status durable_refused(const struct version *version, struct 
                                  version->tag);
         if (version->superseded)
                 return error_set(error, NEBULA_FAILED, 0,
-                                 "checkpoint \"%.200s\" left memory for a newer one before it was due to be persisted", version->tag);
+                                 "checkpoint \"%.200s\" gave way to a newer one before it was due to be persisted", version->tag);
         return NEBULA_OK;
 }
 

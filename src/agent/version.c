@@ -130,6 +130,16 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
         version_signal(catalogue, version);
 }
 
+void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence)
+{
+        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->spread || version->superseded ||
+            !lifecycle_complete(version->life.state))
+                return;
+        log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is not persisted: a later one is durable", version->tag, version->generation);
+        version->superseded = true;
+        version_signal(catalogue, version);
+}
+
 struct part *version_part(struct version *version, uint32_t rank)
 {
         for (size_t i = 0; i < version->part_count; i++)
@@ -170,7 +180,8 @@ bool version_whole_in_memory(const struct version *version)
 
 static bool persistable(const struct version *version)
 {
-        return version->in_memory && version->life.state != NEBULA_STATE_DURABLE && lifecycle_complete(version->life.state);
+        return version->in_memory && !version->superseded && version->life.state != NEBULA_STATE_DURABLE &&
+               lifecycle_complete(version->life.state);
 }
 
 bool version_unsaved(const struct version *version)

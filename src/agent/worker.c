@@ -30,7 +30,7 @@ static int64_t earlier(int64_t a, int64_t b)
 
 static bool to_persist(const struct version *version)
 {
-        return version->in_memory && !version->stored && lifecycle_complete(version->life.state) &&
+        return version->in_memory && !version->stored && !version->superseded && lifecycle_complete(version->life.state) &&
                version->life.state != NEBULA_STATE_DURABLE && version->job->persist_path[0];
 }
 
@@ -224,6 +224,9 @@ static void note_success(struct catalogue *catalogue, struct job *job, struct ve
         job->retry_at_ns = 0;
         end_vain_waits(catalogue, job->lane);
         version_move(catalogue, version, NEBULA_STATE_DURABLE);
+        for (struct version *other = job->live; other; other = other->next_live)
+                if (!strcmp(other->tag, version->tag))
+                        version_give_way(catalogue, other, version->generation, version->sequence);
         log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is durable: %" PRIu64 " MiB in %.2f s", version->tag, version->generation,
                  version->persist_bytes >> 20, seconds);
 }
@@ -251,13 +254,13 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_unlock(catalogue);
         if (!scanned)
                 status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
-        if (!status)
+        if (!status && !version->superseded) /* storage turned out to hold a later writing */
                 status = storage_persist(catalogue, job, version, &error);
         catalogue_lock(catalogue);
         version->pins--;
         job->persisting = false;
-        if (is_ahead && status) {
-                job->last_start_ns = last_start; /* once it is complete it is written as if this had not been */
+        if (version->superseded || (is_ahead && status)) {
+                job->last_start_ns = last_start; /* what was ahead of its commit is written as if this had not been, once it is complete */
         } else if (status == NEBULA_BUSY) {
                 await_others(catalogue, version, &error, os->now_ns());
         } else if (status) {

@@ -314,6 +314,39 @@ static void stop_persists_answers_and_ends_and_stop_now_drops_memory(void)
         place_done(&place);
 }
 
+/* The newer one may have been asked for alone. */
+static void an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage(void)
+{
+        for (int killed = 0; killed < 2; killed++) {
+                struct test_client client;
+                struct ipc_found found;
+                uint64_t newer;
+                pid_t pid;
+
+                place_init(&place);
+                pid = agent_fork(&place);
+                client_init(&client, &place, 47);
+                client.hello.persist_interval_s = 1000;
+                REQUIRE(!client_connect(&client, &place));
+                CHECK(!save_whole(&client, "first", 1, &newer) && !wait_for(&client, newer, NEBULA_STATE_DURABLE, 10000));
+                CHECK(!save_whole(&client, "t", 2, NULL) && !save_whole(&client, "t", 3, &newer));
+                CHECK(!wait_for(&client, newer, NEBULA_STATE_DURABLE, 10000));
+                client_done(&client);
+                if (killed) {
+                        agent_end(pid, SIGKILL);
+                        pid = agent_fork(&place);
+                }
+                CHECK(agent_end(pid, SIGTERM) == 0);
+
+                pid = agent_fork(&place);
+                REQUIRE(!client_connect(&client, &place));
+                CHECK(!find(&client, "", "t", &found) && !load(&client, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
+                client_done(&client);
+                CHECK(agent_end(pid, SIGTERM) == 0);
+                place_done(&place);
+        }
+}
+
 static void stop_now_ends_an_agent_that_a_signal_had_told_to_finish(void)
 {
         struct test_client client;
@@ -408,5 +441,6 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(two_trainers_with_one_rank_are_told_of_each_other),
          TEST(a_trainer_that_is_just_leaving_makes_way_for_the_next),
          TEST(stop_persists_answers_and_ends_and_stop_now_drops_memory),
+         TEST(an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage),
          TEST(stop_now_ends_an_agent_that_a_signal_had_told_to_finish), TEST(a_second_daemon_finds_the_first_and_succeeds),
          TEST(an_agent_that_is_not_needed_ends_by_itself))
