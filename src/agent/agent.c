@@ -318,6 +318,24 @@ static void log_pending(const struct catalogue *catalogue)
         }
 }
 
+/* Lock held. Whether what storage failed is the newest that a job has: only memory holds it. */
+static bool holds_given_up(const struct catalogue *catalogue)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                uint64_t stored = 0, given_up = 0;
+
+                for (const struct version *version = job->versions; version; version = version->next) {
+                        if (version->stored && version->sequence > stored)
+                                stored = version->sequence;
+                        if (version->failed_by_storage && version->sequence > given_up)
+                                given_up = version->sequence;
+                }
+                if (given_up > stored)
+                        return true;
+        }
+        return false;
+}
+
 bool agent_drain(struct agent *agent)
 {
         struct catalogue *catalogue = &agent->catalogue;
@@ -343,7 +361,7 @@ bool agent_drain(struct agent *agent)
                 }
                 catalogue_wait(catalogue, &catalogue->moved, PENDING_SAID_NS / 1000000);
         }
-        done = done || catalogue->dropping;
+        done = (done && !holds_given_up(catalogue)) || catalogue->dropping;
         catalogue_unlock(catalogue);
         return done;
 }

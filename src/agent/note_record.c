@@ -87,8 +87,11 @@ static void put_job(char **at, const struct job *job)
         put_u32(at, job->local_world);
 }
 
+/* What storage failed is whole, and the next agent tries it anew. */
 static void put_version(char **at, const struct version *version)
 {
+        bool given_up = version->failed_by_storage;
+
         put_text(at, version->tag);
         put_text(at, version->run);
         put_u64(at, version->generation);
@@ -96,9 +99,9 @@ static void put_version(char **at, const struct version *version)
         put_u64(at, (uint64_t)version->file_goal);
         put_u64(at, version->writing);
         put_u64(at, version->announce_sequence);
-        put_real(at, version->life.moves[version->life.move_count - 1].at);
+        put_real(at, given_up ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : version->life.moves[version->life.move_count - 1].at);
         put_u32(at, version->world);
-        put_u8(at, (uint8_t)version->life.state);
+        put_u8(at, (uint8_t)(given_up ? NEBULA_STATE_COMMITTED : version->life.state));
         put_u8(at, (uint8_t)((version->spread ? SPREAD : 0) | (version->wanted ? WANTED : 0)));
 }
 

@@ -314,6 +314,37 @@ static void stop_persists_answers_and_ends_and_stop_now_drops_memory(void)
         place_done(&place);
 }
 
+static void what_storage_failed_goes_to_the_next_agent_and_is_persisted_when_storage_is_back(void)
+{
+        for (int killed = 0; killed < 2; killed++) {
+                struct test_client client;
+                struct ipc_found found;
+                uint64_t version;
+                FILE *file;
+                pid_t pid;
+
+                place_init(&place);
+                setenv("NEBULA_PERSIST_GIVE_UP", "1", 1);
+                file = fopen(place.storage, "w"); /* where a directory is to be */
+                REQUIRE(file && !fclose(file));
+                pid = agent_fork(&place);
+                REQUIRE(enter(&client, 48) && !save_whole(&client, "t", 1, &version));
+                CHECK(flush(&client, "t", 20000) == NEBULA_FAILED && state_of(&client, version) == NEBULA_STATE_FAILED);
+                client_done(&client);
+                agent_end(pid, killed ? SIGKILL : SIGTERM);
+
+                unsetenv("NEBULA_PERSIST_GIVE_UP");
+                REQUIRE(!unlink(place.storage));
+                pid = agent_fork(&place);
+                REQUIRE(enter(&client, 49));
+                CHECK(!find(&client, "", "t", &found) && !load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL));
+                CHECK(!flush(&client, "", 20000) && state_of(&client, found.version_id) == NEBULA_STATE_DURABLE);
+                client_done(&client);
+                CHECK(agent_end(pid, SIGTERM) == 0 && count_names(place.place.memory, ".img") == 0);
+                place_done(&place);
+        }
+}
+
 /* The newer one may have been asked for alone. */
 static void an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage(void)
 {
@@ -441,6 +472,7 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(two_trainers_with_one_rank_are_told_of_each_other),
          TEST(a_trainer_that_is_just_leaving_makes_way_for_the_next),
          TEST(stop_persists_answers_and_ends_and_stop_now_drops_memory),
+         TEST(what_storage_failed_goes_to_the_next_agent_and_is_persisted_when_storage_is_back),
          TEST(an_older_writing_of_a_tag_never_follows_a_newer_one_into_storage),
          TEST(stop_now_ends_an_agent_that_a_signal_had_told_to_finish), TEST(a_second_daemon_finds_the_first_and_succeeds),
          TEST(an_agent_that_is_not_needed_ends_by_itself))
