@@ -104,6 +104,7 @@ struct version {
         uint64_t persist_bytes;
         /* several nodes (world.c) */
         uint64_t writing;           /* the n-th of this tag in this run */
+        bool is_counted;            /* by what storage says of earlier ones, too */
         bool spread;                /* ranks on other nodes: documents in storage are exchanged */
         bool to_announce, wanted_told, tell_failed, recorded_here, leads; /* leads: this node writes committed.json and the manifest; recorded_here: this node's records are in storage */
         size_t announced_size, carried_parts; /* carried_parts: so many had begun when files of theirs were carried over */

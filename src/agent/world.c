@@ -392,6 +392,48 @@ static void note_trouble(struct catalogue *catalogue, struct version *version, c
         look_again(version, os->now_ns());
 }
 
+/* What was committed with ranks of this node before this version was announced is an earlier writing, also when this agent has not
+ * heard of it: the agent before this one has taken what it knew along. Others count that too. */
+static bool is_earlier(const struct version *version, const struct committed *committed)
+{
+        if (strcmp(committed->of.job, version->job->name) || strcmp(committed->of.run, version->run) || committed->of.writing < version->writing)
+                return false;
+        for (size_t i = 0; i < committed->rank_count; i++)
+                if (version_part((struct version *)version, committed->ranks[i]))
+                        return true;
+        return false;
+}
+
+/* Before the first announcement. */
+static void count_writings(struct catalogue *catalogue, struct version *version)
+{
+        struct committed committed = { 0 };
+        uint64_t before = version->writing;
+        struct store *store;
+        char tag[IPC_NAME_MAX];
+        enum nebula_status status;
+
+        if (version->is_counted || version->adopted)
+                return;
+        strcpy(tag, version->tag);
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, NULL);
+        if (!status)
+                status = read_committed(store, tag, &committed, NULL);
+        catalogue_lock(catalogue);
+        version->pins--;
+        version->is_counted = !status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT;
+        if (!status && is_earlier(version, &committed))
+                version->writing = committed.of.writing + 1;
+        for (const struct version *older = version->next; older; older = older->next)
+                if (older->writing >= version->writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
+                        version->writing = older->writing + 1;
+        if (version->writing != before)
+                note_write(catalogue, version);
+        committed_done(&committed);
+}
+
 static void announce(struct catalogue *catalogue, struct version *version)
 {
         struct nebula_error error = { 0 };
@@ -400,6 +442,9 @@ static void announce(struct catalogue *catalogue, struct version *version)
         enum nebula_status status;
 
         version->to_announce = false;
+        count_writings(catalogue, version);
+        if (!commit_open(version))
+                return;
         if (!describe(version, &captured)) {
                 captured_done(&captured);
                 return;

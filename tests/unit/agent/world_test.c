@@ -146,6 +146,47 @@ static void what_a_node_that_died_for_good_had_committed_fails_and_names_its_ran
         place_done(&other);
 }
 
+/* Its agent ended in between, and the next one knows neither how often the run wrote the tag nor, for a moment, what storage has. */
+static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did(void)
+{
+        for (unsigned written = 1; written < 4; written++) {
+                struct test_client zero, one;
+                uint64_t version = 0, other_version = 0;
+                struct ipc_found found;
+                pid_t pid, pid_other;
+
+                place_init(&place);
+                place_init(&other);
+                strcpy(other.storage, place.storage);
+                pid = agent_fork(&place);
+                pid_other = agent_fork(&other);
+                REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
+                for (unsigned i = 0; i <= written; i++) {
+                        if (i == written) {
+                                client_done(&zero);
+                                CHECK(agent_end(pid, SIGTERM) == 0);
+                                pid = agent_fork(&place);
+                                REQUIRE(enter(&zero, &place, 0, 0));
+                        }
+                        version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 10 + i);
+                        other_version = save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 20 + i);
+                        CHECK(version && !wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+                        CHECK(other_version && !wait_for(&one, other_version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+                }
+                client_done(&zero);
+                client_done(&one);
+                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+                pid = agent_fork(&place); /* with nothing in memory */
+                REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.generation == written + 1);
+                CHECK(!load(&zero, found.version_id, "0.pt", 10 + written, FILE_BYTES, NULL));
+                CHECK(!load(&zero, found.version_id, "1.pt", 20 + written, FILE_BYTES, NULL));
+                client_done(&zero);
+                CHECK(agent_end(pid, SIGTERM) == 0);
+                place_done(&place);
+                place_done(&other);
+        }
+}
+
 static bool gives_up(const struct test_client *client, enum nebula_status status)
 {
         return status == NEBULA_TIMEOUT && strstr(client->error.message, "given up") && strstr(client->error.message, "rank 1 of 2");
@@ -185,6 +226,7 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
         place_done(&other);
 }
 
-TAP_MAIN(TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
+TAP_MAIN(TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
+         TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
          TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),
          TEST(what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back))
