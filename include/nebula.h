@@ -305,6 +305,9 @@ NEBULA_API enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *ch
 /* `size` bytes from `offset` of the file on, both in bytes. NEBULA_CORRUPT names file and offset. */
 NEBULA_API enum nebula_status nebula_map_fetch(nebula_map *map, uint64_t offset, uint64_t size,
         struct nebula_error *ret_error);
+/* Brings what a reader of torch's file format looks at before any values: the directory and each record's header, many reads at a time. Of what
+ * is no such file, nothing. */
+NEBULA_API enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error *ret_error);
 /* `size` bytes from `offset` of the file on, and where they go. */
 struct nebula_part {
         uint64_t offset, size;

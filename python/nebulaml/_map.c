@@ -61,6 +61,20 @@ static PyObject *map_fetch(PyObject *self, PyObject *args)
         Py_RETURN_NONE;
 }
 
+static PyObject *map_fetch_headers(PyObject *self, PyObject *unused)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        (void)unused;
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_map_fetch_headers(((struct map *)self)->handle, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
 static PyObject *map_read(PyObject *self, PyObject *list)
 {
         Py_ssize_t count = PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
@@ -95,6 +109,7 @@ static PyObject *map_read(PyObject *self, PyObject *list)
 
 static PyMethodDef map_methods[] = {
         { "fetch", map_fetch, METH_VARARGS, "fetch(offset, size): after it these bytes are there." },
+        { "fetch_headers", map_fetch_headers, METH_NOARGS, "fetch_headers(): after it a zip reader finds the directory and every header." },
         { "read", map_read, METH_O, "read([(offset, size, address)]): brings bytes to where they belong; parts in the order of their offsets." },
         { NULL, NULL, 0, NULL },
 };

@@ -157,6 +157,7 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
     is changed. Values that are not tensors replace those of ``target``. Returns ``target``.
     """
     view = memoryview(mapped)
+    mapped.fetch_headers()
     if not _is_zip(mapped) or not _needs_no_values(mapped):
         mapped.fetch(0, len(view))
     storage = _storage_of(mapped)

@@ -263,8 +263,9 @@ struct client_stored;
 /* Takes over `fd`, unless it returns NULL: no memory. */
 struct client_stored *stored_new(int fd, const struct ipc_opened *opened);
 void stored_free(struct client_stored *stored);
-/* The chunks of a range into their places at `data`, which has the whole file's size, in whole pages. */
-bool stored_fetch(struct client_stored *stored, void *data, uint64_t offset, uint64_t size);
+/* The chunks of ranges of the file into their places at `data`, which has the whole file's size, in whole pages. Parts may overlap; where
+ * they go does not matter. */
+bool stored_fetch(struct client_stored *stored, void *data, const struct nebula_part *parts, size_t count);
 bool stored_fetch_all(struct client_stored *stored, void *data);
 /* Copies ranges of a file to where they belong, on a few threads: from `data`, and what was not fetched there from storage, with no
  * copy in between. stored NULL: all of it is at `data`. Parts are in the order of their offsets and do not overlap. */

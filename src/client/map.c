@@ -11,6 +11,8 @@
 #include "image/image.h"
 #include "os/os.h"
 
+#define HEADER_BYTES 512u /* of a record, with its name and padding; a larger one costs its reader one more read */
+
 struct nebula_map {
         void *data; /* NULL when the file is empty */
         uint64_t size;
@@ -168,13 +170,46 @@ static bool lies_in(const struct nebula_map *map, uint64_t offset, uint64_t size
         return offset <= map->size && size <= map->size - offset;
 }
 
+static enum nebula_status fetch_parts(struct nebula_map *map, const struct nebula_part *parts, size_t count, struct nebula_error *error)
+{
+        if (!map->stored || stored_fetch(map->stored, map->data, parts, count))
+                return NEBULA_OK;
+        return fetch_from_agent(map, error);
+}
+
 enum nebula_status nebula_map_fetch(nebula_map *map, uint64_t offset, uint64_t size, struct nebula_error *ret_error)
 {
         if (!map || !lies_in(map, offset, size))
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_fetch needs a map and a range that lies in it");
-        if (!map->stored || stored_fetch(map->stored, map->data, offset, size))
-                return NEBULA_OK;
-        return fetch_from_agent(map, ret_error);
+        return fetch_parts(map, &(struct nebula_part){ offset, size, NULL }, 1, ret_error);
+}
+
+enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error *ret_error)
+{
+        uint64_t directory = 0, *offsets = NULL, tail;
+        struct nebula_part *parts = NULL;
+        enum nebula_status status;
+        size_t count = 0;
+
+        if (!map)
+                return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_fetch_headers needs a map");
+        tail = map->size < ZIP_TAIL_BYTES ? map->size : ZIP_TAIL_BYTES;
+        status = fetch_parts(map, &(struct nebula_part){ map->size - tail, tail, NULL }, 1, ret_error);
+        if (status == NEBULA_OK && zip_find_directory(map->data, map->size, &directory, NULL) == NEBULA_OK)
+                status = fetch_parts(map, &(struct nebula_part){ directory, map->size - directory, NULL }, 1, ret_error);
+        /* What is no zip, whoever reads it will see. */
+        if (status != NEBULA_OK || zip_find_headers(map->data, map->size, &offsets, &count, NULL) != NEBULA_OK)
+                return status;
+        parts = calloc(count + 1, sizeof *parts);
+        for (size_t i = 0, used = 0; i <= count && parts; i++) {
+                if (i == count)
+                        status = fetch_parts(map, parts, used, ret_error);
+                else if (lies_in(map, offsets[i], HEADER_BYTES))
+                        parts[used++] = (struct nebula_part){ offsets[i], HEADER_BYTES, NULL };
+        }
+        free(parts);
+        free(offsets);
+        return status;
 }
 
 enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *parts, size_t count, struct nebula_error *ret_error)

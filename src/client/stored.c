@@ -99,16 +99,66 @@ bool stored_fetch_all(struct client_stored *stored, void *data)
         return true;
 }
 
-bool stored_fetch(struct client_stored *stored, void *data, uint64_t offset, uint64_t size)
+/* Chunks that are wanted in the map. */
+struct fetching {
+        struct client_stored *stored;
+        char *data;
+        uint64_t *chunks;
+        size_t count;
+        atomic_size_t next;
+        atomic_bool failed;
+};
+
+static void *fetch_chunks(void *argument)
 {
-        for (uint64_t index = offset / stored->chunk_bytes; size && index * stored->chunk_bytes < offset + size; index++) {
-                if (stored->present[index])
-                        continue;
-                if (!read_chunk(stored, index, (char *)data + index * stored->chunk_bytes))
-                        return false;
-                stored->present[index] = true;
+        struct fetching *fetching = argument;
+        struct client_stored *stored = fetching->stored;
+
+        while (!atomic_load(&fetching->failed)) {
+                size_t turn = atomic_fetch_add(&fetching->next, 1);
+
+                if (turn >= fetching->count)
+                        break;
+                if (read_chunk(stored, fetching->chunks[turn], fetching->data + fetching->chunks[turn] * stored->chunk_bytes))
+                        stored->present[fetching->chunks[turn]] = true;
+                else
+                        atomic_store(&fetching->failed, true);
         }
-        return true;
+        return NULL;
+}
+
+/* Runs `run` on so many threads, this one among them. */
+static void run_readers(void *(*run)(void *argument), void *argument, size_t wanted)
+{
+        pthread_t threads[READERS_MAX];
+        size_t started = 0;
+
+        while (started + 1 < wanted && started < READERS_MAX && !os_thread_start(&threads[started], run, argument, false))
+                started++;
+        run(argument);
+        while (started)
+                pthread_join(threads[--started], NULL);
+}
+
+bool stored_fetch(struct client_stored *stored, void *data, const struct nebula_part *parts, size_t count)
+{
+        struct fetching fetching = { .stored = stored, .data = data };
+        bool *wanted = calloc(stored->chunk_count + 1, sizeof *wanted);
+
+        fetching.chunks = calloc(stored->chunk_count + 1, sizeof *fetching.chunks);
+        for (size_t i = 0; wanted && fetching.chunks && i < count; i++)
+                for (uint64_t index = parts[i].offset / stored->chunk_bytes;
+                     parts[i].size && index * stored->chunk_bytes < parts[i].offset + parts[i].size; index++) {
+                        if (!stored->present[index] && !wanted[index])
+                                fetching.chunks[fetching.count++] = index;
+                        wanted[index] = true;
+                }
+        if (!wanted || !fetching.chunks)
+                atomic_store(&fetching.failed, true);
+        run_readers(fetch_chunks, &fetching, fetching.count);
+        free(wanted);
+        free(fetching.chunks);
+        return !atomic_load(&fetching.failed);
 }
 
 /* One call of stored_scatter. */
@@ -187,14 +237,8 @@ bool stored_scatter(const struct client_stored *stored, const void *data, uint64
         struct scatter scatter = { .stored = stored, .data = data, .size = size, .parts = parts, .count = count,
                                    .chunk_bytes = stored ? stored->chunk_bytes : IMAGE_CHUNK_BYTES };
         size_t wanted = stored || os->cpu_count() > READERS_MAX ? READERS_MAX : os->cpu_count();
-        pthread_t threads[READERS_MAX];
-        size_t started = 0;
+        uint64_t chunks = size / scatter.chunk_bytes + 1;
 
-        while (started + 1 < wanted && (started + 1) * scatter.chunk_bytes < size &&
-               !os_thread_start(&threads[started], scatter_chunks, &scatter, false))
-                started++;
-        scatter_chunks(&scatter);
-        while (started)
-                pthread_join(threads[--started], NULL);
+        run_readers(scatter_chunks, &scatter, chunks < wanted ? (size_t)chunks : wanted);
         return !atomic_load(&scatter.failed) && atomic_load(&scatter.next) * scatter.chunk_bytes >= size;
 }

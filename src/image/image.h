@@ -64,6 +64,12 @@ struct zip_entry {
 };
 enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,
                             struct nebula_error *error);
+/* For a file of which only some is there yet. Where its directory begins, from the last ZIP_TAIL_BYTES; and where the header of each
+ * record begins, from the directory. Offsets are not compared with the file's size, and are the caller's to free. */
+#define ZIP_TAIL_BYTES 4096u
+enum nebula_status zip_find_directory(const void *data, uint64_t size, uint64_t *ret_offset, struct nebula_error *error);
+enum nebula_status zip_find_headers(const void *data, uint64_t size, uint64_t **ret_offsets, size_t *ret_count,
+                                    struct nebula_error *error);
 /* Recomputes every record's CRC-32; on mismatch the error names record and offset. */
 enum nebula_status zip_verify(const void *data, uint64_t size, struct nebula_error *error);
 /*

@@ -139,7 +139,7 @@ static enum nebula_status read_local(const struct archive *archive, struct zip_e
         return NEBULA_OK;
 }
 
-/* Reads the directory entry at *offset and moves on behind it. */
+/* Reads the directory entry at *offset, and nothing else, and moves on behind it. */
 static enum nebula_status read_central(const struct archive *archive, uint64_t *offset, struct zip_entry *entry,
                                        struct nebula_error *error)
 {
@@ -170,7 +170,7 @@ static enum nebula_status read_central(const struct archive *archive, uint64_t *
         if (zip_get16(at + 10) != 0 || stored_size != entry->size || (zip_get16(at + 8) & ZIP_FLAG_ENCRYPTED))
                 return error_set(error, NEBULA_INVALID, 0, "record \"%s\" is compressed or encrypted, not stored", entry->name);
         *offset = start + ZIP_CENTRAL_BYTES + name_size + extra_size + comment_size;
-        return read_local(archive, entry, error);
+        return NEBULA_OK;
 }
 
 static int by_offset(const void *a, const void *b)
@@ -191,6 +191,42 @@ static enum nebula_status check_order(struct zip_entry *entries, size_t count, s
         return NEBULA_OK;
 }
 
+enum nebula_status zip_find_directory(const void *data, uint64_t size, uint64_t *ret_offset, struct nebula_error *error)
+{
+        struct archive archive = { .bytes = data, .size = size };
+        enum nebula_status status = find_directory(&archive, error);
+
+        if (status == NEBULA_OK)
+                *ret_offset = archive.directory_offset;
+        return status;
+}
+
+enum nebula_status zip_find_headers(const void *data, uint64_t size, uint64_t **ret_offsets, size_t *ret_count,
+                                    struct nebula_error *error)
+{
+        struct archive archive = { .bytes = data, .size = size };
+        enum nebula_status status = find_directory(&archive, error);
+        uint64_t *offsets, at = archive.directory_offset;
+        struct zip_entry entry;
+
+        if (status != NEBULA_OK)
+                return status;
+        offsets = calloc((size_t)archive.count + 1, sizeof *offsets);
+        if (!offsets)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the offsets of %" PRIu64 " records", archive.count);
+        for (uint64_t k = 0; k < archive.count && status == NEBULA_OK; k++) {
+                status = read_central(&archive, &at, &entry, error);
+                offsets[k] = entry.header_offset;
+        }
+        if (status != NEBULA_OK) {
+                free(offsets);
+                return status;
+        }
+        *ret_offsets = offsets;
+        *ret_count = (size_t)archive.count;
+        return NEBULA_OK;
+}
+
 enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,
                             struct nebula_error *error)
 {
@@ -204,8 +240,11 @@ enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **
         entries = calloc((size_t)archive.count + 1, sizeof *entries); /* one more: never of size 0 */
         if (!entries)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a directory of %" PRIu64 " records", archive.count);
-        for (uint64_t k = 0; k < archive.count && status == NEBULA_OK; k++)
+        for (uint64_t k = 0; k < archive.count && status == NEBULA_OK; k++) {
                 status = read_central(&archive, &offset, &entries[k], error);
+                if (status == NEBULA_OK)
+                        status = read_local(&archive, &entries[k], error);
+        }
         if (status == NEBULA_OK && offset != archive.directory_end)
                 status = corrupt(error, offset, "more in the directory than its records");
         if (status == NEBULA_OK)

@@ -58,12 +58,18 @@ def check_files(load, step: int, files: int) -> None:
 
 
 def check_storage(storage: Path, files: int) -> list[int]:
-    """Whatever has a manifest is whole, read by torch alone. The steps that have one."""
+    """Whatever has a manifest is whole, read by torch alone, unless retention takes it away. The steps that have one."""
     steps = []
     for manifest in storage.glob("*/.nebula/manifest.json"):
         directory = manifest.parent.parent
-        steps.append(int(directory.name.removeprefix("global_step")))
-        check_files(lambda name, directory=directory: torch.load(directory / name, mmap=True), steps[-1], files)
+        step = int(directory.name.removeprefix("global_step"))
+        try:
+            check_files(lambda name, directory=directory: torch.load(directory / name, mmap=True), step, files)
+        except FileNotFoundError:
+            if manifest.exists():
+                raise
+        else:
+            steps.append(step)
     return sorted(steps)
 
 

@@ -312,6 +312,33 @@ static void a_file_is_sealed_while_it_is_copied(void)
         }
 }
 
+static void headers_are_found_by_the_directory_alone(void)
+{
+        uint64_t directory, *offsets;
+        struct zip_entry *entries;
+        size_t count, entry_count;
+        struct made made;
+        uint8_t *sparse;
+
+        REQUIRE(make(&made, 300, 1u << 20) == NEBULA_OK);
+        REQUIRE(zip_read(made.data, made.size, &entries, &entry_count, &error) == NEBULA_OK);
+        sparse = calloc(1, made.size);
+        memcpy(sparse + made.size - ZIP_TAIL_BYTES, made.data + made.size - ZIP_TAIL_BYTES, ZIP_TAIL_BYTES);
+        REQUIRE(zip_find_directory(sparse, made.size, &directory, &error) == NEBULA_OK);
+        CHECK(directory > entries[entry_count - 1].payload_offset && directory < made.size - ZIP_TAIL_BYTES);
+        CHECK(zip_find_headers(sparse, made.size, &offsets, &count, &error) == NEBULA_CORRUPT); /* not there yet */
+        memcpy(sparse + directory, made.data + directory, made.size - directory);
+        REQUIRE(zip_find_headers(sparse, made.size, &offsets, &count, &error) == NEBULA_OK);
+        CHECK(count == entry_count);
+        for (size_t i = 0; i < count; i++)
+                CHECK(offsets[i] == entries[i].header_offset);
+        CHECK(zip_find_directory(sparse, made.size - 1, &directory, &error) == NEBULA_CORRUPT);
+        free(offsets);
+        free(entries);
+        free(sparse);
+        made_done(&made);
+}
+
 static void chunks_of_large_records_are_joined_from_their_pieces(void)
 {
         static const uint32_t chunk_sizes[] = { 4096, 300000, 1u << 20, 4u << 20 };
@@ -555,7 +582,8 @@ TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_al
          TEST(sizes_that_overflow_are_refused), TEST(more_records_than_16_bits_count_are_read_back),
          TEST(a_file_without_storages_is_whole), TEST(every_tensor_is_found_again),
          TEST(looking_for_one_tensor_gives_its_caller_s_name), TEST(chunk_checksums_equal_those_of_the_sealed_bytes),
-         TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces), TEST(a_file_is_sealed_while_it_is_copied),
+         TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces),
+         TEST(a_file_is_sealed_while_it_is_copied), TEST(headers_are_found_by_the_directory_alone),
          TEST(a_raw_file_is_summed_and_not_touched), TEST(sealing_twice_changes_nothing),
          TEST(an_image_that_is_being_sealed_is_completed_and_damage_in_it_is_still_found),
          TEST(any_flipped_payload_bit_is_found_with_its_record), TEST(every_truncation_is_refused),
