@@ -27,7 +27,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--every", type=int, default=2)
     parser.add_argument("--top-k", type=int, default=-1)
-    parser.add_argument("--save-last", action="store_true")
+    parser.add_argument("--save-last", nargs="?", const=True)
     parser.add_argument("--interval", type=float, default=0)
     parser.add_argument("--ckpt")
     parser.add_argument("--kill-at", type=int, default=-1)

@@ -234,6 +234,28 @@ def test_our_deepspeed_strategy_resumes_bit_for_bit_from_memory_and_from_storage
 
 
 @full
+@pytest.mark.parametrize(
+    ("environment", "save_last", "tags_of_a_step"),
+    [
+        ("lightning-deepspeed", "link", ["global_step8"]),  # which Lightning knows from 2.2 on
+        ("lightning-deepspeed", True, ["global_step8", "global_step8-last.ckpt"]),
+        ("lightning-deepspeed-oldest", True, ["global_step8", "global_step8-last.ckpt"]),
+    ],
+    indirect=["environment"],
+)
+def test_last_of_our_deepspeed_strategy_resumes_bit_for_bit_and_costs_no_second_tag_as_a_link(node, save_last, tags_of_a_step):
+    more = ["--deepspeed", 1, "--save-last", *(["link"] if save_last == "link" else [])]
+    whole = stock(node, "--deepspeed", 1, ranks=2)
+    job(node, *more, "--kill-at", 5, ranks=2, check=False)
+    again = job(node, *more, "--ckpt", "last", ranks=2)
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.end["weights"] == whole.end["weights"]
+    for tag in tags_of_a_step:
+        node.wait_durable(tag)
+    assert sorted(path.name for path in node.persist.glob("global_step8*")) == tags_of_a_step
+
+
+@full
 @pytest.mark.parametrize("environment", ["lightning-deepspeed", "lightning-deepspeed-oldest"], indirect=True)
 def test_our_deepspeed_strategy_loads_one_file_with_all_weights(node):
     script(node, """
