@@ -9,6 +9,7 @@ under ``<persist>/<tag>/`` as well; until then loading that path is answered fro
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import os
 import re
@@ -101,13 +102,16 @@ class NebulaCheckpointIO:
         saved.commit()
 
     def _name(self, tag: str, target: str) -> str:
-        """The first file of a step is called ``checkpoint``; others of that step keep their own name beside it."""
+        """The first file of a step is called ``checkpoint``; others of that step keep their own name beside it, with a number when
+        another directory's has that name."""
         key = (tag, target)
         if key not in self._names:
-            taken = any(known == tag for known, _ in self._names)
+            taken = {name for (known, _), name in self._names.items() if known == tag}
             if len(self._names) > 1000:
-                self._names.clear()
-            self._names[key] = os.path.basename(target) if taken else PARTITION
+                self._names = {known: name for known, name in self._names.items() if known[0] == tag}
+            stem, ending = os.path.splitext(os.path.basename(target))
+            names = (f"{stem}-{number}{ending}" if number else stem + ending for number in itertools.count())
+            self._names[key] = next(name for name in names if name not in taken) if taken else PARTITION
         return self._names[key]
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:

@@ -147,6 +147,23 @@ assert torch.load(path("epoch=0.ckpt"))["global_step"] == 2 and torch.load(path(
 """)  # fmt: skip
 
 
+def test_callbacks_with_directories_of_their_own_may_give_files_the_same_name(node):
+    script(node, """
+nm.init(path("persist"), 0)
+io._names = {(f"global_step{step + 100}", "x"): "checkpoint" for step in range(998)}  # a long run
+places = [path(f"{folder}/{name}") for folder in "abc" for name in ("step=1.ckpt", "last.ckpt")]
+for place in places:
+    io.save_checkpoint({"global_step": 1, "place": place}, place)
+for place in places:
+    assert io.load_checkpoint(place, weights_only=False)["place"] == place
+nm.flush_persistence()
+for place in places:
+    assert torch.load(place, weights_only=False)["place"] == place
+tag = nm.get_checkpoint("global_step1")
+assert sorted(tag.load(name)["place"] for name in tag.files) == sorted(places), list(tag.files)
+""")  # fmt: skip
+
+
 def test_best_and_load_from_checkpoint_read_the_published_path(node):
     result = job(node, "--top-k", 1, "--then", "best")
     best = next(line for line in result.lines if "best" in line)["best"]
