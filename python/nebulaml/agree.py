@@ -19,7 +19,7 @@ from typing import Any
 from . import _nebula, config, engine, ranks
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
 
-__all__ = ["answer", "begun_saving", "choose", "forget", "needed"]
+__all__ = ["answer", "begun_saving", "choose", "forget", "moved", "needed"]
 
 _WHOLE = ("committed", "replicated", "durable")
 _SENT_MAX = 64  # versions; older ones are not worth the traffic of many ranks
@@ -29,6 +29,7 @@ _lock = threading.RLock()  # guards all below
 _pinned: dict[str | None, list[dict[str, Any]]] = {}  # by storage path, None: the session's
 _answered: dict[str | None, int] = {}  # how often, so that each question has keys of its own
 _told: dict[str | None, list[dict[str, Any]]] = {}  # what this rank said it has, while it has no answer
+_moves = 0  # from one path or job to another, which all ranks make alike: what is asked then is another question
 _counted: set[str] = set()  # questions in the key-value store in which this rank is counted
 _saving = False
 
@@ -45,6 +46,16 @@ def begun_saving() -> None:
     with _lock:
         _saving = True
         _pinned.clear()
+
+
+def moved() -> None:
+    """init() has named another path or job: what was agreed on, or said, is not of that."""
+    global _moves
+    with _lock:
+        _moves += 1
+        _pinned.clear()
+        _answered.clear()
+        _told.clear()
 
 
 def forget() -> None:
@@ -112,7 +123,7 @@ def answer(path: str | None) -> list[dict[str, Any]]:
             own = _told[path]
             by_key = {_key(version): version for version in own}
             # Each rank's own numbers: those of another node say nothing to this one's agent when they share no storage.
-            _pinned[path] = [by_key[_key(version)] for version in _agree(path, turn, own)]
+            _pinned[path] = [by_key[_key(version)] for version in _agree(path, f"{_moves}.{turn}", own)]
             _answered[path] = turn
             del _told[path]
         return _pinned[path]
@@ -122,7 +133,7 @@ def _timeout() -> float:
     return config.parse_seconds("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
 
 
-def _agree(path: str | None, turn: int, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _agree(path: str | None, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
     place, shared = engine.place(), ranks.store()
     if shared is not None:
         return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", own)
@@ -179,7 +190,7 @@ def _through_store(shared: Any, place: ranks.Place, prefix: str, own: list[dict[
     return list(json.loads(shared.get(key)))
 
 
-def _through_documents(folder: str, place: ranks.Place, turn: int, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _through_documents(folder: str, place: ranks.Place, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
     run = engine.settings().run or ranks.run(place)
     if not run:
         raise NebulaConfigError(

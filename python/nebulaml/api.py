@@ -59,6 +59,7 @@ def init(
     May be called again: what is not given stays, what is given holds from then on. Numbers may carry K, M or G.
     """
     guards.check_framework()
+    before = engine.settings() if engine.is_initialized() else None
     engine.configure(
         persistent_storage_path=persistent_storage_path,
         persistent_time_interval=persistent_time_interval,
@@ -71,6 +72,9 @@ def init(
         job=job,
         world=world,
     )
+    now = engine.settings()
+    if before is not None and (before.persist_path, before.job) != (now.persist_path, now.job):
+        agree.moved()
     engine.guarded("init", lambda: engine.session(patient=True))
 
 

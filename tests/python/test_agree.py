@@ -82,6 +82,10 @@ RANK = """
             elif command[0] == "only":
                 nm.engine.session().begin(command[1], 1).save_bytes(f"r{rank}", b"x")
                 answer = "saved"
+            elif command[0] == "init":
+                answer = nm.init(command[1])
+            elif command[0] == "patience":
+                os.environ["NEBULA_AGREE_TIMEOUT"] = answer = command[1]
             else:
                 found = nm.get_latest_checkpoint() if command[0] == "latest" else nm.get_checkpoint(command[1])
                 answer = found and found.tag
@@ -168,6 +172,27 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
     shutil.rmtree(place.memory / "node1")
     second = Ranks(place, group, "two", monkeypatch)
     assert second.ask("latest") == ["global_step1"] * 2  # rank 0 alone still has global_step2
+    second.end()
+
+
+@pytest.mark.parametrize("group", ["none", "gloo"])
+def test_after_an_init_with_another_path_ranks_agree_on_what_is_there(place, group, monkeypatch):
+    other = str(place.root / "other")
+    first = Ranks(place, group, "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("init", other) == [None] * 2
+    assert first.ask("save", "global_step2", "durable") == ["saved"] * 2
+    first.end()
+    second = Ranks(place, group, "two", monkeypatch, timeout="60")
+    assert second.ask("latest") == ["global_step1"] * 2
+    assert second.ask("init", other) == [None] * 2
+    assert second.ask("latest") == ["global_step2"] * 2
+    assert second.ask("init", str(place.storage)) == [None] * 2
+    assert second.ask("patience", "1", only=0) == ["1"]
+    assert "NebulaTimeout" in second.ask("latest", only=0)[0]
+    assert second.ask("patience", "60", only=0) == ["60"]
+    assert second.ask("init", other) == [None] * 2
+    assert second.ask("latest") == ["global_step2"] * 2
     second.end()
 
 
