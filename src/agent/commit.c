@@ -682,7 +682,7 @@ bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uin
                 return true;
         grant = grant_of(version, rank);
         if (grant) {
-                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before its copy of \"%s\" was whole",
+                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before \"%s\" was whole and committed",
                              part->rank, part->pid, grant->name);
         } else if (part->closed) {
                 return true;

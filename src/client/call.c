@@ -98,8 +98,7 @@ static enum nebula_status silent(enum nebula_status status, bool is_broken, stru
         return status == NEBULA_TIMEOUT && is_broken ? NEBULA_UNAVAILABLE : status;
 }
 
-enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
-                                struct nebula_error *error)
+static enum nebula_status call_now(struct nebula_session *session, const struct client_call *call, struct nebula_error *error)
 {
         enum nebula_status status;
         bool is_broken = false;
@@ -113,6 +112,75 @@ enum nebula_status session_call(struct nebula_session *session, const struct cli
                         break;
         }
         return silent(status, is_broken, error);
+}
+
+enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
+                                struct nebula_error *error)
+{
+        session_tell_untold(session, false, NULL); /* an agent that cannot be had is found to be so once more, below */
+        return call_now(session, call, error);
+}
+
+void session_tell_later(struct nebula_session *session, struct client_copy *copy)
+{
+        atomic_fetch_add(&copy->checkpoint->user_count, 1);
+        atomic_store(&session->untold, copy);
+}
+
+void session_forget_untold(struct nebula_session *session)
+{
+        struct client_copy *copy = atomic_exchange(&session->untold, NULL);
+
+        if (!copy)
+                return;
+        nebula_checkpoint_free(copy->checkpoint);
+        free(copy);
+}
+
+/* The agent that lent the image is gone, and what is in it is the file itself: the only one, or others are gone too. */
+static void tell_once_more(struct nebula_session *session)
+{
+        struct client_copy *copy = atomic_load(&session->untold);
+
+        if (!atomic_load(&copy->checkpoint->saved_version_id) && copies_ready(session) == NEBULA_OK) {
+                atomic_store(&session->untold, NULL);
+                copies_add(session, copy);
+                nebula_checkpoint_free(copy->checkpoint); /* it is held by the list */
+        } else {
+                atomic_store(&copy->checkpoint->is_torn, true);
+        }
+}
+
+enum nebula_status session_tell_untold(struct nebula_session *session, bool commits, struct nebula_error *error)
+{
+        struct client_copy *copy = atomic_load(&session->untold);
+        struct client_call call = { .type = IPC_CAPTURED, .size = sizeof copy->captured, .timeout_ms = CLIENT_ANSWER_MS };
+        enum nebula_status status;
+
+        if (!copy)
+                return NEBULA_OK;
+        copy->captured.commits = commits;
+        call.request = &copy->captured;
+        status = call_now(session, &call, error);
+        if (status == NEBULA_UNAVAILABLE)
+                return status; /* the next request tries again, perhaps with an agent that has taken the image over */
+        if (status == NEBULA_OK)
+                checkpoint_saved(copy->checkpoint, commits);
+        else if (status != NEBULA_NOT_FOUND)
+                atomic_store(&copy->checkpoint->is_torn, true);
+        else if (session->wire.agent_nonce != copy->agent_nonce && !atomic_load(&copy->checkpoint->is_given_up))
+                tell_once_more(session);
+        session_forget_untold(session);
+        return status;
+}
+
+void session_tell_all(struct nebula_session *session)
+{
+        if (!atomic_load(&session->untold))
+                return;
+        pthread_mutex_lock(&session->request_lock);
+        session_tell_untold(session, false, NULL);
+        pthread_mutex_unlock(&session->request_lock);
 }
 
 /* A connection costs the agent a thread's start and end, so that the last one is kept. False: there is none. */

@@ -177,15 +177,33 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
         return NEBULA_OK;
 }
 
-/* While a file is still being copied nothing can be complete: the commit goes with the word that it is whole, and nobody waits
- * for an answer here. */
-enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error)
+/* request_lock is held. With the word that the last file is whole, where the agent has not heard that yet. */
+static enum nebula_status tell_committed(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
 {
         struct ipc_version request = { 0 };
         struct client_call call = {
                 .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
                 .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
         };
+        const struct client_copy *untold = atomic_load(&checkpoint->session->untold);
+        enum nebula_status status = NEBULA_NOT_FOUND;
+
+        if (untold && untold->checkpoint == checkpoint)
+                status = session_tell_untold(checkpoint->session, true, error);
+        if (status != NEBULA_NOT_FOUND)
+                return status;
+        if (untold && copies_commit(checkpoint->session, checkpoint))
+                return NEBULA_OK;
+        status = session_call(checkpoint->session, &call, error);
+        if (status == NEBULA_OK)
+                checkpoint_saved(checkpoint, true);
+        return status;
+}
+
+/* While a file is still being copied nothing can be complete: the commit goes with the word that it is whole, and nobody waits
+ * for an answer here. */
+enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error)
+{
         struct nebula_error torn;
         enum nebula_status status;
         bool is_later;
@@ -198,9 +216,7 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
         if (is_later)
                 return NEBULA_OK;
         copies_lock_settled(checkpoint->session, checkpoint->tag); /* of another handle */
-        status = session_call(checkpoint->session, &call, ret_error);
-        if (status == NEBULA_OK)
-                checkpoint_saved(checkpoint, true);
+        status = tell_committed(checkpoint, ret_error);
         pthread_mutex_unlock(&checkpoint->session->request_lock);
         if (checkpoint_check(checkpoint, &torn) != NEBULA_OK)
                 nebula_checkpoint_fail(checkpoint, torn.message, NULL); /* nobody is to wait for what it was begun again as */
@@ -240,6 +256,7 @@ enum nebula_status nebula_checkpoint_wait(nebula_checkpoint *checkpoint, enum ne
 
         if (!checkpoint || (unsigned)state > NEBULA_STATE_FAILED)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_wait needs a checkpoint and a known state");
+        session_tell_all(checkpoint->session);
         status = session_call_alone(checkpoint->session, &wire, &call, ret_error);
         session_wire_done(checkpoint->session, &wire);
         return status;
@@ -287,7 +304,8 @@ enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkpoint, char 
         if (!checkpoint || !ret_text)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_report needs a checkpoint and a place "
                                  "for the text");
-        status = copies_settle(checkpoint->session, 0, -1, ret_error); /* so that every file is listed */
+        session_tell_all(checkpoint->session); /* so that every file is listed */
+        status = copies_settle(checkpoint->session, 0, -1, ret_error);
         if (status == NEBULA_OK)
                 status = session_call_alone(checkpoint->session, &wire, &call, ret_error);
         if (status == NEBULA_OK)

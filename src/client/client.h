@@ -133,6 +133,9 @@ struct nebula_session {
         struct nebula_error failure;      /* of the last attempt to connect */
         int64_t retry_at_ns, retry_pause_ms; /* before then, `failure` is the answer: no save waits for a hopeless start */
         bool was_locked;                  /* between the halves of a fork */
+        /* A file that lies whole in its image, of which the agent hears with its commit or before the next request, whichever comes
+         * first; NULL: none. Looked at without the lock only to see whether there is one. */
+        struct client_copy *_Atomic untold;
 
         struct client_copies copies;
 };
@@ -200,6 +203,15 @@ int64_t client_patience_ms(int64_t timeout_ms);
 /* On the session's wire; request_lock is held, and the answer is in session->wire.frame. */
 enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error);
+/* Takes over `copy`, which malloc made and which is whole, to be told later; holds its checkpoint. request_lock is held, and nothing
+ * untold; it is held for the next two. */
+void session_tell_later(struct nebula_session *session, struct client_copy *copy);
+/* Tells what is untold, if anything is; `commits`: and that it was the last of its checkpoint. NEBULA_NOT_FOUND: the agent does not
+ * know the image. One that has taken over from who lent it is given the file once more, by copies.c. */
+enum nebula_status session_tell_untold(struct nebula_session *session, bool commits, struct nebula_error *error);
+void session_forget_untold(struct nebula_session *session);
+/* session_tell_untold for who does not hold request_lock: before a question on another connection. */
+void session_tell_all(struct nebula_session *session);
 /* On `wire`, which the caller has set to { .fd = -1 } and ends with session_wire_done. No lock is held. */
 enum nebula_status session_call_alone(struct nebula_session *session, struct client_wire *wire,
                                       const struct client_call *call, struct nebula_error *error);
@@ -241,6 +253,8 @@ void copies_fork(struct nebula_session *session); /* in the child: the parent's 
 enum nebula_status copies_ready(struct nebula_session *session);
 /* Takes over `copy`, which malloc made; holds its checkpoint. */
 void copies_add(struct nebula_session *session, struct client_copy *copy);
+/* Whether the agent is still to hear of a copy of `checkpoint`. */
+bool copies_are_under_way(struct nebula_session *session, const struct nebula_checkpoint *checkpoint);
 /* True: the last copy of `checkpoint` that is under way tells the agent that this rank's part is closed. */
 bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *checkpoint);
 /* Takes request_lock when no such commit of this tag is under way: what follows is to come after it. Until then others may ask,

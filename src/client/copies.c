@@ -291,13 +291,32 @@ void copies_add(struct nebula_session *session, struct client_copy *copy)
         pthread_mutex_unlock(&copies->copies_lock);
 }
 
-bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *checkpoint)
+/* copies_lock is held. */
+static bool are_under_way(const struct client_copies *copies, const struct nebula_checkpoint *checkpoint)
 {
-        bool is_under_way = false;
+        const struct client_copy *copy = copies->first;
+
+        while (copy && (copy->checkpoint != checkpoint || copy->is_told))
+                copy = copy->next;
+        return copy != NULL;
+}
+
+bool copies_are_under_way(struct nebula_session *session, const struct nebula_checkpoint *checkpoint)
+{
+        bool is_under_way;
 
         pthread_mutex_lock(&session->copies.copies_lock);
-        for (const struct client_copy *copy = session->copies.first; copy && !is_under_way; copy = copy->next)
-                is_under_way = copy->checkpoint == checkpoint && !copy->is_told;
+        is_under_way = are_under_way(&session->copies, checkpoint);
+        pthread_mutex_unlock(&session->copies.copies_lock);
+        return is_under_way;
+}
+
+bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *checkpoint)
+{
+        bool is_under_way;
+
+        pthread_mutex_lock(&session->copies.copies_lock);
+        is_under_way = are_under_way(&session->copies, checkpoint);
         checkpoint->commit_is_due = is_under_way;
         pthread_mutex_unlock(&session->copies.copies_lock);
         return is_under_way;

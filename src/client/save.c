@@ -152,16 +152,6 @@ static int64_t capture_now(const struct plan *plan, struct capture_pool *pool, v
         return capture_copy_end(&job);
 }
 
-static enum nebula_status tell_captured(struct nebula_session *session, struct ipc_captured *request,
-                                        struct nebula_error *error)
-{
-        struct client_call call = {
-                .type = IPC_CAPTURED, .request = request, .size = sizeof *request, .timeout_ms = CLIENT_ANSWER_MS,
-        };
-
-        return session_call(session, &call, error);
-}
-
 /* The agent must not wait for an image that will never be filled. */
 static void abandon(struct nebula_session *session, uint64_t image_id, const char *reason)
 {
@@ -211,13 +201,28 @@ static int64_t capture_cow(const struct plan *plan, struct capture_pool *pool, v
         return os->thread_cpu_ns() - begun_ns;
 }
 
+/* NULL: no memory. */
+static struct client_copy *new_copy(const struct plan *plan, const struct lent *lent, const struct ipc_captured *captured)
+{
+        struct client_copy *copy = calloc(1, sizeof *copy);
+
+        if (!copy)
+                return NULL;
+        *copy = (struct client_copy){
+                .checkpoint = plan->checkpoint, .image = lent->data, .image_id = lent->image_id, .size = plan->size,
+                .agent_nonce = plan->checkpoint->session->wire.agent_nonce, .format = plan->format, .captured = *captured,
+        };
+        memcpy(copy->name, plan->name, sizeof copy->name);
+        return copy;
+}
+
 /* Takes `capture` over. The agent hears of the file when it is whole, and the caller's memory is released then.
  * `is_filling`: that `filled` is to be called then. */
 static enum nebula_status copy_later(const struct plan *plan, const struct lent *lent, struct cow_capture *capture,
                                      bool is_filling, const struct ipc_captured *captured, struct nebula_error *error)
 {
         struct nebula_session *session = plan->checkpoint->session;
-        struct client_copy *copy = calloc(1, sizeof *copy);
+        struct client_copy *copy = new_copy(plan, lent, captured);
 
         if (!copy) {
                 cow_free(capture);
@@ -226,22 +231,42 @@ static enum nebula_status copy_later(const struct plan *plan, const struct lent 
                 abandon(session, lent->image_id, "no memory to follow a copy");
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to follow the copy of \"%.80s\"", plan->name);
         }
-        *copy = (struct client_copy){
-                .checkpoint = plan->checkpoint, .capture = capture, .image = lent->data, .image_id = lent->image_id,
-                .size = plan->size, .agent_nonce = session->wire.agent_nonce, .format = plan->format, .captured = *captured,
-        };
+        copy->capture = capture;
         if (plan->keep) {
                 copy->release = plan->keep->release;
                 copy->filled = is_filling ? plan->keep->filled : NULL;
                 copy->argument = plan->keep->argument;
         }
-        memcpy(copy->name, plan->name, sizeof copy->name);
         copy->large = capture ? malloc(plan->cow_count * sizeof *copy->large) : NULL;
         for (size_t i = 0; copy->large && i < plan->cow_count; i++)
                 if (plan->parts[i].size >= COW_PART_BYTES)
                         copy->large[copy->large_count++] = plan->parts[i];
         copies_add(session, copy);
         return NEBULA_OK;
+}
+
+/* Every byte is in the image. Where all ranks are waited for the agent needs to hear of it no sooner than of the commit: without
+ * that, the version comes to nothing. */
+static enum nebula_status tell_captured(const struct plan *plan, const struct lent *lent, struct ipc_captured *captured,
+                                        struct nebula_error *error)
+{
+        struct nebula_checkpoint *checkpoint = plan->checkpoint;
+        struct client_call call = {
+                .type = IPC_CAPTURED, .request = captured, .size = sizeof *captured, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+        bool commit_follows = checkpoint->file_count == NEBULA_FILES_ALL_RANKS &&
+                              !copies_are_under_way(checkpoint->session, checkpoint);
+        struct client_copy *copy = commit_follows ? new_copy(plan, lent, captured) : NULL;
+        enum nebula_status status;
+
+        if (copy) {
+                session_tell_later(checkpoint->session, copy);
+                return NEBULA_OK;
+        }
+        status = session_call(checkpoint->session, &call, error);
+        if (status == NEBULA_OK)
+                checkpoint_saved(checkpoint, false);
+        return status;
 }
 
 /* The caller's own writes to the image: begun, or waited for. Whatever fails there is no reason to save again. */
@@ -306,9 +331,7 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
         captured.copy_ns = capture ? started_ns - plan->begun_ns : captured.blocked_ns;
         if (capture || is_filling || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
                 return copy_later(plan, &lent, capture, is_filling, &captured, error);
-        status = tell_captured(session, &captured, error);
-        if (status == NEBULA_OK)
-                checkpoint_saved(plan->checkpoint, false);
+        status = tell_captured(plan, &lent, &captured, error);
         if (ask_huge) /* so that later saves are cheaper */
                 cow_advise_huge(plan->parts, plan->cow_count);
         if (status == NEBULA_OK && plan->keep)

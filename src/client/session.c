@@ -49,6 +49,7 @@ static void after_fork_in_child(void)
                         capture_pool_free(session->pool);
                 }
                 session->wire = session->idle_wire = (struct client_wire){ .fd = -1 };
+                session->untold = NULL; /* its parent tells */
                 session->pool = NULL;
                 copies_fork(session);
                 session->retry_pause_ms = 0;
@@ -227,6 +228,7 @@ void nebula_session_close(nebula_session *session)
                 return;
         is_last = list_remove(session);
         pthread_mutex_lock(&session->request_lock); /* a running save ends first */
+        session_forget_untold(session); /* without its commit it comes to nothing */
         pthread_mutex_unlock(&session->request_lock);
         session_free(session);
         if (is_last)
@@ -295,6 +297,7 @@ enum nebula_status nebula_session_flush(nebula_session *session, const char *tag
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_flush needs a session");
         number = flush_begins(session);
         status = client_text(request.tag, sizeof request.tag, tag, "the tag", ret_error);
+        session_tell_all(session);
         if (status == NEBULA_OK)
                 status = copies_settle(session, 0, timeout_ms, ret_error);
         if (status == NEBULA_OK)
@@ -318,6 +321,7 @@ enum nebula_status nebula_session_report(nebula_session *session, enum nebula_re
         if (!session || !ret_text || (unsigned)report > NEBULA_REPORT_HISTORY)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_report needs a session, a known report and "
                                  "a place for the text");
+        session_tell_all(session);
         status = client_persist_path(request.persist_path, persist_path, ret_error);
         if (status == NEBULA_OK)
                 status = session_call_alone(session, &wire, &call, ret_error);

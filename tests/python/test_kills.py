@@ -147,12 +147,24 @@ def test_a_forked_worker_leaves_the_parents_session_alone(nm):
     assert checkpoint.commit() and checkpoint.load("a.pt") == 1
 
 
+def test_an_agent_that_was_stopped_between_a_save_and_its_commit_costs_nothing(place, nm):
+    value = torch.arange(1 << 18)
+    checkpoint = nm.Checkpoint("global_step1", -2)
+    checkpoint.save("a.pt", value)
+    value.zero_()
+    subprocess.run([locate.agent_path(), "stop"], check=True, timeout=60, capture_output=True)
+    assert checkpoint.commit()
+    checkpoint.wait("committed", 60)
+    assert torch.equal(nm.get_latest_checkpoint().load("a.pt"), torch.arange(1 << 18))
+
+
 def test_a_checkpoint_that_lost_a_file_with_an_agent_that_was_stopped_is_not_called_whole(place, nm):
     lost = nm.Checkpoint("global_step1", -2)
     lost.save("a.pt", 1)
+    lost.save("b.pt", 2)
     subprocess.run([locate.agent_path(), "stop"], check=True, timeout=60, capture_output=True)
     with pytest.raises(nm.NebulaError, match="lost with an agent that has ended"):
-        lost.save("b.pt", 2)
+        lost.save("c.pt", 3)
     assert not lost.commit()
     assert nm.get_latest_checkpoint() is None
     again = nm.Checkpoint("global_step1", -2)

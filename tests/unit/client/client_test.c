@@ -353,8 +353,71 @@ static void a_lost_image_is_captured_again(void)
         fake.forgets = true;
         fake_dies_at(IPC_CAPTURED, 1);
         CHECK(save("t", "n", "value", 5));
-        CHECK(fake_seen(IPC_IMAGE) == 2);
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake_seen(IPC_IMAGE) == 2 && fake.commit_count == 1 && fake.captured_at_commit == 1);
         CHECK(holds("t", "n", "value", 5));
+        end();
+}
+
+static bool save_one_of_all(const char *tag, int64_t count)
+{
+        static const struct nebula_range range = { "abc", 3 };
+
+        return ok(nebula_checkpoint_begin(session, tag, count, &checkpoint, &error)) &&
+               ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error));
+}
+
+static void the_commit_of_a_rank_brings_the_word_that_its_file_is_whole(void)
+{
+        start();
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        CHECK(fake_seen(IPC_CAPTURED) == 0);
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        CHECK(fake_seen(IPC_CAPTURED) == 1 && fake_seen(IPC_COMMIT) == 0);
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 1);
+        end();
+}
+
+/* What is whole without a commit, or may be when its rank ends, is told of at once. */
+static void only_a_commit_that_must_follow_is_waited_for(void)
+{
+        start();
+        CHECK(save_one_of_all("one", 1) && fake_seen(IPC_CAPTURED) == 1);
+        nebula_checkpoint_free(checkpoint);
+        CHECK(save_one_of_all("open", NEBULA_FILES_OPEN) && fake_seen(IPC_CAPTURED) == 2);
+        end();
+}
+
+static void whatever_is_asked_comes_after_the_word_that_a_file_is_whole(void)
+{
+        static const struct nebula_range range = { "abc", 3 };
+        nebula_checkpoint *first;
+        char *text;
+
+        start();
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "another", &range, 1, &error)) && fake_seen(IPC_CAPTURED) == 1);
+        CHECK(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 0, &error) == NEBULA_TIMEOUT);
+        CHECK(fake_seen(IPC_CAPTURED) == 2 && fake.commit_count == 0);
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && fake_seen(IPC_COMMIT) == 1 && fake.captured_at_commit == 2);
+        first = checkpoint;
+        CHECK(save_one_of_all("next", NEBULA_FILES_ALL_RANKS) && fake_seen(IPC_CAPTURED) == 2);
+        CHECK(ok(nebula_checkpoint_report(first, &text, &error)) && fake_seen(IPC_CAPTURED) == 3);
+        nebula_text_free(text);
+        nebula_checkpoint_free(first);
+        nebula_checkpoint_free(checkpoint);
+        CHECK(save_one_of_all("last", NEBULA_FILES_ALL_RANKS));
+        CHECK(ok(nebula_session_flush(session, NULL, -1, &error)) && fake_seen(IPC_CAPTURED) == 4);
+        end();
+}
+
+static void a_version_that_failed_before_the_commit_is_said_to_have_failed(void)
+{
+        start();
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake.refuse[IPC_CAPTURED] = NEBULA_NOT_FOUND;
+        fake.refuse[IPC_COMMIT] = NEBULA_FAILED;
+        CHECK(nebula_checkpoint_commit(checkpoint, &error) == NEBULA_FAILED && fake_seen(IPC_IMAGE) == 1);
         end();
 }
 
@@ -618,7 +681,7 @@ static void a_checkpoint_whose_files_went_with_an_agent_is_never_called_whole(vo
         CHECK(nebula_checkpoint_commit(checkpoint, &error) == NEBULA_FAILED && fake.commit_count == 0);
         nebula_checkpoint_free(checkpoint);
         CHECK(two_files(NEBULA_FILES_ALL_RANKS, "b")); /* begun again, with all of them */
-        fake_dies_at(IPC_COMMIT, 1);
+        fake_dies_at(IPC_CAPTURED, 1);
         CHECK(nebula_checkpoint_commit(checkpoint, &error) == NEBULA_FAILED && fake.commit_count == 0 && fake_seen(IPC_FAIL) > 0);
         nebula_checkpoint_free(checkpoint);
         CHECK(two_files(NEBULA_FILES_ALL_RANKS, "b") && ok(nebula_checkpoint_commit(checkpoint, &error)));
@@ -1076,6 +1139,10 @@ static const struct tap_test tests[] = {
         TEST(the_agents_refusal_is_passed_on_in_its_words),
         TEST(an_agent_that_dies_at_any_request_is_survived),
         TEST(a_lost_image_is_captured_again),
+        TEST(the_commit_of_a_rank_brings_the_word_that_its_file_is_whole),
+        TEST(only_a_commit_that_must_follow_is_waited_for),
+        TEST(whatever_is_asked_comes_after_the_word_that_a_file_is_whole),
+        TEST(a_version_that_failed_before_the_commit_is_said_to_have_failed),
         TEST(what_the_caller_fills_is_in_the_file),
         TEST(what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint),
         TEST(a_session_closed_by_who_hears_of_a_copy_waits_for_the_others),
