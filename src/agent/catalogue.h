@@ -31,6 +31,7 @@
 
 #define WORLD_MAX (1u << 20)
 #define TOMBSTONE_MAX 256 /* per job; a tombstone is a few KiB */
+#define TAG_SLOTS 2048    /* many more than tombstones, so that few tags share one */
 #define SESSION_MAX 4096  /* connections; one thread each */
 #define REACHED_COUNT 8   /* versions that are waited for at one time are few; the waiters of two that share one all look */
 #define REPLICA_MAX 8     /* copies of a version; each costs its size in another node's memory and on the network */
@@ -133,6 +134,7 @@ struct job {
         struct version *versions; /* newest creation first */
         struct version *live; /* likewise, without tombstones: what is asked at every request must not grow with the past */
         size_t tombstone_count;
+        uint32_t tag_counts[TAG_SLOTS]; /* versions, tombstones too, by the hash of their tag: see job_may_have */
         bool may_have_idle; /* some version may have idle_parts */
         /* storage, as far as this agent knows; written by the worker and by FIND */
         struct store *store;
@@ -247,6 +249,8 @@ uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct
 /* Trainers are there and none has begun a version yet: what they found, or agreed on with other nodes, has to stay. */
 bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job);
 
+/* False: no version has this tag, and nobody needs to walk past hundreds of tombstones to find none. Most saves begin a new tag. */
+bool job_may_have(const struct job *job, const char *tag);
 /* A new version of `tag` in state capturing. */
 struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error);
 void version_free(struct catalogue *catalogue, struct version *version);

@@ -78,7 +78,7 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
         uint64_t generation = stored ? stored->generation : 0;
         struct version *before = NULL, *version;
 
-        for (struct version *other = job->versions; other; other = other->next) {
+        for (struct version *other = job_may_have(job, tag) ? job->versions : NULL; other; other = other->next) {
                 if (strcmp(other->tag, tag))
                         continue;
                 if (!before)
@@ -141,7 +141,7 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
         commit_close_open(catalogue, job, session->rank, tag);
         forget_idle(job, tag, session->rank);
         version = open_version(session, tag);
-        for (struct version *other = job->versions; !version && other; other = other->next)
+        for (struct version *other = !version && job_may_have(job, tag) ? job->versions : NULL; other; other = other->next)
                 if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED) {
                         other->next_goal = file_goal;
                         return other; /* whole, or closed by this rank: its next save begins the next generation */

@@ -12,6 +12,21 @@
 #include "base/error.h"
 #include "os/os.h"
 
+/* FNV-1a. */
+static size_t tag_slot(const char *tag)
+{
+        uint32_t hash = 2166136261u;
+
+        for (; *tag; tag++)
+                hash = (hash ^ (unsigned char)*tag) * 16777619u;
+        return (hash ^ hash >> 16) % TAG_SLOTS;
+}
+
+bool job_may_have(const struct job *job, const char *tag)
+{
+        return job->tag_counts[tag_slot(tag)];
+}
+
 struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error)
 {
         struct version *version = calloc(1, sizeof *version);
@@ -34,6 +49,7 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         version->next = job->versions;
         version->next_live = job->live;
         job->versions = job->live = version;
+        job->tag_counts[tag_slot(version->tag)]++;
         (void)catalogue;
         return version;
 }
@@ -66,6 +82,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
         if (*link)
                 *link = version->next_live;
         job->tombstone_count -= version->is_tombstone;
+        job->tag_counts[tag_slot(version->tag)]--;
         version_drop_grants(catalogue, version);
         version_files_done(catalogue, version);
         free(version->parts);

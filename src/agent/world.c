@@ -54,7 +54,7 @@ uint64_t world_next_writing(const struct job *job, const char *tag, const char *
 {
         uint64_t writing = 0;
 
-        for (const struct version *version = job->versions; version; version = version->next)
+        for (const struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
                 if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->writing > writing)
                         writing = version->writing;
         for (size_t i = 0; i < job->stored.count && !writing; i++)

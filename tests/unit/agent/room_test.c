@@ -47,6 +47,30 @@ static void tombstones_are_bounded_answer_and_are_in_nobodys_way(void)
         bench_done(&bench, true);
 }
 
+static void a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never(void)
+{
+        const unsigned count = 2 * TOMBSTONE_MAX;
+        struct bench bench;
+        size_t counted = 0;
+        unsigned walks = 0;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < count; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                walks += job_may_have(bench.job, tag);
+                REQUIRE(bench_version(&bench, tag, 1, 0));
+                history_flush(&bench.catalogue, bench.job->lane);
+        }
+        CHECK(walks < count / 4);
+        for (const struct version *version = bench.job->versions; version; version = version->next)
+                CHECK(job_may_have(bench.job, version->tag));
+        for (size_t i = 0; i < TAG_SLOTS; i++)
+                counted += bench.job->tag_counts[i];
+        CHECK(counted == version_count(bench.job)); /* those that are forgotten are not counted any more */
+        bench_done(&bench, true);
+}
+
 static void a_tombstone_that_is_written_again_is_the_next_generation(void)
 {
         struct version *version;
@@ -133,6 +157,7 @@ static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
 }
 
 TAP_MAIN(TEST(tombstones_are_bounded_answer_and_are_in_nobodys_way),
-         TEST(a_tombstone_that_is_written_again_is_the_next_generation),
+         TEST(a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never),
+        TEST(a_tombstone_that_is_written_again_is_the_next_generation),
          TEST(a_tombstone_remembers_who_had_nothing_to_add),
          TEST(nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing))
