@@ -534,8 +534,9 @@ static bool serve_one(struct connection *connection)
  * and such a wake costs as much as the request. Whatever poll says, the receiving says better. */
 static bool next_request(struct connection *connection)
 {
-        if (!connection->inbox.count)
+        if (!connection->inbox.count && !connection->has_come)
                 os->poll(connection->fd, -1);
+        connection->has_come = false;
         return !ipc_receive_request(connection->fd, &connection->inbox, &connection->frame, NULL);
 }
 

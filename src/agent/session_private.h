@@ -18,6 +18,7 @@ struct connection {
         int fd;
         struct session *session; /* NULL until HELLO */
         struct ipc_inbox inbox;
+        bool has_come; /* something can be received, as poll has just said */
         struct ipc_frame frame;
 
         /* A WAIT that is not over. Whoever ends it answers, and posts `answered` when the answer is sent. */

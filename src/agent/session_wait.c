@@ -229,6 +229,7 @@ bool session_await_answer(struct connection *connection)
                         is_ours = wait_slice_over(connection);
                 }
                 is_waiting = connection->is_waiting;
+                connection->has_come = came; /* the next request, when another thread has answered this one */
                 catalogue_unlock(catalogue);
         }
         if (is_ours)
