@@ -118,6 +118,10 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
         plan->generation = version->generation;
         plan->spread = version->spread;
         plan->is_ahead = commit_open(version);
+        if (plan->is_ahead ? version->spread : !lifecycle_complete(version->life.state)) {
+                catalogue_unlock(catalogue);
+                return error_set(error, NEBULA_BUSY, 0, "\"%.200s\" is no longer what was to be written", plan->tag);
+        }
         for (const struct grant *grant = version->grants; grant; grant = grant->next)
                 grant_count++;
         plan->files = calloc(version->file_count + grant_count + 1, sizeof *plan->files);

@@ -1,5 +1,6 @@
 /* Files that are written to storage while their trainer still copies the rest of them. */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 
 #include "agent/agent_client.h"
@@ -29,10 +30,44 @@ static bool open_all(uint64_t nonce, uint32_t world, uint32_t rank, struct test_
         return !client_connect(ret_client, &place);
 }
 
+/* What storage does instead of what it is asked for. */
+enum mood { STORAGE_WORKS, STORAGE_FAILS, STORAGE_HANGS, STORAGE_IS_FULL };
+static _Atomic enum mood mood;
+static _Atomic int moody_count; /* calls that it had to do with */
+
+static int moody_opendir(const char *path, struct os_dir **ret_dir)
+{
+        if (!strncmp(path, place.storage, strlen(place.storage)) && mood != STORAGE_WORKS) {
+                moody_count++;
+                while (mood == STORAGE_HANGS)
+                        usleep(1000);
+                if (mood == STORAGE_FAILS)
+                        return -EIO;
+        }
+        return os_linux.opendir(path, ret_dir);
+}
+
+static int moody_allocate(int fd, uint64_t offset, uint64_t size)
+{
+        if (size == SIZE && mood != STORAGE_WORKS) { /* memory is taken in whole MiB */
+                moody_count++;
+                while (mood == STORAGE_HANGS)
+                        usleep(1000);
+                if (mood == STORAGE_IS_FULL)
+                        return -ENOSPC;
+        }
+        return os_linux.allocate(fd, offset, size);
+}
+
 static bool set_up(uint64_t nonce, uint32_t world)
 {
+        static struct os_table table;
         struct nebula_error error;
 
+        table = os_linux;
+        table.opendir = moody_opendir;
+        table.allocate = moody_allocate;
+        os = &table;
         place_init(&place);
         agent = NULL;
         return !agent_start(&place.place, true, &agent, &error) && open_all(nonce, world, 0, &client);
@@ -43,6 +78,9 @@ static void tear_down(void)
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
+        os = &os_linux;
+        mood = STORAGE_WORKS;
+        moody_count = 0;
 }
 
 /* The bytes of a file of this seed, made once: the agent waits for a second, and sanitizers are slow. */
@@ -299,8 +337,38 @@ static void more_than_a_file_has_cannot_be_copied(void)
         tear_down();
 }
 
+/* Between the choice of a version and its writing lies a scan of storage, which may take its time. */
+static void what_failed_before_its_turn_is_not_written(void)
+{
+        struct ipc_abandon abandon = { .reason = "no more" };
+        struct copying copying;
+        uint64_t other;
+        char path[512];
+
+        mood = STORAGE_FAILS;
+        REQUIRE(set_up(39, 1));
+        for (int i = 0; i < TRIES && !moody_count; i++)
+                usleep(10000);
+        mood = STORAGE_HANGS;
+        moody_count = 0;
+        REQUIRE(copy_some(&client, "global_step1", 1, &copying));
+        CHECK(!copied(&client, &copying, PART, false));
+        for (int i = 0; i < TRIES && !moody_count; i++)
+                usleep(10000);
+        CHECK(moody_count);
+        abandon.image_id = copying.image;
+        CHECK(!ask(&client, IPC_ABANDON, &abandon, sizeof abandon));
+        mood = STORAGE_WORKS;
+        CHECK(!save_whole(&client, "global_step2", 2, &other));
+        CHECK(!wait_for(&client, other, NEBULA_STATE_DURABLE, 20000));
+        CHECK(state_of(&client, copying.version) == NEBULA_STATE_FAILED);
+        CHECK(!inode_of("", "global_step1", path));
+        munmap(copying.data, copying.capacity);
+        tear_down();
+}
+
 TAP_MAIN(TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_a_copy_up_leaves_nothing_in_storage),
          TEST(a_trainer_that_stands_still_holds_up_no_other_version),
          TEST(a_file_that_is_asked_for_again_is_written_as_it_was_saved_last),
          TEST(nothing_is_written_before_all_ranks_will_have_closed), TEST(a_tag_written_again_is_not_written_ahead),
-         TEST(more_than_a_file_has_cannot_be_copied))
+         TEST(more_than_a_file_has_cannot_be_copied), TEST(what_failed_before_its_turn_is_not_written))
