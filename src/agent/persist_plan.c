@@ -29,9 +29,10 @@ void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *sto
         manifest_done(&plan->manifest);
 }
 
-static enum nebula_status add_file(struct plan *plan, const struct plan_file *file, const char *name, struct nebula_error *error)
+static enum nebula_status set_file(struct plan *plan, size_t at, const struct plan_file *file, const char *name,
+                                   struct nebula_error *error)
 {
-        struct plan_file *to = &plan->files[plan->file_count++];
+        struct plan_file *to = &plan->files[at];
 
         *to = *file;
         snprintf(to->name, sizeof to->name, "%s", name);
@@ -40,10 +41,11 @@ static enum nebula_status add_file(struct plan *plan, const struct plan_file *fi
         return name_encode(to->name, to->path, error);
 }
 
-/* What is still being copied. Whoever fails the version lets its images go. */
-static enum nebula_status add_grants(struct plan *plan, const struct version *version, struct nebula_error *error)
+/* What is still being copied, in the order of that: the list begins with the newest. Whoever fails the version lets its images go. */
+static enum nebula_status set_grants(struct plan *plan, const struct version *version, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
+        size_t at = plan->file_count;
 
         for (const struct grant *grant = version->grants; grant && !status; grant = grant->next) {
                 struct plan_file file = {
@@ -51,7 +53,7 @@ static enum nebula_status add_grants(struct plan *plan, const struct version *ve
                         .generation = version->generation, .image = grant->image,
                 };
 
-                status = add_file(plan, &file, grant->name, error);
+                status = set_file(plan, --at, &file, grant->name, error);
         }
         return status;
 }
@@ -125,6 +127,7 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
         for (const struct grant *grant = version->grants; grant; grant = grant->next)
                 grant_count++;
         plan->files = calloc(version->file_count + grant_count + 1, sizeof *plan->files);
+        plan->file_count = plan->files ? version->file_count + (plan->is_ahead ? grant_count : 0) : 0;
         status = plan->files ? take_parts(plan, version, error)
                              : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", version->tag);
         for (size_t i = 0; !status && i < version->file_count; i++) {
@@ -135,10 +138,10 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
                         .chunks = own->chunks, .chunk_count = own->chunk_count,
                 };
 
-                status = add_file(plan, &file, own->name, error);
+                status = set_file(plan, i, &file, own->name, error);
         }
         if (!status && plan->is_ahead)
-                status = add_grants(plan, version, error);
+                status = set_grants(plan, version, error);
         catalogue_unlock(catalogue);
         return status;
 }

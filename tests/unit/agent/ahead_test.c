@@ -101,12 +101,12 @@ static void fill(const struct copying *copying, unsigned seed, size_t from, size
 }
 
 /* The image of a file whose beginning is copied; what follows is something else still. */
-static bool copy_some(struct test_client *from, const char *tag, int64_t goal, struct copying *ret_copying)
+static bool copy_some_of(struct test_client *from, const char *tag, const char *name, int64_t goal, struct copying *ret_copying)
 {
         struct ipc_image request = { .size = SIZE, .format = IPC_FORMAT_RAW, .file_count = goal };
         struct ipc_granted *granted;
 
-        strcpy(request.name, "m");
+        strcpy(request.name, name);
         strcpy(request.tag, tag);
         if (ask(from, IPC_IMAGE, &request, sizeof request))
                 return false;
@@ -118,6 +118,11 @@ static bool copy_some(struct test_client *from, const char *tag, int64_t goal, s
         memset(ret_copying->data, 0xee, SIZE);
         fill(ret_copying, 1, 0, PART);
         return true;
+}
+
+static bool copy_some(struct test_client *from, const char *tag, int64_t goal, struct copying *ret_copying)
+{
+        return copy_some_of(from, tag, "m", goal, ret_copying);
 }
 
 static enum nebula_status copied(struct test_client *from, const struct copying *copying, uint64_t size, bool commits)
@@ -367,8 +372,26 @@ static void what_failed_before_its_turn_is_not_written(void)
         tear_down();
 }
 
+static void files_are_written_in_the_order_in_which_they_are_copied(void)
+{
+        struct copying first, second;
+
+        REQUIRE(set_up(40, 1));
+        REQUIRE(copy_some_of(&client, "global_step1", "first", 2, &first) && copy_some_of(&client, "global_step1", "second", 2, &second));
+        CHECK(!copied(&client, &first, PART, false) && await_written(&first, "global_step1"));
+        fill(&first, 1, PART, SIZE);
+        fill(&second, 1, PART, SIZE);
+        CHECK(!captured_all(&client, &first, false) && !captured_all(&client, &second, false));
+        CHECK(!wait_for(&client, first.version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(!load(&client, first.version, "first", 1, SIZE, NULL) && !load(&client, first.version, "second", 1, SIZE, NULL));
+        munmap(first.data, first.capacity);
+        munmap(second.data, second.capacity);
+        tear_down();
+}
+
 TAP_MAIN(TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_a_copy_up_leaves_nothing_in_storage),
          TEST(a_trainer_that_stands_still_holds_up_no_other_version),
          TEST(a_file_that_is_asked_for_again_is_written_as_it_was_saved_last),
          TEST(nothing_is_written_before_all_ranks_will_have_closed), TEST(a_tag_written_again_is_not_written_ahead),
-         TEST(more_than_a_file_has_cannot_be_copied), TEST(what_failed_before_its_turn_is_not_written))
+         TEST(more_than_a_file_has_cannot_be_copied), TEST(what_failed_before_its_turn_is_not_written),
+         TEST(files_are_written_in_the_order_in_which_they_are_copied))
