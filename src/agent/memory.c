@@ -410,17 +410,13 @@ void memory_set_copied(struct image *image, uint64_t copied)
         os->futex_wake(&image->copied_turn);
 }
 
-bool memory_await_copied(struct image *image, uint64_t size, int64_t patience_ms)
+uint64_t memory_await_copied(struct image *image, uint64_t size, int64_t timeout_ms)
 {
-        for (;;) {
-                uint32_t turn = atomic_load(&image->copied_turn);
-                uint64_t copied = atomic_load(&image->copied);
+        uint32_t turn = atomic_load(&image->copied_turn);
 
-                if (copied == IMAGE_GIVEN_UP || copied >= size)
-                        return copied != IMAGE_GIVEN_UP;
-                if (os->futex_wait(&image->copied_turn, turn, patience_ms) == -ETIMEDOUT)
-                        return false;
-        }
+        if (atomic_load(&image->copied) < size)
+                os->futex_wait(&image->copied_turn, turn, timeout_ms);
+        return atomic_load(&image->copied);
 }
 
 void memory_prefault(struct image *image)

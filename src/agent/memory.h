@@ -106,8 +106,8 @@ uint64_t memory_free_bytes(const struct memory *memory, const void *job); /* in 
 enum nebula_status memory_map(struct image *image, void **ret_data, struct nebula_error *error);
 void memory_unmap(struct image *image);
 void memory_set_copied(struct image *image, uint64_t copied);
-/* Until `size` bytes from its beginning are as they will be. False: there will never be so many, or for `patience_ms` there were no more. */
-bool memory_await_copied(struct image *image, uint64_t size, int64_t patience_ms);
+/* Until `size` bytes from its beginning are as they will be, or there are some more, or `timeout_ms` have passed: how many there are. */
+uint64_t memory_await_copied(struct image *image, uint64_t size, int64_t timeout_ms);
 /* Makes the pages of a mapped image. Its bytes stay: a trainer may be copying into it already. */
 void memory_prefault(struct image *image);
 /* A descriptor that can only read; the image is exposed from now on. */

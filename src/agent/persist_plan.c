@@ -89,7 +89,7 @@ static bool is_as_planned(struct plan *plan, struct version *version)
 enum nebula_status plan_await_commit(struct catalogue *catalogue, struct version *version, struct plan *plan,
                                      struct nebula_error *error)
 {
-        int64_t left_ns, until_ns = os->now_ns() + AHEAD_PATIENCE_MS * INT64_C(1000000);
+        int64_t left_ns, until_ns = os->now_ns() + AHEAD_PATIENCE_NS;
         enum nebula_status status;
 
         catalogue_lock(catalogue);

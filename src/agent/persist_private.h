@@ -62,11 +62,15 @@ struct sealing {
         struct plan_file *files;
         size_t file_count;
         bool is_ahead;
+        _Atomic bool is_vain; /* what is summed will not be written: nothing more is waited for */
+        int64_t held_up_ns;   /* for so long others waited for storage, and this for its trainer */
         enum nebula_status status;
         struct nebula_error error;
 };
 
-#define AHEAD_PATIENCE_MS 1000 /* a trainer that stands still does not hold up its storage */
+/* A trainer that stands still does not hold up its storage; nor does one that is slow, where others wait. */
+#define AHEAD_PATIENCE_NS INT64_C(1000000000)
+#define AHEAD_LOOK_MS 100
 
 void *sealing_run(void *sealing); /* ends every feed, also when it fails */
 /* The checksums belong to the version from now on, if it has the file. */

@@ -5,14 +5,22 @@
 
 #include "agent/background.h"
 #include "agent/persist_private.h"
+#include "agent/worker.h"
 #include "base/error.h"
 #include "image/image.h"
+#include "os/os.h"
+
+/* A file that is being summed. */
+struct flowing {
+        struct sealing *sealing;
+        struct plan_file *file;
+};
 
 static void tell(void *argument, uint64_t offset)
 {
-        struct plan_file *file = argument;
+        struct flowing *flowing = argument;
 
-        bulk_feed_tell(&file->feed, offset);
+        bulk_feed_tell(&flowing->file->feed, offset);
 }
 
 /* So that another try, or a copy for a peer, need not compute them again. */
@@ -30,25 +38,51 @@ void sealing_keep_chunks(struct version *version, struct plan_file *file)
 /* One at a time: the persist worker and the replica thread may want the same image, and the second finds it done. */
 static pthread_mutex_t seal_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* Whether there may be another wait after one of `waited_ns`. */
+static bool may_wait(struct sealing *sealing, int64_t waited_ns)
+{
+        bool is_held_up, is_stopping;
+
+        catalogue_lock(sealing->catalogue);
+        is_held_up = worker_has_other(sealing->catalogue, sealing->version);
+        is_stopping = sealing->catalogue->stopping;
+        catalogue_unlock(sealing->catalogue);
+        sealing->held_up_ns += is_held_up ? waited_ns : 0;
+        return !is_stopping && !sealing->is_vain && sealing->held_up_ns < AHEAD_PATIENCE_NS;
+}
+
 /* Others seal meanwhile, though not this image: it becomes theirs when it is whole. */
 static bool await_copied(void *argument, uint64_t size)
 {
-        struct plan_file *file = argument;
-        bool is_there;
+        struct flowing *flowing = argument;
+        struct image *image = flowing->file->image;
+        uint64_t copied = atomic_load(&image->copied), before = copied;
+        int64_t begun_ns, moved_ns, now_ns;
+        bool goes_on = true;
 
-        if (atomic_load(&file->image->copied) >= size)
-                return atomic_load(&file->image->copied) != IMAGE_GIVEN_UP;
+        if (copied >= size)
+                return copied != IMAGE_GIVEN_UP;
         pthread_mutex_unlock(&seal_lock);
-        is_there = memory_await_copied(file->image, size, AHEAD_PATIENCE_MS);
+        begun_ns = moved_ns = os->now_ns();
+        while (goes_on && copied < size) {
+                copied = memory_await_copied(image, size, AHEAD_LOOK_MS);
+                now_ns = os->now_ns();
+                moved_ns = copied != before ? now_ns : moved_ns;
+                goes_on = may_wait(flowing->sealing, now_ns - begun_ns) && now_ns - moved_ns < AHEAD_PATIENCE_NS;
+                before = copied;
+                begun_ns = now_ns;
+        }
         pthread_mutex_lock(&seal_lock);
-        return is_there;
+        return copied >= size && copied != IMAGE_GIVEN_UP;
 }
 
-static enum nebula_status seal_file(struct catalogue *catalogue, struct version *version, struct plan_file *file, bool is_ahead,
-                                    struct nebula_error *error)
+static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *file, struct nebula_error *error)
 {
+        struct catalogue *catalogue = sealing->catalogue;
+        struct version *version = sealing->version;
         struct bulk_feed *feed = file->feed.offsets ? &file->feed : NULL;
-        const struct image_flow flow = { is_ahead ? await_copied : NULL, feed ? tell : NULL, file };
+        struct flowing flowing = { sealing, file };
+        const struct image_flow flow = { sealing->is_ahead ? await_copied : NULL, feed ? tell : NULL, &flowing };
         const struct agent_file *own;
         enum nebula_status status;
         void *data;
@@ -87,7 +121,7 @@ static void seal(void *argument)
                 struct plan_file *file = &sealing->files[i];
 
                 if (!file->carried && !sealing->status)
-                        sealing->status = seal_file(sealing->catalogue, sealing->version, file, sealing->is_ahead, &sealing->error);
+                        sealing->status = seal_file(sealing, file, &sealing->error);
                 if (file->feed.offsets)
                         bulk_feed_end(&file->feed);
         }

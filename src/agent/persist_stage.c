@@ -61,6 +61,7 @@ enum nebula_status persist_stage(struct catalogue *catalogue, struct version *ve
                 if (!is_started)
                         sealing_run(&sealing);
                 status = store->ops->stage(store, objects, count, &plan->staged, error);
+                sealing.is_vain = status != NEBULA_OK;
                 if (is_started)
                         pthread_join(thread, NULL);
                 if (sealing.status) { /* then no record will name what was written */

@@ -102,7 +102,9 @@ static struct version *version_ahead(const struct catalogue *catalogue, const st
         struct persist_entry entry = { .committed = true };
         int64_t at;
 
-        for (struct version *version = job->persist_path[0] && !job->attempt ? job->live : NULL; version; version = version->next_live) {
+        if (!job->persist_path[0] || job->attempt || catalogue->draining)
+                return NULL;
+        for (struct version *version = job->live; version; version = version->next_live) {
                 if (version->tried_ahead || !commit_foreseen(catalogue, version))
                         continue;
                 entry.wanted = version->wanted;
@@ -113,7 +115,7 @@ static struct version *version_ahead(const struct catalogue *catalogue, const st
         return NULL;
 }
 
-static struct version *due_version(const struct catalogue *catalogue, struct job *job, int64_t now, int64_t *due)
+static struct version *due_version(struct job *job, int64_t now, int64_t *due)
 {
         struct persist_entry *entries;
         struct version **versions;
@@ -123,7 +125,7 @@ static struct version *due_version(const struct catalogue *catalogue, struct job
         for (struct version *version = job->live; version; version = version->next_live)
                 count += is_ready(version, now, due);
         if (!count)
-                return version_ahead(catalogue, job, now, due);
+                return NULL;
         if (job->retry_at_ns > now) {
                 *due = earlier(*due, job->retry_at_ns);
                 return NULL;
@@ -142,6 +144,33 @@ static struct version *due_version(const struct catalogue *catalogue, struct job
         free(entries);
         free(versions);
         return version;
+}
+
+/* Of all jobs of the lane, which take turns: the one that started longest ago comes first. */
+static struct version *next_version(const struct catalogue *catalogue, const struct lane *lane, bool is_ahead, int64_t now, int64_t *due)
+{
+        struct version *next = NULL;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                struct version *version = job->lane != lane ? NULL : is_ahead ? version_ahead(catalogue, job, now, due)
+                                                                              : due_version(job, now, due);
+
+                if (version && (!next || job->last_start_ns < next->job->last_start_ns))
+                        next = version;
+        }
+        return next;
+}
+
+bool worker_has_other(struct catalogue *catalogue, const struct version *version)
+{
+        const struct lane *lane = version->job->lane;
+        int64_t now = os->now_ns(), due = INT64_MAX;
+        const struct version *next = next_version(catalogue, lane, false, now, &due);
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && ((job->scan_due && job->retry_at_ns <= now) || publish_pending(catalogue, job)))
+                        return true;
+        return next && next != version;
 }
 
 /* 0.5 s, doubling to 30 s, each by up to a quarter longer or shorter, so that many agents do not knock in step. */
@@ -302,7 +331,7 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
 /* One piece of storage work of the lane. False when none is due. */
 static bool work_once(struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
 {
-        struct version *oldest = NULL;
+        struct version *version;
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 if (job->lane == lane && world_work(catalogue, job, now, due))
@@ -316,16 +345,12 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 if (job->lane == lane && publish_work(catalogue, job, now, due))
                         return true;
-        /* Jobs take turns: the one that started longest ago comes first. */
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                struct version *version = job->lane == lane ? due_version(catalogue, job, now, due) : NULL;
-
-                if (version && (!oldest || job->last_start_ns < oldest->job->last_start_ns))
-                        oldest = version;
-        }
-        if (!oldest)
+        version = next_version(catalogue, lane, false, now, due);
+        if (!version)
+                version = next_version(catalogue, lane, true, now, due);
+        if (!version)
                 return false;
-        persist_one(catalogue, oldest);
+        persist_one(catalogue, version);
         return true;
 }
 

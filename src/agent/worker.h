@@ -24,6 +24,8 @@ void *worker_main(void *catalogue);
 void *keeper_main(void *catalogue);
 /* Something is to be persisted, or on its way (lock held). job NULL: any. */
 bool worker_pending(const struct catalogue *catalogue, const struct job *job);
+/* The storage of this version has something else to do by now (lock held). */
+bool worker_has_other(struct catalogue *catalogue, const struct version *version);
 /* Marks every committed version that is in memory as wanted (lock held). */
 void worker_want_all(struct catalogue *catalogue, struct job *job);
 /* Gives back the pages of doomed images; drops the lock meanwhile (lock held). True when there were any. */

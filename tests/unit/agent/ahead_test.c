@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 
 #include "agent/agent_client.h"
 #include "tap.h"
@@ -193,6 +194,14 @@ static ino_t await_written(const struct copying *copying, const char *tag)
                 usleep(10000);
         }
         return 0;
+}
+
+/* A slow trainer: one byte more in 10 ms. */
+static bool copy_slowly(const struct copying *copying, size_t i)
+{
+        fill(copying, 1, PART + i, PART + i + 1);
+        usleep(10000);
+        return !copied(&client, copying, PART + i + 1, true);
 }
 
 static void what_is_copied_is_written_while_the_rest_follows(void)
@@ -389,9 +398,124 @@ static void files_are_written_in_the_order_in_which_they_are_copied(void)
         tear_down();
 }
 
+static void others_wait_for_no_trainer_that_copies_slowly(void)
+{
+        struct copying copying;
+        uint64_t other;
+        size_t i = 0;
+
+        REQUIRE(set_up(41, 1) && copy_some(&client, "global_step1", 1, &copying));
+        CHECK(!copied(&client, &copying, PART, false) && await_written(&copying, "global_step1"));
+        CHECK(!save_whole(&client, "global_step2", 2, &other));
+        while (i < TRIES && copy_slowly(&copying, TRIES + i) && state_of(&client, other) != NEBULA_STATE_DURABLE)
+                i++;
+        CHECK(state_of(&client, other) == NEBULA_STATE_DURABLE);
+        CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
+        fill(&copying, 1, PART, SIZE);
+        CHECK(!captured_all(&client, &copying, false));
+        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
+        munmap(copying.data, copying.capacity);
+        tear_down();
+}
+
+static bool persists(struct test_client *from)
+{
+        const struct ipc_report request = { .report = NEBULA_REPORT_STATUS };
+        char *text = ask(from, IPC_REPORT, &request, sizeof request) ? NULL : strndup(from->frame.payload, from->frame.header.size);
+        bool result = text && strstr(text, "\"persisting\":true");
+
+        free(text);
+        return result;
+}
+
+static void a_full_disk_is_not_waited_for_a_trainer(void)
+{
+        struct copying copying;
+        size_t i = 0;
+
+        REQUIRE(set_up(42, 1) && copy_some(&client, "global_step1", 1, &copying));
+        mood = STORAGE_IS_FULL;
+        CHECK(!copied(&client, &copying, PART, false));
+        while (i < TRIES && copy_slowly(&copying, i) && !(moody_count && !persists(&client)))
+                i++;
+        CHECK(moody_count && !persists(&client));
+        CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
+        fill(&copying, 1, PART, SIZE);
+        CHECK(!captured_all(&client, &copying, false));
+        mood = STORAGE_WORKS;
+        CHECK(!flush(&client, "", 20000));
+        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
+        munmap(copying.data, copying.capacity);
+        tear_down();
+}
+
+/* A version that is being written, and stays so until storage is in a better mood. */
+static bool hold_up_storage(struct test_client *from, struct copying *ret_copying)
+{
+        mood = STORAGE_HANGS;
+        if (!copy_some(from, "global_step1", 1, ret_copying) || captured_all(from, ret_copying, false))
+                return false;
+        for (int i = 0; i < TRIES && !moody_count; i++)
+                usleep(10000);
+        return moody_count;
+}
+
+static void who_is_told_to_end_begins_nothing_more_ahead(void)
+{
+        static struct test_client stopper;
+        const struct ipc_stop stop = { 0 };
+        struct pollfd answer = { .events = POLLIN };
+        struct copying first, second;
+        size_t i = 0;
+
+        REQUIRE(set_up(43, 1) && hold_up_storage(&client, &first) && open_all(44, 1, 0, &stopper));
+        REQUIRE(copy_some(&client, "global_step2", 1, &second));
+        REQUIRE(!ipc_send(stopper.fd, IPC_STOP, NEBULA_OK, &stop, sizeof stop, -1, &stopper.error));
+        while (i < 20 && copy_slowly(&second, i))
+                i++;
+        mood = STORAGE_WORKS;
+        answer.fd = stopper.fd;
+        while (i < TRIES && !poll(&answer, 1, 0) && copy_slowly(&second, i))
+                i++;
+        CHECK(poll(&answer, 1, 0) == 1);
+        munmap(first.data, first.capacity);
+        munmap(second.data, second.capacity);
+        client_done(&stopper);
+        tear_down();
+}
+
+static void what_is_whole_is_written_before_what_is_not(void)
+{
+        static struct test_client other;
+        struct copying first, ahead;
+        uint64_t whole;
+        size_t i = 0;
+        char path[512];
+
+        REQUIRE(set_up(45, 1));
+        client_init(&other, &place, 46);
+        strcpy(other.hello.job, "other");
+        REQUIRE(!client_connect(&other, &place) && hold_up_storage(&other, &first));
+        REQUIRE(copy_some(&client, "global_step2", 1, &ahead)); /* of a job that storage had nothing of so far */
+        CHECK(!copied(&client, &ahead, PART, false) && !save_whole(&other, "global_step3", 2, &whole));
+        mood = STORAGE_WORKS;
+        while (i < TRIES && copy_slowly(&ahead, i) && state_of(&other, whole) != NEBULA_STATE_DURABLE) {
+                CHECK(!inode_of("global_step2/.nebula", "tmp-", path));
+                i++;
+        }
+        CHECK(state_of(&other, whole) == NEBULA_STATE_DURABLE);
+        munmap(first.data, first.capacity);
+        munmap(ahead.data, ahead.capacity);
+        client_done(&other);
+        tear_down();
+}
+
 TAP_MAIN(TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_a_copy_up_leaves_nothing_in_storage),
          TEST(a_trainer_that_stands_still_holds_up_no_other_version),
          TEST(a_file_that_is_asked_for_again_is_written_as_it_was_saved_last),
          TEST(nothing_is_written_before_all_ranks_will_have_closed), TEST(a_tag_written_again_is_not_written_ahead),
          TEST(more_than_a_file_has_cannot_be_copied), TEST(what_failed_before_its_turn_is_not_written),
-         TEST(files_are_written_in_the_order_in_which_they_are_copied))
+         TEST(files_are_written_in_the_order_in_which_they_are_copied), TEST(others_wait_for_no_trainer_that_copies_slowly),
+         TEST(a_full_disk_is_not_waited_for_a_trainer), TEST(who_is_told_to_end_begins_nothing_more_ahead),
+         TEST(what_is_whole_is_written_before_what_is_not))
