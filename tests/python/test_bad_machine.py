@@ -82,6 +82,7 @@ BIG_SAVE = """
     second.save("m.pt", big)
     say("saved")
     second.commit()
+    second.wait("committed", 60)
     say("committed")
     second.wait("durable", 120)
     say("durable")
@@ -132,9 +133,11 @@ def test_a_trainer_killed_while_it_copies_leaves_the_version_before(place, monke
     assert nebulaml.get_checkpoint("global_step2") is None
 
 
-def test_a_trainer_killed_while_the_agent_persists_has_its_version_made_durable(place):
+def test_a_trainer_killed_while_the_agent_persists_has_its_version_made_durable(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "200")  # a second and more
     process = place.trainer(BIG_SAVE, place.storage)
     folder = place.storage / "global_step2" / ".nebula"
+    assert [process.stdout.readline() for _ in range(3)] == ["ready\n", "saved\n", "committed\n"]
     until(lambda: any(folder.glob("tmp-*")))
     process.kill()
     process.stdout.close()
