@@ -63,7 +63,8 @@ struct sealing {
         size_t file_count;
         bool is_ahead;
         _Atomic bool is_vain; /* what is summed will not be written: nothing more is waited for */
-        int64_t held_up_ns;   /* for so long others waited for storage, and this for its trainer */
+        int64_t waited_ns;    /* for its trainer, since it was looked whether others wait for storage */
+        int64_t held_up_ns;   /* for so long they waited, and this for its trainer */
         enum nebula_status status;
         struct nebula_error error;
 };

@@ -38,16 +38,20 @@ void sealing_keep_chunks(struct version *version, struct plan_file *file)
 /* One at a time: the persist worker and the replica thread may want the same image, and the second finds it done. */
 static pthread_mutex_t seal_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Whether there may be another wait after one of `waited_ns`. */
+/* Whether there may be another wait after one of `waited_ns`. Looks at times only: this thread is of low priority, and others want the lock. */
 static bool may_wait(struct sealing *sealing, int64_t waited_ns)
 {
         bool is_held_up, is_stopping;
 
+        sealing->waited_ns += waited_ns;
+        if (sealing->waited_ns < AHEAD_LOOK_MS * INT64_C(1000000))
+                return !sealing->is_vain;
         catalogue_lock(sealing->catalogue);
         is_held_up = worker_has_other(sealing->catalogue, sealing->version);
         is_stopping = sealing->catalogue->stopping;
         catalogue_unlock(sealing->catalogue);
-        sealing->held_up_ns += is_held_up ? waited_ns : 0;
+        sealing->held_up_ns += is_held_up ? sealing->waited_ns : 0;
+        sealing->waited_ns = 0;
         return !is_stopping && !sealing->is_vain && sealing->held_up_ns < AHEAD_PATIENCE_NS;
 }
 
