@@ -215,20 +215,22 @@ enum nebula_status cow_wait(struct cow_capture *capture, int64_t timeout_ms, str
         return state == COW_STATE_DONE ? NEBULA_OK : failure_describe(capture, error);
 }
 
-uint64_t cow_copied(const struct cow_capture *capture)
+uint64_t cow_copied(struct cow_capture *capture)
 {
         uint32_t state = atomic_load(&capture->state);
         uint64_t copied = UINT64_MAX;
         struct cow_engine *engine;
+        size_t *turn = &capture->blocks.done_turns;
 
         if (state == COW_STATE_DONE)
                 return UINT64_MAX;
         if (state != COW_STATE_RUNNING || capture->pid != os->pid() || cow_engine_get(&engine, NULL) != NEBULA_OK)
                 return 0;
         pthread_mutex_lock(&engine->blocks_lock);
-        for (size_t i = 0; i < capture->chunk_count; i++)
-                if (capture->chunks[i].state != COW_CHUNK_DONE && capture->chunks[i].image_offset < copied)
-                        copied = capture->chunks[i].image_offset;
+        while (*turn < capture->chunk_count && capture->chunks[capture->order[*turn]].state == COW_CHUNK_DONE)
+                (*turn)++;
+        if (*turn < capture->chunk_count)
+                copied = capture->chunks[capture->order[*turn]].image_offset;
         if (capture->blocks.failure != COW_FAILURE_NONE)
                 copied = 0;
         pthread_mutex_unlock(&engine->blocks_lock);

@@ -249,6 +249,12 @@ static void chunks_order(struct cow_capture *capture, const struct cow_part **by
         for (size_t k = 0; k < capture->chunk_count; k++) /* pages between parts */
                 if (capture->chunks[k].image_offset == UINT64_MAX)
                         chunk_queue(capture, k, &turn);
+        while (turn-- > 1) { /* so that one look says how far the image is copied */
+                struct cow_chunk *chunk = &capture->chunks[capture->order[turn - 1]];
+                uint64_t later = capture->chunks[capture->order[turn]].image_offset;
+
+                chunk->image_offset = chunk->image_offset < later ? chunk->image_offset : later;
+        }
 }
 
 /* One mapping of its own for the capture and its arrays; parts that merely share bytes with others get their reach. */

@@ -71,7 +71,7 @@ enum cow_chunk_state { COW_CHUNK_WAITING, COW_CHUNK_COPYING, COW_CHUNK_DONE };
 
 struct cow_chunk {
         uint64_t block;        /* address */
-        uint64_t image_offset; /* of the first byte that goes into the image from there; UINT64_MAX: none does */
+        uint64_t image_offset; /* of the first byte that goes into the image from it or a later one in `order`; UINT64_MAX: none does */
         uint32_t first_span, turn; /* turn: its place in `order` */
         uint32_t state;
         int64_t fault_since_ns; /* when a writer began to wait for it; 0: none does */
@@ -106,6 +106,7 @@ struct cow_capture {
                 enum cow_failure failure;
                 uint64_t failure_address;
                 size_t left;    /* chunks not DONE */
+                size_t done_turns; /* so many at the beginning of `order` were seen to be DONE */
                 size_t cursor;  /* where in `order` workers look next: behind the newest fault */
                 uint32_t active; /* threads that copy into the image now */
                 struct cow_stats stats;
