@@ -59,6 +59,7 @@ static void job_free(struct catalogue *catalogue, struct job **link)
                 version_free(catalogue, job->versions);
         manifest_scan_done(&job->stored);
         store_close(job->store);
+        free(job->gone);
         free(job);
 }
 

@@ -116,6 +116,10 @@ struct version {
         struct part *idle_parts; /* ranks that closed this whole tag again with nothing written (see commit.c) */
         size_t idle_count;
 };
+/* A rank that has left its job. */
+struct gone {
+        uint32_t rank, pid;
+};
 /* A storage path, "" included: its jobs share a worker, so that storage that hangs holds up nobody else (worker.h). */
 struct lane {
         struct lane *next;
@@ -156,6 +160,9 @@ struct job {
         struct publish *publishes; /* oldest request first (publish.h) */
         uint32_t publish_attempt; /* tries in vain since one that was not */
         int64_t idle_since_ns; /* when the last session left */
+        struct gone *gone;     /* of run gone_run; who comes back is taken off */
+        size_t gone_count;
+        char gone_run[IPC_NAME_MAX];
         uint32_t pins;         /* threads that use it without the lock, or while they wait, and hold nothing else of it */
         int64_t left_ns;       /* since when catalogue_forget_jobs knows that it is not needed; 0: it is */
         bool has_peers;        /* replica.h knows it: it stays */

@@ -605,8 +605,69 @@ void commit_carry_stored(struct catalogue *catalogue, struct job *job, bool is_f
         }
 }
 
+void commit_session_began(const struct session *session)
+{
+        struct job *job = session->job;
+
+        if (strcmp(job->gone_run, session->run))
+                job->gone_count = 0;
+        memcpy(job->gone_run, session->run, sizeof job->gone_run);
+        for (size_t i = 0; i < job->gone_count; i++)
+                if (job->gone[i].rank == session->rank)
+                        job->gone[i--] = job->gone[--job->gone_count];
+}
+
+static bool has_come_back(const struct catalogue *catalogue, const struct session *session)
+{
+        for (const struct session *other = catalogue->sessions; other; other = other->next)
+                if (other != session && other->job == session->job && other->rank == session->rank && other->role == IPC_ROLE_TRAINER &&
+                    other->connection_count)
+                        return true;
+        return false;
+}
+
+/* Without memory for it, those who wait for this rank do so until their time is up. */
+static void remember_gone(const struct catalogue *catalogue, const struct session *session)
+{
+        struct job *job = session->job;
+        struct gone *gone;
+
+        if (!session->run[0] || strcmp(session->run, job->run) || has_come_back(catalogue, session))
+                return;
+        commit_session_began(session);
+        gone = realloc(job->gone, (job->gone_count + 1) * sizeof *gone);
+        if (!gone)
+                return;
+        gone[job->gone_count++] = (struct gone){ session->rank, session->pid };
+        job->gone = gone;
+}
+
+/* A rank whom this version waits for, as every one of its run, and who left before it had begun it; NULL: none. */
+static const struct gone *missed_rank(struct version *version)
+{
+        const struct job *job = version->job;
+
+        if (version->file_goal != NEBULA_FILES_ALL_RANKS || version->adopted || strcmp(version->run, job->gone_run))
+                return NULL;
+        for (size_t i = 0; i < job->gone_count; i++)
+                if (job->gone[i].rank < version->world && !version_part(version, job->gone[i].rank))
+                        return &job->gone[i];
+        return NULL;
+}
+
+static void fail_without(struct catalogue *catalogue, struct version *version)
+{
+        const struct gone *gone = missed_rank(version);
+
+        if (gone)
+                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,
+                             version->tag);
+}
+
 void commit_check(struct catalogue *catalogue, struct version *version)
 {
+        if (commit_open(version))
+                fail_without(catalogue, version);
         if (!commit_open(version))
                 return;
         if (world_is_spread(catalogue, version)) {
@@ -732,10 +793,13 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
 {
         struct version *next;
 
+        remember_gone(catalogue, session);
         for (struct version *version = session->job->versions; version; version = next) {
                 struct part *part = version_part(version, session->rank);
 
                 next = version->next;
+                if (commit_open(version) && !part)
+                        fail_without(catalogue, version);
                 if (commit_open(version) && part && part->nonce == session->nonce &&
                     commit_rank_ended(catalogue, version, session->rank))
                         next = version->next; /* when this one became complete, the one behind it may have been forgotten */

@@ -47,6 +47,8 @@ void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t ra
 bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank);
 /* Open-ended parts of processes that have died are closed now: the end of their connections may not have been read yet. */
 void commit_close_dead(struct catalogue *catalogue, struct job *job);
+/* A trainer has joined its job; or left it, by its end or for another job. */
+void commit_session_began(const struct session *session);
 void commit_session_ended(struct catalogue *catalogue, struct session *session);
 /* Open-ended versions that have been quiet; returns when to call again, INT64_MAX: no need. */
 int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);

@@ -145,6 +145,8 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
         if (!connection->session)
                 session->connection_count++;
         connection->session = session;
+        if (hello->role == IPC_ROLE_TRAINER)
+                commit_session_began(session);
         if (hello->role == IPC_ROLE_TRAINER && !is_another)
                 catalogue_job_configure(catalogue, job, hello);
         if (!is_another) /* one more connection, for a wait, brings nothing new */

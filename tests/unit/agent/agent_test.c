@@ -284,6 +284,67 @@ static void a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing(vo
         place_done(&place);
 }
 
+/* As a rank that a framework killed, or that ran out of memory. */
+static uint32_t dead_pid(void)
+{
+        pid_t pid = fork();
+
+        if (!pid)
+                _exit(0);
+        waitpid(pid, NULL, 0);
+        return (uint32_t)pid;
+}
+
+static bool enter_as(struct test_client *client, uint64_t nonce, uint32_t rank, uint32_t pid)
+{
+        client_init(client, &place, nonce);
+        client->hello.world = client->hello.local_world = 2;
+        client->hello.rank = rank;
+        client->hello.pid = pid;
+        strcpy(client->hello.run, "r");
+        return !client_connect(client, &place);
+}
+
+static void a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began(void)
+{
+        static struct test_client first, second;
+        struct agent *agent;
+        struct ipc_granted grant;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter_as(&first, 401, 0, (uint32_t)getpid()) && enter_as(&second, 402, 1, dead_pid()));
+        version = begin(&first, "global_step1", NEBULA_FILES_ALL_RANKS);
+        CHECK(!save(&first, version, "a", 1, 5000) && !of_version(&first, IPC_COMMIT, version));
+        CHECK(wait_for(&first, version, NEBULA_STATE_COMMITTED, 100) == NEBULA_TIMEOUT);
+        client_done(&second);
+        CHECK(wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000) == NEBULA_FAILED);
+        CHECK(strstr(first.error.message, "rank 1 "));
+
+        /* It has ended before the others began. */
+        version = begin(&first, "global_step2", NEBULA_FILES_ALL_RANKS);
+        CHECK(!save(&first, version, "a", 2, 5000) && of_version(&first, IPC_COMMIT, version) != NEBULA_TIMEOUT);
+        CHECK(wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000) == NEBULA_FAILED);
+        CHECK(strstr(first.error.message, "rank 1 "));
+
+        /* N files may be all of one rank's. */
+        version = begin(&first, "global_step3", 1);
+        CHECK(!save(&first, version, "a", 3, 5000) && !wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000));
+
+        /* It comes back, in the same run. */
+        REQUIRE(enter_as(&second, 403, 1, (uint32_t)getpid()));
+        version = begin(&first, "global_step4", NEBULA_FILES_ALL_RANKS);
+        CHECK(!save(&first, version, "a", 4, 5000) && !of_version(&first, IPC_COMMIT, version));
+        CHECK(wait_for(&first, version, NEBULA_STATE_COMMITTED, 100) == NEBULA_TIMEOUT);
+        CHECK(!copy_image(&second, version, "b", 5, 5000, &grant) && !captured(&second, grant.image_id));
+        CHECK(!of_version(&second, IPC_COMMIT, version) && !wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000));
+        client_done(&second);
+        client_done(&first);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static void steady_memory_is_the_retained_versions_and_their_images_serve_again(void)
 {
         struct test_client client;
@@ -846,6 +907,7 @@ TAP_MAIN(TEST(a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_m
          TEST(a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks),
          TEST(an_image_that_is_asked_for_again_is_the_only_one_waited_for),
          TEST(a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing),
+         TEST(a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
          TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),

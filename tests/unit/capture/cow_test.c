@@ -1157,7 +1157,7 @@ static bool watch_copying(unsigned char *memory, unsigned char *image, const uns
         memset(image, 0x77, size);
         capture = start(image, parts, 4);
         CHECK(cow_copied(capture) == 0);
-        memory[4 * part_size - 1] ^= 1; /* the last byte of what comes first in the image */
+        memory[3 * part_size] ^= 1; /* copies go on behind what is written: here, what comes first in the image */
         while (copied != UINT64_MAX) {
                 uint64_t end;
 
@@ -1170,7 +1170,7 @@ static bool watch_copying(unsigned char *memory, unsigned char *image, const uns
         }
         CHECK(before == size && complete(capture));
         cow_free(capture);
-        memory[4 * part_size - 1] ^= 1;
+        memory[3 * part_size] ^= 1;
         return was_between;
 }
 
