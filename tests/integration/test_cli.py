@@ -634,7 +634,14 @@ def test_stop_on_slow_storage_says_what_it_waits_for_and_can_be_given_up(run, ne
     assert told["error"]["status"] == "timeout"
 
     environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime")}
-    waiting = subprocess.Popen([nebula, "stop"], stderr=subprocess.PIPE, text=True, env=environment, stdin=subprocess.DEVNULL)
+    waiting = subprocess.Popen(
+        [nebula, "stop"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background has it ignored
+    )
     assert "Ctrl-C leaves the agent running" in waiting.stderr.readline()
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(timeout=20) == -signal.SIGINT
