@@ -9,7 +9,7 @@
  *      NEBULA_FILES_OPEN         every part that was begun is closed, and no other rank is about to begin one
  *
  * A tag that is saved again starts the next generation, a version of its own;
- * files that it does not write carry over from the generation before when it
+ * files that it does not write carry over from the generation before (carry.h) when it
  * becomes complete. A rank that has nothing to write may close the whole tag again
  * before another rank's first save has begun the next generation; that is
  * remembered (idle_parts), so that the new one does not wait for it for ever.
@@ -54,9 +54,6 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session);
 int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);
 /* Completes `version` if its rule is met. */
 void commit_check(struct catalogue *catalogue, struct version *version);
-/* Adds what an older generation in storage holds to versions that were committed before storage was known, and at the first
- * scan makes them newer than all that lies there. */
-void commit_carry_stored(struct catalogue *catalogue, struct job *job, bool is_first);
 /* Whether WAIT for `state` by this session is over. */
 bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state);
 bool commit_open(const struct version *version);

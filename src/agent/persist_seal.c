@@ -103,12 +103,13 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
         if (!status && !file->chunks) {
                 status = image_seal_flowing(data, file->size, file->is_zip, IMAGE_CHUNK_BYTES, &flow, &file->chunks, &file->chunk_count,
                                             error);
-                if (status)
+                if (status) {
                         error_prefix(error, "file \"%.100s\" in memory is not what its trainer promised", file->name);
-                catalogue_lock(catalogue);
-                if (!status)
+                } else {
+                        catalogue_lock(catalogue);
                         sealing_keep_chunks(version, file);
-                catalogue_unlock(catalogue);
+                        catalogue_unlock(catalogue);
+                }
         } else if (!status && feed) {
                 bulk_feed_tell_all(feed);
         }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/carry.h"
 #include "agent/commit.h"
 #include "agent/log.h"
 #include "agent/retain.h"
@@ -79,7 +80,7 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         job->stored = scan;
         is_first = !job->scanned;
         job->scanned = true;
-        commit_carry_stored(catalogue, job, is_first);
+        carry_stored(catalogue, job, is_first);
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
         return NEBULA_OK;

@@ -193,6 +193,8 @@ enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error
 
         if (!map)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_fetch_headers needs a map");
+        if (!map->stored)
+                return NEBULA_OK; /* all of it is there */
         tail = map->size < ZIP_TAIL_BYTES ? map->size : ZIP_TAIL_BYTES;
         status = fetch_parts(map, &(struct nebula_part){ map->size - tail, tail, NULL }, 1, ret_error);
         if (status == NEBULA_OK && zip_find_directory(map->data, map->size, &directory, NULL) == NEBULA_OK)

@@ -73,18 +73,23 @@ static void committed_versions_survive_sigkill_of_the_agent(void)
         place_done(&place);
 }
 
+/* A file lies where the storage's directory is to be; unlink() ends that. */
+static bool block_storage(void)
+{
+        FILE *file = fopen(place.storage, "w");
+
+        return file && !fclose(file);
+}
+
 static void a_version_that_was_waiting_for_storage_is_persisted_by_the_next_agent(void)
 {
         struct test_client client;
         struct ipc_found found;
         uint64_t version;
-        FILE *file;
         pid_t pid;
 
         place_init(&place);
-        file = fopen(place.storage, "w");
-        REQUIRE(file);
-        fclose(file);
+        REQUIRE(block_storage());
         pid = agent_fork(&place);
         REQUIRE(enter(&client, 2));
         REQUIRE(!save_whole(&client, "global_step7", 7, &version));
@@ -320,13 +325,11 @@ static void what_storage_failed_goes_to_the_next_agent_and_is_persisted_when_sto
                 struct test_client client;
                 struct ipc_found found;
                 uint64_t version;
-                FILE *file;
                 pid_t pid;
 
                 place_init(&place);
                 setenv("NEBULA_PERSIST_GIVE_UP", "1", 1);
-                file = fopen(place.storage, "w"); /* where a directory is to be */
-                REQUIRE(file && !fclose(file));
+                REQUIRE(block_storage());
                 pid = agent_fork(&place);
                 REQUIRE(enter(&client, 48) && !save_whole(&client, "t", 1, &version));
                 CHECK(flush(&client, "t", 20000) == NEBULA_FAILED && state_of(&client, version) == NEBULA_STATE_FAILED);

@@ -204,6 +204,16 @@ static bool copy_slowly(const struct copying *copying, size_t i)
         return !copied(&client, copying, PART + i + 1, true);
 }
 
+/* The rest of the copy: then the file is durable, and as it was saved. */
+static void copy_rest(const struct copying *copying)
+{
+        fill(copying, 1, PART, SIZE);
+        CHECK(!captured_all(&client, copying, false));
+        CHECK(!wait_for(&client, copying->version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(!load(&client, copying->version, "m", 1, SIZE, NULL));
+        munmap(copying->data, copying->capacity);
+}
+
 static void what_is_copied_is_written_while_the_rest_follows(void)
 {
         struct copying copying;
@@ -216,13 +226,9 @@ static void what_is_copied_is_written_while_the_rest_follows(void)
         CHECK(written);
         CHECK(!inode_of("global_step1/.nebula", "manifest", path) && !inode_of("global_step1/.nebula", "record", path));
         CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
-        fill(&copying, 1, PART, SIZE);
-        CHECK(!captured_all(&client, &copying, false));
-        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
+        copy_rest(&copying);
         CHECK(inode_of("global_step1", "m", path) == written);
         CHECK(holds(path, 1, 0, SIZE));
-        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
-        munmap(copying.data, copying.capacity);
         tear_down();
 }
 
@@ -264,11 +270,7 @@ static void a_trainer_that_stands_still_holds_up_no_other_version(void)
         CHECK(!save_whole(&client, "global_step2", 2, &other));
         CHECK(!wait_for(&client, other, NEBULA_STATE_DURABLE, 20000));
         CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
-        fill(&copying, 1, PART, SIZE);
-        CHECK(!captured_all(&client, &copying, false));
-        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
-        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
-        munmap(copying.data, copying.capacity);
+        copy_rest(&copying);
         tear_down();
 }
 
@@ -330,12 +332,8 @@ static void a_tag_written_again_is_not_written_ahead(void)
         CHECK(copying.version != version && !copied(&client, &copying, PART, false));
         usleep(200000);
         CHECK(!inode_of("t/.nebula", "tmp-", path));
-        fill(&copying, 1, PART, SIZE);
-        CHECK(!captured_all(&client, &copying, false));
-        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
-        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
+        copy_rest(&copying);
         CHECK(!load(&client, copying.version, "model.pt", 2, FILE_BYTES, NULL));
-        munmap(copying.data, copying.capacity);
         tear_down();
 }
 
@@ -411,11 +409,7 @@ static void others_wait_for_no_trainer_that_copies_slowly(void)
                 i++;
         CHECK(state_of(&client, other) == NEBULA_STATE_DURABLE);
         CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
-        fill(&copying, 1, PART, SIZE);
-        CHECK(!captured_all(&client, &copying, false));
-        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
-        CHECK(!load(&client, copying.version, "m", 1, SIZE, NULL));
-        munmap(copying.data, copying.capacity);
+        copy_rest(&copying);
         tear_down();
 }
 

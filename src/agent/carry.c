@@ -1,0 +1,111 @@
+#include <string.h>
+
+#include "agent/carry.h"
+#include "agent/commit.h"
+#include "agent/note.h"
+
+const struct manifest *carry_stored_manifest(const struct job *job, const char *tag)
+{
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (!strcmp(job->stored.manifests[i].tag, tag) && !strcmp(job->stored.manifests[i].job, job->name))
+                        return &job->stored.manifests[i];
+        return NULL;
+}
+
+static struct agent_file *carry_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
+                                     uint64_t generation)
+{
+        /* Ranks of other nodes may be writing theirs again: what carries over of them, the manifest says. */
+        bool foreign = version->spread && !version_part(version, rank);
+        struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version, name);
+
+        if (!file)
+                return NULL;
+        file->rank = rank;
+        file->size = size;
+        file->generation = generation;
+        return file;
+}
+
+static void carry_version(struct version *version, const struct version *before)
+{
+        for (size_t i = 0; i < before->file_count; i++) {
+                const struct agent_file *old = &before->files[i];
+                struct agent_file *file;
+
+                if (!old->image && !before->stored)
+                        continue; /* its memory is gone, and it was never persisted */
+                file = carry_file(version, old->name, old->rank, old->size, old->generation);
+                if (!file)
+                        continue;
+                file->format = old->format;
+                if (old->image && !old->image->restored) {
+                        file->image = old->image;
+                        memory_hold(file->image);
+                }
+        }
+}
+
+static void carry_manifest(struct version *version, const struct manifest *manifest)
+{
+        for (size_t i = 0; i < manifest->file_count; i++)
+                carry_file(version, manifest->files[i].name, manifest->files[i].rank, manifest->files[i].size,
+                           manifest->files[i].generation);
+}
+
+void carry_over(struct version *version)
+{
+        const struct version *before = NULL;
+        const struct manifest *manifest;
+
+        if (version->generation <= 1)
+                return; /* the first of its tag */
+        manifest = carry_stored_manifest(version->job, version->tag);
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                if (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->generation < version->generation &&
+                    (lifecycle_complete(other->life.state) || other->failed_by_storage) &&
+                    (!before || other->generation > before->generation))
+                        before = other;
+        if (before)
+                carry_version(version, before);
+        if (manifest && manifest->generation < version->generation)
+                carry_manifest(version, manifest);
+}
+
+/* What was committed before the first scan is newer than what lay in storage, also where the clock was behind that. */
+static void renumber(struct catalogue *catalogue, struct job *job, bool is_first)
+{
+        uint64_t newest = 0;
+
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (job->stored.manifests[i].sequence > newest)
+                        newest = job->stored.manifests[i].sequence;
+        if (newest > catalogue->last_sequence)
+                catalogue->last_sequence = newest;
+        /* Oldest first: their order among each other stays. */
+        for (struct version *version = is_first ? job->versions : NULL; version; version = version->next) {
+                if (!version->sequence || version->sequence > newest || version->stored || version->adopted || version->spread)
+                        continue;
+                version->sequence = commit_next_sequence(catalogue);
+                note_write(catalogue, version);
+        }
+}
+
+void carry_stored(struct catalogue *catalogue, struct job *job, bool is_first)
+{
+        renumber(catalogue, job, is_first);
+        for (struct version *version = job->versions; version; version = version->next) {
+                const struct manifest *manifest = carry_stored_manifest(job, version->tag);
+
+                if (manifest)
+                        version_give_way(catalogue, version, manifest->generation, manifest->sequence);
+                if (!manifest || version->stored || version->adopted || version->superseded)
+                        continue;
+                /* Nobody else has seen the number yet: generations are given in one process. */
+                if (version->generation <= manifest->generation && version->life.state != NEBULA_STATE_FAILED)
+                        version_set_generation(version, version->generation + manifest->generation);
+                if (lifecycle_complete(version->life.state) && version->in_memory) /* pinned or not: who works on it holds no file */
+                        carry_manifest(version, manifest);
+                note_write(catalogue, version);
+        }
+}
