@@ -1,4 +1,3 @@
-#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -6,11 +5,11 @@
 #include <string.h>
 
 #include "agent/agent.h"
+#include "agent/listener.h"
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/replica.h"
 #include "agent/publish.h"
-#include "agent/session.h"
 #include "agent/worker.h"
 #include "base/conf.h"
 #include "base/error.h"
@@ -27,15 +26,10 @@ struct agent {
         struct catalogue catalogue;
         struct ipc_place place;
         int listen_fd;
-        pthread_t listener, worker, keeper;
+        struct listener *listener;
+        pthread_t worker, keeper;
         bool in_process;
-        int fds[SESSION_MAX]; /* of the connections, guarded by the catalogue's lock; -1: free */
-        bool listener_ended;  /* guarded likewise, as are the next two */
-        bool worker_ended, keeper_ended;
-};
-struct connection_start {
-        struct agent *agent;
-        size_t slot;
+        bool worker_ended, keeper_ended; /* guarded by the catalogue's lock */
 };
 
 static void refuse_setting(const struct nebula_error *error)
@@ -76,93 +70,6 @@ static uint64_t time_setting(const char *name, uint64_t fallback)
         return (double)whole < seconds && seconds < most ? whole + 1 : whole;
 }
 
-static void *connection_main(void *argument)
-{
-        struct connection_start start = *(struct connection_start *)argument;
-        struct agent *agent = start.agent;
-        struct catalogue *catalogue = &agent->catalogue;
-        int fd;
-
-        free(argument);
-        catalogue_lock(catalogue);
-        fd = agent->fds[start.slot];
-        catalogue_unlock(catalogue);
-        session_serve(catalogue, fd);
-        catalogue_lock(catalogue);
-        agent->fds[start.slot] = -1;
-        os->close(fd);
-        catalogue->connection_count--;
-        if (!catalogue->connection_count || catalogue->stopping)
-                catalogue_signal(catalogue); /* the agent may end some time, or does */
-        catalogue_unlock_last(catalogue);
-        return NULL;
-}
-
-/* Only this user; anybody else learns nothing. */
-static bool admitted(int fd)
-{
-        uint32_t uid = 0, pid = 0;
-
-        if (os->peer(fd, &uid, &pid) < 0 || uid != os->uid()) {
-                log_event(LOG_LEVEL_WARN, "turned away process %u of user %u", pid, uid);
-                return false;
-        }
-        return true;
-}
-
-static bool start_connection(struct agent *agent, int fd)
-{
-        struct catalogue *catalogue = &agent->catalogue;
-        struct connection_start *start = malloc(sizeof *start);
-        size_t slot = 0;
-
-        if (!start)
-                return false;
-        catalogue_lock(catalogue);
-        while (slot < SESSION_MAX && agent->fds[slot] >= 0)
-                slot++;
-        if (slot == SESSION_MAX || catalogue->stopping) {
-                catalogue_unlock(catalogue);
-                free(start);
-                return false;
-        }
-        *start = (struct connection_start){ agent, slot };
-        agent->fds[slot] = fd;
-        catalogue->connection_count++;
-        catalogue_unlock(catalogue);
-        if (!os_thread_start(NULL, connection_main, start, false))
-                return true;
-        catalogue_lock(catalogue);
-        agent->fds[slot] = -1;
-        catalogue->connection_count--;
-        catalogue_unlock(catalogue);
-        free(start);
-        return false;
-}
-
-static void *listener_main(void *argument)
-{
-        struct agent *agent = argument;
-        bool stopping = false;
-
-        while (!stopping) {
-                int fd = os->accept(agent->listen_fd);
-
-                catalogue_lock(&agent->catalogue);
-                stopping = agent->catalogue.stopping;
-                catalogue_unlock(&agent->catalogue);
-                if (fd >= 0 && (stopping || !admitted(fd) || !start_connection(agent, fd)))
-                        os->close(fd);
-                else if (fd < 0 && !stopping && fd != -EINTR)
-                        os->sleep_ms(100); /* out of descriptors, say: not in a tight loop */
-        }
-        catalogue_lock(&agent->catalogue);
-        agent->listener_ended = true;
-        catalogue_signal(&agent->catalogue);
-        catalogue_unlock(&agent->catalogue);
-        return NULL;
-}
-
 static void *worker_thread(void *argument)
 {
         struct agent *agent = argument;
@@ -195,27 +102,26 @@ static void tell_threads_to_stop(struct catalogue *catalogue)
         catalogue_unlock(catalogue);
 }
 
-static int start_threads(struct agent *agent)
+static enum nebula_status start_threads(struct agent *agent, struct nebula_error *error)
 {
+        enum nebula_status status = NEBULA_OK;
         int result = os_thread_start(&agent->worker, worker_thread, agent, false);
 
         if (result < 0)
-                return result;
+                goto failed;
         result = os_thread_start(&agent->keeper, keeper_thread, agent, false);
         if (result < 0)
                 goto undo_worker;
-        result = os_thread_start(&agent->listener, listener_main, agent, false);
-        if (result < 0)
-                goto undo_keeper;
-        return 0;
-
-undo_keeper:
+        status = listener_start(&agent->catalogue, agent->listen_fd, &agent->listener, error);
+        if (status == NEBULA_OK)
+                return NEBULA_OK;
         tell_threads_to_stop(&agent->catalogue);
         pthread_join(agent->keeper, NULL);
 undo_worker:
         tell_threads_to_stop(&agent->catalogue);
         pthread_join(agent->worker, NULL);
-        return result;
+failed:
+        return status ? status : error_set(error, NEBULA_UNAVAILABLE, -result, "cannot start the agent's threads");
 }
 
 static void end_process(struct catalogue *catalogue)
@@ -243,14 +149,11 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
 {
         struct agent *agent = calloc(1, sizeof *agent);
         char why[600];
-        int result;
 
         if (!agent)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an agent");
         agent->place = *place;
         agent->in_process = in_process;
-        for (size_t i = 0; i < SESSION_MAX; i++)
-                agent->fds[i] = -1;
         catalogue_init(&agent->catalogue);
         agent->catalogue.in_process = in_process;
         agent->catalogue.linger_s = time_setting("NEBULA_AGENT_LINGER", 600);
@@ -268,18 +171,14 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         os->unlink(place->socket); /* of an agent that was killed; the lock says that none is alive */
         agent->listen_fd = os->listen(place->socket);
         if (agent->listen_fd < 0) {
-                result = agent->listen_fd;
-                error_set(error, NEBULA_UNAVAILABLE, -result, "cannot listen on %s", place->socket);
+                error_set(error, NEBULA_UNAVAILABLE, -agent->listen_fd, "cannot listen on %s", place->socket);
                 goto undo_memory;
         }
         /* Before the threads that look at it. */
         if (replica_start(&agent->catalogue, error))
                 log_event(LOG_LEVEL_WARN, "no copies on other nodes: %s", error ? error->message : "");
-        result = start_threads(agent);
-        if (result < 0) {
-                error_set(error, NEBULA_UNAVAILABLE, -result, "cannot start the agent's threads");
+        if (start_threads(agent, error))
                 goto undo_replica;
-        }
         log_event(LOG_LEVEL_INFO, "agent %u is ready: version %s, memory budget %" PRIu64 " MiB in %s", os->pid(), NEBULA_VERSION,
                  agent->catalogue.memory.budget >> 20,
                  agent->catalogue.memory.directory[0] ? agent->catalogue.memory.directory : "memfds");
@@ -377,13 +276,9 @@ static bool end_threads(struct agent *agent)
         until = os->now_ns() + (catalogue->dropping ? END_NOW_NS : END_WAIT_NS);
         catalogue->stopping = true;
         catalogue_signal(catalogue);
-        os->shutdown(agent->listen_fd);
         for (;;) {
-                for (size_t i = 0; i < SESSION_MAX; i++)
-                        if (agent->fds[i] >= 0)
-                                os->shutdown(agent->fds[i]);
-                ended = agent->listener_ended && agent->worker_ended && agent->keeper_ended && !catalogue->connection_count &&
-                        replica_ended(catalogue);
+                listener_shut(agent->listener);
+                ended = listener_has_ended(agent->listener) && agent->worker_ended && agent->keeper_ended && replica_ended(catalogue);
                 if (ended || os->now_ns() > until)
                         break;
                 catalogue_wait(catalogue, &catalogue->moved, 100);
@@ -409,7 +304,7 @@ void agent_stop(struct agent *agent, bool forget)
                         memory_unlink_all(&catalogue->memory);
                 return; /* the threads still use all this; the process ends */
         }
-        pthread_join(agent->listener, NULL);
+        listener_free(agent->listener);
         pthread_join(agent->worker, NULL);
         pthread_join(agent->keeper, NULL);
         replica_stop(catalogue);

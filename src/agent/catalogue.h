@@ -32,7 +32,7 @@
 #define WORLD_MAX (1u << 20)
 #define TOMBSTONE_MAX 256 /* per job; a tombstone is a few KiB */
 #define TAG_SLOTS 2048    /* many more than tombstones, so that few tags share one */
-#define SESSION_MAX 4096  /* connections; one thread each */
+#define SESSION_MAX 4096  /* connections */
 #define REACHED_COUNT 8   /* versions that are waited for at one time are few; the waiters of two that share one all look */
 #define REPLICA_MAX 8     /* copies of a version; each costs its size in another node's memory and on the network */
 

@@ -208,6 +208,9 @@ enum nebula_status grant_image(struct catalogue *catalogue, struct session *sess
         /* One version is being written, so that many older ones stay; their images serve again. */
         catalogue_retain(catalogue, job, job->retention_count > 2 ? job->retention_count - 1 : 1);
         image = memory_take(&catalogue->memory, request->size, session->nonce, job);
+        *ret_grant = NULL;
+        if (!image && !given_up)
+                return NEBULA_OK;
         if (!image) {
                 target->pins++;
                 catalogue->memory.wanting++;

@@ -9,7 +9,8 @@
 
 /*
  * Lends an image for the file; *ret_version is where the file belongs (the next generation, perhaps), also when the file is
- * refused, if a version was begun or found. Called with the lock held; lets it go while it makes pages or waits for room. `given_up` is asked now and then during a long wait.
+ * refused, if a version was begun or found. Called with the lock held; lets it go while it makes pages or waits for room. `given_up` is
+ * asked now and then during a long wait; NULL: not to wait, and *ret_grant is NULL where that would be needed.
  */
 enum nebula_status grant_image(struct catalogue *catalogue, struct session *session, const struct ipc_image *request,
                                bool (*given_up)(void *argument), void *argument, struct version **ret_version,

@@ -219,8 +219,12 @@ static enum nebula_status request_image(struct connection *connection, const voi
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        status = grant_image(catalogue, connection->session, payload, session_client_gone, connection, &version, &grant, error);
-        if (!status) {
+        status = grant_image(catalogue, connection->session, payload, connection->may_wait ? session_client_gone : NULL, connection,
+                             &version, &grant, error);
+        if (!status && !grant) {
+                ((struct ipc_image *)connection->frame.payload)->version_id = version->id; /* which this request has begun, perhaps */
+                answer->is_slow = true;
+        } else if (!status) {
                 granted->image_id = grant->image->id;
                 granted->version_id = version->id;
                 granted->capacity_bytes = grant->image->capacity;
@@ -459,15 +463,21 @@ static enum nebula_status request_unpublish(struct connection *connection, const
         return status;
 }
 
-static request_run *const requests[] = {
-        [IPC_HELLO] = request_hello,       [IPC_CONFIGURE] = request_configure, [IPC_BEGIN] = request_begin,
-        [IPC_IMAGE] = request_image,       [IPC_CAPTURED] = request_captured,   [IPC_ABANDON] = request_abandon,
-        [IPC_COMMIT] = request_commit,     [IPC_FAIL] = request_fail,           [IPC_WAIT] = request_wait,
-        [IPC_STATE] = request_state,       [IPC_FIND] = request_find,           [IPC_OPEN] = request_open,
-        [IPC_FLUSH] = request_flush,       [IPC_REPORT] = request_report,       [IPC_DESCRIBE] = request_describe,
-        [IPC_STOP] = request_stop,
-        [IPC_PUBLISH] = request_publish,   [IPC_UNPUBLISH] = request_unpublish, [IPC_FIND_PATH] = request_find_path,
-        [IPC_WATCH] = request_watch,       [IPC_COPIED] = request_copied,
+static const struct {
+        request_run *run;
+        bool is_quick; /* waits for nothing, or says so (answer.is_slow, answer.is_later) */
+} requests[] = {
+        [IPC_HELLO] = { request_hello, false },       [IPC_CONFIGURE] = { request_configure, false },
+        [IPC_BEGIN] = { request_begin, true },        [IPC_IMAGE] = { request_image, true },
+        [IPC_CAPTURED] = { request_captured, true },  [IPC_COPIED] = { request_copied, true },
+        [IPC_ABANDON] = { request_abandon, true },    [IPC_COMMIT] = { request_commit, true },
+        [IPC_FAIL] = { request_fail, true },          [IPC_WAIT] = { request_wait, true },
+        [IPC_STATE] = { request_state, true },        [IPC_FIND] = { request_find, false },
+        [IPC_OPEN] = { request_open, false },         [IPC_FLUSH] = { request_flush, false },
+        [IPC_REPORT] = { request_report, false },     [IPC_DESCRIBE] = { request_describe, false },
+        [IPC_STOP] = { request_stop, false },         [IPC_PUBLISH] = { request_publish, false },
+        [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false },
+        [IPC_WATCH] = { request_watch, false },
 };
 
 /* Only what will be sent is cleared: the largest answer takes kilobytes, most take none. */
@@ -479,7 +489,7 @@ static void answer_init(struct answer *answer, enum ipc_type type)
         answer->size = 0;
         answer->fd = -1;
         answer->text = NULL;
-        answer->is_text = answer->is_later = false;
+        answer->is_text = answer->is_later = answer->is_slow = false;
         answer->version_id = 0;
         memset(&answer->body, 0, size < sizeof answer->body ? size : sizeof answer->body);
 }
@@ -498,26 +508,29 @@ static void end_as_told(struct connection *connection)
                 catalogue->end(catalogue);
 }
 
-/* False when the connection is of no more use. */
-static bool serve_one(struct connection *connection)
+/* The request in the frame. */
+static enum session_step serve_one(struct connection *connection)
 {
         enum ipc_type type = (enum ipc_type)connection->frame.header.type;
         struct nebula_error error = { 0 };
         struct answer answer;
         enum nebula_status status, sent;
 
+        connection->has_request = false;
         status = ipc_request_check(&connection->frame, &error);
         if (status) {
                 ipc_send_error(connection->fd, type, &error, 0, NULL);
-                return false;
+                return SESSION_ENDED;
         }
         answer_init(&answer, type);
         if (!connection->session && type != IPC_HELLO)
                 status = error_set(&error, NEBULA_INVALID, 0, "the first request of a connection is HELLO");
         else
-                status = requests[type](connection, connection->frame.payload, &answer, &error);
-        if (!status && answer.is_later)
-                return session_await_answer(connection);
+                status = requests[type].run(connection, connection->frame.payload, &answer, &error);
+        if (!status && answer.is_slow)
+                connection->has_request = true;
+        if (!status && (answer.is_slow || answer.is_later))
+                return answer.is_slow ? SESSION_SLOW : SESSION_IDLE;
         if (status)
                 sent = ipc_send_error(connection->fd, type, &error, answer.version_id, NULL);
         else if (answer.is_text)
@@ -529,34 +542,76 @@ static bool serve_one(struct connection *connection)
         free(answer.text);
         if (type == IPC_STOP && !status)
                 end_as_told(connection);
-        return !sent && !connection->catalogue->broken;
+        return sent || connection->catalogue->broken ? SESSION_ENDED : SESSION_IDLE;
 }
 
-/* Waits in poll: a thread that waits in recvmsg is woken by the kernel also when the client reads the answer before, to no end,
- * and such a wake costs as much as the request. Whatever poll says, the receiving says better. */
-static bool next_request(struct connection *connection)
+/* A request that is held whole. Its answer may be for a client that reads none. */
+static enum session_step serve_held(struct connection *connection)
 {
-        if (!connection->inbox.count && !connection->has_come)
-                os->poll(connection->fd, -1);
-        connection->has_come = false;
-        return !ipc_receive_request(connection->fd, &connection->inbox, &connection->frame, NULL);
+        if (ipc_receive_request(connection->fd, &connection->inbox, &connection->frame, NULL))
+                return SESSION_ENDED;
+        connection->has_request = true;
+        if (!requests[connection->frame.header.type].is_quick || os->can_send(connection->fd) != 1)
+                return SESSION_SLOW;
+        return serve_one(connection);
 }
 
-void session_serve(struct catalogue *catalogue, int fd)
+enum session_step session_read(struct connection *connection, bool has_come)
 {
-        struct connection connection = { .catalogue = catalogue, .fd = fd, .frame = { .fd = -1 } };
-        struct session *session;
+        enum session_step step = has_come ? session_end_wait(connection) : SESSION_IDLE;
+        enum ipc_held held;
 
-        sem_init(&connection.answered, 0, 0);
-        while (next_request(&connection) && serve_one(&connection))
-                ;
-        ipc_frame_done(&connection.frame);
+        if (has_come && step == SESSION_IDLE && ipc_inbox_fill(connection->fd, &connection->inbox, NULL))
+                step = SESSION_ENDED;
+        while (step == SESSION_IDLE && (held = ipc_inbox_held(&connection->inbox)) != IPC_HELD_PART) {
+                step = session_end_wait(connection);
+                if (step == SESSION_IDLE)
+                        step = held == IPC_HELD_LARGE ? SESSION_SLOW : serve_held(connection);
+        }
+        return step;
+}
+
+enum session_step session_serve(struct connection *connection)
+{
+        enum session_step step;
+
+        session_await_answer(connection);
+        if (!connection->has_request && ipc_receive_request(connection->fd, &connection->inbox, &connection->frame, NULL))
+                return SESSION_ENDED;
+        connection->may_wait = true;
+        step = serve_one(connection);
+        connection->may_wait = false;
+        return step;
+}
+
+struct connection *session_open(struct catalogue *catalogue, int fd)
+{
+        struct connection *connection = calloc(1, sizeof *connection);
+
+        if (!connection)
+                return NULL;
+        connection->catalogue = catalogue;
+        connection->fd = fd;
+        connection->frame.fd = -1;
+        connection->look_ns = INT64_MAX;
+        sem_init(&connection->answered, 0, 0);
+        return connection;
+}
+
+void session_close(struct connection *connection)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        struct session *session = connection->session;
+
+        if (session_end_wait(connection) == SESSION_SLOW)
+                session_await_answer(connection);
         catalogue_lock(catalogue);
-        session = connection.session;
         if (session && !--session->connection_count) {
                 session->left_ns = os->now_ns();
                 catalogue_signal(catalogue);
         }
         catalogue_unlock(catalogue);
-        sem_destroy(&connection.answered);
+        ipc_frame_done(&connection->frame);
+        sem_destroy(&connection->answered);
+        free(connection);
 }

@@ -18,16 +18,18 @@ struct connection {
         int fd;
         struct session *session; /* NULL until HELLO */
         struct ipc_inbox inbox;
-        bool has_come; /* something can be received, as poll has just said */
         struct ipc_frame frame;
+        bool has_request; /* in the frame, which session_serve is to answer */
+        bool may_wait;    /* the thread that answers */
 
-        /* A WAIT that is not over. Whoever ends it answers, and posts `answered` when the answer is sent. */
+        /* A WAIT that was not over at once. Whoever ends it answers; another thread posts `answered` when the answer is sent. */
+        bool has_waited;       /* and what became of it was not looked at yet */
+        int64_t wait_until_ns; /* INT64_MAX: no limit */
+        int64_t look_ns;       /* at it; INT64_MAX: never */
         sem_t answered;
         bool is_waiting; /* guarded by the catalogue's lock, as is what follows */
-        bool is_told;    /* by another thread */
         bool has_asked;  /* for the version to be persisted at once */
         struct ipc_wait wait;
-        int64_t wait_until_ns; /* INT64_MAX: no limit */
         enum nebula_status wait_status;
         struct nebula_error wait_error;
 };
@@ -38,7 +40,8 @@ struct answer {
         int fd; /* closed after sending; -1: none */
         char *text; /* freed after sending */
         bool is_text; /* all of the answer, and of any size */
-        bool is_later; /* another thread answers */
+        bool is_later; /* somebody else answers */
+        bool is_slow;  /* what is left of the request has to wait */
         uint64_t version_id; /* that was begun, should the request be refused; 0: none */
         union {
                 struct ipc_welcome welcome;
@@ -55,8 +58,10 @@ struct answer {
 struct version *session_version(struct connection *connection, uint64_t id, struct nebula_error *error);
 /* `argument`: the connection. */
 bool session_client_gone(void *argument);
-/* Returns when the WAIT of this connection was answered. False: the connection is of no more use. */
-bool session_await_answer(struct connection *connection);
+/* The client asks for something else, or has gone. SESSION_ENDED: it did so while it waited; SESSION_SLOW: session_await_answer. */
+enum session_step session_end_wait(struct connection *connection);
+/* Returns when whoever answers the WAIT of this connection is done with it. */
+void session_await_answer(struct connection *connection);
 
 typedef enum nebula_status request_run(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error);

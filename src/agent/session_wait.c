@@ -142,6 +142,13 @@ static int64_t deadline(int64_t timeout_ms)
         return timeout_ms < 0 || timeout_ms > INT64_MAX / 2000000 ? INT64_MAX : os->now_ns() + timeout_ms * 1000000;
 }
 
+static void look_later(struct connection *connection)
+{
+        int64_t slice_ns = os->now_ns() + (int64_t)WAIT_SLICE_MS * 1000000;
+
+        connection->look_ns = connection->wait_until_ns < slice_ns ? connection->wait_until_ns : slice_ns;
+}
+
 static bool waiter_is_over(struct waiter *waiter)
 {
         struct connection *connection = (struct connection *)waiter;
@@ -149,7 +156,6 @@ static bool waiter_is_over(struct waiter *waiter)
         if (!wait_over(connection, &connection->wait_status, &connection->wait_error))
                 return false;
         connection->is_waiting = false;
-        connection->is_told = true;
         return true;
 }
 
@@ -161,7 +167,7 @@ static void send_wait_answer(struct connection *connection)
                 ipc_send(connection->fd, IPC_WAIT, NEBULA_OK, NULL, 0, -1, NULL);
 }
 
-/* A send that fails is the end of the connection, which its own thread finds too. */
+/* A send that fails is the end of the connection, which who reads from it finds too. */
 static void waiter_tell(struct waiter *waiter)
 {
         struct connection *connection = (struct connection *)waiter;
@@ -182,9 +188,10 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
         catalogue_lock(catalogue);
         connection->wait = *request;
         connection->wait_until_ns = deadline(request->timeout_ms);
-        connection->has_asked = connection->is_told = false;
-        answer->is_later = connection->is_waiting = !wait_over(connection, &status, error);
+        connection->has_asked = false;
+        connection->is_waiting = connection->has_waited = answer->is_later = !wait_over(connection, &status, error);
         if (connection->is_waiting) {
+                look_later(connection);
                 connection->waiter.is_over = waiter_is_over;
                 connection->waiter.tell = waiter_tell;
                 catalogue_await(catalogue, &connection->waiter, request->version_id, (enum nebula_state)request->state);
@@ -210,33 +217,52 @@ static bool wait_slice_over(struct connection *connection)
         return over;
 }
 
-bool session_await_answer(struct connection *connection)
+int64_t session_look_ns(const struct connection *connection)
+{
+        return connection->look_ns;
+}
+
+enum session_step session_look(struct connection *connection)
 {
         struct catalogue *catalogue = connection->catalogue;
-        bool is_waiting = true, is_gone = false, is_ours = false;
+        bool is_over;
 
-        while (is_waiting) {
-                int64_t left_ms = connection->wait_until_ns == INT64_MAX ? WAIT_SLICE_MS :
-                                  (connection->wait_until_ns - os->now_ns() + 999999) / 1000000;
-                bool came = os->poll(connection->fd, left_ms < 0 ? 0 : left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS) == 1;
-
-                catalogue_lock(catalogue);
-                if (connection->is_waiting && came) { /* a client that waits sends nothing, so whatever can be read is its end */
-                        catalogue_forget_waiter(catalogue, &connection->waiter);
-                        connection->is_waiting = false;
-                        is_gone = true;
-                } else if (connection->is_waiting) {
-                        is_ours = wait_slice_over(connection);
-                }
-                is_waiting = connection->is_waiting;
-                connection->has_come = came; /* the next request, when another thread has answered this one */
-                catalogue_unlock(catalogue);
-        }
-        if (is_ours)
+        catalogue_lock(catalogue);
+        is_over = connection->is_waiting && wait_slice_over(connection);
+        if (connection->is_waiting)
+                look_later(connection);
+        else
+                connection->look_ns = INT64_MAX;
+        catalogue_unlock(catalogue);
+        if (is_over) {
+                connection->has_waited = false;
                 send_wait_answer(connection);
-        while (connection->is_told && sem_wait(&connection->answered)) /* who has answered is done with this connection */
+        }
+        return catalogue->broken ? SESSION_ENDED : SESSION_IDLE;
+}
+
+enum session_step session_end_wait(struct connection *connection)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        bool was_waiting;
+
+        if (!connection->has_waited)
+                return SESSION_IDLE;
+        catalogue_lock(catalogue);
+        was_waiting = connection->is_waiting;
+        if (was_waiting)
+                catalogue_forget_waiter(catalogue, &connection->waiter);
+        connection->is_waiting = false;
+        catalogue_unlock(catalogue);
+        connection->has_waited = !was_waiting && sem_trywait(&connection->answered);
+        return was_waiting ? SESSION_ENDED : connection->has_waited ? SESSION_SLOW : SESSION_IDLE;
+}
+
+void session_await_answer(struct connection *connection)
+{
+        while (connection->has_waited && sem_wait(&connection->answered))
                 ;
-        return !is_gone && !catalogue->broken;
+        connection->has_waited = false;
 }
 
 /* Whether this version is one that FLUSH answers for: only this rank's copying stands between it and completion. */

@@ -235,19 +235,55 @@ drop_fd:
         return status;
 }
 
+static int fill_once(int fd, struct ipc_inbox *inbox, int *passed_fd)
+{
+        int64_t got;
+
+        memmove(inbox->data, inbox->data + inbox->start, inbox->count);
+        inbox->start = 0;
+        got = receive_some(fd, inbox->data + inbox->count, sizeof inbox->data - inbox->count, passed_fd);
+        if (got < 0)
+                return (int)got;
+        inbox->count += (size_t)got;
+        return 0;
+}
+
 /* Until so many bytes wait; what else has come is taken along. */
 static int fill(int fd, struct ipc_inbox *inbox, size_t size, int *passed_fd)
 {
-        memmove(inbox->data, inbox->data + inbox->start, inbox->count);
-        inbox->start = 0;
-        while (inbox->count < size) {
-                int64_t got = receive_some(fd, inbox->data + inbox->count, sizeof inbox->data - inbox->count, passed_fd);
+        int result = 0;
 
-                if (got < 0)
-                        return (int)got;
-                inbox->count += (size_t)got;
+        while (result >= 0 && inbox->count < size)
+                result = fill_once(fd, inbox, passed_fd);
+        return result;
+}
+
+static enum nebula_status request_with_fd(struct nebula_error *error)
+{
+        return error_set(error, NEBULA_INVALID, 0, "a request came with a descriptor");
+}
+
+enum nebula_status ipc_inbox_fill(int fd, struct ipc_inbox *inbox, struct nebula_error *error)
+{
+        int passed_fd = -1, result = fill_once(fd, inbox, &passed_fd);
+
+        if (passed_fd >= 0) {
+                os->close(passed_fd);
+                return request_with_fd(error);
         }
-        return 0;
+        return result < 0 ? gone(error, result, "a request was received") : NEBULA_OK;
+}
+
+enum ipc_held ipc_inbox_held(const struct ipc_inbox *inbox)
+{
+        struct ipc_header header;
+
+        if (inbox->count < sizeof header)
+                return IPC_HELD_PART;
+        memcpy(&header, inbox->data + inbox->start, sizeof header);
+        if (check_header(&header, NULL) != NEBULA_OK || inbox->count - sizeof header >= header.size)
+                return IPC_HELD_WHOLE;
+        return sizeof header + header.size > sizeof inbox->data ? IPC_HELD_LARGE : IPC_HELD_PART;
 }
 
 static void take(struct ipc_inbox *inbox, void *data, size_t size)
@@ -282,7 +318,7 @@ enum nebula_status ipc_receive_request(int fd, struct ipc_inbox *inbox, struct i
         if (result < 0)
                 status = gone(error, result, "a request was received");
         else if (header.has_fd || passed_fd >= 0)
-                status = error_set(error, NEBULA_INVALID, 0, "a request came with a descriptor");
+                status = request_with_fd(error);
         ((char *)frame->payload)[header.size] = '\0';
         frame->header = header;
         frame->fd = -1;

@@ -233,6 +233,14 @@ struct ipc_inbox {
         size_t start, count; /* of the bytes that wait */
 };
 enum nebula_status ipc_receive_request(int fd, struct ipc_inbox *inbox, struct ipc_frame *frame, struct nebula_error *error);
+/* For who must not wait: one receive, of what has come. Then ipc_receive_request waits for nothing if a whole request is held. */
+enum nebula_status ipc_inbox_fill(int fd, struct ipc_inbox *inbox, struct nebula_error *error);
+enum ipc_held {
+        IPC_HELD_PART,  /* or nothing */
+        IPC_HELD_WHOLE, /* a request, or what will never be one */
+        IPC_HELD_LARGE, /* the beginning of one that is larger than the inbox */
+};
+enum ipc_held ipc_inbox_held(const struct ipc_inbox *inbox);
 /* The text of a file that came instead of a payload becomes the payload. */
 enum nebula_status ipc_receive_text(struct ipc_frame *frame, struct nebula_error *error);
 void ipc_frame_done(struct ipc_frame *frame); /* frees the buffer, closes an fd that nobody took */

@@ -83,6 +83,11 @@ struct os_mapping {
         bool private_anonymous;
 };
 
+enum os_watch {
+        OS_WATCH_READ, /* reported as long as it is readable or closed; may be asked for again */
+        OS_WATCH_ONCE, /* reported once, at once: as a message from another thread */
+        OS_WATCH_END,  /* before the descriptor is closed, too */
+};
 struct os_table {
         /* files */
         int (*open)(const char *path, int flags);                  /* never waits, not even at a FIFO */
@@ -125,6 +130,11 @@ struct os_table {
         int (*peer)(int fd, uint32_t *ret_uid, uint32_t *ret_pid);
         int (*shutdown)(int fd);
         int (*poll)(int fd, int64_t timeout_ms);                                 /* 1: readable or closed, 0: timeout */
+        int (*can_send)(int fd);                                                 /* 1: some pages, without waiting, or closed; 0: not now */
+        /* many descriptors at once, each with a key; a set is a descriptor itself */
+        int (*watch_open)(void);
+        int (*watch)(int set, int fd, void *key, enum os_watch how);
+        int (*watch_wait)(int set, void **ret_keys, size_t count, int64_t timeout_ms); /* of how many; timeout_ms < 0: none */
         /* processes and time */
         int (*spawn)(const char *path, char *const argv[], int *ret_exit);       /* runs to its end; stdio on /dev/null */
         int64_t (*now_ns)(void);        /* monotonic, counts suspend: CLOCK_BOOTTIME */

@@ -113,6 +113,9 @@ WRAP_TRANSFER(send, 0, (int fd, const void *data, size_t size, int passed_fd), (
 WRAP_TRANSFER(receive, 0, (int fd, void *data, size_t size, int *ret_passed_fd), (fd, data, size, ret_passed_fd))
 WRAP(peer, PLAIN, (int fd, uint32_t *ret_uid, uint32_t *ret_pid), (fd, ret_uid, ret_pid))
 WRAP(poll, BLOCKS, (int fd, int64_t timeout_ms), (fd, timeout_ms))
+WRAP(watch_open, PLAIN, (void), ())
+WRAP(watch, PLAIN, (int set, int fd, void *key, enum os_watch how), (set, fd, key, how))
+WRAP(watch_wait, BLOCKS, (int set, void **ret_keys, size_t most, int64_t timeout_ms), (set, ret_keys, most, timeout_ms))
 WRAP(spawn, PLAIN, (const char *path, char *const argv[], int *ret_exit), (path, argv, ret_exit))
 WRAP(random, PLAIN, (void *data, size_t size), (data, size))
 WRAP(uffd_open, PLAIN, (uint32_t *ret_abilities), (ret_abilities))
@@ -135,7 +138,8 @@ static void fill_table(void)
         SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link);
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
-        SET(poll); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register); SET(uffd_protect);
+        SET(poll); SET(watch_open); SET(watch); SET(watch_wait); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register);
+        SET(uffd_protect);
 #undef SET
 }
 

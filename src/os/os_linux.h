@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "os/os.h"
+
 /* os_socket.c */
 int os_linux_listen(const char *path);
 int os_linux_connect(const char *path);
@@ -17,6 +19,10 @@ int64_t os_linux_send(int fd, const void *data, size_t size, int passed_fd);
 int64_t os_linux_receive(int fd, void *data, size_t size, int *ret_passed_fd);
 int os_linux_peer(int fd, uint32_t *ret_uid, uint32_t *ret_pid);
 int os_linux_shutdown(int fd);
+int os_linux_can_send(int fd);
+int os_linux_watch_open(void);
+int os_linux_watch(int set, int fd, void *key, enum os_watch how);
+int os_linux_watch_wait(int set, void **ret_keys, size_t count, int64_t timeout_ms);
 
 /* os_tcp.c */
 int os_linux_tcp_listen(const char *address, uint16_t port, uint16_t *ret_port);

@@ -1,7 +1,10 @@
 /* Unix stream sockets, and descriptors that travel through them. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -9,6 +12,7 @@
 
 #include "os/os_linux.h"
 
+#define WATCH_MAX 64 /* reported at once */
 #define BACKLOG 128 /* ranks of one node that knock at the same moment */
 
 /* A socket, and the address that it is to be bound or connected to. */
@@ -151,4 +155,42 @@ int os_linux_peer(int fd, uint32_t *ret_uid, uint32_t *ret_pid)
 int os_linux_shutdown(int fd)
 {
         return shutdown(fd, SHUT_RDWR) ? -errno : 0;
+}
+
+int os_linux_can_send(int fd)
+{
+        struct pollfd wait = { .fd = fd, .events = POLLOUT };
+        int result = poll(&wait, 1, 0);
+
+        return result < 0 ? -errno : result;
+}
+
+int os_linux_watch_open(void)
+{
+        int set = epoll_create1(EPOLL_CLOEXEC);
+
+        return set < 0 ? -errno : set;
+}
+
+/* A socket can always be written to, but for one that nobody reads from. */
+int os_linux_watch(int set, int fd, void *key, enum os_watch how)
+{
+        struct epoll_event event = { .events = how == OS_WATCH_ONCE ? EPOLLIN | EPOLLOUT | EPOLLONESHOT : EPOLLIN, .data.ptr = key };
+        int result = epoll_ctl(set, how == OS_WATCH_END ? EPOLL_CTL_DEL : EPOLL_CTL_MOD, fd, &event);
+
+        if (result && errno == ENOENT && how != OS_WATCH_END)
+                result = epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+        return result ? -errno : 0;
+}
+
+int os_linux_watch_wait(int set, void **ret_keys, size_t count, int64_t timeout_ms)
+{
+        struct epoll_event events[WATCH_MAX];
+        int came;
+
+        count = count < WATCH_MAX ? count : WATCH_MAX;
+        came = epoll_wait(set, events, (int)count, timeout_ms < 0 ? -1 : timeout_ms < INT_MAX ? (int)timeout_ms : INT_MAX);
+        for (int i = 0; i < came; i++)
+                ret_keys[i] = events[i].data.ptr;
+        return came < 0 ? -errno : came;
 }

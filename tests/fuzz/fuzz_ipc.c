@@ -1,8 +1,7 @@
 /*
- * The bytes that a peer sends, as both ends read them: ipc_receive, ipc_receive_request, ipc_request_check and
- * ipc_answer_check. They come
- * from a table whose `receive` reads the input instead of a socket, a few bytes at a time, and hands out a descriptor
- * where the input asks for one.
+ * The bytes that a peer sends, as both ends read them: ipc_receive, ipc_receive_request, ipc_inbox_fill,
+ * ipc_request_check and ipc_answer_check. They come from a table whose `receive` reads the input instead of a
+ * socket, a few bytes at a time, and hands out a descriptor where the input asks for one.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -23,7 +22,8 @@ static int64_t receive_input(int fd, void *data, size_t size, int *ret_passed_fd
 {
         size_t step = input_left > 0 ? input[0] % 61u + 1 : 0;
 
-        (void)fd;
+        if (fd < 0)
+                abort(); /* a request that is whole is not waited for */
         size = size < step ? size : step;
         size = size < input_left ? size : input_left;
         *ret_passed_fd = -1;
@@ -72,6 +72,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         input_left = size;
         while (ipc_receive_request(0, &inbox, &frame, &error) == NEBULA_OK)
                 if (frame.fd >= 0 || inbox.count > sizeof inbox.data)
+                        abort();
+        ipc_frame_done(&frame);
+        input = data;
+        input_left = size;
+        inbox = (struct ipc_inbox){ 0 };
+        while (ipc_inbox_held(&inbox) == IPC_HELD_WHOLE ? ipc_receive_request(-1, &inbox, &frame, &error) == NEBULA_OK :
+               ipc_inbox_held(&inbox) == IPC_HELD_PART && ipc_inbox_fill(0, &inbox, &error) == NEBULA_OK)
+                if (inbox.start + inbox.count > sizeof inbox.data)
                         abort();
         ipc_frame_done(&frame);
         if (open_count != 0)

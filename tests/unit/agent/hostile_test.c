@@ -160,24 +160,128 @@ static void thousands_of_connections_leave_room_again(void)
         end_agent();
 }
 
-/* The socket's buffer is full of answers: the agent's thread for it is stuck in the middle of one. */
-static void a_client_that_stops_reading_holds_nobody_up(void)
+/* The socket's buffer is full of answers: who sends the next one is stuck in the middle of it. */
+static void stop_reading_answers_to(enum ipc_type type)
 {
+        char request[sizeof(struct ipc_header) + sizeof(struct ipc_report)] = { 0 };
+        struct ipc_header header = { .magic = IPC_MAGIC, .type = (uint16_t)type, .size = (uint32_t)ipc_request_size(type) };
         struct test_client deaf;
 
         begin_agent();
         client_init(&deaf, &place, 50);
         REQUIRE(!client_connect(&deaf, &place));
+        memcpy(request, &header, sizeof header);
         fcntl(deaf.fd, F_SETFL, O_NONBLOCK);
-        for (int i = 0; i < 100000; i++) {
-                struct ipc_header header = { .magic = IPC_MAGIC, .type = IPC_REPORT };
-
-                if (os->send(deaf.fd, &header, sizeof header, -1) < 0)
-                        break; /* it reads no more */
+        for (int i = 0, full = 0; i < 100000 && full < 20; i++) { /* until it reads no more */
+                full = os->send(deaf.fd, request, sizeof header + header.size, -1) < 0 ? full + 1 : 0;
+                if (full)
+                        usleep(10000);
         }
         CHECK(serves(1, 1));
         end_agent(); /* and it can still be ended */
         client_done(&deaf);
+}
+
+static void a_client_that_stops_reading_holds_nobody_up(void)
+{
+        stop_reading_answers_to(IPC_REPORT);
+        stop_reading_answers_to(IPC_STATE);
+}
+
+static void a_request_in_pieces_holds_nobody_up(void)
+{
+        struct {
+                struct ipc_header header;
+                struct ipc_begin begin;
+        } request = { { .magic = IPC_MAGIC, .type = IPC_BEGIN, .size = sizeof request.begin }, { .file_count = 1, .tag = "slow" } };
+        struct test_client slow;
+        const char *bytes = (const char *)&request;
+
+        begin_agent();
+        client_init(&slow, &place, 51);
+        slow.hello.rank = 1;
+        slow.hello.world = 2;
+        REQUIRE(!client_connect(&slow, &place));
+        for (size_t i = 0; i < sizeof request; i++) {
+                CHECK(os->send(slow.fd, bytes + i, 1, -1) == 1);
+                if (i % 100 == 50)
+                        CHECK(serves(1, (unsigned)i));
+        }
+        CHECK(!ipc_receive(slow.fd, &slow.frame, &slow.error) && slow.frame.header.type == IPC_BEGIN && !slow.frame.header.status);
+        client_done(&slow);
+        end_agent();
+}
+
+/* Whether the agent hangs up on a client that sends `type` when it waits for a version. */
+static bool ends_who_asks_while_waiting(enum ipc_type type, bool at_once)
+{
+        char payload[sizeof(struct ipc_hello)] = { 0 };
+        struct ipc_header header = { .magic = IPC_MAGIC, .type = IPC_WAIT, .size = sizeof(struct ipc_wait) };
+        struct ipc_wait wait = { .timeout_ms = -1, .state = NEBULA_STATE_COMMITTED };
+        struct test_client hasty;
+        bool is_ended;
+
+        client_init(&hasty, &place, 52);
+        if (client_connect(&hasty, &place))
+                return false;
+        wait.version_id = begin(&hasty, "never", NEBULA_FILES_ALL_RANKS);
+        memcpy(payload, &header, sizeof header);
+        memcpy(payload + sizeof header, &wait, sizeof wait);
+        header = (struct ipc_header){ .magic = IPC_MAGIC, .type = (uint16_t)type, .size = (uint32_t)ipc_request_size(type) };
+        memcpy(payload + sizeof header + sizeof wait, &header, sizeof header);
+        if (at_once) {
+                os->send(hasty.fd, payload, 2 * sizeof header + sizeof wait + header.size, -1);
+        } else {
+                os->send(hasty.fd, payload, sizeof header + sizeof wait, -1);
+                CHECK(os->poll(hasty.fd, 50) == 0);
+                os->send(hasty.fd, payload + sizeof header + sizeof wait, sizeof header + header.size, -1);
+        }
+        is_ended = os->poll(hasty.fd, 10000) == 1 && ipc_receive(hasty.fd, &hasty.frame, &hasty.error) == NEBULA_UNAVAILABLE;
+        client_done(&hasty);
+        return is_ended;
+}
+
+static void who_asks_while_it_waits_is_hung_up_on(void)
+{
+        begin_agent();
+        CHECK(ends_who_asks_while_waiting(IPC_STATE, true) && ends_who_asks_while_waiting(IPC_STATE, false));
+        CHECK(ends_who_asks_while_waiting(IPC_FLUSH, true) && ends_who_asks_while_waiting(IPC_FLUSH, false));
+        CHECK(serves(1, 1));
+        end_agent();
+}
+
+static int thread_count(void)
+{
+        char path[64], line[256];
+        int count = 0;
+        FILE *file;
+
+        snprintf(path, sizeof path, "/proc/%d/status", pid);
+        file = fopen(path, "r");
+        while (file && fgets(line, sizeof line, file) && sscanf(line, "Threads: %d", &count) != 1)
+                ;
+        if (file)
+                fclose(file);
+        return count;
+}
+
+static void clients_that_ask_nothing_cost_no_threads(void)
+{
+        static struct test_client clients[200];
+
+        begin_agent();
+        for (uint32_t i = 0; i < 200; i++) {
+                client_init(&clients[i], &place, 100 + i);
+                clients[i].hello.rank = i;
+                clients[i].hello.world = 200;
+                REQUIRE(!client_connect(&clients[i], &place));
+        }
+        for (int i = 0; i < 500 && thread_count() > 50; i++) /* the last ones to be greeted */
+                usleep(10000);
+        CHECK(thread_count() > 0 && thread_count() <= 50);
+        for (int i = 0; i < 200; i++)
+                client_done(&clients[i]);
+        end_agent();
 }
 
 static void half_a_save_is_given_up_when_its_trainer_is_gone(void)
@@ -261,6 +365,8 @@ static void without_its_memory_directory_an_agent_still_saves_and_loads(void)
 
 TAP_MAIN(TEST(garbage_and_frames_of_any_size_end_their_connection_only),
          TEST(requests_of_the_right_size_with_wrong_contents_are_refused), TEST(thousands_of_connections_leave_room_again),
-         TEST(a_client_that_stops_reading_holds_nobody_up), TEST(half_a_save_is_given_up_when_its_trainer_is_gone),
+         TEST(a_client_that_stops_reading_holds_nobody_up), TEST(a_request_in_pieces_holds_nobody_up),
+         TEST(who_asks_while_it_waits_is_hung_up_on), TEST(clients_that_ask_nothing_cost_no_threads),
+         TEST(half_a_save_is_given_up_when_its_trainer_is_gone),
          TEST(without_its_runtime_directory_an_agent_goes_on_and_the_next_one_keeps_off_its_memory),
          TEST(without_its_memory_directory_an_agent_still_saves_and_loads))

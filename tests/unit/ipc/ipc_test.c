@@ -399,6 +399,47 @@ static void requests_that_come_together_or_in_pieces_are_received_one_by_one(voi
         close_ends();
 }
 
+/* Waits for nothing: a receive that waited would not return here, where nothing else follows. */
+static void what_has_come_is_held_until_it_is_a_whole_request(void)
+{
+        struct ipc_header large = { .magic = IPC_MAGIC, .type = IPC_HELLO, .size = sizeof(struct ipc_hello) };
+        struct ipc_begin begin = { .file_count = 3, .tag = "t" };
+        struct ipc_header header = { .magic = IPC_MAGIC, .type = IPC_BEGIN, .size = sizeof begin };
+        struct ipc_inbox inbox = { 0 };
+
+        open_ends();
+        for (int round = 0; round < 20; round++) { /* wherever in the inbox it begins */
+                write_raw(&header, sizeof header - 1);
+                CHECK(!ipc_inbox_fill(ends[0], &inbox, &error) && ipc_inbox_held(&inbox) == IPC_HELD_PART);
+                write_raw((char *)&header + sizeof header - 1, 1);
+                CHECK(!ipc_inbox_fill(ends[0], &inbox, &error) && ipc_inbox_held(&inbox) == IPC_HELD_PART);
+                write_raw(&begin, sizeof begin);
+                CHECK(!ipc_send(ends[1], IPC_BEGIN, NEBULA_OK, &begin, sizeof begin, -1, &error));
+                CHECK(!ipc_inbox_fill(ends[0], &inbox, &error));
+                for (int i = 0; i < 2; i++) {
+                        CHECK(ipc_inbox_held(&inbox) == IPC_HELD_WHOLE);
+                        CHECK(!ipc_receive_request(ends[0], &inbox, &frame, &error));
+                        CHECK(frame.header.type == IPC_BEGIN && !memcmp(frame.payload, &begin, sizeof begin));
+                }
+                CHECK(ipc_inbox_held(&inbox) == IPC_HELD_PART && !inbox.count);
+        }
+        write_raw(&large, sizeof large);
+        CHECK(!ipc_inbox_fill(ends[0], &inbox, &error) && ipc_inbox_held(&inbox) == IPC_HELD_LARGE);
+        inbox.count = 0;
+        large.size = IPC_PAYLOAD_MAX + 1;
+        write_raw(&large, sizeof large);
+        CHECK(!ipc_inbox_fill(ends[0], &inbox, &error) && ipc_inbox_held(&inbox) == IPC_HELD_WHOLE);
+        CHECK(ipc_receive_request(ends[0], &inbox, &frame, &error) == NEBULA_INVALID); /* and reads no more */
+        inbox.count = 0;
+        CHECK(!ipc_send(ends[1], IPC_BEGIN, NEBULA_OK, &begin, sizeof begin, ends[1], &error));
+        CHECK(ipc_inbox_fill(ends[0], &inbox, &error) == NEBULA_INVALID); /* with a descriptor */
+        close(ends[1]);
+        ends[1] = -1;
+        inbox.count = 0;
+        CHECK(ipc_inbox_fill(ends[0], &inbox, &error) == NEBULA_UNAVAILABLE);
+        close_ends();
+}
+
 static void a_request_with_a_descriptor_is_refused_and_the_descriptor_closed(void)
 {
         struct ipc_version version = { 1 };
@@ -550,6 +591,7 @@ TAP_MAIN(
         TEST(promised_and_received_descriptors_must_agree),
         TEST(requests_that_come_together_or_in_pieces_are_received_one_by_one),
         TEST(a_request_with_a_descriptor_is_refused_and_the_descriptor_closed),
+        TEST(what_has_come_is_held_until_it_is_a_whole_request),
         TEST(a_request_of_an_impossible_size_is_refused_before_it_is_read),
         TEST(a_zeroed_frame_is_harmless),
         TEST(interruptions_and_short_transfers_change_nothing),
