@@ -135,7 +135,7 @@ enum nebula_status cow_start(void *image, const struct capture_part *parts, size
 
         if ((uintptr_t)image % COW_PAGE_BYTES)
                 return error_set(error, NEBULA_INVALID, 0, "the image at %p does not begin on a page boundary", image);
-        direct = malloc((count ? count : 1) * sizeof *direct);
+        direct = malloc((count ? count : 1) * COW_DIRECT_MAX * sizeof *direct);
         if (!direct)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan a capture of %zu parts", count);
         cow_engine_get(&engine, NULL);

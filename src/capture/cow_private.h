@@ -44,6 +44,7 @@
 #define COW_BLOCK_BYTES (2u << 20)
 #define COW_LIVE_MAX 8u             /* captures at a time; more would only queue for the same memory bus */
 #define COW_SPAN_MAX 8192u          /* registered runs of pages; more take the copy way */
+#define COW_DIRECT_MAX 2u           /* pieces of a part that may be copied at once: its ends */
 #define COW_WORKER_MAX 4u
 #define COW_WORKER_NICE 5
 #define COW_PENDING_MAX 256u        /* faults under service; others are asked again */
@@ -191,7 +192,7 @@ void cow_maps_close(struct cow_maps *maps);
 
 /* cow_plan.c */
 /* Sorts parts: what can be protected (nothing without an engine) into a new capture, the rest into `direct`, which
- * has room for all of them. */
+ * has room for COW_DIRECT_MAX times as many. */
 enum nebula_status cow_plan(const struct cow_engine *engine, void *image, const struct capture_part *parts, size_t count,
                             struct cow_capture **ret_capture, struct capture_part *direct, size_t *ret_direct_count,
                             struct nebula_error *error);

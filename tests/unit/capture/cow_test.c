@@ -808,27 +808,80 @@ static void what_is_huge_but_for_its_ends_is_protected(void)
         munmap(memory, COUNT * stride);
 }
 
-/* A part begins and ends inside a huge page; what else lies there is written to while the capture runs. */
-static void a_huge_page_that_others_share_stays_whole(void)
+/* Parts begin and end inside huge pages; what else lies there is written to while the capture runs. True: a write waited. */
+static bool write_beside(size_t count)
 {
-        size_t size = 8 * MIB, begin = 3 * MIB - 4160, length = 4 * MIB;
+        size_t stride = 8 * MIB, size = count * stride, begin = 3 * MIB - 4160, length = 4 * MIB;
         unsigned char *memory = memory_new(size, true), *image = image_new(size);
-        struct cow_capture *capture;
+        struct capture_part parts[8];
+        struct cow_stats stats = { 0 };
+        uint64_t waits = 0;
 
         pattern_fill(memory, size, 1);
-        if (count_huge(memory, size) < 4) {
-                printf("# no huge pages here\n");
-                return;
+        for (size_t i = 0; i < count; i++)
+                parts[i] = (struct capture_part){ memory + i * stride + begin, length, i * length };
+        for (int round = 0; round < 5 && count_huge(memory, size) == size / (2 * MIB); round++) {
+                struct cow_capture *capture = start(image, parts, count);
+
+                for (size_t i = 0; i < count; i++) {
+                        memset(memory + i * stride, 7, begin);
+                        memset(memory + i * stride + begin + length, 7, stride - begin - length);
+                }
+                CHECK(cow_wait(capture, -1, NULL) == NEBULA_OK);
+                cow_stats(capture, &stats);
+                waits += stats.fault_count;
+                cow_free(capture);
+                CHECK(count_huge(memory, size) == size / (2 * MIB));
+                for (size_t i = 0; i < count; i++)
+                        CHECK(memcmp(image + i * length, parts[i].data, length) == 0);
+                CHECK(stats.protected_bytes + stats.direct_bytes == count * length);
         }
-        for (int i = 0; i < 5; i++) {
-                capture = start_one(image, memory + begin, length);
-                memset(memory, 7, begin);
-                memset(memory + begin + length, 7, size - begin - length);
+        if (!stats.protected_bytes)
+                printf("# no huge pages here\n");
+        else
+                CHECK((stats.direct_bytes > 0) == (count == 1));
+        munmap(memory, size);
+        munmap(image, size);
+        return waits > 0;
+}
+
+static void a_huge_page_that_others_share_stays_whole(void)
+{
+        write_beside(8);
+}
+
+static void a_write_beside_what_is_saved_does_not_wait_when_little_lies_there(void)
+{
+        CHECK(!write_beside(1));
+}
+
+/* One part over what two calls of an allocator gave, and some that lie in a shared page whole, or over its border. */
+static void parts_over_the_border_of_a_shared_huge_page_are_exact(void)
+{
+        size_t size = 12 * MIB;
+        unsigned char *memory = memory_new(size, true), *image = image_new(size);
+        struct capture_part parts[] = {
+                { memory + 1 * MIB, 512 << 10, 0 },          { memory + MIB + (512 << 10) + 100, MIB, 512 << 10 },
+                { memory + 3 * MIB, 4 * MIB, 2 * MIB },      { memory + 6 * MIB, 3 * MIB, 6 * MIB }, /* the same bytes twice */
+                { memory + 9 * MIB, MIB + 4096 * 3, 9 * MIB },
+        };
+        enum { COUNT = sizeof parts / sizeof parts[0] };
+        unsigned char *before = malloc(size);
+
+        pattern_fill(memory, size, 5);
+        memcpy(before, memory, size);
+        for (int round = 0; round < 3; round++) {
+                struct cow_capture *capture = start(image, parts, COUNT);
+
+                memset(memory, round, size);
                 CHECK(cow_wait(capture, -1, NULL) == NEBULA_OK);
                 cow_free(capture);
-                CHECK(count_huge(memory, size) == 4);
-                CHECK(memcmp(image, memory + begin, length) == 0);
+                for (size_t i = 0; i < COUNT; i++)
+                        CHECK(memcmp(image + parts[i].image_offset, before + ((unsigned char *)parts[i].data - memory), parts[i].size) == 0);
+                memcpy(memory, before, size);
+                memset(image, 0xee, size);
         }
+        free(before);
         munmap(memory, size);
         munmap(image, size);
 }
@@ -1258,6 +1311,8 @@ int main(void)
                 TEST(the_ends_of_parts_in_several_mappings_move_between_saves),
                 TEST(what_is_huge_but_for_its_ends_is_protected),
                 TEST(a_huge_page_that_others_share_stays_whole),
+                TEST(a_write_beside_what_is_saved_does_not_wait_when_little_lies_there),
+                TEST(parts_over_the_border_of_a_shared_huge_page_are_exact),
                 TEST(captures_under_random_writes_are_exact),
                 TEST(what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order),
                 TEST(what_is_said_to_be_copied_stays_in_whatever_order_it_comes),
