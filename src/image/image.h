@@ -96,7 +96,7 @@ enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t c
                               size_t *ret_count, struct nebula_error *error);
 /*
  * The same for an image that is still being copied, and for who wants its bytes as soon as they are final. What save() lays out,
- * headers and directory, is there.
+ * headers and directory, is there as soon as anything is: before that, the image holds what another file left in it.
  */
 struct image_flow {
         /* Until the first `size` bytes are there; false ends the sealing with NEBULA_BUSY. NULL: all are. */

@@ -163,7 +163,7 @@ enum nebula_status image_seal_flowing(void *data, uint64_t size, bool is_zip, ui
         sealing.pieces = calloc(chunk_count + 1, sizeof *sealing.pieces);
         if (!sealing.chunks || !sealing.pieces)
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the checksums of %zu chunks", chunk_count);
-        else if (is_zip)
+        else if (is_zip && has_until(&sealing, 1))
                 status = seal_records(&sealing, error);
         free(sealing.pieces);
         if (status == NEBULA_OK)

@@ -118,7 +118,7 @@ struct ipc_captured {
 };
 struct ipc_copied {
         uint64_t image_id;
-        uint64_t size;            /* so many bytes from the beginning are as they will be; not more than the file's */
+        uint64_t size;            /* so many bytes from the beginning are as they will be, and so is a zip's directory; at most the file's */
         uint32_t commits, unused; /* commits: CAPTURED will say so too, as far as is known */
 };
 struct ipc_abandon {

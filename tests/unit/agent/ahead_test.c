@@ -5,6 +5,7 @@
 #include <poll.h>
 
 #include "agent/agent_client.h"
+#include "image/image.h"
 #include "tap.h"
 
 #define MIB ((size_t)1 << 20)
@@ -101,10 +102,11 @@ static void fill(const struct copying *copying, unsigned seed, size_t from, size
         memcpy(copying->data + from, content(seed) + from, end - from);
 }
 
-/* The image of a file whose beginning is copied; what follows is something else still. */
-static bool copy_some_of(struct test_client *from, const char *tag, const char *name, int64_t goal, struct copying *ret_copying)
+/* An image that is lent, mapped. */
+static bool lend(struct test_client *from, const char *tag, const char *name, int64_t goal, uint64_t size, enum ipc_format format,
+                 struct copying *ret_copying)
 {
-        struct ipc_image request = { .size = SIZE, .format = IPC_FORMAT_RAW, .file_count = goal };
+        struct ipc_image request = { .size = size, .format = format, .file_count = goal };
         struct ipc_granted *granted;
 
         strcpy(request.name, name);
@@ -114,7 +116,13 @@ static bool copy_some_of(struct test_client *from, const char *tag, const char *
         granted = from->frame.payload;
         *ret_copying = (struct copying){ granted->version_id, granted->image_id, NULL, granted->capacity_bytes };
         ret_copying->data = mmap(NULL, ret_copying->capacity, PROT_READ | PROT_WRITE, MAP_SHARED, from->frame.fd, 0);
-        if (ret_copying->data == MAP_FAILED)
+        return ret_copying->data != MAP_FAILED;
+}
+
+/* The image of a file whose beginning is copied; what follows is something else still. */
+static bool copy_some_of(struct test_client *from, const char *tag, const char *name, int64_t goal, struct copying *ret_copying)
+{
+        if (!lend(from, tag, name, goal, SIZE, IPC_FORMAT_RAW, ret_copying))
                 return false;
         memset(ret_copying->data, 0xee, SIZE);
         fill(ret_copying, 1, 0, PART);
@@ -163,17 +171,22 @@ static ino_t inode_of(const char *directory, const char *begins, char ret_path[5
         return largest.st_ino;
 }
 
-static bool holds(const char *path, unsigned seed, size_t from, size_t end)
+static bool holds_bytes(const char *path, const unsigned char *bytes, size_t from, size_t end)
 {
         unsigned char *data = malloc(end - from);
         int fd = open(path, O_RDONLY);
         bool same = fd >= 0 && data && pread(fd, data, end - from, (off_t)from) == (ssize_t)(end - from) &&
-                    !memcmp(data, content(seed) + from, end - from);
+                    !memcmp(data, bytes + from, end - from);
 
         if (fd >= 0)
                 close(fd);
         free(data);
         return same;
+}
+
+static bool holds(const char *path, unsigned seed, size_t from, size_t end)
+{
+        return holds_bytes(path, content(seed), from, end);
 }
 
 /* Until what was copied lies in a temporary file of the tag: its inode. Copying goes on a little, for who stands still for a second
@@ -396,6 +409,57 @@ static void files_are_written_in_the_order_in_which_they_are_copied(void)
         tear_down();
 }
 
+/* A zip file of two tensors, as save() lays it out. */
+static uint64_t lay_out(const uint64_t sizes[2], unsigned char *image)
+{
+        struct nebula_error error;
+        struct zip_layout layout;
+        uint64_t size;
+
+        if (zip_layout_init(&layout, 2, sizes, 2, &error))
+                return 0;
+        if (image)
+                zip_layout_write(&layout, "}.", image);
+        for (size_t k = 0; image && k < 2; k++)
+                memset(image + layout.storage_offsets[k], (int)k + 1, (size_t)sizes[k]);
+        size = layout.size;
+        zip_layout_done(&layout);
+        return size;
+}
+
+/* An image that was used before holds a file as sound as the next one, and its trainer may take its time to lay that out. */
+static void what_an_image_held_before_is_not_taken_for_its_file(void)
+{
+        const uint64_t before[] = { 70000, 30000 }, now[] = { 30000, 70000 };
+        unsigned char *wanted = calloc(1, 200000);
+        struct copying first, second;
+        struct nebula_error error;
+        uint64_t size, *chunks;
+        size_t chunk_count;
+        char path[512];
+
+        REQUIRE(set_up(47, 1) && copy_some_of(&client, "global_step1", "first", 2, &first));
+        REQUIRE(wanted && (size = lay_out(now, wanted)));
+        REQUIRE(!image_seal(wanted, size, true, IMAGE_CHUNK_BYTES, &chunks, &chunk_count, &error));
+        free(chunks);
+        REQUIRE(lend(&client, "global_step1", "second", 2, size, IPC_FORMAT_ZIP, &second));
+        REQUIRE(lay_out(before, second.data) == size);
+        CHECK(!copied(&client, &first, PART, false) && await_written(&first, "global_step1"));
+        fill(&first, 1, PART, SIZE);
+        CHECK(!captured_all(&client, &first, false));
+        usleep(300000); /* in which it is the second file's turn */
+        memset(second.data, 0, size);
+        lay_out(now, second.data);
+        CHECK(!captured_all(&client, &second, false));
+        CHECK(!wait_for(&client, first.version, NEBULA_STATE_DURABLE, 20000));
+        CHECK(!memcmp(second.data, wanted, size));
+        CHECK(inode_of("global_step1", "second", path) && holds_bytes(path, wanted, 0, size));
+        munmap(first.data, first.capacity);
+        munmap(second.data, second.capacity);
+        free(wanted);
+        tear_down();
+}
+
 static void others_wait_for_no_trainer_that_copies_slowly(void)
 {
         struct copying copying;
@@ -510,6 +574,7 @@ TAP_MAIN(TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_
          TEST(a_file_that_is_asked_for_again_is_written_as_it_was_saved_last),
          TEST(nothing_is_written_before_all_ranks_will_have_closed), TEST(a_tag_written_again_is_not_written_ahead),
          TEST(more_than_a_file_has_cannot_be_copied), TEST(what_failed_before_its_turn_is_not_written),
-         TEST(files_are_written_in_the_order_in_which_they_are_copied), TEST(others_wait_for_no_trainer_that_copies_slowly),
+         TEST(files_are_written_in_the_order_in_which_they_are_copied),
+         TEST(what_an_image_held_before_is_not_taken_for_its_file), TEST(others_wait_for_no_trainer_that_copies_slowly),
          TEST(a_full_disk_is_not_waited_for_a_trainer), TEST(who_is_told_to_end_begins_nothing_more_ahead),
          TEST(what_is_whole_is_written_before_what_is_not))
