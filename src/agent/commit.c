@@ -185,14 +185,17 @@ static void drop_grant(struct catalogue *catalogue, struct version *version, str
         free(grant);
 }
 
-/* A trainer saves a name once at a time: if it asks again, the answer to its earlier request was lost with an agent that was
- * killed after it had noted the grant. Nobody will ever fill that image. */
-static void drop_lost_grant(struct catalogue *catalogue, const struct session *session, struct version *version, const char *name)
+/* A trainer that asks for a name again saves it again, while its earlier copy still runs; or the answer to its earlier request was lost
+ * with an agent that was killed after it had noted the grant. Either way that image will not be of the version, and is lent to nobody:
+ * the trainer may be writing into it. */
+static void drop_earlier_grant(struct catalogue *catalogue, const struct session *session, struct version *version, const char *name)
 {
         for (struct grant *grant = version->grants, *next; grant; grant = next) {
                 next = grant->next;
-                if (grant->nonce == session->nonce && grant->rank == session->rank && !strcmp(grant->name, name))
-                        drop_grant(catalogue, version, grant);
+                if (grant->nonce != session->nonce || grant->rank != session->rank || strcmp(grant->name, name))
+                        continue;
+                grant->image->exposed = true;
+                drop_grant(catalogue, version, grant);
         }
 }
 
@@ -232,7 +235,7 @@ struct grant *commit_grant(struct catalogue *catalogue, struct session *session,
         };
         snprintf(grant->name, sizeof grant->name, "%s", request->name);
         warn_of_other_rank(version, session, grant->name);
-        drop_lost_grant(catalogue, session, version, grant->name);
+        drop_earlier_grant(catalogue, session, version, grant->name);
         grant->next = version->grants;
         image->owner_nonce = session->nonce;
         image->job = session->job;

@@ -247,6 +247,31 @@ static void an_image_that_is_asked_for_again_is_the_only_one_waited_for(void)
         place_done(&place);
 }
 
+/* A file saved again while it is still being copied: the first copy goes on for a while. */
+static void an_image_that_was_asked_for_again_is_lent_to_nobody_else(void)
+{
+        struct test_client zero, one;
+        struct agent *agent;
+        struct ipc_granted first, again, other;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        client_init(&zero, &place, 39);
+        client_init(&one, &place, 40);
+        zero.hello.world = one.hello.world = zero.hello.local_world = one.hello.local_world = 2;
+        one.hello.rank = 1;
+        REQUIRE(agent && !client_connect(&zero, &place) && !client_connect(&one, &place));
+        version = begin(&zero, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(!copy_image(&zero, version, "x", 2, 1000, &first) && !copy_image(&zero, version, "x", 3, 1000, &again));
+        CHECK(!copy_image(&one, version, "y", 4, 1000, &other) && other.image_id != first.image_id);
+        CHECK(!copy_image(&zero, version, "z", 5, 1000, &other) && other.image_id != first.image_id);
+        client_done(&zero);
+        client_done(&one);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static void a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing(void)
 {
         struct test_client zero, one;
@@ -906,6 +931,7 @@ TAP_MAIN(TEST(a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_m
          TEST(a_tag_written_again_is_a_generation_that_carries_over),
          TEST(a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks),
          TEST(an_image_that_is_asked_for_again_is_the_only_one_waited_for),
+         TEST(an_image_that_was_asked_for_again_is_lent_to_nobody_else),
          TEST(a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing),
          TEST(a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
