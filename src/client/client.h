@@ -87,6 +87,7 @@ struct client_copy {
         uint64_t image_id, size, agent_nonce; /* of the agent that lent the image */
         uint64_t copied_size;                 /* that the agent has heard of */
         bool is_told, brings_commit;          /* the agent is told that it is whole; and that it was the last; guarded by copies_lock */
+        bool is_replaced;                     /* the file is being saved again, or was; likewise */
         int64_t added_ns;
         enum ipc_format format;
         char name[IPC_NAME_MAX];
@@ -262,6 +263,8 @@ bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *che
 void copies_lock_settled(struct nebula_session *session, const char *tag);
 /* Whether that file is on its way: its successor must not overtake it. */
 bool copies_has(struct nebula_session *session, const char *tag, const char *name);
+/* That file is about to be saved again: once the agent has lent an image for that, it knows no more of what is on its way. */
+void copies_replace(struct nebula_session *session, const char *tag, const char *name);
 /* The images that must stay mapped. */
 size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX]);
 /* Returns when the copies that are under way have ended, well or not; with an image_id: those into that image. */

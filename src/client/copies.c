@@ -119,6 +119,25 @@ static bool takes_commit(struct nebula_session *session, struct client_copy *cop
         return takes;
 }
 
+static bool is_of_file(const struct client_copy *copy, const char *tag, const char *name)
+{
+        return strcmp(copy->checkpoint->tag, tag) == 0 && strcmp(copy->name, name) == 0;
+}
+
+/* Whether an agent that does not know the image is right not to: the file is that of a later save. Another agent than the one that
+ * lent the image has forgotten it with all others; then the later one has to be on its way, or the file would be lost without it. */
+static bool gave_way(struct nebula_session *session, const struct client_copy *copy, uint64_t agent_nonce)
+{
+        bool result;
+
+        pthread_mutex_lock(&session->copies.copies_lock);
+        result = copy->is_replaced && agent_nonce == copy->agent_nonce;
+        for (const struct client_copy *later = copy->next; later && !result; later = later->next)
+                result = is_of_file(later, copy->checkpoint->tag, copy->name);
+        pthread_mutex_unlock(&session->copies.copies_lock);
+        return result;
+}
+
 /* CAPTURED, and the commit, whether it was there before or came in the meantime. */
 static enum nebula_status tell_captured(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                         struct nebula_error *error)
@@ -135,8 +154,10 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
         copy->captured.commits = takes_commit(session, copy);
         pthread_mutex_unlock(&session->copies.copies_lock);
         status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
-        if (status == NEBULA_NOT_FOUND && wire->agent_nonce != copy->agent_nonce &&
-            !atomic_load(&copy->checkpoint->is_given_up))
+        if (status == NEBULA_NOT_FOUND && gave_way(session, copy, wire->agent_nonce))
+                status = NEBULA_OK;
+        else if (status == NEBULA_NOT_FOUND && wire->agent_nonce != copy->agent_nonce &&
+                 !atomic_load(&copy->checkpoint->is_given_up))
                 status = save_again(session, wire, copy, error);
         if (status == NEBULA_OK)
                 checkpoint_saved(copy->checkpoint, copy->captured.commits);
@@ -355,9 +376,17 @@ bool copies_has(struct nebula_session *session, const char *tag, const char *nam
 
         pthread_mutex_lock(&copies->copies_lock);
         for (const struct client_copy *copy = copies->first; copy && !found; copy = copy->next)
-                found = strcmp(copy->checkpoint->tag, tag) == 0 && strcmp(copy->name, name) == 0;
+                found = is_of_file(copy, tag, name);
         pthread_mutex_unlock(&copies->copies_lock);
         return found;
+}
+
+void copies_replace(struct nebula_session *session, const char *tag, const char *name)
+{
+        pthread_mutex_lock(&session->copies.copies_lock);
+        for (struct client_copy *copy = session->copies.first; copy; copy = copy->next)
+                copy->is_replaced |= is_of_file(copy, tag, name);
+        pthread_mutex_unlock(&session->copies.copies_lock);
 }
 
 size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX])

@@ -345,6 +345,7 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
         enum nebula_status status;
 
         copies_lock_settled(session, plan->checkpoint->tag);
+        copies_replace(session, plan->checkpoint->tag, plan->name);
         atomic_store(&plan->checkpoint->is_given_up, false);
         /* Adding to a checkpoint that was found is writing its tag again. */
         if (atomic_exchange(&plan->checkpoint->is_found, false))

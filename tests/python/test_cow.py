@@ -251,6 +251,15 @@ def test_a_name_saved_again_while_it_copies_has_the_later_values(nm):
     assert torch.equal(loaded(checkpoint), torch.ones(3))
 
 
+def test_a_name_saved_again_before_its_first_copy_ended_is_not_called_lost(nm, caplog):
+    large, first, second = big(count=128 * MIB), big(2, MIB), big(3, MIB)
+    checkpoint = saved("again", large)  # what follows is told to the agent behind it
+    assert checkpoint.save("n.pt", first) and checkpoint.save("n.pt", second)
+    assert sorted(checkpoint.files) == ["m.pt", "n.pt"]  # which waits for the copies
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert torch.equal(loaded(checkpoint), large) and torch.equal(checkpoint.load("n.pt"), second)
+
+
 def test_commit_comes_before_captured(nm):
     t = big(1, 8 * COUNT)
     checkpoint = saved("early", t)
