@@ -255,7 +255,8 @@ static enum nebula_status tell_captured(const struct plan *plan, const struct le
                 .type = IPC_CAPTURED, .request = captured, .size = sizeof *captured, .timeout_ms = CLIENT_ANSWER_MS,
         };
         bool commit_follows = checkpoint->file_count == NEBULA_FILES_ALL_RANKS &&
-                              !copies_are_under_way(checkpoint->session, checkpoint);
+                              !copies_are_under_way(checkpoint->session, checkpoint) &&
+                              !atomic_load(&checkpoint->session->untold); /* one that an agent could not be told of just now */
         struct client_copy *copy = commit_follows ? new_copy(plan, lent, captured) : NULL;
         enum nebula_status status;
 

@@ -411,6 +411,18 @@ static void whatever_is_asked_comes_after_the_word_that_a_file_is_whole(void)
         end();
 }
 
+static void a_file_that_no_agent_could_be_told_of_is_not_forgotten_for_the_next(void)
+{
+        static const struct nebula_range range = { "abc", 3 };
+
+        start();
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake_dies_at(IPC_CAPTURED, 2); /* and no third is tried for one request */
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "another", &range, 1, &error)) && !fake_deaths_left(IPC_CAPTURED));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && fake.commit_count == 1 && fake.captured_at_commit == 2);
+        end();
+}
+
 static void a_version_that_failed_before_the_commit_is_said_to_have_failed(void)
 {
         start();
@@ -1140,6 +1152,7 @@ static const struct tap_test tests[] = {
         TEST(an_agent_that_dies_at_any_request_is_survived),
         TEST(a_lost_image_is_captured_again),
         TEST(the_commit_of_a_rank_brings_the_word_that_its_file_is_whole),
+        TEST(a_file_that_no_agent_could_be_told_of_is_not_forgotten_for_the_next),
         TEST(only_a_commit_that_must_follow_is_waited_for),
         TEST(whatever_is_asked_comes_after_the_word_that_a_file_is_whole),
         TEST(a_version_that_failed_before_the_commit_is_said_to_have_failed),
