@@ -123,44 +123,85 @@ unlock:
         return status;
 }
 
+enum nebula_status cow_prepare(const struct capture_part *parts, size_t count, struct cow_capture **ret_capture,
+                               struct nebula_error *error)
+{
+        struct cow_engine *engine = NULL;
+        enum nebula_status status;
+
+        cow_engine_get(&engine, NULL);
+        status = cow_plan(engine, parts, count, ret_capture, error);
+        if (status == NEBULA_OK) {
+                (*ret_capture)->pid = os->pid();
+                atomic_store(&(*ret_capture)->state, COW_STATE_DONE); /* nothing is to be done yet */
+        }
+        return status;
+}
+
+/* Whether pages of the image are to be captured themselves: who copies could not write to them. */
+static bool touches_image(const void *image, const struct capture_part *parts, size_t count)
+{
+        uint64_t start = (uintptr_t)image, end = start;
+
+        for (size_t i = 0; i < count; i++) {
+                uint64_t part_end = (uintptr_t)image + parts[i].image_offset + parts[i].size;
+
+                end = part_end > end ? part_end : end;
+        }
+        end = cow_page_ceil(end);
+        for (size_t i = 0; i < count; i++)
+                if ((uintptr_t)parts[i].data < end && cow_page_ceil((uintptr_t)parts[i].data + parts[i].size) > start)
+                        return true;
+        return false;
+}
+
+/* The caller waits, so a copy now is as exact. */
+static void copy_all(struct cow_capture *capture, void *image, const struct capture_part *parts, size_t count)
+{
+        capture_copy(image, parts, count);
+        capture->direct_bytes = 0;
+        for (size_t i = 0; i < count; i++)
+                capture->direct_bytes += parts[i].size;
+        capture->blocks.stats.protected_bytes = 0;
+}
+
+void cow_begin(struct cow_capture *capture, void *image, const struct capture_part *parts, size_t count)
+{
+        struct cow_engine *engine = NULL;
+        bool is_protected = false;
+
+        capture->started_ns = os->now_ns();
+        capture->image = image;
+        if (capture->chunk_count && cow_engine_get(&engine, NULL) == NEBULA_OK && capture->pid == os->pid() &&
+            !touches_image(image, parts, count)) {
+                capture_copy(image, capture->direct, capture->direct_count);
+                for (size_t i = 0; i < capture->direct_count; i++)
+                        capture->direct_bytes += capture->direct[i].size;
+                atomic_store(&capture->state, COW_STATE_RUNNING);
+                is_protected = capture_protect(engine, capture) >= 0;
+        }
+        if (!is_protected) {
+                copy_all(capture, image, parts, count);
+                capture->blocks.stats.copy_ns = os->now_ns() - capture->started_ns;
+                atomic_store(&capture->state, COW_STATE_DONE);
+        }
+        capture->blocked_ns = os->now_ns() - capture->started_ns;
+}
+
 enum nebula_status cow_start(void *image, const struct capture_part *parts, size_t count,
                              struct cow_capture **ret_capture, struct nebula_error *error)
 {
         int64_t started_ns = os->now_ns();
-        struct cow_engine *engine = NULL;
-        struct cow_capture *capture;
-        struct capture_part *direct;
         enum nebula_status status;
-        size_t direct_count;
 
         if ((uintptr_t)image % COW_PAGE_BYTES)
                 return error_set(error, NEBULA_INVALID, 0, "the image at %p does not begin on a page boundary", image);
-        direct = malloc((count ? count : 1) * COW_DIRECT_MAX * sizeof *direct);
-        if (!direct)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan a capture of %zu parts", count);
-        cow_engine_get(&engine, NULL);
-        status = cow_plan(engine, image, parts, count, &capture, direct, &direct_count, error);
+        status = cow_prepare(parts, count, ret_capture, error);
         if (status != NEBULA_OK)
-                goto free;
-        capture->pid = os->pid();
-        capture->started_ns = started_ns;
-        capture_copy(image, direct, direct_count);
-        for (size_t i = 0; i < direct_count; i++)
-                capture->direct_bytes += direct[i].size;
-        if (!capture->chunk_count || capture_protect(engine, capture) < 0) {
-                /* The caller still waits, so a copy now is as exact. */
-                if (capture->chunk_count)
-                        capture_copy(image, parts, count);
-                capture->direct_bytes += capture->chunk_count ? capture->blocks.stats.protected_bytes : 0;
-                capture->blocks.stats.protected_bytes = 0;
-                capture->blocks.stats.copy_ns = os->now_ns() - started_ns;
-                atomic_store(&capture->state, COW_STATE_DONE);
-        }
-        capture->blocked_ns = os->now_ns() - started_ns;
-        *ret_capture = capture;
-free:
-        free(direct);
-        return status;
+                return status;
+        cow_begin(*ret_capture, image, parts, count);
+        (*ret_capture)->blocked_ns = os->now_ns() - started_ns;
+        return NEBULA_OK;
 }
 
 static enum nebula_status failure_describe(const struct cow_capture *capture, struct nebula_error *error)

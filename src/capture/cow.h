@@ -62,6 +62,11 @@ enum nebula_status cow_available(struct nebula_error *error);
 /* Never fails for what protection lacks: then everything is copied at once and the capture is complete on return. */
 enum nebula_status cow_start(void *image, const struct capture_part *parts, size_t count,
                              struct cow_capture **ret_capture, struct nebula_error *error);
+/* cow_start in two halves, for who has time before the image is there. The first looks where the parts lie and fixes nothing: little time
+ * may pass until the second, with the same parts. A capture that was only prepared has cost memory, and is freed like any other. */
+enum nebula_status cow_prepare(const struct capture_part *parts, size_t count, struct cow_capture **ret_capture,
+                               struct nebula_error *error);
+void cow_begin(struct cow_capture *capture, void *image, const struct capture_part *parts, size_t count);
 /* NEBULA_OK: every byte is in the image. NEBULA_TIMEOUT: not yet. NEBULA_FAILED: never, the image is worthless.
  * timeout_ms < 0: no limit. */
 enum nebula_status cow_wait(struct cow_capture *capture, int64_t timeout_ms, struct nebula_error *error);

@@ -7,16 +7,6 @@
 #define GAP_BYTES (16u << 10) /* room for the headers of malloc, and for its padding */
 #define ENDS_BYTES (4u << 20) /* copied at once: 0.2 ms */
 
-static uint64_t page_floor(uint64_t address)
-{
-        return address & ~(uint64_t)(COW_PAGE_BYTES - 1);
-}
-
-static uint64_t page_ceil(uint64_t address)
-{
-        return page_floor(address + COW_PAGE_BYTES - 1);
-}
-
 static int compare_parts(const void *a, const void *b)
 {
         const struct cow_part *left = a, *right = b;
@@ -40,7 +30,8 @@ struct plan {
         struct os_mapping mapping;
         struct cow_part *parts;
         struct cow_span *spans;
-        size_t part_count, span_count, span_capacity;
+        struct capture_part *direct; /* what is copied at once; has room for two pieces of each part, its ends */
+        size_t part_count, span_count, span_capacity, direct_count;
         uint64_t span_mapping; /* start of the mapping that the last span ends in */
         bool joins_mappings;   /* the kernel protects across the border of two mappings */
 };
@@ -99,9 +90,9 @@ static bool part_cover(struct plan *plan, const struct cow_part *part)
         size_t span_count = plan->span_count;
         uint64_t last_end = span_count ? plan->spans[span_count - 1].end : 0;
         uint64_t last_mapping = plan->span_mapping;
-        uint64_t end = page_ceil(part->end);
+        uint64_t end = cow_page_ceil(part->end);
 
-        for (uint64_t at = page_floor(part->start); at < end; at = plan->mapping.end) {
+        for (uint64_t at = cow_page_floor(part->start); at < end; at = plan->mapping.end) {
                 bool known = at >= plan->mapping.start && at < plan->mapping.end;
 
                 if (!known && !cow_maps_find(&plan->maps, at, &plan->mapping)) {
@@ -121,31 +112,19 @@ refuse:
         return false;
 }
 
-/* Splits the parts: large ones that do not touch the image's pages are candidates. */
-static enum nebula_status candidates_find(struct plan *plan, const struct capture_part *parts, size_t count, void *image,
-                                          struct capture_part *direct, size_t *direct_count, struct nebula_error *error)
+/* Splits the parts: large ones are candidates. */
+static void candidates_find(struct plan *plan, const struct capture_part *parts, size_t count)
 {
-        uint64_t image_start = page_floor((uintptr_t)image), image_end = image_start;
-
-        plan->parts = malloc((count ? count : 1) * sizeof *plan->parts);
-        if (!plan->parts)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan a capture of %zu parts", count);
         for (size_t i = 0; i < count; i++) {
-                uint64_t end = (uintptr_t)image + parts[i].image_offset + parts[i].size;
+                uint64_t start = (uintptr_t)parts[i].data;
 
-                if (page_ceil(end) > image_end)
-                        image_end = page_ceil(end);
-        }
-        for (size_t i = 0; i < count; i++) {
-                uint64_t start = (uintptr_t)parts[i].data, end = start + parts[i].size;
-
-                if (parts[i].size < COW_PART_BYTES || (start < image_end && page_ceil(end) > image_start))
-                        direct[(*direct_count)++] = parts[i];
+                if (parts[i].size < COW_PART_BYTES)
+                        plan->direct[plan->direct_count++] = parts[i];
                 else
-                        plan->parts[plan->part_count++] = (struct cow_part){ start, end, 0, parts[i].image_offset, i };
+                        plan->parts[plan->part_count++] =
+                                (struct cow_part){ start, start + parts[i].size, 0, parts[i].image_offset, i };
         }
         sort_parts(plan->parts, plan->part_count);
-        return NEBULA_OK;
 }
 
 /* A huge page that a span shares with others is protected whole: to protect a piece of it would split it for good, into
@@ -210,15 +189,15 @@ static bool spans_narrow(struct plan *plan)
         return true;
 }
 
-static void add_direct(struct capture_part *direct, size_t *direct_count, const struct cow_part *part, uint64_t start, uint64_t end)
+static void add_direct(struct plan *plan, const struct cow_part *part, uint64_t start, uint64_t end)
 {
         if (start < end)
-                direct[(*direct_count)++] = (struct capture_part){ (const void *)(uintptr_t)start, end - start,
-                                                                   part->image_offset + (start - part->start) };
+                plan->direct[plan->direct_count++] = (struct capture_part){ (const void *)(uintptr_t)start, end - start,
+                                                                            part->image_offset + (start - part->start) };
 }
 
 /* What of the parts lies in no span any more is copied at once: their ends, which leave each part in one piece. */
-static void parts_narrow(struct plan *plan, struct capture_part *direct, size_t *direct_count)
+static void parts_narrow(struct plan *plan)
 {
         size_t kept = 0, first = 0;
 
@@ -235,35 +214,34 @@ static void parts_narrow(struct plan *plan, struct capture_part *direct, size_t 
                 for (size_t k = first + 1; k < plan->span_count && plan->spans[k].start == end; k++)
                         end = plan->spans[k].end;
                 end = end < part.end ? end : part.end;
-                add_direct(direct, direct_count, &part, part.start, start);
-                add_direct(direct, direct_count, &part, end, part.end);
+                add_direct(plan, &part, part.start, start);
+                add_direct(plan, &part, end, part.end);
                 if (start < end)
                         plan->parts[kept++] = (struct cow_part){ start, end, 0, part.image_offset + (start - part.start), part.turn };
         }
         plan->part_count = kept;
 }
 
-static enum nebula_status spans_find(struct plan *plan, struct capture_part *direct, size_t *direct_count,
-                                     struct nebula_error *error)
+/* Not to know the mappings is no failure: then nothing is protected. */
+static void spans_find(struct plan *plan)
 {
-        enum nebula_status status = cow_maps_open(&plan->maps, error);
+        bool is_known = cow_maps_open(&plan->maps, NULL) == NEBULA_OK;
         size_t kept = 0;
 
-        if (status != NEBULA_OK)
-                return status;
         for (size_t i = 0; i < plan->part_count; i++) {
-                if (part_cover(plan, &plan->parts[i]))
+                if (is_known && part_cover(plan, &plan->parts[i]))
                         plan->parts[kept++] = plan->parts[i];
                 else
-                        add_direct(direct, direct_count, &plan->parts[i], plan->parts[i].start, plan->parts[i].end);
+                        add_direct(plan, &plan->parts[i], plan->parts[i].start, plan->parts[i].end);
         }
         plan->part_count = kept;
+        if (!is_known)
+                return;
         if (spans_narrow(plan))
-                parts_narrow(plan, direct, direct_count);
+                parts_narrow(plan);
         else
                 spans_widen(plan);
         cow_maps_close(&plan->maps);
-        return NEBULA_OK;
 }
 
 /* With chunks == NULL only counts. */
@@ -328,12 +306,13 @@ static void chunks_order(struct cow_capture *capture, const struct cow_part **by
 }
 
 /* One mapping of its own for the capture and its arrays; parts that merely share bytes with others get their reach. */
-static enum nebula_status capture_make(const struct plan *plan, void *image, size_t given_count, struct cow_capture **ret_capture,
+static enum nebula_status capture_make(const struct plan *plan, size_t given_count, struct cow_capture **ret_capture,
                                        struct nebula_error *error)
 {
         size_t chunk_count = chunks_make(plan, NULL);
         uint64_t size = sizeof(struct cow_capture) + chunk_count * (sizeof(struct cow_chunk) + sizeof(uint32_t)) +
-                        plan->span_count * sizeof(struct cow_span) + plan->part_count * sizeof(struct cow_part);
+                        plan->span_count * sizeof(struct cow_span) + plan->part_count * sizeof(struct cow_part) +
+                        plan->direct_count * sizeof(struct capture_part);
         const struct cow_part **by_turn = malloc((given_count ? given_count : 1) * sizeof *by_turn);
         struct cow_capture *capture = by_turn ? cow_map(size) : NULL;
         uint64_t reach = 0;
@@ -343,8 +322,9 @@ static enum nebula_status capture_make(const struct plan *plan, void *image, siz
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a capture of %zu parts", plan->part_count);
         }
         capture->mapped_bytes = size;
-        capture->image = image;
-        capture->parts = (struct cow_part *)(capture + 1);
+        capture->direct = (struct capture_part *)(capture + 1);
+        capture->direct_count = plan->direct_count;
+        capture->parts = (struct cow_part *)(capture->direct + plan->direct_count);
         capture->part_count = plan->part_count;
         capture->spans = (struct cow_span *)(capture->parts + plan->part_count);
         capture->span_count = plan->span_count;
@@ -359,6 +339,8 @@ static enum nebula_status capture_make(const struct plan *plan, void *image, siz
                 capture->parts[i].reach = reach;
                 capture->blocks.stats.protected_bytes += plan->parts[i].end - plan->parts[i].start;
         }
+        if (plan->direct_count)
+                memcpy(capture->direct, plan->direct, plan->direct_count * sizeof *plan->direct);
         if (plan->span_count)
                 memcpy(capture->spans, plan->spans, plan->span_count * sizeof *plan->spans);
         chunks_order(capture, by_turn, given_count);
@@ -367,26 +349,28 @@ static enum nebula_status capture_make(const struct plan *plan, void *image, siz
         return NEBULA_OK;
 }
 
-enum nebula_status cow_plan(const struct cow_engine *engine, void *image, const struct capture_part *parts, size_t count,
-                            struct cow_capture **ret_capture, struct capture_part *direct, size_t *ret_direct_count,
-                            struct nebula_error *error)
+enum nebula_status cow_plan(const struct cow_engine *engine, const struct capture_part *parts, size_t count,
+                            struct cow_capture **ret_capture, struct nebula_error *error)
 {
         struct plan plan = { .joins_mappings = engine && engine->unpopulated };
-        enum nebula_status status = NEBULA_OK;
-        size_t direct_count = 0;
+        enum nebula_status status;
 
-        if (engine)
-                status = candidates_find(&plan, parts, count, image, direct, &direct_count, error);
-        /* Not to know the mappings is no failure: then nothing is protected. */
-        if (status == NEBULA_OK && (!engine || spans_find(&plan, direct, &direct_count, NULL) != NEBULA_OK)) {
-                memcpy(direct, parts, count * sizeof *parts);
-                direct_count = count;
-                plan.part_count = plan.span_count = 0;
+        plan.parts = malloc((count ? count : 1) * sizeof *plan.parts);
+        plan.direct = malloc((count ? count : 1) * 2 * sizeof *plan.direct);
+        if (!plan.parts || !plan.direct) {
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to plan a capture of %zu parts", count);
+                goto free;
         }
-        if (status == NEBULA_OK)
-                status = capture_make(&plan, image, count, ret_capture, error);
-        if (status == NEBULA_OK)
-                *ret_direct_count = direct_count;
+        if (engine) {
+                candidates_find(&plan, parts, count);
+                spans_find(&plan);
+        } else {
+                memcpy(plan.direct, parts, count * sizeof *parts);
+                plan.direct_count = count;
+        }
+        status = capture_make(&plan, count, ret_capture, error);
+free:
+        free(plan.direct);
         free(plan.parts);
         free(plan.spans);
         return status;

@@ -44,7 +44,6 @@
 #define COW_BLOCK_BYTES (2u << 20)
 #define COW_LIVE_MAX 8u             /* captures at a time; more would only queue for the same memory bus */
 #define COW_SPAN_MAX 8192u          /* registered runs of pages; more take the copy way */
-#define COW_DIRECT_MAX 2u           /* pieces of a part that may be copied at once: its ends */
 #define COW_WORKER_MAX 4u
 #define COW_WORKER_NICE 5
 #define COW_PENDING_MAX 256u        /* faults under service; others are asked again */
@@ -98,7 +97,8 @@ struct cow_capture {
         struct cow_span *spans; /* by start, disjoint */
         struct cow_chunk *chunks; /* by block */
         uint32_t *order;          /* of chunks, as they are copied: as the parts were given */
-        size_t part_count, span_count, chunk_count;
+        struct capture_part *direct; /* what is copied at once */
+        size_t part_count, span_count, chunk_count, direct_count;
         int64_t started_ns, blocked_ns;
         uint64_t direct_bytes;
         /* under blocks_lock */
@@ -159,6 +159,16 @@ struct cow_engine {
         } pending;
 };
 
+static inline uint64_t cow_page_floor(uint64_t address)
+{
+        return address & ~(uint64_t)(COW_PAGE_BYTES - 1);
+}
+
+static inline uint64_t cow_page_ceil(uint64_t address)
+{
+        return cow_page_floor(address + COW_PAGE_BYTES - 1);
+}
+
 static inline uint64_t cow_block_of(uint64_t address)
 {
         return address & ~(uint64_t)(COW_BLOCK_BYTES - 1);
@@ -191,11 +201,9 @@ bool cow_maps_is_huge(struct cow_maps *maps, uint64_t block);
 void cow_maps_close(struct cow_maps *maps);
 
 /* cow_plan.c */
-/* Sorts parts: what can be protected (nothing without an engine) into a new capture, the rest into `direct`, which
- * has room for COW_DIRECT_MAX times as many. */
-enum nebula_status cow_plan(const struct cow_engine *engine, void *image, const struct capture_part *parts, size_t count,
-                            struct cow_capture **ret_capture, struct capture_part *direct, size_t *ret_direct_count,
-                            struct nebula_error *error);
+/* A new capture of what can be protected (nothing without an engine), and of the rest. */
+enum nebula_status cow_plan(const struct cow_engine *engine, const struct capture_part *parts, size_t count,
+                            struct cow_capture **ret_capture, struct nebula_error *error);
 /* The first chunk of `block` or behind it, the first part that reaches beyond `address`; the count when there is none. */
 size_t cow_chunk_find(const struct cow_capture *capture, uint64_t block);
 size_t cow_part_find(const struct cow_capture *capture, uint64_t address);

@@ -87,7 +87,12 @@ static enum nebula_status try_call(struct client_wire *wire, const struct client
                 return status;
         if (call->version_id)
                 *call->version_id = checkpoint_is_known(call->checkpoint, wire) ? atomic_load(&call->checkpoint->version_id) : 0;
-        return client_wire_call(wire, call->type, call->request, call->size, call->timeout_ms, ret_broken, error);
+        status = client_wire_send(wire, call->type, call->request, call->size, ret_broken, error);
+        if (status != NEBULA_OK)
+                return status;
+        if (call->meanwhile)
+                call->meanwhile(call->argument);
+        return client_wire_await(wire, call->type, call->timeout_ms, ret_broken, error);
 }
 
 /* An agent that is silent for too long is as good as none; asking another question of it would only double the wait. */

@@ -182,6 +182,11 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
 /* The answer is in wire->frame. Closes the wire, and sets *ret_broken, when it can be of no more use. */
 enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type, const void *request, size_t size,
                                     int64_t timeout_ms, bool *ret_broken, struct nebula_error *error);
+/* Its two halves, for who has something to do in between. */
+enum nebula_status client_wire_send(struct client_wire *wire, enum ipc_type type, const void *request, size_t size, bool *ret_broken,
+                                    struct nebula_error *error);
+enum nebula_status client_wire_await(struct client_wire *wire, enum ipc_type type, int64_t timeout_ms, bool *ret_broken,
+                                     struct nebula_error *error);
 void client_wire_close(struct client_wire *wire);
 /* Around a fork: the child closes what its parent has open. */
 void client_wires_before_fork(void);
@@ -196,6 +201,8 @@ struct client_call {
         struct nebula_checkpoint *checkpoint; /* NULL: the request names none */
         bool begins;                         /* the request does so itself when the agent does not know `checkpoint` */
         int64_t timeout_ms;                  /* < 0: none */
+        void (*meanwhile)(void *argument);   /* NULL, or called while the agent works on it: once for each time that it was sent */
+        void *argument;
 };
 /* Connects the session's wire, unless it is; request_lock is held. */
 enum nebula_status session_connect(struct nebula_session *session, struct nebula_error *error);

@@ -10,6 +10,8 @@
 #include "image/image.h"
 #include "os/os.h"
 
+#define PREPARED_NS 20000000 /* where memory lies may have changed since, then */
+
 /* One file to be saved. */
 struct plan {
         struct nebula_checkpoint *checkpoint;
@@ -24,6 +26,9 @@ struct plan {
         size_t cow_count;               /* the first so many may be copied after save returned */
         const struct nebula_keep *keep; /* NULL: the caller's memory is its own again when save returns */
         int64_t begun_ns;               /* when save was called */
+        int64_t prepared_ns;            /* when what follows was found out; 0: it was not */
+        struct cow_capture *capture;    /* what to protect; NULL: everything is copied */
+        bool ask_huge;
 };
 
 /* An image that the agent lent, mapped. */
@@ -36,6 +41,7 @@ static void plan_done(struct plan *plan)
 {
         if (plan->format == IPC_FORMAT_ZIP)
                 zip_layout_done(&plan->layout);
+        cow_free(plan->capture);
         free(plan->parts);
 }
 
@@ -102,6 +108,40 @@ static void add_parts(struct plan *plan, const struct nebula_range *ranges, cons
         plan->offsets = offsets;
 }
 
+/* How this save's values are to be fixed: cow only where it can be and, unless it is asked for, where it pays. */
+static bool wants_cow(struct plan *plan)
+{
+        struct nebula_session *session = plan->checkpoint->session;
+        enum client_capture choice;
+        uint64_t size = 0;
+
+        plan->ask_huge = false;
+        if (!plan->keep)
+                return false;
+        pthread_mutex_lock(&session->settings_lock);
+        choice = session->settings.capture;
+        pthread_mutex_unlock(&session->settings_lock);
+        for (size_t i = 0; i < plan->cow_count; i++)
+                size += plan->parts[i].size >= COW_PART_BYTES ? plan->parts[i].size : 0;
+        if (choice == CLIENT_CAPTURE_COPY || size < (choice == CLIENT_CAPTURE_COW ? COW_PART_BYTES : CLIENT_COW_BYTES) ||
+            cow_available(NULL) != NEBULA_OK || copies_ready(session) != NEBULA_OK)
+                return false;
+        plan->ask_huge = choice == CLIENT_CAPTURE_AUTO && !cow_pays(plan->parts, plan->cow_count);
+        return !plan->ask_huge;
+}
+
+/* What can be found out without an image: while the agent looks for one. `argument`: the plan. */
+static void prepare(void *argument)
+{
+        struct plan *plan = argument;
+
+        cow_free(plan->capture);
+        plan->capture = NULL;
+        if (wants_cow(plan))
+                cow_prepare(plan->parts, plan->cow_count, &plan->capture, NULL);
+        plan->prepared_ns = os->now_ns();
+}
+
 static enum nebula_status request_image(struct plan *plan, struct lent *lent, struct nebula_error *error)
 {
         struct nebula_session *session = plan->checkpoint->session;
@@ -113,6 +153,8 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         int fd;
 
         checkpoint_image_call(plan->checkpoint, plan->name, &request, &call);
+        call.meanwhile = prepare;
+        call.argument = plan;
         status = session_call(session, &call, error);
         checkpoint_know_image(plan->checkpoint, &session->wire);
         if (status != NEBULA_OK)
@@ -164,36 +206,14 @@ static void abandon(struct nebula_session *session, uint64_t image_id, const cha
         session_call(session, &call, NULL); /* the failure that led here is the one to report */
 }
 
-/* How this save's values are to be fixed: cow only where it can be and, unless it is asked for, where it pays. */
-static bool wants_cow(const struct plan *plan, bool *ret_ask_huge)
-{
-        struct nebula_session *session = plan->checkpoint->session;
-        enum client_capture choice;
-        uint64_t size = 0;
-
-        *ret_ask_huge = false;
-        if (!plan->keep)
-                return false;
-        pthread_mutex_lock(&session->settings_lock);
-        choice = session->settings.capture;
-        pthread_mutex_unlock(&session->settings_lock);
-        for (size_t i = 0; i < plan->cow_count; i++)
-                size += plan->parts[i].size >= COW_PART_BYTES ? plan->parts[i].size : 0;
-        if (choice == CLIENT_CAPTURE_COPY || size < (choice == CLIENT_CAPTURE_COW ? COW_PART_BYTES : CLIENT_COW_BYTES) ||
-            cow_available(NULL) != NEBULA_OK || copies_ready(session) != NEBULA_OK)
-                return false;
-        *ret_ask_huge = choice == CLIENT_CAPTURE_AUTO && !cow_pays(plan->parts, plan->cow_count);
-        return !*ret_ask_huge;
-}
-
-/* Fixes the values; NULL when every byte is in the image already. Returns the CPU time taken so far, in ns. */
-static int64_t capture_cow(const struct plan *plan, struct capture_pool *pool, void *image, struct cow_capture **ret_capture)
+/* Fixes the values; the capture is the caller's then. Returns the CPU time taken so far, in ns. */
+static int64_t capture_cow(struct plan *plan, struct capture_pool *pool, void *image, struct cow_capture **ret_capture)
 {
         int64_t begun_ns = os->thread_cpu_ns();
 
-        *ret_capture = NULL;
-        if (cow_start(image, plan->parts, plan->cow_count, ret_capture, NULL) != NEBULA_OK)
-                return capture_now(plan, pool, image);
+        *ret_capture = plan->capture;
+        plan->capture = NULL;
+        cow_begin(*ret_capture, image, plan->parts, plan->cow_count);
         capture_pool_take_fresh(pool, image);
         if (plan->format == IPC_FORMAT_ZIP)
                 zip_layout_write(&plan->layout, plan->pickle, image);
@@ -296,7 +316,7 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
         struct cow_capture *capture = NULL;
         int64_t started_ns = 0;
         enum nebula_status status;
-        bool ask_huge, is_filling = plan->keep && plan->keep->fill;
+        bool is_filling = plan->keep && plan->keep->fill;
 
         status = request_image(plan, &lent, &why);
         if (status == NEBULA_OK)
@@ -311,7 +331,9 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
                 return status;
         }
         captured.image_id = lent.image_id;
-        if (wants_cow(plan, &ask_huge)) {
+        if (os->now_ns() - plan->prepared_ns > PREPARED_NS)
+                prepare(plan);
+        if (plan->capture) {
                 started_ns = os->now_ns();
                 captured.cpu_ns = capture_cow(plan, session->pool, lent.data, &capture);
         } else {
@@ -333,7 +355,7 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
         if (capture || is_filling || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
                 return copy_later(plan, &lent, capture, is_filling, &captured, error);
         status = tell_captured(plan, &lent, &captured, error);
-        if (ask_huge) /* so that later saves are cheaper */
+        if (plan->ask_huge) /* so that later saves are cheaper */
                 cow_advise_huge(plan->parts, plan->cow_count);
         if (status == NEBULA_OK && plan->keep)
                 plan->keep->release(plan->keep->argument, NULL);

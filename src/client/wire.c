@@ -104,24 +104,45 @@ static bool answers_soon(const struct client_wire *wire)
         return ready != 0 && ready != -EINTR;
 }
 
-enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type, const void *request, size_t size,
-                                    int64_t timeout_ms, bool *ret_broken, struct nebula_error *error)
+static void give_up(struct client_wire *wire, struct nebula_error *error)
+{
+        error_prefix(error, "the agent (process %u)", wire->agent_pid);
+        client_wire_close(wire);
+}
+
+enum nebula_status client_wire_send(struct client_wire *wire, enum ipc_type type, const void *request, size_t size, bool *ret_broken,
+                                    struct nebula_error *error)
 {
         enum nebula_status status = ipc_send(wire->fd, type, NEBULA_OK, request, size, -1, error);
 
-        *ret_broken = true;
-        if (status == NEBULA_OK && (timeout_ms == CLIENT_ANSWER_MS || type == IPC_IMAGE) && wire->log) {
+        *ret_broken = status != NEBULA_OK;
+        if (*ret_broken)
+                give_up(wire, error);
+        return status;
+}
+
+enum nebula_status client_wire_await(struct client_wire *wire, enum ipc_type type, int64_t timeout_ms, bool *ret_broken,
+                                     struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        if ((timeout_ms == CLIENT_ANSWER_MS || type == IPC_IMAGE) && wire->log) {
                 timeout_ms = answers_soon(wire) ? -1 : timeout_ms - CLIENT_SILENT_MS; /* -1: reading is all that is left */
                 if (timeout_ms >= 0)
                         say_silent(wire);
         }
-        if (status == NEBULA_OK)
-                status = ipc_await(wire->fd, type, timeout_ms, &wire->frame, ret_broken, error);
-        if (*ret_broken) {
-                error_prefix(error, "the agent (process %u)", wire->agent_pid);
-                client_wire_close(wire);
-        }
+        status = ipc_await(wire->fd, type, timeout_ms, &wire->frame, ret_broken, error);
+        if (*ret_broken)
+                give_up(wire, error);
         return status;
+}
+
+enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type, const void *request, size_t size,
+                                    int64_t timeout_ms, bool *ret_broken, struct nebula_error *error)
+{
+        enum nebula_status status = client_wire_send(wire, type, request, size, ret_broken, error);
+
+        return status ? status : client_wire_await(wire, type, timeout_ms, ret_broken, error);
 }
 
 static enum nebula_status greet(struct client_wire *wire, const struct client_settings *settings, int64_t timeout_ms,

@@ -886,6 +886,27 @@ static void parts_over_the_border_of_a_shared_huge_page_are_exact(void)
         munmap(image, size);
 }
 
+static void what_was_only_prepared_fixes_nothing(void)
+{
+        size_t size = 4 * MIB;
+        unsigned char *memory = memory_new(size, true), *image = image_new(size);
+        struct capture_part part = { memory, size, 0 };
+        struct cow_capture *capture = NULL;
+
+        pattern_fill(memory, size, 1);
+        CHECK(cow_prepare(&part, 1, &capture, NULL) == NEBULA_OK);
+        cow_free(capture);
+        CHECK(cow_prepare(&part, 1, &capture, NULL) == NEBULA_OK);
+        CHECK(cow_wait(capture, 1000, NULL) == NEBULA_OK); /* there is nothing to wait for */
+        pattern_fill(memory, size, 2);
+        cow_begin(capture, image, &part, 1);
+        memset(memory, 3, size);
+        CHECK(complete(capture) && pattern_holds(image, size, 2));
+        cow_free(capture);
+        munmap(memory, size);
+        munmap(image, size);
+}
+
 /* Writers overwrite pieces at random while captures start over and over, up to three at a time; a lock keeps them
  * still for the start alone, so that there is a copy of what was there. */
 #define STRESS_BLOCKS 96u
@@ -1313,6 +1334,7 @@ int main(void)
                 TEST(a_huge_page_that_others_share_stays_whole),
                 TEST(a_write_beside_what_is_saved_does_not_wait_when_little_lies_there),
                 TEST(parts_over_the_border_of_a_shared_huge_page_are_exact),
+                TEST(what_was_only_prepared_fixes_nothing),
                 TEST(captures_under_random_writes_are_exact),
                 TEST(what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order),
                 TEST(what_is_said_to_be_copied_stays_in_whatever_order_it_comes),
