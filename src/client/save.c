@@ -147,9 +147,11 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         struct nebula_session *session = plan->checkpoint->session;
         struct ipc_image request = { .size = plan->size, .format = plan->format };
         struct client_call call;
-        uint64_t live_ids[IPC_LIVE_MAX + CLIENT_COPY_MAX];
+        uint64_t live_ids[IPC_LIVE_MAX + CLIENT_COPY_MAX + 1];
+        const struct client_copy *untold;
         const struct ipc_granted *granted;
         enum nebula_status status;
+        size_t live_count;
         int fd;
 
         checkpoint_image_call(plan->checkpoint, plan->name, &request, &call);
@@ -171,8 +173,11 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
                 return status;
         capture_pool_watch(session->pool, session->unmapping, session->unmapping_argument);
         memcpy(live_ids, granted->live_ids, granted->live_count * sizeof *live_ids);
-        capture_pool_keep(session->pool, live_ids,
-                          granted->live_count + copies_images(session, live_ids + granted->live_count));
+        live_count = granted->live_count + copies_images(session, live_ids + granted->live_count);
+        untold = atomic_load(&session->untold);
+        if (untold) /* no agent could be told; this one may not know its image, and then it is copied from there */
+                live_ids[live_count++] = untold->image_id;
+        capture_pool_keep(session->pool, live_ids, live_count);
         /* The same number from another agent: the mapping that a copy still writes to goes only after it. */
         copies_settle(session, granted->image_id, -1, NULL);
         fd = session->wire.frame.fd;

@@ -423,6 +423,21 @@ static void a_file_that_no_agent_could_be_told_of_is_not_forgotten_for_the_next(
         end();
 }
 
+static void a_file_that_no_agent_could_be_told_of_is_captured_again_by_one_that_forgot_it(void)
+{
+        static const struct nebula_range range = { "xyz", 3 };
+
+        start();
+        fake.forgets = true;
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake_dies_at(IPC_CAPTURED, 2);
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "another", &range, 1, &error)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 2 && fake_seen(IPC_IMAGE) == 3);
+        CHECK(holds("t", "n", "abc", 3) && holds("t", "another", "xyz", 3));
+        end();
+}
+
 static void a_version_that_failed_before_the_commit_is_said_to_have_failed(void)
 {
         start();
@@ -1153,6 +1168,7 @@ static const struct tap_test tests[] = {
         TEST(a_lost_image_is_captured_again),
         TEST(the_commit_of_a_rank_brings_the_word_that_its_file_is_whole),
         TEST(a_file_that_no_agent_could_be_told_of_is_not_forgotten_for_the_next),
+        TEST(a_file_that_no_agent_could_be_told_of_is_captured_again_by_one_that_forgot_it),
         TEST(only_a_commit_that_must_follow_is_waited_for),
         TEST(whatever_is_asked_comes_after_the_word_that_a_file_is_whole),
         TEST(a_version_that_failed_before_the_commit_is_said_to_have_failed),
