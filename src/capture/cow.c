@@ -278,6 +278,11 @@ uint64_t cow_copied(struct cow_capture *capture)
         return copied;
 }
 
+int64_t cow_waited_ns(const struct cow_capture *capture)
+{
+        return atomic_load(&capture->waited_ns);
+}
+
 void cow_cancel(struct cow_capture *capture)
 {
         struct cow_engine *engine;

@@ -72,6 +72,8 @@ void cow_begin(struct cow_capture *capture, void *image, const struct capture_pa
 enum nebula_status cow_wait(struct cow_capture *capture, int64_t timeout_ms, struct nebula_error *error);
 /* So many bytes from the image's beginning are as they will be, as far as this capture writes them; UINT64_MAX: all. */
 uint64_t cow_copied(struct cow_capture *capture);
+/* When a write last began to wait for a copy, on the clock of os->now_ns; 0: none has. */
+int64_t cow_waited_ns(const struct cow_capture *capture);
 /* Gives up; cow_wait then reports failure, or OK when it came too late. Does not wait. */
 void cow_cancel(struct cow_capture *capture);
 void cow_stats(const struct cow_capture *capture, struct cow_stats *ret_stats);

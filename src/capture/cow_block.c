@@ -68,6 +68,7 @@ static void fault_note(struct cow_engine *engine, struct cow_capture *capture, s
         if (!atomic_exchange(&capture->is_begun, true))
                 cow_workers_wake(engine);
         capture->blocks.stats.fault_count++;
+        atomic_store(&capture->waited_ns, fault->since_ns);
         if (!chunk->fault_since_ns)
                 chunk->fault_since_ns = fault->since_ns;
         capture->blocks.cursor = chunk->turn + 1;

@@ -92,6 +92,7 @@ struct cow_capture {
         uint32_t pid;
         _Atomic uint32_t state; /* enum cow_state; waited for with a futex */
         atomic_bool is_begun;   /* workers may copy, once the protection is ready */
+        _Atomic int64_t waited_ns; /* when a write last began to wait; 0: none has */
         unsigned char *image;
         struct cow_part *parts; /* by start */
         struct cow_span *spans; /* by start, disjoint */

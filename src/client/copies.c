@@ -22,6 +22,7 @@
 #define COPIED_BYTES (32u << 20)
 #define COPIED_FROM (4 * (uint64_t)COPIED_BYTES) /* the size of a file */
 #define COPIED_EVERY_MS 5
+#define COPIED_QUIET_NS 100000000 /* after a write that waited: where everything is overwritten there is another one within some 10 ms */
 
 void copies_init(struct nebula_session *session)
 {
@@ -173,12 +174,15 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
         return status;
 }
 
-/* False: the agent does not want to hear of it. */
+/* False: the agent does not want to hear of it. While the program waits for copies, it hears nothing: what it would do
+ * takes processors and memory bandwidth from them. */
 static bool tell_copied(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy)
 {
         struct ipc_copied request = { .image_id = copy->captured.image_id, .size = cow_copied(copy->capture) };
 
         if (request.size < copy->copied_size + COPIED_BYTES || request.size > copy->size) /* all of it: CAPTURED follows */
+                return true;
+        if (os->now_ns() - cow_waited_ns(copy->capture) < COPIED_QUIET_NS)
                 return true;
         copy->copied_size = request.size;
         pthread_mutex_lock(&session->copies.copies_lock);
