@@ -27,6 +27,7 @@ _lock = threading.RLock()  # guards all below
 _settings: config.Settings | None = None
 _session: _nebula.Session | None = None
 _opened_with: tuple[config.Settings, ranks.Place, str] | None = None
+_opened_at: tuple[config.Settings, object] | None = None  # settings and mark of the rank when that was found to hold
 _failure: NebulaError | None = None
 _retry_at = 0.0
 _pause = RETRY_S[0]
@@ -63,11 +64,16 @@ def session(patient: bool = False) -> _nebula.Session:
 
     After a failure nobody is held up by another attempt for a while, unless ``patient``: then this raises at once.
     """
-    global _session, _opened_with, _failure, _retry_at, _pause
+    global _session, _opened_with, _opened_at, _failure, _retry_at, _pause
     with _lock:
-        chosen, here = settings(), place()
+        chosen = settings()
+        now = (chosen, ranks.mark())
+        if _session is not None and _opened_at == now:
+            return _session
+        here = place()
         wanted = (chosen, here, chosen.run or ranks.run(here))
         if _session is not None and _opened_with == wanted:
+            _opened_at = now
             return _session
         if _failure is not None and not patient and time.monotonic() < _retry_at:
             raise NebulaUnavailable(f"{_failure} (the next attempt is in {_retry_at - time.monotonic():.0f} s)")
@@ -83,7 +89,7 @@ def session(patient: bool = False) -> _nebula.Session:
             _failure, _retry_at = failure, time.monotonic() + _pause
             _pause = min(2 * _pause, RETRY_S[1])
             raise
-        _opened_with, _failure, _pause = wanted, None, RETRY_S[0]
+        _opened_with, _opened_at, _failure, _pause = wanted, now, None, RETRY_S[0]
         return _session
 
 
@@ -136,11 +142,11 @@ def _after_fork() -> None:
 
 def shutdown() -> None:
     """Forgets settings and session, once running copies have ended. The agent finishes what was committed by itself."""
-    global _settings, _session, _opened_with, _failure
+    global _settings, _session, _opened_with, _opened_at, _failure
     _settle()
     watching.forget()
     with _lock:
-        _settings = _session = _opened_with = _failure = None
+        _settings = _session = _opened_with = _opened_at = _failure = None
 
 
 def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError | None:
