@@ -12,8 +12,6 @@
 /* Long enough that handing out pieces costs nothing, short enough that threads end together. */
 #define PIECE_BYTES (4u << 20)
 #define PIECE_PART_COUNT 512u
-/* Less is copied before another thread has woken up. */
-#define ALONE_BYTES (1u << 20)
 #define PAGE_BYTES 4096u
 
 struct piece {
@@ -178,7 +176,7 @@ void capture_copy_begin(struct capture_job *job)
 
         for (size_t i = 0; i < job->count; i++)
                 size += job->parts[i].size;
-        job->has_crew = size >= ALONE_BYTES;
+        job->has_crew = size > PIECE_BYTES; /* one piece is copied before another thread has woken up */
         if (!job->has_crew)
                 return;
         pthread_once(&fork_once, watch_forks);
