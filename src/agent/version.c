@@ -123,7 +123,7 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
         vsnprintf(message, sizeof message, format, arguments);
         va_end(arguments);
         error_set(&version->error, status, 0, "%s", message); /* which mends what was cut within a character */
-        version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory;
+        version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
         log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, version->error.message);
         version_move(catalogue, version, NEBULA_STATE_FAILED);
         if (!version->failed_by_storage)

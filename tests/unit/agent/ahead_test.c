@@ -569,6 +569,26 @@ static void what_is_whole_is_written_before_what_is_not(void)
         tear_down();
 }
 
+/* Of a trainer whose memory was overwritten, say: the next best is older, and sound. */
+static void what_is_found_to_be_no_file_when_it_is_sealed_is_loaded_by_nobody(void)
+{
+        struct copying bad;
+        struct ipc_found found;
+        uint64_t version;
+
+        REQUIRE(set_up(48, 1));
+        CHECK(!save_whole(&client, "global_step1", 1, &version) && !wait_for(&client, version, NEBULA_STATE_DURABLE, 20000));
+        REQUIRE(lend(&client, "global_step2", "m", NEBULA_FILES_ALL_RANKS, 100000, IPC_FORMAT_ZIP, &bad));
+        memset(bad.data, 7, 100000);
+        CHECK(!captured_all(&client, &bad, true));
+        CHECK(wait_for(&client, bad.version, NEBULA_STATE_DURABLE, 20000) == NEBULA_FAILED);
+        CHECK(strstr(client.error.message, "not what its trainer promised") != NULL);
+        CHECK(find(&client, "", "global_step2", &found) == NEBULA_NOT_FOUND);
+        CHECK(!find(&client, "", "", &found) && found.version_id == version);
+        munmap(bad.data, bad.capacity);
+        tear_down();
+}
+
 TAP_MAIN(TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_a_copy_up_leaves_nothing_in_storage),
          TEST(a_trainer_that_stands_still_holds_up_no_other_version),
          TEST(a_file_that_is_asked_for_again_is_written_as_it_was_saved_last),
@@ -577,4 +597,5 @@ TAP_MAIN(TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_
          TEST(files_are_written_in_the_order_in_which_they_are_copied),
          TEST(what_an_image_held_before_is_not_taken_for_its_file), TEST(others_wait_for_no_trainer_that_copies_slowly),
          TEST(a_full_disk_is_not_waited_for_a_trainer), TEST(who_is_told_to_end_begins_nothing_more_ahead),
-         TEST(what_is_whole_is_written_before_what_is_not))
+         TEST(what_is_whole_is_written_before_what_is_not),
+         TEST(what_is_found_to_be_no_file_when_it_is_sealed_is_loaded_by_nobody))
