@@ -185,6 +185,9 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
 
         if (request->state > NEBULA_STATE_DURABLE)
                 return error_set(error, NEBULA_INVALID, 0, "there is no state %u to wait for", request->state);
+        /* Who ends the wait sends the answer, and has others to serve. Where may_wait is not set, this was looked at before. */
+        if (connection->may_wait && os->can_send(connection->fd) != 1)
+                return error_set(error, NEBULA_INVALID, 0, "who waits has to read the answers to its earlier requests first");
         catalogue_lock(catalogue);
         connection->wait = *request;
         connection->wait_until_ns = deadline(request->timeout_ms);

@@ -1,5 +1,6 @@
 /* A live agent and those who mean it no good, or know no better: whatever they do, its next client is served. */
 #include <fcntl.h>
+#include <sys/ioctl.h>
 
 #include "agent/agent_client.h"
 #include "tap.h"
@@ -188,6 +189,63 @@ static void a_client_that_stops_reading_holds_nobody_up(void)
         stop_reading_answers_to(IPC_STATE);
 }
 
+/* Asks and reads nothing, until there is no room for one more answer, or `most` have come. Returns how many have. */
+static int leave_answers(struct test_client *deaf, uint64_t version, int most)
+{
+        struct {
+                struct ipc_header header;
+                struct ipc_version version;
+        } request = { { .magic = IPC_MAGIC, .type = IPC_STATE, .size = sizeof request.version }, { version } };
+        int unread = 0, before = -1, count = 0;
+
+        while (count < most && unread > before) {
+                before = unread;
+                CHECK(os->send(deaf->fd, &request, sizeof request, -1) == sizeof request);
+                for (int i = 0; i < 200 && unread == before; i++) {
+                        usleep(1000);
+                        ioctl(deaf->fd, FIONREAD, &unread);
+                }
+                count += unread > before;
+        }
+        return count;
+}
+
+/* The answer to its WAIT would come from a thread that all others need. */
+static void a_client_that_waits_and_reads_nothing_holds_nobody_up(void)
+{
+        struct {
+                struct ipc_header header;
+                struct ipc_wait wait;
+        } request = { { .magic = IPC_MAGIC, .type = IPC_WAIT, .size = sizeof request.wait },
+                      { .timeout_ms = -1, .state = NEBULA_STATE_COMMITTED } };
+        struct ipc_fail fail = { .reason = "it is over" };
+        struct test_client deaf[2];
+        int most = 100000;
+
+        begin_agent();
+        for (uint32_t i = 0; i < 2; i++) { /* the first one finds out how many answers there is room for */
+                client_init(&deaf[i], &place, 60 + i);
+                deaf[i].hello.rank = i;
+                deaf[i].hello.world = 2;
+                REQUIRE(!client_connect(&deaf[i], &place));
+                request.wait.version_id = begin(&deaf[i], "never", NEBULA_FILES_ALL_RANKS);
+                most = leave_answers(&deaf[i], request.wait.version_id, most);
+        }
+        CHECK(os->send(deaf[1].fd, &request, sizeof request, -1) == sizeof request);
+        usleep(100000);
+        client_init(&client, &place, 62);
+        REQUIRE(!client_connect(&client, &place));
+        fail.version_id = request.wait.version_id;
+        CHECK(os->send(client.fd, &(struct ipc_header){ .magic = IPC_MAGIC, .type = IPC_FAIL, .size = sizeof fail },
+                       sizeof(struct ipc_header), -1) > 0 && os->send(client.fd, &fail, sizeof fail, -1) == sizeof fail);
+        CHECK(os->poll(client.fd, 10000) == 1);
+        client_done(&client);
+        CHECK(serves(1, 1));
+        end_agent();
+        client_done(&deaf[0]);
+        client_done(&deaf[1]);
+}
+
 static void a_request_in_pieces_holds_nobody_up(void)
 {
         struct {
@@ -365,7 +423,8 @@ static void without_its_memory_directory_an_agent_still_saves_and_loads(void)
 
 TAP_MAIN(TEST(garbage_and_frames_of_any_size_end_their_connection_only),
          TEST(requests_of_the_right_size_with_wrong_contents_are_refused), TEST(thousands_of_connections_leave_room_again),
-         TEST(a_client_that_stops_reading_holds_nobody_up), TEST(a_request_in_pieces_holds_nobody_up),
+         TEST(a_client_that_stops_reading_holds_nobody_up), TEST(a_client_that_waits_and_reads_nothing_holds_nobody_up),
+         TEST(a_request_in_pieces_holds_nobody_up),
          TEST(who_asks_while_it_waits_is_hung_up_on), TEST(clients_that_ask_nothing_cost_no_threads),
          TEST(half_a_save_is_given_up_when_its_trainer_is_gone),
          TEST(without_its_runtime_directory_an_agent_goes_on_and_the_next_one_keeps_off_its_memory),
