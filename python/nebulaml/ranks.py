@@ -80,8 +80,9 @@ def current() -> Place:
 
 def mark() -> object:
     """All that current() and awaits_group() look at: while it is equal, so are their answers, which take longer."""
-    found = os.environ._data  # type: ignore[attr-defined]  # a dict of bytes; a missing name costs an exception in os.environ
-    return _from_process_group(), tuple(map(found.get, _READ))
+    # A dict of bytes, where a missing name costs no exception. What a program has put in the place of os.environ has none.
+    found = getattr(os.environ, "_data", None)
+    return (_from_process_group(), tuple(map(found.get, _READ))) if found is not None else object()
 
 
 def store() -> Any:

@@ -199,6 +199,19 @@ def test_ranks_come_from_whichever_launcher_there_is(monkeypatch):
     assert ranks.current() == (5, 6, 2, 4)
 
 
+def test_a_rank_that_changes_is_noticed_whatever_the_environment_is_kept_in(monkeypatch):
+    held = ranks.mark()
+    assert ranks.mark() == held
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "NEBULA_NODE_ID", "SLURM_NNODES"):
+        monkeypatch.setenv(name, "1")
+        assert ranks.mark() != held
+        held = ranks.mark()
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # as some programs do
+    held = ranks.mark()
+    os.environ["WORLD_SIZE"] = "2"
+    assert ranks.mark() != held and ranks.current()[:2] == (1, 2)
+
+
 # -- tags and names
 
 
