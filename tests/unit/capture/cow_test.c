@@ -886,6 +886,86 @@ static void parts_over_the_border_of_a_shared_huge_page_are_exact(void)
         munmap(image, size);
 }
 
+#define LAYOUT_BYTES (16 * MIB)
+#define LAYOUT_PARTS 12u
+
+static uint64_t next_random(uint64_t *state)
+{
+        *state = mix(*state);
+        return *state >> 8;
+}
+
+/* Memory of several mappings: with huge pages and without, and one that others can write to. */
+static unsigned char *layout_memory(uint64_t *state)
+{
+        unsigned char *memory = memory_new(LAYOUT_BYTES, true);
+
+        for (uint64_t i = next_random(state) % 4; i > 0; i--) {
+                size_t start = next_random(state) % (LAYOUT_BYTES - 2 * MIB) & ~(size_t)4095;
+                size_t size = (next_random(state) % (2 * MIB) + 4096) & ~(size_t)4095;
+
+                if (i == 3)
+                        CHECK(mmap(memory + start, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
+                              MAP_FAILED);
+                else
+                        madvise(memory + start, size, MADV_NOHUGEPAGE);
+        }
+        pattern_fill(memory, LAYOUT_BYTES, next_random(state));
+        return memory;
+}
+
+/* Parts of all sizes wherever they fall, over each other too; the image keeps room between them. Returns its size. */
+static size_t layout_parts(uint64_t *state, unsigned char *memory, struct capture_part *parts, size_t count)
+{
+        size_t image_size = 0;
+
+        for (size_t i = 0; i < count; i++) {
+                size_t size = next_random(state) % (MIB / 4 << next_random(state) % 6) + 1;
+                size_t start = next_random(state) % (LAYOUT_BYTES - size);
+
+                image_size += next_random(state) % 9000;
+                parts[i] = (struct capture_part){ memory + start, size, image_size };
+                image_size += size;
+        }
+        return image_size;
+}
+
+static void captures_of_random_layouts_are_exact(void)
+{
+        size_t most = LAYOUT_PARTS * (8 * MIB + 9000);
+        unsigned char *image = image_new(most), *wanted = image_new(most);
+        uint64_t state = 99, direct_bytes = 0, protected_bytes = 0;
+        struct capture_part parts[LAYOUT_PARTS];
+
+        for (int round = 0; round < 40; round++) {
+                unsigned char *memory = layout_memory(&state);
+                size_t count = next_random(&state) % (round % 2 ? LAYOUT_PARTS : 3) + 1;
+                size_t image_size = layout_parts(&state, memory, parts, count), part_bytes = 0;
+                struct cow_capture *capture;
+                struct cow_stats stats;
+
+                memset(image, 0xee, image_size);
+                memset(wanted, 0xee, image_size);
+                for (size_t i = 0; i < count; i++) {
+                        memcpy(wanted + parts[i].image_offset, parts[i].data, parts[i].size);
+                        part_bytes += parts[i].size;
+                }
+                capture = start(image, parts, count);
+                memset(memory, round, LAYOUT_BYTES);
+                CHECK(complete(capture));
+                CHECK(memcmp(image, wanted, image_size) == 0);
+                cow_stats(capture, &stats);
+                CHECK(stats.direct_bytes + stats.protected_bytes == part_bytes);
+                direct_bytes += stats.direct_bytes;
+                protected_bytes += stats.protected_bytes;
+                cow_free(capture);
+                munmap(memory, LAYOUT_BYTES);
+        }
+        CHECK(direct_bytes > 0 && protected_bytes > 0);
+        munmap(image, most);
+        munmap(wanted, most);
+}
+
 static void what_was_only_prepared_fixes_nothing(void)
 {
         size_t size = 4 * MIB;
@@ -1334,6 +1414,7 @@ int main(void)
                 TEST(a_huge_page_that_others_share_stays_whole),
                 TEST(a_write_beside_what_is_saved_does_not_wait_when_little_lies_there),
                 TEST(parts_over_the_border_of_a_shared_huge_page_are_exact),
+                TEST(captures_of_random_layouts_are_exact),
                 TEST(what_was_only_prepared_fixes_nothing),
                 TEST(captures_under_random_writes_are_exact),
                 TEST(what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order),
