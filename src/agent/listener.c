@@ -9,7 +9,7 @@
 #include "os/thread.h"
 
 #define EVENTS_AT_ONCE 64
-#define ACCEPT_PAUSE_MS 100 /* out of descriptors, say */
+#define RETRY_MS 100 /* what failed is tried again then: no descriptors or no memory, say */
 
 struct client {
         struct listener *listener;
@@ -111,7 +111,7 @@ static void *serve_main(void *argument)
 
         client->step = session_serve(client->connection);
         while (os->watch(set, fd, client, OS_WATCH_ONCE) < 0) /* from here on all may be gone */
-                os->sleep_ms(ACCEPT_PAUSE_MS);
+                os->sleep_ms(RETRY_MS);
         return NULL;
 }
 
@@ -168,7 +168,7 @@ static void accept_one(struct listener *listener)
                 return;
         os->watch(listener->set, listener->listen_fd, NULL, OS_WATCH_END);
         if (!listener->is_stopping)
-                listener->accept_ns = os->now_ns() + (int64_t)ACCEPT_PAUSE_MS * 1000000;
+                listener->accept_ns = os->now_ns() + (int64_t)RETRY_MS * 1000000;
 }
 
 static bool is_over(struct listener *listener)
@@ -203,7 +203,7 @@ static void look_at_clock(struct listener *listener)
         if (listener->accept_ns <= now_ns) {
                 listener->accept_ns = INT64_MAX;
                 if (os->watch(listener->set, listener->listen_fd, listener, OS_WATCH_READ) < 0)
-                        listener->accept_ns = now_ns + (int64_t)ACCEPT_PAUSE_MS * 1000000;
+                        listener->accept_ns = now_ns + (int64_t)RETRY_MS * 1000000;
         }
 }
 
@@ -216,7 +216,7 @@ static void *listener_main(void *argument)
                 int count = os->watch_wait(listener->set, keys, EVENTS_AT_ONCE, pause_ms(listener));
 
                 if (count < 0 && count != -EINTR)
-                        os->sleep_ms(ACCEPT_PAUSE_MS);
+                        os->sleep_ms(RETRY_MS);
                 for (int i = 0; i < count; i++) {
                         struct client *client = keys[i];
 
