@@ -63,7 +63,7 @@ static enum nebula_status check_rival(struct catalogue *catalogue, const struct 
 {
         for (struct session *other = catalogue->sessions; other; other = other->next) {
                 if (other->job != job || other->role != IPC_ROLE_TRAINER || other->rank != hello->rank ||
-                    other->nonce == hello->session_nonce || other->pid == hello->pid)
+                    IPC_NONCE_FAMILY(other->nonce) == IPC_NONCE_FAMILY(hello->session_nonce) || other->pid == hello->pid)
                         continue;
                 if (other->connection_count && os->alive(other->pid))
                         return error_set(error, NEBULA_INVALID, 0,

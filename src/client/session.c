@@ -177,12 +177,40 @@ static void lock_for_configure(nebula_session *session, const struct ipc_hello *
         }
 }
 
+/* In a forked child that goes its own way: what it asked its parent's session to be, the parent's next checkpoints would follow.
+ * request_lock is held. */
+static enum nebula_status leave_parent(nebula_session *session, struct ipc_hello *hello, struct nebula_error *error)
+{
+        struct ipc_hello before;
+        enum nebula_status status;
+        uint64_t number;
+        int result = os->random(&number, sizeof number);
+
+        if (result < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, -result, "no random number can be had");
+        hello->pid = os->pid();
+        hello->session_nonce = IPC_NONCE_FAMILY(hello->session_nonce) | (number & ~IPC_NONCE_FAMILY(UINT64_MAX));
+        client_wire_close(&session->wire);
+        pthread_mutex_lock(&session->settings_lock);
+        client_wire_close(&session->idle_wire);
+        before = session->settings.hello;
+        session->settings.hello = *hello;
+        pthread_mutex_unlock(&session->settings_lock);
+        status = session_connect(session, error);
+        if (status != NEBULA_OK) {
+                pthread_mutex_lock(&session->settings_lock);
+                session->settings.hello = before;
+                pthread_mutex_unlock(&session->settings_lock);
+        }
+        return status;
+}
+
 enum nebula_status nebula_session_configure(nebula_session *session, const struct nebula_options *options,
                                             struct nebula_error *ret_error)
 {
         struct client_settings *settings;
         enum nebula_status status;
-        bool is_same;
+        bool is_same, is_child;
 
         if (!session || !options)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_configure needs a session and options");
@@ -196,12 +224,15 @@ enum nebula_status nebula_session_configure(nebula_session *session, const struc
         lock_for_configure(session, &settings->hello);
         pthread_mutex_lock(&session->settings_lock);
         settings->hello.session_nonce = session->settings.hello.session_nonce;
+        is_child = settings->hello.pid != session->settings.hello.pid;
         settings->hello.pid = session->settings.hello.pid;
         is_same = memcmp(&settings->hello, &session->settings.hello, sizeof settings->hello) == 0;
         memcpy(session->settings.agent_path, settings->agent_path, sizeof settings->agent_path);
         session->settings.capture = settings->capture;
         pthread_mutex_unlock(&session->settings_lock);
-        if (!is_same) {
+        if (!is_same && is_child)
+                status = leave_parent(session, &settings->hello, ret_error);
+        if (!is_same && !is_child) {
                 struct client_call call = {
                         .type = IPC_CONFIGURE, .request = &settings->hello, .size = sizeof settings->hello,
                         .timeout_ms = CLIENT_ANSWER_MS,
@@ -209,7 +240,7 @@ enum nebula_status nebula_session_configure(nebula_session *session, const struc
 
                 status = session_call(session, &call, ret_error);
         }
-        if (!is_same && status == NEBULA_OK) {
+        if (!is_same && !is_child && status == NEBULA_OK) {
                 pthread_mutex_lock(&session->settings_lock);
                 session->settings.hello = settings->hello;
                 pthread_mutex_unlock(&session->settings_lock);

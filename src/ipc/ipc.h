@@ -70,11 +70,14 @@ struct ipc_header {
 
 enum ipc_role { IPC_ROLE_TRAINER = 0, IPC_ROLE_TOOL = 1 }; /* tools do not count as a job's ranks */
 
+/* The same for a process and the children that it forked, which have sessions of their own and are no rivals. */
+#define IPC_NONCE_FAMILY(nonce) ((nonce) & ((UINT64_C(1) << 40) - 1))
+
 struct ipc_hello {
         uint32_t version, role, pid, rank, world, local_rank, local_world;
         uint32_t retention_count, on_full, keep_last, replica_count, unused;
         uint64_t memory_bytes, keep_every;
-        uint64_t session_nonce; /* the same when a client comes back after the agent died */
+        uint64_t session_nonce; /* the same when a client comes back after the agent died; IPC_NONCE_FAMILY tells whose child it is */
         double persist_interval_s;
         char persist_path[IPC_PATH_MAX]; /* "" = memory only */
         char output_dir[IPC_PATH_MAX];   /* "" = no history file */

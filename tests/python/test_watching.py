@@ -163,6 +163,7 @@ def test_a_child_forked_while_its_parent_saves_has_a_checkpoint_and_a_log_of_its
                 checkpoint.save("a", {"x": torch.ones(3)})
             checkpoint.wait("durable", 30)
         save("global_step1")
+        begun = os.pipe()
         pid = os.fork()
         if not pid:
             class Lines(logging.Handler):
@@ -172,10 +173,13 @@ def test_a_child_forked_while_its_parent_saves_has_a_checkpoint_and_a_log_of_its
             logging.getLogger("nebulaml").setLevel("INFO")
             nm.init(sys.argv[2])
             save("global_step2")
+            os.write(begun[1], b".")
             time.sleep(0.5)
             os._exit(0)
+        os.read(begun[0], 1)
         save("global_step3")
         assert os.waitpid(pid, 0)[1] == 0
     """
     lines = place.run(code, place.storage, place.root / "child").splitlines()
     assert len(lines) == 1 and "'global_step2' is durable" in lines[0]
+    assert (place.storage / "global_step3" / "a").exists() and not (place.root / "child" / "global_step3").exists()

@@ -244,6 +244,9 @@ static void two_trainers_with_one_rank_are_told_of_each_other(void)
         strcpy(client.hello.job, "other");
         CHECK(!client_connect(&client, &place)); /* a name of its own is the way out */
         client_done(&client);
+        client_init(&client, &place, 30 + (UINT64_C(5) << 40)); /* a process that the first has forked */
+        CHECK(!client_connect(&client, &place));
+        client_done(&client);
         kill(rival, SIGKILL);
         waitpid(rival, &status, 0);
         CHECK(enter(&client, 32));
