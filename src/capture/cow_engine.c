@@ -93,7 +93,7 @@ static void *stack_new(void)
         return (void *)stack;
 }
 
-/* Every signal stays with the program's threads. */
+/* Signals stay with the program's threads, but for those by which a copy hears that its source is gone. */
 static int start_thread(void *(*main_function)(void *), struct cow_engine *argument, const char *name)
 {
         void *stack = stack_new();
@@ -109,6 +109,8 @@ static int start_thread(void *(*main_function)(void *), struct cow_engine *argum
         status = pthread_attr_setstack(&attributes, stack, COW_STACK_BYTES);
         if (status == 0) {
                 sigfillset(&all);
+                sigdelset(&all, SIGSEGV);
+                sigdelset(&all, SIGBUS);
                 pthread_sigmask(SIG_SETMASK, &all, &before);
                 status = pthread_create(&thread, &attributes, main_function, argument);
                 if (status == 0)
@@ -175,6 +177,7 @@ static enum nebula_status engine_open(struct cow_engine **ret_engine, struct neb
                 goto unmap;
         }
         new_engine->unpopulated = abilities & OS_UFFD_UNPOPULATED;
+        os->guard(); /* without it the kernel copies */
         status = probe(new_engine, error);
         if (status != NEBULA_OK)
                 goto close;

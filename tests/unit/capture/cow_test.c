@@ -1190,6 +1190,12 @@ static int64_t held_copy_self(void *to, uint64_t from, size_t size)
         return os_linux.copy_self(to, from, size);
 }
 
+static int no_guard(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size)
+{
+        (void)copy, (void)to, (void)from, (void)size;
+        return -ENOTSUP;
+}
+
 static atomic_bool has_written;
 
 static void *write_a_byte(void *memory)
@@ -1217,6 +1223,7 @@ static void as_with_a_start_during_a_copy(void)
 
         old_table = os_linux;
         old_table.copy_self = held_copy_self;
+        old_table.copy_guarded = no_guard;
         os = &old_table;
         pattern_fill(memory, size, 1);
         captures[0] = start_one(images[0], memory, size);

@@ -1,0 +1,157 @@
+/*
+ * os_guard.c - reading memory that another thread may free meanwhile.
+ *
+ * The kernel's copy (copy_self) returns an error there, but writes through the
+ * caches, which moves half as many bytes again over the memory bus. A copy in
+ * user space takes a signal instead, so there is a handler. It leaves alone
+ * what is no fault of a guarded copy: that goes to the handler that was there
+ * before, as if this one were not. Where the program has put another one in
+ * its place since, no copy is made here.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+#include "os/os_uffd.h"
+
+#define GUARD_MAX 16
+
+/* One copy that is being made. The handler finds it by its thread: thread-local variables might be allocated by their first use. */
+static struct guard {
+        atomic_bool is_taken, is_active;
+        pthread_t thread;
+        uint64_t from, to, size;
+        sigjmp_buf *back;
+} guards[GUARD_MAX];
+
+static pthread_once_t install_once = PTHREAD_ONCE_INIT;
+static struct sigaction before_segv, before_bus; /* written once, before the handler is in place */
+static int install_status;
+
+/* What would have happened without this file. */
+static void pass_on(int signal_number, siginfo_t *info, void *context)
+{
+        struct sigaction *before = signal_number == SIGBUS ? &before_bus : &before_segv;
+        struct sigaction by_default = { .sa_handler = SIG_DFL };
+        bool is_sent = info->si_code <= 0; /* by kill and the like: no instruction runs into it again */
+
+        if (before->sa_handler == SIG_IGN && is_sent) /* the kernel ignores no fault */
+                return;
+        if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN || before->sa_flags & SA_RESETHAND)
+                sigaction(signal_number, &by_default, NULL);
+        if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN) {
+                if (is_sent)
+                        raise(signal_number);
+        } else if (before->sa_flags & SA_SIGINFO) {
+                before->sa_sigaction(signal_number, info, context);
+        } else {
+                before->sa_handler(signal_number);
+        }
+}
+
+static bool lies_in(uint64_t address, uint64_t start, uint64_t size)
+{
+        return address >= start && address - start < size;
+}
+
+static void on_fault(int signal_number, siginfo_t *info, void *context)
+{
+        uint64_t address = (uintptr_t)info->si_addr;
+        int saved_errno = errno;
+
+        for (int i = 0; i < GUARD_MAX && info->si_code > 0; i++) {
+                struct guard *guard = &guards[i];
+
+                if (!atomic_load(&guard->is_active) || !pthread_equal(guard->thread, pthread_self()))
+                        continue;
+                if (lies_in(address, guard->from, guard->size) || lies_in(address, guard->to, guard->size))
+                        siglongjmp(*guard->back, 1);
+        }
+        pass_on(signal_number, info, context);
+        errno = saved_errno;
+}
+
+static int install(int signal_number, struct sigaction *before)
+{
+        struct sigaction ours = { .sa_sigaction = on_fault };
+
+        if (sigaction(signal_number, NULL, before) < 0)
+                return -errno;
+        ours.sa_mask = before->sa_mask;
+        ours.sa_flags = SA_SIGINFO | SA_ONSTACK | (before->sa_flags & (SA_NODEFER | SA_RESTART));
+        return sigaction(signal_number, &ours, NULL) < 0 ? -errno : 0;
+}
+
+/* The child has none of the threads that made copies, and others by the same names. */
+static void forget_in_child(void)
+{
+        for (int i = 0; i < GUARD_MAX; i++) {
+                atomic_store(&guards[i].is_active, false);
+                atomic_store(&guards[i].is_taken, false);
+        }
+}
+
+static void install_all(void)
+{
+        pthread_atfork(NULL, NULL, forget_in_child);
+        install_status = install(SIGSEGV, &before_segv);
+        if (install_status == 0)
+                install_status = install(SIGBUS, &before_bus);
+}
+
+int linux_guard(void)
+{
+        pthread_once(&install_once, install_all);
+        return install_status;
+}
+
+static bool is_ours(int signal_number)
+{
+        struct sigaction now;
+
+        return sigaction(signal_number, NULL, &now) == 0 && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_fault;
+}
+
+static struct guard *take(void)
+{
+        for (int i = 0; i < GUARD_MAX; i++) {
+                bool is_taken = false;
+
+                if (atomic_compare_exchange_strong(&guards[i].is_taken, &is_taken, true))
+                        return &guards[i];
+        }
+        return NULL;
+}
+
+static int copy_until_fault(struct guard *guard, void (*copy)(void *to, const void *from, size_t size))
+{
+        sigjmp_buf back;
+
+        guard->back = &back;
+        if (sigsetjmp(back, 1)) {
+                atomic_store(&guard->is_active, false);
+                return -EFAULT;
+        }
+        atomic_store(&guard->is_active, true);
+        copy((void *)(uintptr_t)guard->to, (const void *)(uintptr_t)guard->from, guard->size);
+        atomic_store(&guard->is_active, false);
+        return 0;
+}
+
+int linux_copy_guarded(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size)
+{
+        struct guard *guard = is_ours(SIGSEGV) && is_ours(SIGBUS) ? take() : NULL;
+        int status;
+
+        if (!guard)
+                return -ENOTSUP;
+        guard->thread = pthread_self();
+        guard->from = from;
+        guard->to = (uintptr_t)to;
+        guard->size = size;
+        status = copy_until_fault(guard, copy);
+        atomic_store(&guard->is_taken, false);
+        return status;
+}

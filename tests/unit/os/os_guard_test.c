@@ -1,0 +1,200 @@
+/* Copies of memory that vanishes, and the signals of everybody else. */
+#include <errno.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "os/os.h"
+#include "sum/sum.h"
+#include "tap.h"
+
+#define SIZE (1u << 20)
+
+static unsigned char *source, *image;
+
+static unsigned char *memory_new(void)
+{
+        unsigned char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        for (size_t i = 0; memory != MAP_FAILED && i < SIZE; i++)
+                memory[i] = (unsigned char)(i * 7 + i / 4096);
+        return memory;
+}
+
+/* As copies do: by a thread that cannot know what others do to its source. */
+static void copy_and_unmap(void *to, const void *from, size_t size)
+{
+        sum_copy_stream(to, from, size / 2);
+        munmap((void *)((uintptr_t)from + size / 2), size / 2);
+        sum_copy_stream((char *)to + size / 2, (const char *)from + size / 2, size / 2);
+}
+
+static void copy_and_forbid(void *to, const void *from, size_t size)
+{
+        mprotect((void *)((uintptr_t)from + size / 2), 4096, PROT_NONE);
+        sum_copy_stream(to, from, size);
+}
+
+static void copy_and_lose_image(void *to, const void *from, size_t size)
+{
+        munmap((char *)to + size / 2, 4096);
+        sum_copy_stream(to, from, size);
+}
+
+static void what_is_there_is_copied(void)
+{
+        source = memory_new();
+        image = memory_new();
+        memset(image, 0, SIZE);
+        REQUIRE(os->guard() == 0);
+        for (size_t shift = 0; shift < 100; shift += 33) {
+                CHECK(os->copy_guarded(sum_copy_stream, image, (uintptr_t)source + shift, SIZE - shift) == 0);
+                CHECK(!memcmp(image, source + shift, SIZE - shift));
+        }
+}
+
+static void what_vanishes_ends_the_copy_and_not_the_program(void)
+{
+        for (int round = 0; round < 40; round++) { /* more often than copies may be made at a time */
+                source = memory_new();
+                image = memory_new();
+                CHECK(os->copy_guarded(copy_and_unmap, image, (uintptr_t)source, SIZE) == -EFAULT);
+                source = memory_new();
+                CHECK(os->copy_guarded(copy_and_forbid, image, (uintptr_t)source, SIZE) == -EFAULT);
+                source = memory_new();
+                CHECK(os->copy_guarded(copy_and_lose_image, image, (uintptr_t)source, SIZE) == -EFAULT);
+                source = memory_new();
+                image = memory_new();
+                CHECK(os->copy_guarded(sum_copy_stream, image, (uintptr_t)source, SIZE) == 0);
+        }
+}
+
+static void read_nothing(void)
+{
+        unsigned char *gone = memory_new();
+
+        munmap(gone, SIZE);
+        printf("# %d\n", *(volatile unsigned char *)gone);
+}
+
+static void say_so(int signal_number)
+{
+        _exit(signal_number == SIGSEGV ? 40 : 41);
+}
+
+static void say_so_with_address(int signal_number, siginfo_t *info, void *context)
+{
+        (void)signal_number, (void)context;
+        _exit(info->si_addr && info->si_code == SEGV_MAPERR ? 42 : 43);
+}
+
+static void go_on(int signal_number)
+{
+        (void)signal_number;
+}
+
+/* Runs both in a child that has no guard yet; how it ended. */
+static int end_of(void (*before)(void), void (*after)(void))
+{
+        int status = 0;
+        pid_t child;
+
+        fflush(stdout);
+        child = fork();
+        if (child == 0) {
+                if (before)
+                        before();
+                os->guard();
+                after();
+                _exit(7);
+        }
+        waitpid(child, &status, 0);
+        return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static void handle(void)
+{
+        signal(SIGSEGV, say_so);
+}
+
+static void handle_with_address(void)
+{
+        struct sigaction action = { .sa_sigaction = say_so_with_address, .sa_flags = SA_SIGINFO };
+
+        sigaction(SIGSEGV, &action, NULL);
+}
+
+static void by_default(void)
+{
+        signal(SIGSEGV, SIG_DFL); /* a sanitizer has a handler of its own */
+        signal(SIGBUS, SIG_DFL);
+}
+
+static void ignore(void)
+{
+        signal(SIGSEGV, SIG_IGN);
+}
+
+static void handle_once(void)
+{
+        struct sigaction action = { .sa_handler = go_on, .sa_flags = (int)SA_RESETHAND };
+
+        sigaction(SIGSEGV, &action, NULL);
+}
+
+static void send_itself(void)
+{
+        kill(getpid(), SIGSEGV);
+}
+
+static void faults_of_others_end_as_without_a_guard(void)
+{
+        CHECK(end_of(by_default, read_nothing) == -SIGSEGV);
+        CHECK(end_of(by_default, send_itself) == -SIGSEGV);
+        CHECK(end_of(ignore, read_nothing) == -SIGSEGV);
+        CHECK(end_of(ignore, send_itself) == 7);
+        CHECK(end_of(handle, read_nothing) == 40);
+        CHECK(end_of(handle, send_itself) == 40);
+        CHECK(end_of(handle_with_address, read_nothing) == 42);
+        CHECK(end_of(handle_with_address, send_itself) == 43);
+        CHECK(end_of(handle_once, read_nothing) == -SIGSEGV);
+}
+
+/* In the middle of a copy, too, where what is read is not what is copied. */
+static void copy_something_else(void *to, const void *from, size_t size)
+{
+        (void)to, (void)from, (void)size;
+        read_nothing();
+}
+
+static void copy_that_reads_elsewhere(void)
+{
+        source = memory_new();
+        image = memory_new();
+        os->copy_guarded(copy_something_else, image, (uintptr_t)source, SIZE);
+}
+
+static void a_fault_elsewhere_is_not_taken_for_one_of_the_copy(void)
+{
+        CHECK(end_of(by_default, copy_that_reads_elsewhere) == -SIGSEGV);
+        CHECK(end_of(handle, copy_that_reads_elsewhere) == 40);
+}
+
+static void copy_under_another_handler(void)
+{
+        source = memory_new();
+        image = memory_new();
+        signal(SIGSEGV, say_so);
+        _exit(os->copy_guarded(sum_copy_stream, image, (uintptr_t)source, SIZE) == -ENOTSUP ? 50 : 51);
+}
+
+static void under_a_handler_that_came_later_no_copy_is_made(void)
+{
+        CHECK(end_of(by_default, copy_under_another_handler) == 50);
+}
+
+/* These first: the guard is there for good once it is asked for, and children inherit it. */
+TAP_MAIN(TEST(faults_of_others_end_as_without_a_guard), TEST(under_a_handler_that_came_later_no_copy_is_made),
+         TEST(a_fault_elsewhere_is_not_taken_for_one_of_the_copy), TEST(what_is_there_is_copied),
+         TEST(what_vanishes_ends_the_copy_and_not_the_program))
