@@ -77,8 +77,8 @@ static void fault_note(struct cow_engine *engine, struct cow_capture *capture, s
         capture->blocks.cursor = chunk->turn + 1;
 }
 
-/* Takes the block for every capture that nobody copies it for yet. */
-static size_t claim_all(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault, struct claim *claims)
+/* Takes the block for every capture that nobody copies it for yet; adds to `claims`. */
+static size_t claim_block(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault, struct claim *claims)
 {
         size_t count = 0;
 
@@ -167,16 +167,23 @@ static int lift(struct cow_engine *engine, uint64_t start, uint64_t end)
         return 0;
 }
 
-/* The pages of one capture in a block. */
-static int lift_chunk(struct cow_engine *engine, const struct cow_capture *capture, const struct cow_chunk *chunk)
+/* What captures have protected in the blocks [start, end), all at once: other processors may have to be told each time. */
+static int lift_blocks(struct cow_engine *engine, uint64_t start, uint64_t end)
 {
-        uint64_t block_end = chunk->block + COW_BLOCK_BYTES;
+        for (size_t i = 0; i < engine->blocks.live_count; i++) {
+                struct cow_capture *capture = engine->blocks.live[i];
+                size_t first = cow_chunk_find(capture, start);
 
-        for (size_t i = chunk->first_span; i < capture->span_count && capture->spans[i].start < block_end; i++) {
-                uint64_t start = capture->spans[i].start, end = capture->spans[i].end;
+                if (first == capture->chunk_count || capture->chunks[first].block >= end)
+                        continue;
+                for (size_t k = capture->chunks[first].first_span; k < capture->span_count && capture->spans[k].start < end; k++) {
+                        const struct cow_span *span = &capture->spans[k];
 
-                if (lift(engine, start > chunk->block ? start : chunk->block, end < block_end ? end : block_end) == -EAGAIN)
-                        return -EAGAIN;
+                        if (lift(engine, span->start > start ? span->start : start, span->end < end ? span->end : end) == -EAGAIN)
+                                return -EAGAIN;
+                }
+                for (size_t k = first; k < capture->chunk_count && capture->chunks[k].block < end; k++)
+                        capture->chunks[k].fault_since_ns = 0;
         }
         return 0;
 }
@@ -201,20 +208,17 @@ static void hand_on(struct cow_engine *engine, uint64_t block, int64_t since_ns)
         }
 }
 
-/*
- * Lifts what nobody needs any more, blocks_lock held. A block stays protected
- * while any capture still wants it: its last copier lifts it for all. A page
- * that waits but belongs to no live capture (left over from a failed one, or
- * moved here) is always freed. Returns 1 when a capture has begun meanwhile
- * that wants the block too and that nobody copies it for, while a writer waits
- * for it, be it that this thread serves its fault or that the fault thread left
- * it to this one: that capture may not be asked for its bytes before the writer goes on.
- */
-static int release(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
+/* Who asks for a block still. */
+struct demand {
+        bool wanted;      /* a capture that has not copied it does */
+        bool waiting;     /* and nobody copies it for that one */
+        bool covered;     /* the page of the fault is one that a capture has protected */
+        int64_t since_ns; /* when a writer began to wait for the block; 0: none does */
+};
+
+static struct demand demand_for(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
 {
-        bool wanted = false, waiting = false, covered = false;
-        int64_t since_ns = 0; /* when a writer began to wait for the block; 0: none does */
-        int status = 0;
+        struct demand demand = { 0 };
 
         for (size_t i = 0; i < engine->blocks.live_count; i++) {
                 struct cow_capture *capture = engine->blocks.live[i];
@@ -223,30 +227,61 @@ static int release(struct cow_engine *engine, uint64_t block, const struct cow_f
                 if (!chunk)
                         continue;
                 if (capture->blocks.failure == COW_FAILURE_NONE) {
-                        wanted |= chunk->state != COW_CHUNK_DONE;
-                        waiting |= chunk->state == COW_CHUNK_WAITING;
+                        demand.wanted |= chunk->state != COW_CHUNK_DONE;
+                        demand.waiting |= chunk->state == COW_CHUNK_WAITING;
                 }
-                covered |= asks(fault) && chunk_covers(capture, chunk, fault->page);
-                since_ns = since_ns ? since_ns : chunk->fault_since_ns;
+                demand.covered |= asks(fault) && chunk_covers(capture, chunk, fault->page);
+                demand.since_ns = demand.since_ns ? demand.since_ns : chunk->fault_since_ns;
         }
-        if (wanted && (covered || !asks(fault))) {
-                hand_on(engine, block, since_ns);
-                return waiting && (asks(fault) || since_ns);
-        }
-        for (size_t i = 0; i < engine->blocks.live_count && !wanted && status != -EAGAIN; i++) {
-                struct cow_chunk *chunk = chunk_of(engine->blocks.live[i], block);
+        return demand;
+}
 
-                if (!chunk)
+/*
+ * Lifts what nobody needs any more of the blocks [start, end), blocks_lock
+ * held. A block stays protected while any capture still wants it: its last
+ * copier lifts it for all. Returns 1 when a capture has begun meanwhile that
+ * wants a block too and that nobody copies it for, while a writer waits for it
+ * that the fault thread left to this one: that capture may not be asked for its
+ * bytes before the writer goes on.
+ */
+static int release(struct cow_engine *engine, uint64_t start, uint64_t end)
+{
+        uint64_t free_start = start;
+        int again = 0;
+
+        for (uint64_t block = start; block <= end; block += COW_BLOCK_BYTES) {
+                struct demand demand = { 0 };
+
+                if (block < end)
+                        demand = demand_for(engine, block, NULL);
+                if (block < end && !demand.wanted)
                         continue;
-                status = lift_chunk(engine, engine->blocks.live[i], chunk);
-                if (status != -EAGAIN)
-                        chunk->fault_since_ns = 0;
+                if (free_start < block && lift_blocks(engine, free_start, block) == -EAGAIN)
+                        return -EAGAIN;
+                free_start = block + COW_BLOCK_BYTES;
+                if (block < end)
+                        hand_on(engine, block, demand.since_ns);
+                again |= demand.waiting && demand.since_ns;
         }
-        if (!asks(fault) || status == -EAGAIN)
-                return status;
-        if (!covered)
-                status = wanted ? lift(engine, fault->page, fault->page + COW_PAGE_BYTES) :
-                                  lift(engine, block, block + COW_BLOCK_BYTES);
+        return again;
+}
+
+/* The same for the block of a fault. A page that waits but belongs to no live capture (left over from a failed one, or moved here) is
+ * always freed. */
+static int release_fault(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
+{
+        struct demand demand = demand_for(engine, block, fault);
+        int status = 0;
+
+        if (demand.wanted && demand.covered) {
+                hand_on(engine, block, demand.since_ns);
+                return demand.waiting;
+        }
+        if (!demand.wanted)
+                status = lift_blocks(engine, block, block + COW_BLOCK_BYTES);
+        if (status != -EAGAIN && !demand.covered)
+                status = demand.wanted ? lift(engine, fault->page, fault->page + COW_PAGE_BYTES) :
+                                         lift(engine, block, block + COW_BLOCK_BYTES);
         if (status != -EAGAIN)
                 os->uffd_wake(engine->fd, fault->page, fault->page + COW_PAGE_BYTES);
         return status;
@@ -265,17 +300,18 @@ static void chunk_finish(const struct claim *claim, int64_t cpu_ns)
                 capture->blocks.stats.fault_ns += os->now_ns() - claim->chunk->fault_since_ns;
 }
 
-/* One round of cow_block_serve; false when there is to be another. */
-static bool block_serve(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
+/* One round of cow_blocks_serve; false when there is to be another. */
+static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault)
 {
-        struct claim claims[COW_LIVE_MAX];
+        struct claim claims[COW_RUN * COW_LIVE_MAX];
         int64_t cpu_ns = os->thread_cpu_ns();
         uint32_t tries = 0;
-        size_t count;
+        size_t count = 0;
         int released;
 
         pthread_mutex_lock(&engine->blocks_lock);
-        count = claim_all(engine, block, fault, claims);
+        for (uint64_t block = start; block < end; block += COW_BLOCK_BYTES)
+                count += claim_block(engine, block, fault, claims + count);
         pthread_mutex_unlock(&engine->blocks_lock);
         if (!count && !asks(fault))
                 return true;
@@ -288,7 +324,7 @@ static bool block_serve(struct cow_engine *engine, uint64_t block, const struct 
         pthread_mutex_lock(&engine->blocks_lock);
         for (size_t i = 0; i < count; i++)
                 chunk_finish(&claims[i], cpu_ns / (int64_t)count);
-        while ((released = release(engine, block, fault)) == -EAGAIN) {
+        while ((released = asks(fault) ? release_fault(engine, start, fault) : release(engine, start, end)) == -EAGAIN) {
                 pthread_mutex_unlock(&engine->blocks_lock);
                 cow_pause(engine, fault, &tries);
                 pthread_mutex_lock(&engine->blocks_lock);
@@ -302,8 +338,8 @@ static bool block_serve(struct cow_engine *engine, uint64_t block, const struct 
         return released <= 0;
 }
 
-void cow_block_serve(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
+void cow_blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault)
 {
-        while (!block_serve(engine, block, fault))
+        while (!blocks_serve(engine, start, end, fault))
                 ;
 }

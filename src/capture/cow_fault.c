@@ -86,7 +86,9 @@ static void serve_pending(struct cow_engine *engine)
         while (engine->pending.count) {
                 struct cow_fault fault = engine->pending.faults[0];
 
-                cow_block_serve(engine, cow_block_of(fault.page), &fault);
+                uint64_t block = cow_block_of(fault.page);
+
+                cow_blocks_serve(engine, block, block + COW_BLOCK_BYTES, &fault);
                 /* Serving may have queued others behind it. */
                 engine->pending.count--;
                 memmove(&engine->pending.faults[0], &engine->pending.faults[1], engine->pending.count * sizeof fault);
@@ -99,7 +101,7 @@ void *cow_fault_main(void *argument)
         static const struct cow_fault no_fault;
         struct cow_engine *engine = argument;
         uint32_t ahead = 0;
-        uint64_t block;
+        uint64_t start, end;
 
         for (;;) {
                 os->poll(engine->fd, ahead ? 0 : -1);
@@ -107,8 +109,8 @@ void *cow_fault_main(void *argument)
                 if (engine->pending.count) {
                         serve_pending(engine);
                         ahead = COW_AHEAD;
-                } else if (ahead && cow_block_next(engine, &block)) {
-                        cow_block_serve(engine, block, &no_fault);
+                } else if (ahead && cow_blocks_next(engine, &start, &end)) {
+                        cow_blocks_serve(engine, start, end, &no_fault);
                         ahead--;
                 } else {
                         ahead = 0;

@@ -47,7 +47,8 @@
 #define COW_WORKER_MAX 4u
 #define COW_WORKER_NICE 5
 #define COW_PENDING_MAX 256u        /* faults under service; others are asked again */
-#define COW_AHEAD 16u                /* blocks that the fault thread copies after a fault: writers go on behind it */
+#define COW_AHEAD 8u                 /* runs of blocks that the fault thread copies after a fault: writers go on behind it */
+#define COW_RUN 8u                  /* blocks that are copied and freed at once while no writer waits for them */
 #define COW_MOVED_MAX 64u
 #define COW_HUGE_AFTER_MS 100       /* pages are joined then: not between the files of one checkpoint */
 #define COW_LATER_MAX 1024u         /* blocks at the ends of registrations; more are joined after another save */
@@ -210,9 +211,9 @@ size_t cow_chunk_find(const struct cow_capture *capture, uint64_t block);
 size_t cow_part_find(const struct cow_capture *capture, uint64_t address);
 
 /* cow_block.c */
-/* Copies a block for every capture that waits for it, and lifts its protection once none does. `fault` is NULL in
- * workers. */
-void cow_block_serve(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault);
+/* Copies the blocks [start, end), COW_RUN at most, for every capture that waits for them, and lifts their protection once none does.
+ * `fault` is NULL in workers; the block of one that asks is served alone. */
+void cow_blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault);
 /* Let others go on; in the fault thread (`fault` not NULL) by reading events. */
 void cow_pause(struct cow_engine *engine, const struct cow_fault *fault, uint32_t *tries);
 /* Returns when every change of the address space that took place before the call has been marked in the captures
@@ -229,8 +230,8 @@ void *cow_fault_main(void *engine);
 void cow_events_drain(struct cow_engine *engine);
 
 /* cow_worker.c */
-/* The next block to copy: the oldest capture first, in each from behind the newest fault. */
-bool cow_block_next(struct cow_engine *engine, uint64_t *ret_block);
+/* The next blocks to copy, side by side: of the oldest capture first, in each from behind the newest fault. */
+bool cow_blocks_next(struct cow_engine *engine, uint64_t *ret_start, uint64_t *ret_end);
 void *cow_worker_main(void *engine);
 
 /* cow_huge.c: works for about a millisecond; how long to sleep before the next step, -1 when there is nothing to do.

@@ -1,6 +1,14 @@
 #include "capture/cow_private.h"
 
-bool cow_block_next(struct cow_engine *engine, uint64_t *ret_block)
+/* blocks_lock held. */
+static bool is_waiting(const struct cow_capture *capture, size_t turn, uint64_t block)
+{
+        const struct cow_chunk *chunk = turn < capture->chunk_count ? &capture->chunks[capture->order[turn]] : NULL;
+
+        return chunk && chunk->state == COW_CHUNK_WAITING && (!block || chunk->block == block);
+}
+
+bool cow_blocks_next(struct cow_engine *engine, uint64_t *ret_start, uint64_t *ret_end)
 {
         bool found = false;
 
@@ -11,13 +19,15 @@ bool cow_block_next(struct cow_engine *engine, uint64_t *ret_block)
                             capture->blocks.failure == COW_FAILURE_NONE && capture->blocks.left;
 
                 for (size_t k = 0; k < capture->chunk_count && open && !found; k++) {
-                        size_t turn = (capture->blocks.cursor + k) % capture->chunk_count;
-                        const struct cow_chunk *chunk = &capture->chunks[capture->order[turn]];
+                        size_t turn = (capture->blocks.cursor + k) % capture->chunk_count, count = 1;
 
-                        if (chunk->state != COW_CHUNK_WAITING)
+                        if (!is_waiting(capture, turn, 0))
                                 continue;
-                        capture->blocks.cursor = turn + 1;
-                        *ret_block = chunk->block;
+                        *ret_start = capture->chunks[capture->order[turn]].block;
+                        *ret_end = *ret_start + COW_BLOCK_BYTES;
+                        for (; count < COW_RUN && is_waiting(capture, turn + count, *ret_end); count++)
+                                *ret_end += COW_BLOCK_BYTES;
+                        capture->blocks.cursor = turn + count;
                         found = true;
                 }
         }
@@ -109,15 +119,15 @@ static int64_t idle_step(struct cow_engine *engine)
 void *cow_worker_main(void *argument)
 {
         struct cow_engine *engine = argument;
-        uint64_t block;
+        uint64_t start, end;
 
         os->thread_nice(COW_WORKER_NICE); /* training comes first */
         for (;;) {
                 uint32_t turn = atomic_load(&engine->work_turn);
                 int64_t wait_ms;
 
-                if (cow_block_next(engine, &block)) {
-                        cow_block_serve(engine, block, NULL);
+                if (cow_blocks_next(engine, &start, &end)) {
+                        cow_blocks_serve(engine, start, end, NULL);
                         continue;
                 }
                 wait_ms = idle_step(engine);
