@@ -155,15 +155,14 @@ void cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault)
 /* Lifts the protection of [start, end). Only -EAGAIN is worth another try; what is no longer registered is free anyway. */
 static int lift(struct cow_engine *engine, uint64_t start, uint64_t end)
 {
+        uint64_t step = end - start > COW_BLOCK_BYTES ? COW_BLOCK_BYTES : COW_PAGE_BYTES;
         int status = os->uffd_protect(engine->fd, start, end, false);
 
         if (status != -ENOENT || end - start <= COW_PAGE_BYTES)
                 return status;
-        for (uint64_t page = start; page < end; page += COW_PAGE_BYTES) {
-                status = os->uffd_protect(engine->fd, page, page + COW_PAGE_BYTES, false);
-                if (status == -EAGAIN)
-                        return status;
-        }
+        for (uint64_t at = start; at < end; at += step)
+                if (lift(engine, at, end - at < step ? end : at + step) == -EAGAIN)
+                        return -EAGAIN;
         return 0;
 }
 
@@ -182,8 +181,10 @@ static int lift_blocks(struct cow_engine *engine, uint64_t start, uint64_t end)
                         if (lift(engine, span->start > start ? span->start : start, span->end < end ? span->end : end) == -EAGAIN)
                                 return -EAGAIN;
                 }
-                for (size_t k = first; k < capture->chunk_count && capture->chunks[k].block < end; k++)
+                for (size_t k = first; k < capture->chunk_count && capture->chunks[k].block < end; k++) {
                         capture->chunks[k].fault_since_ns = 0;
+                        capture->chunks[k].is_handed_on = false;
+                }
         }
         return 0;
 }
@@ -203,7 +204,10 @@ static void hand_on(struct cow_engine *engine, uint64_t block, int64_t since_ns)
         for (size_t i = 0; i < engine->blocks.live_count; i++) {
                 struct cow_chunk *chunk = chunk_of(engine->blocks.live[i], block);
 
-                if (chunk && chunk->state != COW_CHUNK_DONE && !chunk->fault_since_ns)
+                if (!chunk || chunk->state == COW_CHUNK_DONE || !since_ns)
+                        continue;
+                chunk->is_handed_on = true;
+                if (!chunk->fault_since_ns)
                         chunk->fault_since_ns = since_ns;
         }
 }
@@ -213,6 +217,7 @@ struct demand {
         bool wanted;      /* a capture that has not copied it does */
         bool waiting;     /* and nobody copies it for that one */
         bool covered;     /* the page of the fault is one that a capture has protected */
+        bool handed_on;   /* a writer may wait for a page that no capture has protected any more */
         int64_t since_ns; /* when a writer began to wait for the block; 0: none does */
 };
 
@@ -231,6 +236,7 @@ static struct demand demand_for(struct cow_engine *engine, uint64_t block, const
                         demand.waiting |= chunk->state == COW_CHUNK_WAITING;
                 }
                 demand.covered |= asks(fault) && chunk_covers(capture, chunk, fault->page);
+                demand.handed_on |= chunk->is_handed_on;
                 demand.since_ns = demand.since_ns ? demand.since_ns : chunk->fault_since_ns;
         }
         return demand;
@@ -242,9 +248,10 @@ static struct demand demand_for(struct cow_engine *engine, uint64_t block, const
  * copier lifts it for all. Returns 1 when a capture has begun meanwhile that
  * wants a block too and that nobody copies it for, while a writer waits for it
  * that the fault thread left to this one: that capture may not be asked for its
- * bytes before the writer goes on.
+ * bytes before the writer goes on. It is called again then, as `owed`: the
+ * writer's page may be one of a capture that has ended since.
  */
-static int release(struct cow_engine *engine, uint64_t start, uint64_t end)
+static int release(struct cow_engine *engine, uint64_t start, uint64_t end, bool owed)
 {
         uint64_t free_start = start;
         int again = 0;
@@ -254,8 +261,11 @@ static int release(struct cow_engine *engine, uint64_t start, uint64_t end)
 
                 if (block < end)
                         demand = demand_for(engine, block, NULL);
-                if (block < end && !demand.wanted)
+                if (block < end && !demand.wanted) {
+                        if ((owed || demand.handed_on) && lift(engine, block, block + COW_BLOCK_BYTES) == -EAGAIN)
+                                return -EAGAIN;
                         continue;
+                }
                 if (free_start < block && lift_blocks(engine, free_start, block) == -EAGAIN)
                         return -EAGAIN;
                 free_start = block + COW_BLOCK_BYTES;
@@ -277,11 +287,11 @@ static int release_fault(struct cow_engine *engine, uint64_t block, const struct
                 hand_on(engine, block, demand.since_ns);
                 return demand.waiting;
         }
-        if (!demand.wanted)
-                status = lift_blocks(engine, block, block + COW_BLOCK_BYTES);
-        if (status != -EAGAIN && !demand.covered)
+        if (!demand.covered || (!demand.wanted && demand.handed_on))
                 status = demand.wanted ? lift(engine, fault->page, fault->page + COW_PAGE_BYTES) :
                                          lift(engine, block, block + COW_BLOCK_BYTES);
+        if (status != -EAGAIN && !demand.wanted)
+                status = lift_blocks(engine, block, block + COW_BLOCK_BYTES);
         if (status != -EAGAIN)
                 os->uffd_wake(engine->fd, fault->page, fault->page + COW_PAGE_BYTES);
         return status;
@@ -301,7 +311,7 @@ static void chunk_finish(const struct claim *claim, int64_t cpu_ns)
 }
 
 /* One round of cow_blocks_serve; false when there is to be another. */
-static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault)
+static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault, bool owed)
 {
         struct claim claims[COW_RUN * COW_LIVE_MAX];
         int64_t cpu_ns = os->thread_cpu_ns();
@@ -313,7 +323,7 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
         for (uint64_t block = start; block < end; block += COW_BLOCK_BYTES)
                 count += claim_block(engine, block, fault, claims + count);
         pthread_mutex_unlock(&engine->blocks_lock);
-        if (!count && !asks(fault))
+        if (!count && !asks(fault) && !owed)
                 return true;
         for (size_t i = 0; i < count; i++)
                 copy_chunk(&claims[i]);
@@ -324,7 +334,7 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
         pthread_mutex_lock(&engine->blocks_lock);
         for (size_t i = 0; i < count; i++)
                 chunk_finish(&claims[i], cpu_ns / (int64_t)count);
-        while ((released = asks(fault) ? release_fault(engine, start, fault) : release(engine, start, end)) == -EAGAIN) {
+        while ((released = asks(fault) ? release_fault(engine, start, fault) : release(engine, start, end, owed)) == -EAGAIN) {
                 pthread_mutex_unlock(&engine->blocks_lock);
                 cow_pause(engine, fault, &tries);
                 pthread_mutex_lock(&engine->blocks_lock);
@@ -340,6 +350,8 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
 
 void cow_blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault)
 {
-        while (!blocks_serve(engine, start, end, fault))
-                ;
+        bool owed = false; /* a writer is left to this thread */
+
+        while (!blocks_serve(engine, start, end, fault, owed))
+                owed = true;
 }

@@ -76,6 +76,7 @@ struct cow_chunk {
         uint32_t first_span, turn; /* turn: its place in `order` */
         uint32_t state;
         int64_t fault_since_ns; /* when a writer began to wait for it; 0: none does */
+        bool is_handed_on;      /* a writer may wait for a page of the block that only another capture had protected */
 };
 
 enum cow_state { COW_STATE_RUNNING, COW_STATE_DONE, COW_STATE_FAILED };

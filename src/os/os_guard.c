@@ -17,6 +17,7 @@
 #include "os/os_uffd.h"
 
 #define GUARD_MAX 16
+#define PAGE_BYTES 4096u
 
 /* One copy that is being made. The handler finds it by its thread: thread-local variables might be allocated by their first use. */
 static struct guard {
@@ -51,9 +52,10 @@ static void pass_on(int signal_number, siginfo_t *info, void *context)
         }
 }
 
+/* By pages: of memory that the hardware has lost only the page is known. */
 static bool lies_in(uint64_t address, uint64_t start, uint64_t size)
 {
-        return address >= start && address - start < size;
+        return address / PAGE_BYTES >= start / PAGE_BYTES && address < start + size;
 }
 
 static void on_fault(int signal_number, siginfo_t *info, void *context)

@@ -1250,6 +1250,94 @@ static void a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy(void)
         CHECK(HAVE_TSAN || in_child(as_with_a_start_during_a_copy));
 }
 
+/* The other capture wants other pages of the block; the writer's belongs to none any more when the first has ended. */
+static void as_with_a_start_beside(void)
+{
+        size_t size = 2 * MIB;
+        unsigned char *memory = memory_new(size, false), *images[2] = { image_new(size), image_new(size) };
+        struct cow_capture *captures[2];
+        pthread_t writer;
+
+        old_table = os_linux;
+        old_table.copy_self = held_copy_self;
+        old_table.copy_guarded = no_guard;
+        os = &old_table;
+        pattern_fill(memory, size, 1);
+        captures[0] = start_one(images[0], memory, size / 2);
+        atomic_store(&held_up, 0);
+        CHECK(cow_wait(captures[0], 0, NULL) == NEBULA_TIMEOUT);
+        while (atomic_load(&held_up) != 1)
+                os_linux.sleep_ms(1);
+        REQUIRE(pthread_create(&writer, NULL, write_a_byte, memory + size / 4) == 0);
+        os_linux.sleep_ms(100);
+        captures[1] = start_one(images[1], memory + size / 2, size / 2);
+        atomic_store(&held_up, 2);
+        REQUIRE(has_written_soon());
+        for (int i = 0; i < 2; i++) {
+                CHECK(complete(captures[i]));
+                cow_free(captures[i]);
+        }
+        CHECK(pattern_holds(images[0], size / 2, 1) && !memcmp(images[1], memory + size / 2, size / 2));
+        pthread_join(writer, NULL);
+}
+
+static void a_writer_waits_for_no_capture_of_other_pages(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_with_a_start_beside));
+}
+
+static __thread bool holds_up;
+static __thread int clock_looks;
+static struct cow_capture *to_cancel;
+
+static int64_t remembering_copy_self(void *to, uint64_t from, size_t size)
+{
+        holds_up |= atomic_load(&held_up) == 0;
+        return held_copy_self(to, from, size);
+}
+
+/* The second look at the clock after the copy that was held up is at the begin of the next round: no lock is held. */
+static int64_t cancelling_cpu_ns(void)
+{
+        if (holds_up && to_cancel && ++clock_looks == 2)
+                cow_cancel(to_cancel);
+        return os_linux.thread_cpu_ns();
+}
+
+static void as_with_a_cancel_between_rounds(void)
+{
+        size_t size = 2 * MIB;
+        unsigned char *memory = memory_new(size, false), *images[2] = { image_new(size), image_new(size) };
+        struct cow_capture *captures[2];
+        pthread_t writer;
+
+        old_table = os_linux;
+        old_table.copy_self = remembering_copy_self;
+        old_table.copy_guarded = no_guard;
+        old_table.thread_cpu_ns = cancelling_cpu_ns;
+        os = &old_table;
+        pattern_fill(memory, size, 1);
+        captures[0] = start_one(images[0], memory, size);
+        atomic_store(&held_up, 0);
+        CHECK(cow_wait(captures[0], 0, NULL) == NEBULA_TIMEOUT);
+        while (atomic_load(&held_up) != 1)
+                os_linux.sleep_ms(1);
+        REQUIRE(pthread_create(&writer, NULL, write_a_byte, memory + size / 2) == 0);
+        os_linux.sleep_ms(100);
+        captures[1] = start_one(images[1], memory, size);
+        to_cancel = captures[1];
+        atomic_store(&held_up, 2);
+        REQUIRE(has_written_soon());
+        CHECK(complete(captures[0]) && pattern_holds(images[0], size, 1));
+        CHECK(cow_wait(captures[1], -1, NULL) == NEBULA_FAILED);
+        pthread_join(writer, NULL);
+}
+
+static void a_cancelled_capture_leaves_no_writer_waiting(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_with_a_cancel_between_rounds));
+}
+
 static atomic_bool is_protecting;
 
 /* Protecting many small pages takes a while. */
@@ -1395,6 +1483,8 @@ int main(void)
                 TEST(kernels_without_the_newer_calls_are_served_as_well),
                 TEST(a_write_during_the_start_holds_nothing_up),
                 TEST(a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy),
+                TEST(a_writer_waits_for_no_capture_of_other_pages),
+                TEST(a_cancelled_capture_leaves_no_writer_waiting),
                 TEST(overwriting_everything_at_once_keeps_the_old_values_on_huge_pages),
                 TEST(overwriting_everything_at_once_keeps_the_old_values_on_small_pages),
                 TEST(system_calls_may_write_into_protected_memory),
