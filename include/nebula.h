@@ -43,7 +43,12 @@
  * Errors: every call that can fail returns a status and, when `ret_error` is
  * not NULL, describes the failure there in one sentence. Outputs are last,
  * named ret_..., and written only on success. The library never prints,
- * exits or raises a signal.
+ * exits or raises a signal of its own.
+ *
+ * Signals: a save that returns before its values are copied (capture "auto" or
+ * "cow") installs a handler for SIGSEGV and SIGBUS. It ends a copy whose source
+ * is freed meanwhile, and leaves every other fault to the handler that was
+ * there before, or to the default. See docs/capture.md, No crash.
  */
 #ifndef NEBULA_H
 #define NEBULA_H

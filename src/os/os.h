@@ -156,7 +156,8 @@ struct os_table {
         int (*uffd_wake)(int fd, uint64_t start, uint64_t end);
         int (*uffd_read)(int fd, struct os_uffd_event *events, size_t count); /* how many; never blocks */
         int64_t (*copy_self)(void *to, uint64_t from, size_t size); /* -EFAULT or short where `from` is not readable */
-        /* The same by `copy`, past the caches: 0, or negative and nothing is known of `to`. guard: from now on; os_guard.c */
+        /* os_guard.c: handles SIGSEGV and SIGBUS from now on, for copies by `copy` of what may vanish meanwhile; those return 0, or
+         * negative, and then nothing is known of `to` */
         int (*guard)(void);
         int (*copy_guarded)(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size);
         int (*find_mapping)(int maps_fd, uint64_t address, struct os_mapping *ret_mapping); /* -ENOTTY before Linux 6.11 */

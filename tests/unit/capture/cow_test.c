@@ -1212,37 +1212,50 @@ static bool has_written_soon(void)
         return atomic_load(&has_written);
 }
 
+/* One block: the copy for the first capture, of so many bytes of it, is held up, and a write to byte `at` waits for that. */
+struct held {
+        unsigned char *memory, *images[2];
+        struct cow_capture *captures[2];
+        pthread_t writer;
+};
+
+static bool hold_first(struct held *held, size_t size, size_t at, int64_t (*copy_self)(void *to, uint64_t from, size_t size))
+{
+        *held = (struct held){ memory_new(2 * MIB, false), { image_new(2 * MIB), image_new(2 * MIB) }, { NULL, NULL }, 0 };
+        old_table = os_linux;
+        old_table.copy_self = copy_self;
+        old_table.copy_guarded = no_guard;
+        os = &old_table;
+        pattern_fill(held->memory, 2 * MIB, 1);
+        held->captures[0] = start_one(held->images[0], held->memory, size);
+        atomic_store(&held_up, 0);
+        CHECK(cow_wait(held->captures[0], 0, NULL) == NEBULA_TIMEOUT);
+        while (atomic_load(&held_up) != 1)
+                os_linux.sleep_ms(1);
+        if (pthread_create(&held->writer, NULL, write_a_byte, held->memory + at) != 0)
+                return false;
+        os_linux.sleep_ms(100); /* the fault thread hears of it, and finds the block in other hands */
+        return true;
+}
+
 /* While its block is copied for one capture, another begins: nobody else may ever ask for the bytes of that one, say
  * because who would do so waits for a lock that the writer holds. */
 static void as_with_a_start_during_a_copy(void)
 {
         size_t size = 2 * MIB;
-        unsigned char *memory = memory_new(size, false), *images[2] = { image_new(size), image_new(size) };
-        struct cow_capture *captures[2];
-        pthread_t writer;
+        struct held held;
 
-        old_table = os_linux;
-        old_table.copy_self = held_copy_self;
-        old_table.copy_guarded = no_guard;
-        os = &old_table;
-        pattern_fill(memory, size, 1);
-        captures[0] = start_one(images[0], memory, size);
-        atomic_store(&held_up, 0);
-        CHECK(cow_wait(captures[0], 0, NULL) == NEBULA_TIMEOUT);
-        while (atomic_load(&held_up) != 1)
-                os_linux.sleep_ms(1);
-        REQUIRE(pthread_create(&writer, NULL, write_a_byte, memory + size / 2) == 0);
-        os_linux.sleep_ms(100); /* the fault thread hears of it, and finds the block in other hands */
-        captures[1] = start_one(images[1], memory, size);
+        REQUIRE(hold_first(&held, size, size / 2, held_copy_self));
+        held.captures[1] = start_one(held.images[1], held.memory, size);
         atomic_store(&held_up, 2);
-        CHECK(has_written_soon());
+        REQUIRE(has_written_soon());
         for (int i = 0; i < 2; i++) {
-                CHECK(complete(captures[i]));
-                CHECK(pattern_holds(images[i], size, 1));
-                cow_free(captures[i]);
+                CHECK(complete(held.captures[i]));
+                CHECK(pattern_holds(held.images[i], size, 1));
+                cow_free(held.captures[i]);
         }
-        pthread_join(writer, NULL);
-        CHECK(memory[size / 2] == 0x33);
+        pthread_join(held.writer, NULL);
+        CHECK(held.memory[size / 2] == 0x33);
 }
 
 static void a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy(void)
@@ -1254,31 +1267,19 @@ static void a_writer_waits_for_no_capture_that_nobody_has_begun_to_copy(void)
 static void as_with_a_start_beside(void)
 {
         size_t size = 2 * MIB;
-        unsigned char *memory = memory_new(size, false), *images[2] = { image_new(size), image_new(size) };
-        struct cow_capture *captures[2];
-        pthread_t writer;
+        struct held held;
 
-        old_table = os_linux;
-        old_table.copy_self = held_copy_self;
-        old_table.copy_guarded = no_guard;
-        os = &old_table;
-        pattern_fill(memory, size, 1);
-        captures[0] = start_one(images[0], memory, size / 2);
-        atomic_store(&held_up, 0);
-        CHECK(cow_wait(captures[0], 0, NULL) == NEBULA_TIMEOUT);
-        while (atomic_load(&held_up) != 1)
-                os_linux.sleep_ms(1);
-        REQUIRE(pthread_create(&writer, NULL, write_a_byte, memory + size / 4) == 0);
-        os_linux.sleep_ms(100);
-        captures[1] = start_one(images[1], memory + size / 2, size / 2);
+        REQUIRE(hold_first(&held, size / 2, size / 4, held_copy_self));
+        held.captures[1] = start_one(held.images[1], held.memory + size / 2, size / 2);
         atomic_store(&held_up, 2);
         REQUIRE(has_written_soon());
         for (int i = 0; i < 2; i++) {
-                CHECK(complete(captures[i]));
-                cow_free(captures[i]);
+                CHECK(complete(held.captures[i]));
+                cow_free(held.captures[i]);
         }
-        CHECK(pattern_holds(images[0], size / 2, 1) && !memcmp(images[1], memory + size / 2, size / 2));
-        pthread_join(writer, NULL);
+        CHECK(pattern_holds(held.images[0], size / 2, 1) && !memcmp(held.images[1], held.memory + size / 2, size / 2));
+        pthread_join(held.writer, NULL);
+        CHECK(held.memory[size / 4] == 0x33);
 }
 
 static void a_writer_waits_for_no_capture_of_other_pages(void)
@@ -1307,30 +1308,18 @@ static int64_t cancelling_cpu_ns(void)
 static void as_with_a_cancel_between_rounds(void)
 {
         size_t size = 2 * MIB;
-        unsigned char *memory = memory_new(size, false), *images[2] = { image_new(size), image_new(size) };
-        struct cow_capture *captures[2];
-        pthread_t writer;
+        struct held held;
 
-        old_table = os_linux;
-        old_table.copy_self = remembering_copy_self;
-        old_table.copy_guarded = no_guard;
+        REQUIRE(hold_first(&held, size, size / 2, remembering_copy_self));
         old_table.thread_cpu_ns = cancelling_cpu_ns;
-        os = &old_table;
-        pattern_fill(memory, size, 1);
-        captures[0] = start_one(images[0], memory, size);
-        atomic_store(&held_up, 0);
-        CHECK(cow_wait(captures[0], 0, NULL) == NEBULA_TIMEOUT);
-        while (atomic_load(&held_up) != 1)
-                os_linux.sleep_ms(1);
-        REQUIRE(pthread_create(&writer, NULL, write_a_byte, memory + size / 2) == 0);
-        os_linux.sleep_ms(100);
-        captures[1] = start_one(images[1], memory, size);
-        to_cancel = captures[1];
+        held.captures[1] = start_one(held.images[1], held.memory, size);
+        to_cancel = held.captures[1];
         atomic_store(&held_up, 2);
         REQUIRE(has_written_soon());
-        CHECK(complete(captures[0]) && pattern_holds(images[0], size, 1));
-        CHECK(cow_wait(captures[1], -1, NULL) == NEBULA_FAILED);
-        pthread_join(writer, NULL);
+        CHECK(complete(held.captures[0]) && pattern_holds(held.images[0], size, 1));
+        CHECK(cow_wait(held.captures[1], -1, NULL) == NEBULA_FAILED);
+        pthread_join(held.writer, NULL);
+        CHECK(held.memory[size / 2] == 0x33);
 }
 
 static void a_cancelled_capture_leaves_no_writer_waiting(void)
