@@ -215,19 +215,18 @@ static void scatter_chunk(struct scatter *scatter, uint64_t index, char *bounce)
 static void *scatter_chunks(void *argument)
 {
         struct scatter *scatter = argument;
-        uint64_t size = (scatter->chunk_bytes + BULK_PAGE_BYTES - 1) / BULK_PAGE_BYTES * BULK_PAGE_BYTES;
-        char *bounce = scatter->stored ? aligned_alloc(BULK_PAGE_BYTES, size) : NULL;
+        struct bulk_buffer buffer = { 0 };
 
-        if (scatter->stored && !bounce)
+        if (scatter->stored && bulk_buffer_open(&buffer, scatter->chunk_bytes))
                 return NULL; /* others do it, or the caller finds that nobody did */
         while (!atomic_load(&scatter->failed)) {
                 uint64_t index = atomic_fetch_add(&scatter->next, 1);
 
                 if (index * scatter->chunk_bytes >= scatter->size)
                         break;
-                scatter_chunk(scatter, index, bounce);
+                scatter_chunk(scatter, index, buffer.data);
         }
-        free(bounce);
+        bulk_buffer_close(&buffer);
         return NULL;
 }
 

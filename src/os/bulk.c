@@ -6,6 +6,7 @@
 #include "os/bulk_private.h"
 #include "os/os.h"
 
+#define HUGE_PAGE_BYTES (2u << 20)
 #define STACK_BYTES (256u << 10) /* a check has a frame of a few KiB */
 
 const struct bulk_ring *_Atomic bulk_ring;
@@ -124,6 +125,32 @@ static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
         return result;
 }
 
+int bulk_buffer_open(struct bulk_buffer *buffer, uint64_t size)
+{
+        int result;
+        char *data;
+
+        size = (size + HUGE_PAGE_BYTES - 1) & ~(uint64_t)(HUGE_PAGE_BYTES - 1);
+        *buffer = (struct bulk_buffer){ .map_size = size + HUGE_PAGE_BYTES };
+        result = os->map(-1, 0, buffer->map_size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &buffer->map);
+        if (result)
+                return result;
+        data = (char *)(((uintptr_t)buffer->map + HUGE_PAGE_BYTES - 1) & ~(uintptr_t)(HUGE_PAGE_BYTES - 1));
+        os->advise(data, size, OS_ADVISE_HUGE);
+        os->advise(data, size, OS_ADVISE_POPULATE_WRITE);
+        /* Quickly answered where they are huge already; an error where they can't be. */
+        buffer->is_huge = os->advise(data, size, OS_ADVISE_COLLAPSE) == 0;
+        buffer->data = data;
+        return 0;
+}
+
+void bulk_buffer_close(struct bulk_buffer *buffer)
+{
+        if (buffer->map)
+                os->unmap(buffer->map, buffer->map_size);
+        *buffer = (struct bulk_buffer){ 0 };
+}
+
 bool bulk_take(struct bulk_job *job, bool may_wait, uint64_t *ret_offset, uint64_t *ret_size)
 {
         uint64_t index, offset;
@@ -193,7 +220,7 @@ free_bounce:
         return result;
 }
 
-void bulk_finish_chunk(struct bulk_job *job, uint64_t offset, uint64_t size)
+void bulk_finish_chunk(struct bulk_job *job, const char *data, uint64_t offset, uint64_t size)
 {
         struct nebula_error error = { 0 };
         int result = 0;
@@ -203,7 +230,7 @@ void bulk_finish_chunk(struct bulk_job *job, uint64_t offset, uint64_t size)
         if (offset + size > job->direct_size)
                 result = move_tail(job);
         if (!result && job->check)
-                result = (int)job->check(job->argument, job->data + offset, offset, size, &error);
+                result = (int)job->check(job->argument, data, offset, size, &error);
         if (result)
                 bulk_fail(job, offset, result, &error);
 }

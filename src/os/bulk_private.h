@@ -34,8 +34,8 @@ struct bulk_job {
 bool bulk_take(struct bulk_job *job, bool may_wait, uint64_t *ret_offset, uint64_t *ret_size);
 /* Records a failure (negative errno or a check's status) and stops the job. */
 void bulk_fail(struct bulk_job *job, uint64_t offset, int result, const struct nebula_error *error);
-/* A chunk has arrived: its last bytes if they take the bounce buffer, then the check. */
-void bulk_finish_chunk(struct bulk_job *job, uint64_t offset, uint64_t size);
+/* A chunk has arrived at `data`, its place or, if it is of whole pages, elsewhere: its last bytes if they take the bounce buffer, then the check. */
+void bulk_finish_chunk(struct bulk_job *job, const char *data, uint64_t offset, uint64_t size);
 
 /* A thread that takes no signal: those are for the program's own. 0 or a negative errno. */
 int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument);

@@ -3,11 +3,14 @@
  * the others keep the device busy.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "os/bulk_private.h"
 #include "os/os.h"
 
-static int move_pieces(struct bulk_job *job, uint64_t offset, uint64_t size)
+#define BUFFERED_MIN (128u << 20) /* to make the buffers' pages may take a tenth of a second, where a host has to find them */
+
+static int move_pieces(struct bulk_job *job, char *data, uint64_t offset, uint64_t size)
 {
         int result = 0;
 
@@ -15,29 +18,46 @@ static int move_pieces(struct bulk_job *job, uint64_t offset, uint64_t size)
                 size_t piece = size < BULK_REQUEST_BYTES ? (size_t)size : BULK_REQUEST_BYTES;
 
                 if (job->is_write)
-                        result = os_write_at(job->fd, job->data + offset, piece, offset);
+                        result = os_write_at(job->fd, data, piece, offset);
                 else
-                        result = os_read_at(job->fd, job->data + offset, piece, offset);
+                        result = os_read_at(job->fd, data, piece, offset);
+                data += piece;
                 offset += piece;
                 size -= piece;
         }
         return result;
 }
 
+/* New memory is mostly of scattered pages, and to ask for huge ones would change what the program gets: see bulk_buffer. */
+static void open_buffer(const struct bulk_job *job, struct bulk_buffer *ret_buffer)
+{
+        *ret_buffer = (struct bulk_buffer){ 0 };
+        if (!job->is_new || !job->is_direct || job->size < BUFFERED_MIN || job->chunk_bytes > BULK_REQUEST_BYTES)
+                return;
+        if (bulk_buffer_open(ret_buffer, job->chunk_bytes) == 0 && !ret_buffer->is_huge)
+                bulk_buffer_close(ret_buffer);
+}
+
 static void *work(void *argument)
 {
         struct bulk_job *job = argument;
+        struct bulk_buffer buffer;
         uint64_t offset, size;
 
+        open_buffer(job, &buffer);
         while (bulk_take(job, true, &offset, &size)) {
                 uint64_t end = offset + size < job->direct_size ? offset + size : job->direct_size;
-                int result = end > offset ? move_pieces(job, offset, end - offset) : 0;
+                char *to = job->data + offset, *data = buffer.data && end == offset + size ? buffer.data : to;
+                int result = end > offset ? move_pieces(job, data, offset, end - offset) : 0;
 
                 if (result)
                         bulk_fail(job, offset, result, NULL);
                 else
-                        bulk_finish_chunk(job, offset, size);
+                        bulk_finish_chunk(job, data, offset, size);
+                if (data != to && !atomic_load(&job->is_stopped))
+                        memcpy(to, data, size);
         }
+        bulk_buffer_close(&buffer);
         return NULL;
 }
 

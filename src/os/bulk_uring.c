@@ -91,7 +91,7 @@ static void *check_queue(void *argument)
                 run->queue_first = (run->queue_first + 1) % BULK_DEPTH;
                 run->queue_count--;
                 pthread_mutex_unlock(&run->queue_lock);
-                bulk_finish_chunk(run->job, offset, size);
+                bulk_finish_chunk(run->job, run->job->data + offset, offset, size);
                 pthread_mutex_lock(&run->queue_lock);
         }
         pthread_mutex_unlock(&run->queue_lock);
@@ -115,7 +115,7 @@ static void hand_over(struct uring_run *run, uint64_t offset, uint64_t size)
         }
         pthread_mutex_unlock(&run->queue_lock);
         if (!is_queued)
-                bulk_finish_chunk(run->job, offset, size);
+                bulk_finish_chunk(run->job, run->job->data + offset, offset, size);
 }
 
 /* What came of a request. True: it is in flight again. */

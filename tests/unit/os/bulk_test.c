@@ -143,6 +143,77 @@ static void a_file_that_ends_early_is_no_data(void)
         end();
 }
 
+#define LARGE_BYTES ((133u << 20) + 12344u)
+
+struct large {
+        uint64_t *words, bad; /* bad: the offset of a word that the check does not accept */
+        atomic_uint_fast64_t seen, elsewhere; /* bytes; elsewhere: checked before they are in place */
+};
+
+static enum nebula_status compare_words(void *argument, const void *chunk, uint64_t offset, uint64_t size,
+                                        struct nebula_error *error)
+{
+        struct large *large = argument;
+        const uint64_t *words = chunk;
+
+        atomic_fetch_add(&large->seen, size);
+        if (chunk != (char *)large->words + offset)
+                atomic_fetch_add(&large->elsewhere, size);
+        for (size_t i = 0; i < size / 8; i++)
+                if (words[i] != offset / 8 + i || offset + i * 8 == large->bad)
+                        return error_set(error, NEBULA_CORRUPT, 0, "differs at %llu", (unsigned long long)(offset + i * 8));
+        return NEBULA_OK;
+}
+
+static void read_large(uint64_t bad)
+{
+        struct large large = { .bad = bad };
+        struct nebula_error error = { 0 };
+        struct bulk_buffer buffer;
+        bool is_huge, is_whole = true;
+        int fd = open_as(true, OS_READ);
+
+        REQUIRE(bulk_buffer_open(&buffer, BULK_REQUEST_BYTES) == 0);
+        is_huge = buffer.is_huge;
+        bulk_buffer_close(&buffer);
+        large.words = aligned_alloc(4096, LARGE_BYTES + 8192);
+        REQUIRE(fd >= 0 && large.words);
+        if (bad < LARGE_BYTES) {
+                CHECK(bulk_read(fd, true, large.words, true, LARGE_BYTES, BULK_REQUEST_BYTES, compare_words, &large, &error) ==
+                      NEBULA_CORRUPT);
+                CHECK(strstr(error.message, "differs at 73400320"));
+        } else {
+                CHECK(bulk_read(fd, true, large.words, true, LARGE_BYTES, BULK_REQUEST_BYTES, compare_words, &large, &error) == 0);
+                for (size_t i = 0; i < LARGE_BYTES / 8; i++)
+                        is_whole &= large.words[i] == i;
+                CHECK(is_whole);
+                CHECK(large.seen == LARGE_BYTES);
+                CHECK(!is_huge || large.elsewhere);
+        }
+        free(large.words);
+        os->close(fd);
+}
+
+static void a_large_read_into_new_memory_is_checked_before_it_is_there(void)
+{
+        uint64_t *words = aligned_alloc(4096, LARGE_BYTES + 8192);
+        int fd;
+
+        begin();
+        REQUIRE(words && !bulk_engine_force(BULK_ENGINE_THREADS));
+        for (size_t i = 0; i < LARGE_BYTES / 8; i++)
+                words[i] = i;
+        fd = open_as(true, OS_WRITE | OS_CREATE);
+        if (fd >= 0) {
+                CHECK(bulk_write(fd, true, words, LARGE_BYTES, NULL) == 0);
+                os->close(fd);
+                read_large(LARGE_BYTES);
+                read_large(70u << 20);
+        }
+        free(words);
+        end();
+}
+
 static void a_failed_write_is_told(void)
 {
         int fd;
@@ -247,5 +318,5 @@ static void unaligned_memory_is_refused_for_a_direct_file(void)
 
 TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was), TEST(through_threads_every_size_comes_back_as_it_was),
          TEST(a_flipped_byte_stops_the_read_and_tells_the_first_place), TEST(a_file_that_ends_early_is_no_data),
-         TEST(a_failed_write_is_told), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
+         TEST(a_large_read_into_new_memory_is_checked_before_it_is_there), TEST(a_failed_write_is_told), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
          TEST(unaligned_memory_is_refused_for_a_direct_file))
