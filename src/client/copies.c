@@ -22,7 +22,7 @@
 #define COPIED_BYTES (32u << 20)
 #define COPIED_FROM (4 * (uint64_t)COPIED_BYTES) /* the size of a file */
 #define COPIED_EVERY_MS 5
-#define COPIED_QUIET_NS 100000000 /* after a write that waited: where everything is overwritten there is another one within some 10 ms */
+#define COPIED_QUIET_NS 500000000 /* after a write that waited: who overwrites everything may do so for long without waiting again */
 
 void copies_init(struct nebula_session *session)
 {
