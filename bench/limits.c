@@ -9,6 +9,7 @@
  *      copy_cpu, sum_cpu  the CPU time of all threads for that copy, and of one for the checksums of as many bytes
  *      write_N    O_DIRECT writes from those pages, N at a time, into a new file in STORAGE-DIR, and fsync
  *      read_N     O_DIRECT reads, N at a time, into memory whose pages exist
+ *      read_huge  8 at a time, each into the same 4 MiB of huge pages (where the machine has them) again and again
  *      buffered   reads through the page cache, from front to back, with read-ahead
  *
  * These are the best that an engine could reach, not what one does: one thing at a time, no second copy, no name. The
@@ -30,6 +31,8 @@
 
 #define DIRECT_ALIGN 4096u
 #define REQUEST_BYTES (4u << 20)
+#define HUGE_DEPTH 8u
+#define HUGE_PAGE_BYTES (2u << 20)
 #define THREADS_MAX 64u
 
 enum work_kind { WORK_COPY, WORK_WRITE, WORK_READ };
@@ -39,6 +42,7 @@ struct work {
         char *memory;
         char **blocks; /* WORK_COPY: where the bytes come from */
         size_t size, block_bytes;
+        size_t memory_bytes; /* of reads: less than size where they use the same memory again */
         unsigned index, threads; /* this thread's turn among so many */
         int fd;
 };
@@ -70,7 +74,7 @@ static void transfer(const struct work *work, size_t offset, size_t size)
         size_t done = 0;
 
         while (done < size) {
-                char *at = work->memory + offset + done;
+                char *at = work->memory + offset % work->memory_bytes + done;
                 ssize_t moved = work->kind == WORK_WRITE ? pwrite(work->fd, at, size - done, (off_t)(offset + done))
                                                          : pread(work->fd, at, size - done, (off_t)(offset + done));
 
@@ -194,6 +198,19 @@ static double write_once(struct work *work, const char *path, unsigned depth)
         return seconds;
 }
 
+/* Of 8 requests, aligned for huge pages. */
+static char *huge_pages(size_t size)
+{
+        char *memory = mmap(NULL, size + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (memory == MAP_FAILED)
+                die("mmap");
+        memory += -(uintptr_t)memory % HUGE_PAGE_BYTES;
+        madvise(memory, size, MADV_HUGEPAGE);
+        memset(memory, 1, size);
+        return memory;
+}
+
 static double read_once(struct work *work, const char *path, unsigned depth)
 {
         double seconds;
@@ -235,6 +252,7 @@ int main(int argc, char **argv)
         /* O_DIRECT moves whole blocks: the file is that much longer. */
         work.size = (work.block_bytes * count + DIRECT_ALIGN - 1) / DIRECT_ALIGN * DIRECT_ALIGN;
         work.memory = shared_pages(argv[4], work.size);
+        work.memory_bytes = work.size;
         work.blocks = private_blocks(count, work.block_bytes);
 
         size_t padded = work.size;
@@ -252,7 +270,10 @@ int main(int argc, char **argv)
                 printf(", \"write_%u\": %.6f", depths[i], write_once(&work, path, depths[i]));
         for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++)
                 printf(", \"read_%u\": %.6f", depths[i], read_once(&work, path, depths[i]));
-        printf(", \"buffered\": %.6f}\n", read_once(&work, path, 0));
+        printf(", \"buffered\": %.6f", read_once(&work, path, 0));
+        work.memory_bytes = HUGE_DEPTH * REQUEST_BYTES;
+        work.memory = huge_pages(work.memory_bytes);
+        printf(", \"read_huge\": %.6f}\n", read_once(&work, path, HUGE_DEPTH));
         unlink(path);
         return 0;
 }
