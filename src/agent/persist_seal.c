@@ -1,5 +1,6 @@
 /* Checksums of a version's files: while they are written, or for a copy on another node. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,18 +11,13 @@
 #include "image/image.h"
 #include "os/os.h"
 
+#define PACE_PIECES 16u /* of BULK_REQUEST_BYTES: twice what is on its way to storage */
+
 /* A file that is being summed. */
 struct flowing {
         struct sealing *sealing;
         struct plan_file *file;
 };
-
-static void tell(void *argument, uint64_t offset)
-{
-        struct flowing *flowing = argument;
-
-        bulk_feed_tell(&flowing->file->feed, offset);
-}
 
 /* So that another try, or a copy for a peer, need not compute them again. */
 void sealing_keep_chunks(struct version *version, struct plan_file *file)
@@ -37,6 +33,28 @@ void sealing_keep_chunks(struct version *version, struct plan_file *file)
 
 /* One at a time: the persist worker and the replica thread may want the same image, and the second finds it done. */
 static pthread_mutex_t seal_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_uint seal_waiting; /* threads */
+
+static void seal_begin(void)
+{
+        atomic_fetch_add(&seal_waiting, 1);
+        pthread_mutex_lock(&seal_lock);
+        atomic_fetch_sub(&seal_waiting, 1);
+}
+
+/*
+ * Sums are some ten times as fast as storage. All at once they take a processor from training, whose threads then wait for each other, and
+ * gain nothing: of a single file they stay a little ahead of what is written, unless another thread waits to seal.
+ */
+static void tell(void *argument, uint64_t offset)
+{
+        struct flowing *flowing = argument;
+        struct bulk_feed *feed = &flowing->file->feed;
+
+        bulk_feed_tell(feed, offset);
+        while (flowing->sealing->file_count == 1 && !atomic_load(&seal_waiting) && bulk_feed_pace(feed, PACE_PIECES))
+                ;
+}
 
 /* Whether there may be another wait after one of `waited_ns`. Looks at times only: this thread is of low priority, and others want the lock. */
 static bool may_wait(struct sealing *sealing, int64_t waited_ns)
@@ -76,7 +94,7 @@ static bool await_copied(void *argument, uint64_t size)
                 before = copied;
                 begun_ns = now_ns;
         }
-        pthread_mutex_lock(&seal_lock);
+        seal_begin();
         return copied >= size && copied != IMAGE_GIVEN_UP;
 }
 
@@ -91,7 +109,7 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
         enum nebula_status status;
         void *data;
 
-        pthread_mutex_lock(&seal_lock);
+        seal_begin();
         catalogue_lock(catalogue);
         own = version_file(version, file->name);
         if (own && own->chunks && own->image == file->image) {
@@ -142,7 +160,7 @@ enum nebula_status sealing_map(struct image *image, void **ret_data, struct nebu
 {
         enum nebula_status status;
 
-        pthread_mutex_lock(&seal_lock);
+        seal_begin();
         status = memory_map(image, ret_data, error);
         pthread_mutex_unlock(&seal_lock);
         return status;

@@ -5,8 +5,10 @@
 
 #include "os/bulk_private.h"
 #include "os/os.h"
+#include "os/thread.h"
 
 #define HUGE_PAGE_BYTES (2u << 20)
+#define PACE_MS 10
 #define STACK_BYTES (256u << 10) /* a check has a frame of a few KiB */
 
 const struct bulk_ring *_Atomic bulk_ring;
@@ -52,7 +54,7 @@ int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
         if (!feed->offsets)
                 return -ENOMEM;
         pthread_mutex_init(&feed->lock, NULL);
-        pthread_cond_init(&feed->changed, NULL);
+        os_cond_init(&feed->changed);
         return 0;
 }
 
@@ -92,6 +94,18 @@ void bulk_feed_end(struct bulk_feed *feed)
         pthread_mutex_unlock(&feed->lock);
 }
 
+bool bulk_feed_pace(struct bulk_feed *feed, size_t ahead)
+{
+        bool is_ahead;
+
+        pthread_mutex_lock(&feed->lock);
+        if (feed->is_written && feed->count - feed->taken > ahead)
+                os_cond_wait(&feed->changed, &feed->lock, PACE_MS);
+        is_ahead = feed->is_written && feed->count - feed->taken > ahead;
+        pthread_mutex_unlock(&feed->lock);
+        return is_ahead;
+}
+
 bool bulk_feed_wait(struct bulk_feed *feed)
 {
         bool is_whole;
@@ -117,6 +131,8 @@ static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
         if (index < feed->count) {
                 *ret_offset = feed->offsets[index];
                 atomic_store(&job->next_chunk, index + 1);
+                feed->taken = index + 1;
+                pthread_cond_broadcast(&feed->changed);
                 result = 0;
         } else {
                 result = index == feed->wanted ? -ENODATA : feed->is_ended ? -ECANCELED : -EAGAIN;
@@ -264,14 +280,28 @@ static int run_job(struct bulk_job *job)
         return job->result;
 }
 
+static void feed_attach(struct bulk_feed *feed, bool is_written)
+{
+        if (!feed)
+                return;
+        pthread_mutex_lock(&feed->lock);
+        feed->taken = 0;
+        feed->is_written = is_written;
+        pthread_cond_broadcast(&feed->changed);
+        pthread_mutex_unlock(&feed->lock);
+}
+
 int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct bulk_feed *feed)
 {
         struct bulk_job job = {
                 .fd = fd, .is_write = true, .is_direct = is_direct, .data = (char *)(uintptr_t)data, .size = size,
                 .chunk_bytes = BULK_REQUEST_BYTES, .feed = feed,
         };
-        int result = run_job(&job);
+        int result;
 
+        feed_attach(feed, true);
+        result = run_job(&job);
+        feed_attach(feed, false);
         if (result)
                 return result;
         do

@@ -54,13 +54,16 @@ struct bulk_feed {
         pthread_cond_t changed;
         uint64_t *offsets; /* in the order they were told */
         size_t count, wanted;
-        bool is_ended;
+        size_t taken;    /* so many of them, by the bulk_write that runs */
+        bool is_ended, is_written; /* is_written: one runs */
 };
 int bulk_feed_init(struct bulk_feed *feed, uint64_t size); /* 0 or -ENOMEM */
 void bulk_feed_done(struct bulk_feed *feed);
 void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset);
 void bulk_feed_tell_all(struct bulk_feed *feed);
 void bulk_feed_end(struct bulk_feed *feed);
+/* True: more than `ahead` pieces are told that the bulk_write which runs has not taken. Waits a moment before it says so. */
+bool bulk_feed_pace(struct bulk_feed *feed, size_t ahead);
 /* Until all were told, or none will be: then false. */
 bool bulk_feed_wait(struct bulk_feed *feed);
 

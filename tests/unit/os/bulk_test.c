@@ -144,6 +144,7 @@ static void a_file_that_ends_early_is_no_data(void)
 }
 
 #define LARGE_BYTES ((133u << 20) + 12344u)
+#define LARGE_ROOM (134u << 20)
 
 struct large {
         uint64_t *words, bad; /* bad: the offset of a word that the check does not accept */
@@ -176,7 +177,7 @@ static void read_large(uint64_t bad)
         REQUIRE(bulk_buffer_open(&buffer, BULK_REQUEST_BYTES) == 0);
         is_huge = buffer.is_huge;
         bulk_buffer_close(&buffer);
-        large.words = aligned_alloc(4096, LARGE_BYTES + 8192);
+        large.words = aligned_alloc(4096, LARGE_ROOM);
         REQUIRE(fd >= 0 && large.words);
         if (bad < LARGE_BYTES) {
                 CHECK(bulk_read(fd, true, large.words, true, LARGE_BYTES, BULK_REQUEST_BYTES, compare_words, &large, &error) ==
@@ -196,7 +197,7 @@ static void read_large(uint64_t bad)
 
 static void a_large_read_into_new_memory_is_checked_before_it_is_there(void)
 {
-        uint64_t *words = aligned_alloc(4096, LARGE_BYTES + 8192);
+        uint64_t *words = aligned_alloc(4096, LARGE_ROOM);
         int fd;
 
         begin();
@@ -306,6 +307,31 @@ static void a_feed_that_ends_early_cancels_the_write(void)
         end();
 }
 
+static void who_tells_is_held_back_only_while_a_write_runs(void)
+{
+        struct bulk_feed feed;
+        int fd;
+
+        begin();
+        REQUIRE(!bulk_feed_init(&feed, BYTES_MAX));
+        bulk_feed_tell_all(&feed);
+        CHECK(!bulk_feed_pace(&feed, 0));
+        feed.is_written = true; /* as during a write that has taken one of three */
+        feed.taken = 1;
+        CHECK(bulk_feed_pace(&feed, 1));
+        CHECK(!bulk_feed_pace(&feed, 2));
+        fd = open_as(false, OS_WRITE | OS_CREATE);
+        for (int engine = 0; engine < 2; engine++) {
+                if (bulk_engine_force((enum bulk_engine)engine))
+                        continue;
+                CHECK(bulk_write(fd, false, data, BYTES_MAX, &feed) == 0);
+                CHECK(!feed.is_written && !bulk_feed_pace(&feed, 0));
+        }
+        os->close(fd);
+        bulk_feed_done(&feed);
+        end();
+}
+
 static void unaligned_memory_is_refused_for_a_direct_file(void)
 {
         begin();
@@ -319,4 +345,4 @@ static void unaligned_memory_is_refused_for_a_direct_file(void)
 TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was), TEST(through_threads_every_size_comes_back_as_it_was),
          TEST(a_flipped_byte_stops_the_read_and_tells_the_first_place), TEST(a_file_that_ends_early_is_no_data),
          TEST(a_large_read_into_new_memory_is_checked_before_it_is_there), TEST(a_failed_write_is_told), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
-         TEST(unaligned_memory_is_refused_for_a_direct_file))
+         TEST(who_tells_is_held_back_only_while_a_write_runs), TEST(unaligned_memory_is_refused_for_a_direct_file))
