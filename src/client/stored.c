@@ -188,13 +188,13 @@ static size_t first_part(const struct scatter *scatter, uint64_t offset)
         return low;
 }
 
-static void scatter_chunk(struct scatter *scatter, uint64_t index, char *bounce)
+static void scatter_chunk(struct scatter *scatter, uint64_t index, struct bulk_buffer *buffer)
 {
         const struct client_stored *stored = scatter->stored;
         uint64_t begin = index * scatter->chunk_bytes;
         uint64_t end = scatter->size - begin < scatter->chunk_bytes ? scatter->size : begin + scatter->chunk_bytes;
         bool is_here = !stored || stored->present[index], is_read = false;
-        const char *from = is_here ? scatter->data + begin : bounce;
+        const char *from = scatter->data + begin;
 
         for (size_t i = first_part(scatter, begin); i < scatter->count && scatter->parts[i].offset < end; i++) {
                 const struct nebula_part *part = &scatter->parts[i];
@@ -203,11 +203,15 @@ static void scatter_chunk(struct scatter *scatter, uint64_t index, char *bounce)
 
                 if (first >= last)
                         continue;
-                if (!is_here && !is_read && !read_chunk(stored, index, bounce)) {
-                        atomic_store(&scatter->failed, true);
-                        return;
+                if (!is_here && !is_read) {
+                        if ((!buffer->data && bulk_buffer_open(buffer, chunk_size(stored, 0))) ||
+                            !read_chunk(stored, index, buffer->data)) {
+                                atomic_store(&scatter->failed, true);
+                                return;
+                        }
+                        from = buffer->data;
+                        is_read = true;
                 }
-                is_read = true;
                 memcpy((char *)part->data + (first - part->offset), from + (first - begin), last - first);
         }
 }
@@ -217,14 +221,12 @@ static void *scatter_chunks(void *argument)
         struct scatter *scatter = argument;
         struct bulk_buffer buffer = { 0 };
 
-        if (scatter->stored && bulk_buffer_open(&buffer, scatter->chunk_bytes))
-                return NULL; /* others do it, or the caller finds that nobody did */
         while (!atomic_load(&scatter->failed)) {
                 uint64_t index = atomic_fetch_add(&scatter->next, 1);
 
                 if (index * scatter->chunk_bytes >= scatter->size)
                         break;
-                scatter_chunk(scatter, index, buffer.data);
+                scatter_chunk(scatter, index, &buffer);
         }
         bulk_buffer_close(&buffer);
         return NULL;

@@ -33,7 +33,8 @@
 
 enum bulk_engine { BULK_ENGINE_THREADS, BULK_ENGINE_URING };
 
-/* Same shape as store_check: checks one chunk, on any thread. Not NEBULA_OK stops the read. */
+/* Same shape as store_check: checks one chunk, on any thread; `data` is good during the call, and may not be the chunk's place yet.
+ * Not NEBULA_OK stops the read. */
 typedef enum nebula_status bulk_check(void *argument, const void *data, uint64_t offset, uint64_t size,
                                       struct nebula_error *error);
 
@@ -90,8 +91,8 @@ int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct b
 /*
  * Reads the first `size` bytes. Each chunk of `chunk_bytes` (the last one
  * shorter) that has arrived is handed to `check`, which may be NULL, while
- * others are on their way. is_new: the memory has no pages yet; they are made ahead of the requests, and
- * large direct reads go through bulk_buffers. 0; a negative errno, -ENODATA when the file is
+ * others are on their way. is_new: the memory has no pages yet; threads make them ahead of the requests, and
+ * read large direct files through bulk_buffers, 32 MiB in all. 0; a negative errno, -ENODATA when the file is
  * shorter; or the positive status of `check`, which has filled `error`.
  */
 int bulk_read(int fd, bool is_direct, void *data, bool is_new, uint64_t size, uint32_t chunk_bytes,

@@ -28,7 +28,8 @@ static int move_pieces(struct bulk_job *job, char *data, uint64_t offset, uint64
         return result;
 }
 
-/* New memory is mostly of scattered pages, and to ask for huge ones would change what the program gets: see bulk_buffer. */
+/* New memory is mostly of scattered pages, and to ask for huge ones would change what the program gets: see bulk_buffer. Without one
+ * chunks are read into their places. */
 static void open_buffer(const struct bulk_job *job, struct bulk_buffer *ret_buffer)
 {
         *ret_buffer = (struct bulk_buffer){ 0 };
@@ -47,15 +48,16 @@ static void *work(void *argument)
         open_buffer(job, &buffer);
         while (bulk_take(job, true, &offset, &size)) {
                 uint64_t end = offset + size < job->direct_size ? offset + size : job->direct_size;
-                char *to = job->data + offset, *data = buffer.data && end == offset + size ? buffer.data : to;
+                bool is_buffered = buffer.data && end == offset + size;
+                char *data = is_buffered ? buffer.data : job->data + offset;
                 int result = end > offset ? move_pieces(job, data, offset, end - offset) : 0;
 
                 if (result)
                         bulk_fail(job, offset, result, NULL);
                 else
                         bulk_finish_chunk(job, data, offset, size);
-                if (data != to && !atomic_load(&job->is_stopped))
-                        memcpy(to, data, size);
+                if (is_buffered && !atomic_load(&job->is_stopped))
+                        memcpy(job->data + offset, data, size);
         }
         bulk_buffer_close(&buffer);
         return NULL;

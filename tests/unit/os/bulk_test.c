@@ -179,10 +179,12 @@ static void read_large(uint64_t bad)
         bulk_buffer_close(&buffer);
         large.words = aligned_alloc(4096, LARGE_ROOM);
         REQUIRE(fd >= 0 && large.words);
+        memset(large.words, 0xff, LARGE_ROOM);
         if (bad < LARGE_BYTES) {
                 CHECK(bulk_read(fd, true, large.words, true, LARGE_BYTES, BULK_REQUEST_BYTES, compare_words, &large, &error) ==
                       NEBULA_CORRUPT);
                 CHECK(strstr(error.message, "differs at 73400320"));
+                CHECK(!large.elsewhere || large.words[(bad - bad % BULK_REQUEST_BYTES) / 8] == UINT64_MAX);
         } else {
                 CHECK(bulk_read(fd, true, large.words, true, LARGE_BYTES, BULK_REQUEST_BYTES, compare_words, &large, &error) == 0);
                 for (size_t i = 0; i < LARGE_BYTES / 8; i++)
