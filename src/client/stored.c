@@ -64,11 +64,12 @@ static uint64_t chunk_size(const struct client_stored *stored, uint64_t index)
         return stored->size - offset < stored->chunk_bytes ? stored->size - offset : stored->chunk_bytes;
 }
 
-/* `to` has room for whole pages, which is what a direct file is read by: the last read ends where the file does. */
+/* `to` has room for whole pages, which is what a direct file is read by: the last read ends where the file does. Behind any other chunk
+ * another begins. */
 static bool read_chunk(const struct client_stored *stored, uint64_t index, char *to)
 {
         uint64_t offset = index * stored->chunk_bytes, size = chunk_size(stored, index), done = 0;
-        uint64_t asked = (size + BULK_PAGE_BYTES - 1) / BULK_PAGE_BYTES * BULK_PAGE_BYTES;
+        uint64_t asked = index + 1 < stored->chunk_count ? size : (size + BULK_PAGE_BYTES - 1) / BULK_PAGE_BYTES * BULK_PAGE_BYTES;
 
         while (done < size) {
                 int64_t count = os->pread(stored->fd, to + done, asked - done, offset + done);
