@@ -23,7 +23,7 @@ WORKLOADS = (*SAVING, "row", "train")
 FEW = {
     "two_gib": ["nebula", "nebula_cow", "torch_save", "safetensors_file"]
 }  # where not everybody has something to show
-COUNT = 5  # versions that a process saves, the last of them steady
+COUNT = 8  # versions that a process saves, those after the third steady
 SECONDS = 10.0  # after which a slow one saves no more
 
 Result = dict[str, Any]

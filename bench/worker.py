@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from . import environment, loops, peers, watch, workloads
+from . import environment, loops, peers, report, watch, workloads
 from .peer import Peer, State
 from .workload import Workload
 
-LEAST = 3  # versions that a process saves however long they take
+QUIET_CHANGES = 5
 REST = 0.5  # seconds between two versions, in which an engine may tidy up; their CPU time counts
 
 
@@ -44,21 +44,21 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def quiet_change(workload: Workload, state: State) -> tuple[float, float]:
-    """Wall and CPU seconds of changing every tensor when nothing else runs: the best of three."""
+    """Wall and CPU seconds of changing every tensor when nothing else runs: medians."""
     walls, cpus = [], []
-    for _ in range(3):
+    for _ in range(QUIET_CHANGES):
         wall, cpu = time.perf_counter(), time.process_time()
         workload.next_version(state)
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-    return min(walls), min(cpus)
+    return median(walls), median(cpus)
 
 
 def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None:
     peer.prepare()  # as a program's imports: before its first tensor
     state = workload.state()
     change_wall, change_cpu = quiet_change(workload, state)
-    version = 3  # so often was every tensor changed by now
+    version = QUIET_CHANGES  # so often was every tensor changed by now
     tell("baseline", versions=environment.versions(peer.packages))
     peer.open()
     helpers = peer.helpers()
@@ -66,7 +66,7 @@ def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None
     rounds: list[dict[str, Any]] = []
     started = time.monotonic()
     for index in range(count):
-        if index > LEAST and time.monotonic() - started > seconds:
+        if index > report.WARMING and time.monotonic() - started > seconds:
             break
         tag = f"step{index + 1}"
         cpu = cpu_seconds([os.getpid(), *helpers])
@@ -100,6 +100,8 @@ def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None
                 "unsynced": unsynced,
             }
         )
+        if index + 1 == min(count, report.WARMING):
+            tell("warm")
     idle = cpu_seconds(helpers)
     time.sleep(2)
     tell("saved", rounds=rounds, idle_cpu=(cpu_seconds(helpers) - idle) / 2)
