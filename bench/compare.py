@@ -23,7 +23,7 @@ WORKLOADS = (*SAVING, "row", "train")
 FEW = {
     "two_gib": ["nebula", "nebula_cow", "torch_save", "safetensors_file"]
 }  # where not everybody has something to show
-COUNT = 8  # versions that a process saves, those after the third steady
+COUNT = 9  # versions that a process saves, those after the third steady
 LOADS = 3  # cold ones, of the last version
 SECONDS = 20.0  # after which a slow one saves no more
 
@@ -169,7 +169,7 @@ def rows(results: dict[str, Result], columns: list[str], cells: Callable[[type[P
 
 
 def steady(result: Result, key: str) -> float:
-    return median(entry[key] for entry in result["rounds"][report.WARMING :] or result["rounds"][-1:])
+    return report.steady(result["rounds"], key)
 
 
 def single_table(workload: Workload, limits: dict[str, float], results: dict[str, Result]) -> list[str]:
@@ -180,6 +180,7 @@ def single_table(workload: Workload, limits: dict[str, float], results: dict[str
             f"**{report.seconds(blocked)}**",
             f"{blocked / limits['copy']:.3f}",
             report.seconds(max(0.0, slower)),
+            report.seconds(steady(result, "durable_changed")),
             report.seconds(until),
             durable(peer, result, workload.bytes),
             f"{limits['write'] / until:.2f}",
@@ -189,8 +190,8 @@ def single_table(workload: Workload, limits: dict[str, float], results: dict[str
             f"{limits['read'] / result['cold']['touched']:.2f}",
         ]
 
-    columns = ["blocked, first", "blocked, steady", "/ copy", "change slower by", "synced after", "durable by itself"]
-    columns += ["of write limit", "CPU", "memory", "load, cold", "of read limit"]
+    columns = ["blocked, first", "blocked, steady", "/ copy", "change slower by", "synced after that"]
+    columns += ["synced after", "durable by itself", "of write limit", "CPU", "memory", "load, cold", "of read limit"]
     head = [
         f"### {workload.title} ({workload.bytes / 2**20:.0f} MiB)",
         "",

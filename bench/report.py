@@ -13,15 +13,19 @@ WARMING = 3  # first saves of a process, in which engines still find memory for 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
+def steady(rounds: list[dict[str, Any]], key: str) -> float:
+    """The median of what those saves of one process that are not the first found out of ``key``."""
+    return median(entry[key] for entry in rounds[WARMING:] if key in entry)
+
+
 def figures(rounds: list[dict[str, Any]], bounds: list[dict[str, float]], size: int) -> dict[str, Any]:
     """Medians over the rounds of one competitor; a ratio is taken within its round before the median."""
     failed = [r["failed"] for r in rounds if "failed" in r]
     if failed:
         return {"failed": failed[0]}
-    steady = [r["rounds"][WARMING:] or r["rounds"][1:] for r in rounds]
 
     def middle(key: str) -> list[float]:
-        return [median(entry[key] for entry in entries) for entries in steady]
+        return [steady(r["rounds"], key) for r in rounds]
 
     def ratio(values: list[float], limit: str) -> float:
         return median(value / bound[limit] for value, bound in zip(values, bounds, strict=True))
