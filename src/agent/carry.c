@@ -39,6 +39,7 @@ static void carry_version(struct version *version, const struct version *before)
                 if (!file)
                         continue;
                 file->format = old->format;
+                file->stored = old->stored || before->stored;
                 if (old->image && !old->image->restored) {
                         file->image = old->image;
                         memory_hold(file->image);
@@ -48,9 +49,13 @@ static void carry_version(struct version *version, const struct version *before)
 
 static void carry_manifest(struct version *version, const struct manifest *manifest)
 {
-        for (size_t i = 0; i < manifest->file_count; i++)
-                carry_file(version, manifest->files[i].name, manifest->files[i].rank, manifest->files[i].size,
-                           manifest->files[i].generation);
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                const struct manifest_file *old = &manifest->files[i];
+                struct agent_file *file = carry_file(version, old->name, old->rank, old->size, old->generation);
+
+                if (file)
+                        file->stored = true;
+        }
 }
 
 void carry_over(struct version *version)
@@ -91,6 +96,46 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         }
 }
 
+static bool is_numbered_here(const struct version *version)
+{
+        return !version->stored && !version->adopted && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
+}
+
+/* Nobody else has seen the numbers yet: generations are given in one process. If one was given without knowing of what lies in storage
+ * all were, and they move together: two writings with one number could not be told apart. */
+static bool moves(const struct version *version, const struct manifest *manifest)
+{
+        if (!is_numbered_here(version))
+                return false;
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                if (is_numbered_here(other) && !strcmp(other->tag, version->tag) && other->generation <= manifest->generation)
+                        return true;
+        return false;
+}
+
+/* Files that it carries over from a writing that moves too follow that. */
+static void move_generation(struct version *version, uint64_t by)
+{
+        for (size_t i = 0; i < version->file_count; i++) {
+                struct agent_file *file = &version->files[i];
+
+                if (file->generation != version->generation && file->image && !file->stored)
+                        file->generation += by;
+        }
+        version_set_generation(version, version->generation + by);
+}
+
+/* Newest first, which is the order of the list: that one of them moves is seen by the oldest. */
+static void move_generations(struct job *job)
+{
+        for (struct version *version = job->versions; version; version = version->next) {
+                const struct manifest *manifest = carry_stored_manifest(job, version->tag);
+
+                if (manifest && moves(version, manifest))
+                        move_generation(version, manifest->generation);
+        }
+}
+
 void carry_stored(struct catalogue *catalogue, struct job *job, bool is_first)
 {
         renumber(catalogue, job, is_first);
@@ -99,11 +144,13 @@ void carry_stored(struct catalogue *catalogue, struct job *job, bool is_first)
 
                 if (manifest)
                         version_give_way(catalogue, version, manifest->generation, manifest->sequence);
+        }
+        move_generations(job);
+        for (struct version *version = job->versions; version; version = version->next) {
+                const struct manifest *manifest = carry_stored_manifest(job, version->tag);
+
                 if (!manifest || version->stored || version->adopted || version->superseded)
                         continue;
-                /* Nobody else has seen the number yet: generations are given in one process. */
-                if (version->generation <= manifest->generation && version->life.state != NEBULA_STATE_FAILED)
-                        version_set_generation(version, version->generation + manifest->generation);
                 if (lifecycle_complete(version->life.state) && version->in_memory) /* pinned or not: who works on it holds no file */
                         carry_manifest(version, manifest);
                 note_write(catalogue, version);

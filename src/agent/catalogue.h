@@ -44,6 +44,7 @@ struct agent_file {
         struct image *image;        /* NULL: only storage has it */
         uint64_t *chunks;           /* checksums; NULL until sealed */
         size_t chunk_count;
+        bool stored;                /* storage is known to hold that writing of it; its number alone may be that of another run */
         bool reading;               /* somebody brings it back from storage */
         bool lent;                  /* a trainer has read it from storage by itself */
 };

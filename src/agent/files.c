@@ -81,6 +81,7 @@ void version_file_done(struct catalogue *catalogue, struct agent_file *file)
         file->image = NULL;
         file->chunks = NULL;
         file->chunk_count = 0;
+        file->stored = false;
 }
 
 void version_files_done(struct catalogue *catalogue, struct version *version)

@@ -19,6 +19,7 @@
 
 enum { SPREAD = 1, WANTED = 2 };    /* flags of a version */
 enum { CLOSED = 1, SPOKEN_FOR = 2 }; /* of a part */
+enum { STORED = 128 };               /* of a file, with its format */
 
 struct record_head {
         uint32_t magic, version;
@@ -61,12 +62,12 @@ static void put_text(char **at, const char *text)
         put(at, text, length);
 }
 
-static void put_file(char **at, const char *name, uint32_t rank, enum ipc_format format, uint64_t size, uint64_t generation,
-                     const struct image *image)
+static void put_file(char **at, const char *name, uint32_t rank, enum ipc_format format, bool stored, uint64_t size,
+                     uint64_t generation, const struct image *image)
 {
         put_text(at, name);
         put_u32(at, rank);
-        put_u8(at, (uint8_t)format);
+        put_u8(at, (uint8_t)((uint32_t)format | (stored ? STORED : 0)));
         put_u64(at, size);
         put_u64(at, generation);
         put_u64(at, image && image->named ? image->id : 0);
@@ -127,7 +128,7 @@ static void put_files(char **at, const struct version *version, size_t first)
         for (size_t i = first; i < version->file_count; i++) {
                 const struct agent_file *file = &version->files[i];
 
-                put_file(at, file->name, file->rank, file->format, file->size, file->generation, file->image);
+                put_file(at, file->name, file->rank, file->format, file->stored, file->size, file->generation, file->image);
         }
 }
 
@@ -135,7 +136,7 @@ static void put_grants(char **at, const struct version *version, uint32_t grant_
 {
         put_u32(at, grant_count);
         for (const struct grant *grant = version->grants; grant; grant = grant->next) {
-                put_file(at, grant->name, grant->rank, grant->format, grant->size, version->generation, grant->image);
+                put_file(at, grant->name, grant->rank, grant->format, false, grant->size, version->generation, grant->image);
                 put_u64(at, grant->nonce);
         }
 }
@@ -308,11 +309,14 @@ static struct image *get_file(struct catalogue *catalogue, struct reader *reader
 {
         struct nebula_error error;
         struct image *image;
+        uint8_t format;
         uint64_t id;
 
         get_text(reader, false, file->name, sizeof file->name);
         file->rank = get_u32(reader, WORLD_MAX);
-        file->format = (enum ipc_format)get_u8(reader, IPC_FORMAT_RAW);
+        format = get_u8(reader, UINT8_MAX);
+        file->stored = format & STORED;
+        file->format = (enum ipc_format)bounded(reader, format & ~STORED, IPC_FORMAT_RAW);
         file->size = get_u64(reader, INT64_MAX);
         file->generation = get_u64(reader, INT64_MAX);
         id = get_u64(reader, UINT64_MAX);

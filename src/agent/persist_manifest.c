@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/log.h"
+#include "agent/note.h"
 #include "agent/persist_private.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -63,17 +64,53 @@ enum nebula_status persist_write_manifest(struct store *store, const struct job 
 /* Files of other nodes, which storage has now. */
 static void name_others(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
 {
-        for (size_t i = 0; !strcmp(manifest->tag, version->tag) && i < manifest->file_count; i++) {
+        for (size_t i = 0; i < manifest->file_count; i++) {
                 const struct manifest_file *other = &manifest->files[i];
                 struct agent_file *file = version_file(version, other->name);
 
-                if (file && file->generation != other->generation)
+                if (file && file->rank != other->rank)
                         version_file_change(catalogue, version, file); /* another rank wrote that name too, and its file stands */
                 else if (file || !(file = version_file_add(version, other->name)))
                         continue;
                 file->rank = other->rank;
                 file->size = other->size;
-                file->generation = other->generation;
+        }
+}
+
+/* A later writing of the tag that carries this file over need not write it again. */
+static bool tell_later(struct version *later, const struct agent_file *file)
+{
+        struct agent_file *same = file->image ? version_file(later, file->name) : NULL;
+
+        if (!same || same->image != file->image)
+                return false;
+        same->generation = file->generation;
+        same->stored = true;
+        return true;
+}
+
+/* Each file is of the writing that the manifest says: one that was to carry over, and was in no storage, has been written with the rest. */
+static void files_stored(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
+{
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                struct agent_file *file = version_file(version, manifest->files[i].name);
+
+                if (!file)
+                        continue;
+                file->generation = manifest->files[i].generation;
+                file->stored = true;
+        }
+        for (struct version *later = version->job->versions; later; later = later->next) {
+                bool told = false;
+
+                if (later == version || later->generation <= version->generation || strcmp(later->tag, version->tag))
+                        continue;
+                for (size_t i = 0; i < version->file_count; i++)
+                        told = tell_later(later, &version->files[i]) || told;
+                if (told) {
+                        later->noted_count = 0;
+                        note_write(catalogue, later);
+                }
         }
 }
 
@@ -81,6 +118,7 @@ static void name_others(struct catalogue *catalogue, struct version *version, co
 static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
 {
         struct manifest_scan *stored = &job->stored;
+        const struct manifest *known;
         struct manifest *grown;
         size_t at = 0;
         int64_t newest;
@@ -106,8 +144,10 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
                 grown[at] = plan->manifest;
                 memset(&plan->manifest, 0, sizeof plan->manifest);
         }
-        if (version->spread && grown)
-                name_others(catalogue, version, &grown[at]);
+        known = grown ? &grown[at] : &plan->manifest;
+        if (version->spread)
+                name_others(catalogue, version, known);
+        files_stored(catalogue, version, known);
         newest = manifest_scan_newest(stored, job->name);
         is_newest = newest >= 0 && !strcmp(stored->manifests[newest].tag, plan->tag);
         catalogue_unlock(catalogue);

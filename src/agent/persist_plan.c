@@ -138,6 +138,7 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
                         .chunks = own->chunks, .chunk_count = own->chunk_count,
                 };
 
+                file.stored = own->stored || !file.image;
                 status = set_file(plan, i, &file, own->name, error);
         }
         if (!status && plan->is_ahead)
@@ -187,7 +188,7 @@ enum nebula_status plan_carry(struct plan *plan, struct nebula_error *error)
                 struct plan_file *file = &plan->files[i];
                 const struct manifest_file *stored = manifest_find_file(&plan->before, file->name);
 
-                file->carried = file->generation != own && stored && stored->generation == file->generation &&
+                file->carried = file->stored && file->generation != own && stored && stored->generation == file->generation &&
                                 stored->rank == file->rank && stored->size == file->size;
                 if (plan->spread && (file->carried || !file->image))
                         continue; /* who writes the manifest carries it over */

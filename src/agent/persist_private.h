@@ -23,7 +23,7 @@
 struct plan_file {
         char name[IPC_NAME_MAX], path[IPC_NAME_MAX];
         uint32_t rank;
-        bool is_zip, carried;
+        bool is_zip, stored, carried; /* stored: storage is known to have it, unless it was removed there; carried: it has */
         uint64_t size, generation;
         struct image *image;
         uint64_t *chunks; /* the version's; or sealed here and given to it, unless they are kept for want of a file of that name */

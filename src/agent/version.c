@@ -273,6 +273,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
                 file->rank = manifest->files[i].rank;
                 file->size = manifest->files[i].size;
                 file->generation = manifest->files[i].generation;
+                file->stored = true;
         }
         return version;
 }

@@ -155,6 +155,136 @@ static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
         test_dir_remove(storage);
 }
 
+/* What an earlier run left in storage, which this one has not looked through when it writes the same tag twice: `again` shares file b with
+ * `first`. Then it looks. */
+static bool write_twice_before_the_scan(struct bench *bench, const char *storage, struct version **ret_first, struct version **ret_again)
+{
+        struct version *version;
+
+        bench_init(bench, NULL, storage);
+        version = bench_version(bench, "t", 1, 2);
+        if (!version || bench_persist(bench, version))
+                return false;
+        bench_done(bench, true);
+
+        bench_init(bench, NULL, storage);
+        *ret_first = bench_version(bench, "t", 3, 4);
+        *ret_again = bench_version(bench, "t", 5, 0);
+        return *ret_first && *ret_again && !storage_scan(&bench->catalogue, bench->job, &bench->error);
+}
+
+/* Their numbers say nothing: the earlier run counted its writings of the tag from one, too. */
+static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void)
+{
+        struct version *first, *again;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        REQUIRE(write_twice_before_the_scan(&bench, storage, &first, &again));
+        CHECK(!bench_persist(&bench, again));
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "a", 5));
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        again = bench_version(&bench, "t", 6, 0); /* b is in storage now, and is not written once more */
+        REQUIRE(again && !bench_persist(&bench, again));
+        CHECK(bench.job->stored.manifests[0].generation == 4);
+        CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 3);
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* The same where an agent in between was killed, and memory tells this one only what that knew. */
+static void a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over(void)
+{
+        struct version *first, *again;
+        char storage[256], memory[256];
+        struct bench bench;
+
+        test_dir_make_quick(storage);
+        test_dir_make_quick(memory);
+        bench_init(&bench, NULL, storage);
+        first = bench_version(&bench, "t", 1, 2);
+        REQUIRE(first && !bench_persist(&bench, first));
+        bench_done(&bench, true);
+        bench_init(&bench, memory, storage);
+        REQUIRE(bench_version(&bench, "t", 3, 4) && bench_version(&bench, "t", 5, 0));
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, storage);
+        again = bench.job->versions;
+        REQUIRE(again && again->generation == 2 && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        CHECK(!bench_persist(&bench, again));
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        bench_done(&bench, true);
+        test_dir_remove(memory);
+        test_dir_remove(storage);
+}
+
+/* The writing that it came from became durable in the meantime, and the agent was killed after that. */
+static void a_file_that_has_become_durable_is_carried_over_and_not_written_again(void)
+{
+        char storage[256], memory[256];
+        struct version *first, *again;
+        struct bench bench;
+
+        test_dir_make_quick(storage);
+        test_dir_make_quick(memory);
+        for (int killed = 0; killed < 2; killed++) {
+                bench_init(&bench, memory, storage);
+                first = bench_version(&bench, "t", 1, 2);
+                again = bench_version(&bench, "t", 3, 0);
+                REQUIRE(first && again && !bench_persist(&bench, first));
+                if (killed) {
+                        bench_done(&bench, false);
+                        bench_init(&bench, memory, storage);
+                        again = bench.job->versions;
+                        REQUIRE(again && again->generation == 2);
+                }
+                CHECK(!bench_persist(&bench, again));
+                CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 1);
+                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 2));
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+        test_dir_remove(memory);
+}
+
+/* As long as the two have different numbers. */
+static void an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one(void)
+{
+        struct version *first, *again;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        REQUIRE(write_twice_before_the_scan(&bench, storage, &first, &again));
+        CHECK(first->generation == 2 && again->generation == 3);
+        CHECK(!bench_persist(&bench, again));
+        version_give_way(&bench.catalogue, first, again->generation, again->sequence);
+        CHECK(first->superseded);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* What was written again is of the later generation, as the manifest says it: a loader finds it once memory has let go of it. */
+static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it(void)
+{
+        struct version *again;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        REQUIRE(bench_version(&bench, "t", 1, 2));
+        again = bench_version(&bench, "t", 3, 0);
+        REQUIRE(again && !bench_persist(&bench, again));
+        CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 2);
+        CHECK(version_file(again, "b")->generation == 2);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
 /* Memory has let go of what storage holds of it. */
 static void a_stored_version_that_is_being_written_again_is_not_removed(void)
 {
@@ -329,6 +459,11 @@ TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
          TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold),
+         TEST(a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over),
+         TEST(a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over),
+         TEST(a_file_that_has_become_durable_is_carried_over_and_not_written_again),
+         TEST(an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one),
+         TEST(a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it),
          TEST(a_stored_version_that_is_being_written_again_is_not_removed),
          TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),
          TEST(what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version),
