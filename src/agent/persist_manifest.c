@@ -234,6 +234,39 @@ static enum nebula_status gather_record(struct store *store, struct plan *plan, 
         return NEBULA_OK;
 }
 
+static int compare_names(const void *a, const void *b)
+{
+        const struct manifest_file *const *one = a, *const *other = b;
+
+        return strcmp((*one)->name, (*other)->name);
+}
+
+/* Within a node the last one stands; files of two nodes, of which either may be the later, are one in storage. No reader would take
+ * a manifest that names both. */
+static enum nebula_status refuse_shared_names(const struct plan *plan, struct nebula_error *error)
+{
+        size_t count = plan->manifest.file_count;
+        const struct manifest_file **files = calloc(count + 1, sizeof *files);
+        enum nebula_status status = NEBULA_OK;
+
+        if (!files)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", plan->tag);
+        for (size_t i = 0; i < count; i++)
+                files[i] = &plan->manifest.files[i];
+        qsort(files, count, sizeof *files, compare_names);
+        for (size_t i = 1; i < count && !status; i++) {
+                const struct manifest_file *a = files[i - 1], *b = files[i];
+
+                if (!strcmp(a->name, b->name))
+                        status = error_set(error, NEBULA_INVALID, 0,
+                                           "rank %" PRIu32 " and rank %" PRIu32 ", which are on different nodes, both saved file \"%.150s\" of "
+                                           "\"%.150s\": give each its own name", a->rank < b->rank ? a->rank : b->rank,
+                                           a->rank < b->rank ? b->rank : a->rank, a->name, plan->tag);
+        }
+        free(files);
+        return status;
+}
+
 /* Files of the generation before that no rank wrote again, and the records that describe them. */
 static enum nebula_status gather_carried(struct plan *plan, struct nebula_error *error)
 {
@@ -303,6 +336,8 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
         }
         for (size_t i = 0; !status && i < committed.rank_count; i++)
                 status = gather_record(store, plan, committed.ranks[i], error);
+        if (!status)
+                status = refuse_shared_names(plan, error);
         if (!status)
                 status = gather_carried(plan, error);
         if (!status)

@@ -16,17 +16,24 @@ static bool enter(struct test_client *client, const struct test_place *at, uint3
         return !client_connect(client, at);
 }
 
-/* Begins, saves one file of the rank's name, commits. */
-static uint64_t save_share(struct test_client *client, const char *tag, int64_t goal, unsigned seed)
+/* Begins, saves one file, commits. */
+static uint64_t save_named(struct test_client *client, const char *tag, int64_t goal, const char *name, unsigned seed)
 {
-        char name[32];
         uint64_t version = begin(client, tag, goal);
         struct ipc_granted grant;
 
-        snprintf(name, sizeof name, "%u.pt", client->hello.rank);
         if (!version || copy_image(client, version, name, seed, FILE_BYTES, &grant) || captured(client, grant.image_id))
                 return 0;
         return of_version(client, IPC_COMMIT, grant.version_id) ? 0 : grant.version_id;
+}
+
+/* A file of the rank's name. */
+static uint64_t save_share(struct test_client *client, const char *tag, int64_t goal, unsigned seed)
+{
+        char name[32];
+
+        snprintf(name, sizeof name, "%u.pt", client->hello.rank);
+        return save_named(client, tag, goal, name, seed);
 }
 
 /* Whether a document of the tag appears soon. */
@@ -226,7 +233,52 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
         place_done(&other);
 }
 
-TAP_MAIN(TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
+static bool names_both(struct test_client *client, uint64_t version)
+{
+        return wait_for(client, version, NEBULA_STATE_DURABLE, AT_MOST_MS) != NEBULA_OK && state_of(client, version) == NEBULA_STATE_FAILED &&
+               strstr(client->error.message, "model.pt") && strstr(client->error.message, "rank 0") && strstr(client->error.message, "rank 1");
+}
+
+/* Each has a file of its own in memory; in storage there is one place for them. */
+static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays(void)
+{
+        struct test_client zero, one;
+        uint64_t version, other_version;
+        struct ipc_found found;
+        pid_t pid, pid_other;
+
+        setenv("NEBULA_TAKEOVER_S", "1", 1);
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        pid = agent_fork(&place);
+        pid_other = agent_fork(&other);
+        REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
+        version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
+        other_version = save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 2);
+        CHECK(version && !wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+        CHECK(other_version && !wait_for(&one, other_version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+        version = save_named(&zero, "t", NEBULA_FILES_ALL_RANKS, "model.pt", 3);
+        other_version = save_named(&one, "t", NEBULA_FILES_ALL_RANKS, "model.pt", 4);
+        CHECK(version && names_both(&zero, version));
+        CHECK(other_version && names_both(&one, other_version));
+        client_done(&zero);
+        client_done(&one);
+        agent_end(pid, SIGKILL);
+        agent_end(pid_other, SIGKILL);
+        os_remove_tree(place.place.memory);
+        pid = agent_fork(&place); /* with nothing in memory */
+        REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.generation == 1);
+        CHECK(!load(&zero, found.version_id, "0.pt", 1, FILE_BYTES, NULL) && !load(&zero, found.version_id, "1.pt", 2, FILE_BYTES, NULL));
+        client_done(&zero);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        unsetenv("NEBULA_TAKEOVER_S");
+        place_done(&place);
+        place_done(&other);
+}
+
+TAP_MAIN(TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
+         TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
          TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
          TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),
          TEST(what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back))
