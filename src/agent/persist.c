@@ -20,11 +20,13 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 goto done;
         if (plan.before.generation == version->generation &&
             (plan.spread ? !strcmp(plan.before.run, plan.run) : plan.before.sequence == version->sequence)) {
-                /* An agent before this one got as far as the manifest, and not to saying so. */
+                /* An agent before this one got as far as the manifest, and not to saying so; or the last try did. */
                 plan.manifest = plan.before;
                 plan.sequence = plan.before.sequence;
                 memset(&plan.before, 0, sizeof plan.before);
-                persist_conclude(catalogue, store, job, version, &plan);
+                status = persist_repeat_manifest(store, version, &plan, error);
+                if (!status)
+                        persist_conclude(catalogue, store, job, version, &plan);
                 goto done;
         }
         if (plan.is_ahead && plan.before.file_count) {

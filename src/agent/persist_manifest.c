@@ -180,6 +180,22 @@ void persist_conclude(struct catalogue *catalogue, struct store *store, struct j
                 write_latest(store, plan);
 }
 
+/* Of several nodes, the one that writes the manifest unless it is gone. */
+static bool is_writer(const struct version *version, const struct plan *plan)
+{
+        bool writes = version->leads;
+
+        for (size_t i = 0; i < plan->part_count; i++)
+                writes = writes || !plan->parts[i].rank;
+        return writes;
+}
+
+enum nebula_status persist_repeat_manifest(struct store *store, const struct version *version, const struct plan *plan,
+                                           struct nebula_error *error)
+{
+        return !plan->spread || is_writer(version, plan) ? put_manifest(store, plan, error) : NEBULA_OK;
+}
+
 static enum nebula_status record_missing(const struct plan *plan, uint32_t rank, struct nebula_error *error)
 {
         return error_set(error, NEBULA_BUSY, 0, "the record of rank %" PRIu32 " of \"%.200s\", which is on another node, has not come", rank, plan->tag);
@@ -306,13 +322,11 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
                                   struct plan *plan, struct nebula_error *error)
 {
         struct committed committed = { 0 };
-        bool writes = version->leads || os->now_ns() - version->waiting_since_ns > (int64_t)catalogue->takeover_s * 1000000000;
+        bool writes = is_writer(version, plan) || os->now_ns() - version->waiting_since_ns > (int64_t)catalogue->takeover_s * 1000000000;
         char key[MANIFEST_KEY_MAX], *text;
         size_t size;
         enum nebula_status status;
 
-        for (size_t i = 0; i < plan->part_count; i++)
-                writes = writes || !plan->parts[i].rank;
         if (!writes)
                 return error_set(error, NEBULA_BUSY, 0, "the manifest of \"%.200s\", which the node of rank 0 writes, has not come", plan->tag);
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/committed.json", plan->directory);
