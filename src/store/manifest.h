@@ -100,7 +100,8 @@ enum nebula_status manifest_verify(struct store *store, const struct manifest *m
                                    void *argument, struct nebula_error *error);
 /* Removes a version so that a crash in between leaves no half that looks whole: manifest first, then the rest; only
  * what the manifest and records name, temp files of ours, and directories that are empty then. Foreign files stay.
- * NEBULA_BUSY, and nothing is touched: the tag was written again since that manifest was loaded. */
+ * NEBULA_BUSY, and nothing is touched: the tag was written again since that manifest was loaded. Nor is it where that cannot be
+ * told: storage failed, or what lies there now is damaged or of a newer version. */
 enum nebula_status manifest_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 
 /* All sound manifests of a storage path, oldest first by sequence; broken ones are counted, and described when `broken` is not NULL. */

@@ -175,10 +175,17 @@ void manifest_remove_directories(struct store *store, const char *directory)
 static enum nebula_status check_not_rewritten(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
         struct manifest now = { 0 };
-        enum nebula_status status = NEBULA_OK;
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = manifest_load(store, manifest->tag, &now, &failure);
 
-        if (!manifest_load(store, manifest->tag, &now, NULL) &&
-            (now.generation != manifest->generation || now.sequence != manifest->sequence))
+        if (status == NEBULA_NOT_FOUND)
+                return NEBULA_OK; /* a removal that was interrupted */
+        if (status) {
+                if (error)
+                        *error = failure;
+                return status;
+        }
+        if (now.generation != manifest->generation || now.sequence != manifest->sequence)
                 status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written again meanwhile: it stays", manifest->tag);
         manifest_done(&now);
         return status;

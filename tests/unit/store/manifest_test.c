@@ -548,6 +548,34 @@ static enum nebula_status dying_remove(struct store *store, const char *key, str
         return store_mem.remove(store, key, error);
 }
 
+static enum nebula_status blind_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
+                                     struct nebula_error *error)
+{
+        return NEBULA_STORAGE;
+}
+
+/* It may be a later writing, in a format of tomorrow. */
+static void what_cannot_be_looked_at_is_not_removed(void)
+{
+        struct store *store = new_store();
+        struct manifest manifest;
+        struct nebula_error error;
+
+        write_version(store, "t", 1, 5, "a", false, NULL, true);
+        REQUIRE(manifest_load(store, "t", &manifest, NULL) == NEBULA_OK);
+        dying_ops = store_mem;
+        dying_ops.read = blind_read;
+        store->ops = &dying_ops;
+        CHECK(manifest_remove(store, &manifest, &error) == NEBULA_STORAGE);
+        store->ops = &store_mem;
+        CHECK(has(store, "t/a") && has(store, "t/.nebula/manifest.json") && has(store, "t/.nebula/rank-00000.json"));
+        put(store, "t/.nebula/manifest.json", "damaged", 7);
+        CHECK(manifest_remove(store, &manifest, &error) == NEBULA_CORRUPT && *error.message);
+        CHECK(has(store, "t/a") && has(store, "t/.nebula/manifest.json") && has(store, "t/.nebula/rank-00000.json"));
+        manifest_done(&manifest);
+        store_close(store);
+}
+
 static void a_remove_that_dies_leaves_a_whole_version_or_debris_that_a_sweep_takes(void)
 {
         for (size_t k = 0;; k++) {
@@ -650,6 +678,7 @@ TAP_MAIN(TEST(a_record_comes_back_as_it_was_written),
          TEST(a_rewritten_file_is_read_where_it_waits_and_then_in_place),
          TEST(remove_takes_all_that_is_ours_and_nothing_else),
          TEST(a_version_that_was_written_again_is_not_removed_in_the_name_of_the_old_one),
+         TEST(what_cannot_be_looked_at_is_not_removed),
          TEST(a_remove_that_dies_leaves_a_whole_version_or_debris_that_a_sweep_takes),
          TEST(a_sweep_takes_old_debris_and_leaves_what_is_young_foreign_or_whole),
          TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken))
