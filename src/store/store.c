@@ -29,31 +29,7 @@ void store_close(struct store *store)
 enum nebula_status store_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                                    struct nebula_error *error)
 {
-        struct store_entry entry;
-        uint64_t size;
-        char *text;
-        enum nebula_status status = store->ops->stat(store, key, &entry, error);
-
-        if (status)
-                return status;
-        size = entry.size;
-        store_entry_done(&entry);
-        if (size > limit)
-                return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, at most %zu are allowed",
-                                 store->root, key, size, limit);
-        text = malloc(size + 1);
-        if (!text)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %" PRIu64 " bytes of %s/%s", size,
-                                 store->root, key);
-        status = store->ops->read(store, key, text, 0, size, error);
-        if (status) {
-                free(text);
-                return status;
-        }
-        text[size] = 0;
-        *ret_text = text;
-        *ret_size = size;
-        return NEBULA_OK;
+        return store->ops->read_text(store, key, limit, ret_text, ret_size, error);
 }
 
 bool store_key_sound(const char *key)

@@ -9,6 +9,7 @@
  *             data, directory entry and all. An older object of that key is replaced.
  *   move      as rename: atomic, durable on return. Optional (NULL on object stores).
  *   read      exactly the asked bytes, or an error.
+ *   read_text an object as one write left it, also when another replaces it meanwhile.
  *   list      every object written before the call, in no order; `prefix` names a directory,
  *             "" the root. One that is not there is NEBULA_NOT_FOUND.
  *   remove    durable or not at all; absent is fine. So it is for remove_directory,
@@ -72,6 +73,9 @@ struct store_ops {
         void (*unstage)(struct store *store, struct store_staged *staged); /* instead of place; NULL is fine */
         enum nebula_status (*move)(struct store *store, const char *from, const char *to, struct nebula_error *error);
         enum nebula_status (*read)(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
+        /* All of a small one, NUL-terminated (free it); with more than `limit` bytes it is NEBULA_CORRUPT. */
+        enum nebula_status (*read_text)(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                        struct nebula_error *error);
         enum nebula_status (*read_bulk)(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                         store_check *check, void *argument, struct nebula_error *error);
         /* A descriptor to read the object through, for who checks it himself; *ret_direct: it wants whole pages (O_DIRECT).

@@ -307,6 +307,7 @@ const struct store_ops store_file = {
         .unstage = file_unstage,
         .move = file_move,
         .read = file_read,
+        .read_text = file_read_text,
         .read_bulk = file_read_bulk,
         .open_read = file_open_read,
         .stat = file_stat,

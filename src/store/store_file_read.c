@@ -48,6 +48,24 @@ enum nebula_status file_read(struct store *store, const char *key, void *data, u
         return status;
 }
 
+/* Size and bytes come from one descriptor: of a name they may be those of two files, or the size an older one that NFS remembers. */
+enum nebula_status file_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                  struct nebula_error *error)
+{
+        char path[STORE_PATH_MAX];
+        enum nebula_status status = file_path(store, key, path, error);
+        int result;
+
+        if (status)
+                return status;
+        result = os_read_file(path, limit, ret_text, ret_size);
+        if (result == -ESPIPE)
+                return error_set(error, NEBULA_CORRUPT, 0, "%s: is no file", path);
+        if (result == -EFBIG)
+                return error_set(error, NEBULA_CORRUPT, 0, "%s: has more than the %zu bytes that are allowed", path, limit);
+        return result ? file_error(store, "read", path, result == -ENOTDIR ? -ENOENT : result, error) : NEBULA_OK;
+}
+
 enum nebula_status file_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                   store_check *check, void *argument, struct nebula_error *error)
 {

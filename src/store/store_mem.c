@@ -277,6 +277,38 @@ static enum nebula_status mem_read(struct store *store, const char *key, void *d
         return status;
 }
 
+static enum nebula_status mem_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                        struct nebula_error *error)
+{
+        struct mem_store *mem = (struct mem_store *)store;
+        enum nebula_status status = check_key(store, key, error);
+        const struct mem_object *object;
+        uint64_t size;
+        char *text;
+
+        if (status)
+                return status;
+        pthread_mutex_lock(&mem->lock);
+        object = find(mem, key);
+        size = object ? object->size : 0;
+        text = size > limit ? NULL : malloc(size + 1);
+        if (size > limit)
+                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has more than the %zu bytes that are allowed", store->root, key, limit);
+        else if (!text)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %" PRIu64 " bytes of %s/%s", size, store->root, key);
+        else
+                status = read_locked(mem, key, text, 0, size, error);
+        pthread_mutex_unlock(&mem->lock);
+        if (status) {
+                free(text);
+                return status;
+        }
+        text[size] = 0;
+        *ret_text = text;
+        *ret_size = size;
+        return NEBULA_OK;
+}
+
 static enum nebula_status mem_read_bulk(struct store *store, const char *key, void *data, uint64_t size,
                                         uint32_t chunk_bytes, store_check *check, void *argument,
                                         struct nebula_error *error)
@@ -420,6 +452,7 @@ const struct store_ops store_mem = {
         .unstage = mem_unstage,
         .move = mem_move,
         .read = mem_read,
+        .read_text = mem_read_text,
         .read_bulk = mem_read_bulk,
         .stat = mem_stat,
         .list = mem_list,

@@ -47,6 +47,8 @@ enum nebula_status file_place(struct store *store, struct store_staged *staged, 
 void file_unstage(struct store *store, struct store_staged *staged);
 enum nebula_status file_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
                              struct nebula_error *error);
+enum nebula_status file_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                  struct nebula_error *error);
 enum nebula_status file_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                   store_check *check, void *argument, struct nebula_error *error);
 enum nebula_status file_open_read(struct store *store, const char *key, int *ret_fd, bool *ret_direct, struct nebula_error *error);

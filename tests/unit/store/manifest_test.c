@@ -548,7 +548,7 @@ static enum nebula_status dying_remove(struct store *store, const char *key, str
         return store_mem.remove(store, key, error);
 }
 
-static enum nebula_status blind_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
+static enum nebula_status blind_read(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                                      struct nebula_error *error)
 {
         return NEBULA_STORAGE;
@@ -564,7 +564,7 @@ static void what_cannot_be_looked_at_is_not_removed(void)
         write_version(store, "t", 1, 5, "a", false, NULL, true);
         REQUIRE(manifest_load(store, "t", &manifest, NULL) == NEBULA_OK);
         dying_ops = store_mem;
-        dying_ops.read = blind_read;
+        dying_ops.read_text = blind_read;
         store->ops = &dying_ops;
         CHECK(manifest_remove(store, &manifest, &error) == NEBULA_STORAGE);
         store->ops = &store_mem;

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "base/error.h"
 #include "os/os.h"
@@ -487,7 +488,71 @@ static void a_removal_elsewhere_costs_a_write_no_sync(void)
         end_file();
 }
 
-TAP_MAIN(TEST(what_is_written_is_read), TEST(a_second_write_replaces_the_first),
+static const char *replacement;
+
+/* As another agent does it, at the worst time. */
+static int replace_after(int result, const char *path)
+{
+        const char *text = replacement;
+
+        replacement = NULL;
+        if (text && !result && !strcmp(path + strlen(path) - 2, "/x"))
+                CHECK(!os_write_file_atomic(path, text, strlen(text)));
+        else if (text)
+                replacement = text;
+        return result;
+}
+
+static int replace_after_stat(const char *path, bool follow, struct os_stat *ret_stat)
+{
+        return replace_after(os_linux.stat(path, follow, ret_stat), path);
+}
+
+static int replace_after_open(const char *path, int flags)
+{
+        int fd = os_linux.open(path, flags);
+
+        return flags & OS_WRITE || fd < 0 ? fd : fd + replace_after(0, path);
+}
+
+static void a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one(void)
+{
+        const struct os_table *real = os;
+        struct os_table table = *os;
+        static const char *const texts[] = { "short", "a much longer one" };
+
+        open_file();
+        table.stat = replace_after_stat;
+        table.open = replace_after_open;
+        for (int i = 0; i < 2; i++) {
+                const char *found;
+
+                CHECK(put("x", "0123456789") == NEBULA_OK);
+                replacement = texts[i];
+                os = &table;
+                found = get("x");
+                os = real;
+                CHECK(!replacement && (!strcmp(found, "0123456789") || !strcmp(found, texts[i])));
+                CHECK(!strcmp(get("x"), texts[i]));
+        }
+        end_file();
+}
+
+static void a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up(void)
+{
+        char path[600], *text;
+        size_t size;
+
+        open_file();
+        CHECK(put("a", "x") == NEBULA_OK);
+        snprintf(path, sizeof path, "%s/fifo", store->root);
+        REQUIRE(!mkfifo(path, 0600));
+        CHECK(store_read_text(store, "fifo", 100, &text, &size, &error) == NEBULA_CORRUPT);
+        end_file();
+}
+
+TAP_MAIN(TEST(a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up),
+         TEST(what_is_written_is_read), TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_second_write_replaces_the_first),
          TEST(what_is_absent_is_not_found_and_its_removal_fine), TEST(an_object_that_is_too_short_is_corrupt),
          TEST(a_large_object_is_checked_chunk_by_chunk), TEST(a_move_replaces_and_makes_directories),
          TEST(a_listing_has_every_object_and_directory), TEST(only_what_is_empty_is_removed),
