@@ -233,6 +233,26 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;
 }
 
+/* A job that waited for its storage would not train; one that goes back further than it has to is told. */
+static void log_older(struct catalogue *catalogue, const struct job *job, const struct ipc_find *wanted, const struct ipc_found *found,
+                      struct retain_entry found_entry, enum nebula_status status, const char *why)
+{
+        const struct manifest *known = NULL;
+        int64_t newest;
+
+        catalogue_lock(catalogue);
+        newest = *wanted->tag ? -1 : manifest_scan_newest(&job->stored, job->name);
+        if (newest >= 0)
+                known = &job->stored.manifests[newest];
+        if (known && is_newer(entry_of(known->step, known->sequence), found_entry))
+                log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which does not come from %s: %s", found->tag,
+                          known->tag, job->persist_path, why);
+        else if (status != NEBULA_NOT_FOUND)
+                log_event(LOG_LEVEL_WARN, "%s is taken from memory, and %s cannot be looked through for a newer one: %s", found->tag,
+                          job->persist_path, why);
+        catalogue_unlock(catalogue);
+}
+
 /* NULL: none. */
 static void unpin(struct job *job)
 {
@@ -296,6 +316,8 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 goto done;
         }
         status = find_stored(catalogue, job, request, !own, &stored, &stored_entry, error);
+        if (in_memory && status)
+                log_older(catalogue, job, request, &found, memory_entry, status, error ? error->message : "");
         if (in_memory && (status || (failed ? is_newer(memory_entry, stored_entry) : !is_newer(stored_entry, memory_entry)))) {
                 *ret_found = found;
                 status = NEBULA_OK;

@@ -1,10 +1,13 @@
 /* Which version is the newest, just after the process that saved it has died: its connection has not told the agent yet. */
+#include <errno.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
+#include "agent/log.h"
 #include "agent/restore.h"
 #include "tap.h"
+#include "test_dir.h"
 
 static uint32_t dead_pid(void)
 {
@@ -67,5 +70,46 @@ static void half_a_copy_is_not_whole(void)
         CHECK(newest_after(dead_pid(), true) == 1);
 }
 
-TAP_MAIN(TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it),
+static int opendir_that_fails(const char *path, struct os_dir **ret_dir)
+{
+        return -EIO;
+}
+
+/* Memory has let go of the newer one, and storage does not answer: training goes on, from where it says it does. */
+static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
+{
+        static struct ipc_find find;
+        struct session other = { .nonce = 2, .pid = os->pid(), .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL };
+        const struct os_table *real = os;
+        char storage[256], path[300], *text;
+        struct os_table table = *os;
+        struct version *newer;
+        struct ipc_found found;
+        struct bench bench;
+        size_t size;
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        REQUIRE(bench_version(&bench, "step1", 1, 0));
+        newer = bench_version(&bench, "step2", 2, 0);
+        REQUIRE(newer && !bench_persist(&bench, newer));
+        version_forget_memory(&bench.catalogue, newer);
+        other.job = bench.job;
+        CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 2);
+        snprintf(path, sizeof path, "%s/agent.log", storage);
+        REQUIRE(!log_open(path));
+        table.opendir = opendir_that_fails;
+        os = &table;
+        CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 1);
+        os = real;
+        log_close();
+        REQUIRE(!os_read_file(path, 65536, &text, &size));
+        CHECK(strstr(text, "step1") && strstr(text, "step2") && strstr(text, storage));
+        free(text);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+TAP_MAIN(TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
+         TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it),
          TEST(half_a_copy_is_not_whole))
