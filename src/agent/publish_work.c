@@ -66,9 +66,36 @@ static void forget_path(struct job *job, const struct publish *removal)
         }
 }
 
-/* The version whose directory was removed goes as well. The lock is free while storage works. False: it is being read, try later. */
-static bool drop_version(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation)
+static bool hopeless(const struct nebula_error *error)
 {
+        switch (error->sys_errno) {
+        case EACCES: case EPERM: case EROFS: case ENOTDIR: case EISDIR: case ENAMETOOLONG: case EINVAL: case ELOOP: case EXDEV:
+                return true;
+        default:
+                return error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT || error->status == NEBULA_NOT_FOUND ||
+                       error->status == NEBULA_FAILED;
+        }
+}
+
+static void try_later(struct catalogue *catalogue, struct job *job, struct publish *publish, const struct nebula_error *error)
+{
+        int64_t pause = RETRY_FIRST_NS << (publish->attempt < 8 ? publish->attempt : 7);
+
+        publish->attempt++;
+        job->publish_attempt++;
+        job->failure_count++;
+        job->store_error = *error;
+        publish->retry_at_ns = os->now_ns() + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
+        log_event(LOG_LEVEL_WARN, "%s cannot be published yet: %s", publish->path, error->message);
+        catalogue_signal(catalogue);
+}
+
+/* The version whose directory was removed goes as well. The lock is free while storage works. False: it is being read, or storage failed,
+ * try later. */
+static bool drop_version(struct catalogue *catalogue, struct job *job, struct publish *removal)
+{
+        const char *tag = removal->tag;
+        uint64_t generation = removal->generation;
         struct nebula_error error = { 0 };
         struct manifest manifest = { 0 };
         struct store *store = NULL;
@@ -104,18 +131,10 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, const cha
                 log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", tag, job->persist_path, error.message);
         manifest_done(&manifest);
         catalogue_lock(catalogue);
-        return true;
-}
-
-static bool hopeless(const struct nebula_error *error)
-{
-        switch (error->sys_errno) {
-        case EACCES: case EPERM: case EROFS: case ENOTDIR: case EISDIR: case ENAMETOOLONG: case EINVAL: case ELOOP: case EXDEV:
+        if (!status || hopeless(&error))
                 return true;
-        default:
-                return error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT || error->status == NEBULA_NOT_FOUND ||
-                       error->status == NEBULA_FAILED;
-        }
+        try_later(catalogue, job, removal, &error);
+        return false;
 }
 
 static enum nebula_status refuse(const struct version *version, struct nebula_error *error)
@@ -154,19 +173,6 @@ static enum nebula_status in_file_systems(struct catalogue *catalogue, struct jo
         return status;
 }
 
-static void try_later(struct catalogue *catalogue, struct job *job, struct publish *publish, const struct nebula_error *error)
-{
-        int64_t pause = RETRY_FIRST_NS << (publish->attempt < 8 ? publish->attempt : 7);
-
-        publish->attempt++;
-        job->publish_attempt++;
-        job->failure_count++;
-        job->store_error = *error;
-        publish->retry_at_ns = os->now_ns() + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
-        log_event(LOG_LEVEL_WARN, "%s cannot be published yet: %s", publish->path, error->message);
-        catalogue_signal(catalogue);
-}
-
 /* `tag`: of the version that the removed directory was of, as its label says; "": it does not say. */
 static void end_removal(struct catalogue *catalogue, struct job *job, struct publish *removal, const char *tag,
                         uint64_t generation, const struct nebula_error *error)
@@ -183,7 +189,7 @@ static void end_removal(struct catalogue *catalogue, struct job *job, struct pub
         }
         removal->taken = true;
         forget_path(job, removal);
-        if (error->status || !removal->tag[0] || drop_version(catalogue, job, removal->tag, removal->generation))
+        if (error->status || !removal->tag[0] || drop_version(catalogue, job, removal))
                 removal->state = PUBLISH_DONE;
 }
 

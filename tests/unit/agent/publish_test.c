@@ -222,6 +222,38 @@ static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
         end();
 }
 
+static int refuse_manifest(const char *path)
+{
+        const char *name = strrchr(path, '/');
+
+        return !strcmp(name, "/manifest.json") ? -EIO : os_linux.unlink(path);
+}
+
+/* Else it would be found again, and be the newest one day. */
+static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+        int64_t due = INT64_MAX, now;
+
+        begin();
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        REQUIRE(!ask_removal(&bench, at("1")));
+        table.unlink = refuse_manifest;
+        os = &table;
+        work(&bench, 1);
+        CHECK(look_directory(at("1"), seeds) == '-' && is_stored("a") && bench.job->publishes);
+        catalogue_lock(&bench.catalogue);
+        now = os->now_ns();
+        CHECK(!publish_work(&bench.catalogue, bench.job, now, &due) && due > now && due < INT64_MAX); /* not at once, and again and again */
+        catalogue_unlock(&bench.catalogue);
+        os = &os_linux;
+        CHECK(work(&bench, 9) && !is_stored("a") && !bench.job->publishes);
+        end();
+}
+
 static struct os_table watching;
 static int looked, looked_locked;
 
@@ -414,6 +446,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(nothing
          TEST(what_cannot_be_published_is_tried_less_and_less_often),
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
          TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
+         TEST(a_version_that_storage_does_not_let_go_goes_with_a_later_try),
          TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
          TEST(what_appears_between_the_look_and_the_lock_is_found),
