@@ -50,6 +50,9 @@ enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_si
 
         if (size == 0)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "cannot format a JSON document");
+        if (size + SEAL_SIZE - 1 > DOCUMENT_TEXT_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "a document of %zu bytes is more than the %u that can be read: save fewer or smaller files",
+                                 size + SEAL_SIZE - 1, DOCUMENT_TEXT_MAX);
         text = malloc(size + SEAL_SIZE + 1);
         if (!text)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a JSON document of %zu bytes", size);

@@ -33,7 +33,8 @@
 
 /* An object that holds "nebula" and "version"; NULL when memory is out. */
 json_t *document_new(const char *kind);
-/* The text of `body` with its checksum, NUL-terminated; the caller frees it. `body` stays the caller's. */
+/* The text of `body` with its checksum, NUL-terminated; the caller frees it. `body` stays the caller's. NEBULA_INVALID: nobody would
+ * read one that is so long. */
 enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error);
 /* Checks checksum, kind and version. NEBULA_CORRUPT says what is wrong. The caller decrefs *ret_body. */
 enum nebula_status document_parse(const char *text, size_t size, const char *kind, json_t **ret_body,

@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 
+#include "store/document.h"
 #include "sum/sum.h"
 #include "tap.h"
 
@@ -27,6 +28,43 @@ static char *golden(const char *name, size_t *ret_size)
         *ret_size = fread(text, 1, 65535, file);
         fclose(file);
         return text;
+}
+
+/* The status of a document of `size` bytes, and of reading it, if there is one. */
+static enum nebula_status format_and_parse(size_t size, enum nebula_status *ret_parsed)
+{
+        struct nebula_error error;
+        json_t *body = document_new("record"), *read;
+        char *text = NULL, *filling = malloc(size);
+        enum nebula_status status;
+        size_t bare;
+
+        *ret_parsed = NEBULA_INTERNAL;
+        json_object_set_new(body, "filling", json_string(""));
+        if (document_format(body, &text, &bare, &error))
+                abort();
+        free(text);
+        memset(filling, 'x', size);
+        json_object_set_new(body, "filling", json_stringn(filling, size - bare));
+        status = document_format(body, &text, &bare, &error);
+        if (!status) {
+                CHECK(bare == size);
+                *ret_parsed = document_parse(text, size, "record", &read, &error);
+                if (!*ret_parsed)
+                        json_decref(read);
+                free(text);
+        }
+        json_decref(body);
+        free(filling);
+        return status;
+}
+
+static void what_is_written_is_not_too_long_to_be_read(void)
+{
+        enum nebula_status parsed;
+
+        CHECK(format_and_parse(DOCUMENT_TEXT_MAX, &parsed) == NEBULA_OK && parsed == NEBULA_OK);
+        CHECK(format_and_parse(DOCUMENT_TEXT_MAX + 1, &parsed) == NEBULA_INVALID);
 }
 
 /* The text of `body`, a JSON object without its closing brace, with its seal. */
@@ -661,7 +699,8 @@ static void a_scan_lists_the_sound_oldest_first_and_counts_the_broken(void)
         store_close(store);
 }
 
-TAP_MAIN(TEST(a_record_comes_back_as_it_was_written),
+TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read),
+         TEST(a_record_comes_back_as_it_was_written),
          TEST(the_golden_record_of_version_1_0_is_read),
          TEST(the_golden_manifest_of_version_1_0_is_read),
          TEST(writing_the_golden_manifest_again_gives_the_same_bytes),
