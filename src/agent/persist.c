@@ -18,8 +18,8 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 status = plan_load_before(store, job, &plan, error);
         if (status)
                 goto done;
-        if (plan.before.generation == version->generation &&
-            (plan.spread ? !strcmp(plan.before.run, plan.run) : plan.before.sequence == version->sequence)) {
+        if (plan.before.generation == plan.generation &&
+            (plan.spread ? !strcmp(plan.before.run, plan.run) : plan.before.sequence == plan.sequence)) {
                 /* An agent before this one got as far as the manifest, and not to saying so; or the last try did. */
                 plan.manifest = plan.before;
                 plan.sequence = plan.before.sequence;
