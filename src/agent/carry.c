@@ -77,20 +77,33 @@ void carry_over(struct version *version)
                 carry_manifest(version, manifest);
 }
 
+/* The oldest of those whose place among what lies in storage is this agent's to give; NULL: none. */
+static struct version *oldest_committed(const struct job *job)
+{
+        struct version *oldest = NULL;
+
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->sequence && !version->stored && !version->adopted && !version->spread &&
+                    (!oldest || version->sequence < oldest->sequence))
+                        oldest = version;
+        return oldest;
+}
+
 /* What was committed before the first scan is newer than what lay in storage, also where the clock was behind that. */
 static void renumber(struct catalogue *catalogue, struct job *job, bool is_first)
 {
-        uint64_t newest = 0;
+        struct version *version = is_first ? oldest_committed(job) : NULL;
+        uint64_t newest = 0, last;
 
         for (size_t i = 0; i < job->stored.count; i++)
                 if (job->stored.manifests[i].sequence > newest)
                         newest = job->stored.manifests[i].sequence;
         if (newest > catalogue->last_sequence)
                 catalogue->last_sequence = newest;
-        /* Oldest first: their order among each other stays. */
-        for (struct version *version = is_first ? job->versions : NULL; version; version = version->next) {
-                if (!version->sequence || version->sequence > newest || version->stored || version->adopted || version->spread)
-                        continue;
+        if (!version || version->sequence > newest)
+                return;
+        /* Oldest first, and those after it too: their order among each other stays. */
+        for (last = catalogue->last_sequence; version->sequence <= last; version = oldest_committed(job)) {
                 version->sequence = commit_next_sequence(catalogue);
                 note_write(catalogue, version);
         }

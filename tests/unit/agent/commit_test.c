@@ -250,6 +250,35 @@ static void a_file_that_has_become_durable_is_carried_over_and_not_written_again
         test_dir_remove(memory);
 }
 
+/* The clock is behind what lies in storage: of an earlier run, or another machine. */
+static void versions_that_become_newer_than_storage_keep_their_order(void)
+{
+        struct version *version, *newer, *newest;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        bench.catalogue.last_sequence = UINT64_C(1) << 61;
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version));
+        bench_done(&bench, true);
+
+        for (unsigned ahead = 0; ahead < 2; ahead++) {
+                bench_init(&bench, NULL, storage);
+                version = bench_version(&bench, "u", 3, 4);
+                newer = bench_version(&bench, "v", 5, 6);
+                if (ahead)
+                        bench.catalogue.last_sequence = UINT64_C(1) << 62;
+                newest = bench_version(&bench, "w", 7, 8);
+                REQUIRE(version && newer && newest && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+                CHECK(version->sequence > UINT64_C(1) << 61 && newer->sequence > version->sequence && newest->sequence > newer->sequence);
+                CHECK(bench.catalogue.last_sequence == newest->sequence);
+                bench_done(&bench, true);
+        }
+        test_dir_remove(storage);
+}
+
 /* As long as the two have different numbers. */
 static void an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one(void)
 {
@@ -463,6 +492,7 @@ TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over),
          TEST(a_file_that_has_become_durable_is_carried_over_and_not_written_again),
          TEST(an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one),
+         TEST(versions_that_become_newer_than_storage_keep_their_order),
          TEST(a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it),
          TEST(a_stored_version_that_is_being_written_again_is_not_removed),
          TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),
