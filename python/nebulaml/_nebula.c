@@ -67,6 +67,13 @@ static PyObject *step_of(PyObject *module, PyObject *tag)
         return utf8 ? PyLong_FromLongLong(name_step(utf8)) : NULL;
 }
 
+static PyObject *follows_step(PyObject *module, PyObject *tag)
+{
+        const char *utf8 = PyUnicode_AsUTF8(tag);
+
+        return utf8 ? PyBool_FromLong(name_follows_step(utf8)) : NULL;
+}
+
 static PyObject *leave(PyObject *module, PyObject *unused)
 {
         checkpoint_leave();
@@ -152,6 +159,7 @@ static PyMethodDef functions[] = {
         { "set_error_factory", set_error_factory, METH_O, "Sets what makes exceptions: f(status, message, errno, http_status)." },
         { "encode_name", encode_name, METH_O, "A tag or file name as it stands in storage." },
         { "step_of", step_of, METH_O, "The step that a tag names; -1 when it names none." },
+        { "follows_step", follows_step, METH_O, "Whether versions of this tag come by its step: global_step<n>." },
         { "address_of", address_of, METH_O, "Where the bytes of a contiguous buffer begin." },
         { "watch_images", session_watch_images, METH_O, "watch_images(f): f(address) is called before an image is unmapped." },
         { "plain_dump", plain_dump, METH_VARARGS, "plain_dump(object, takes_cuda): (pickle, storages), or None." },

@@ -74,9 +74,9 @@ def _key(version: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Newest first: of the tags that name a step the largest, of the others the latest, between the two the later."""
-    stepped = sorted((v for v in versions if v["step"] >= 0), key=lambda v: (v["step"], v["sequence"]))
-    others = sorted((v for v in versions if v["step"] < 0), key=lambda v: v["sequence"])
+    """Newest first: of the tags global_step<n> the largest, of the others the latest, between the two the later."""
+    stepped = sorted((v for v in versions if _nebula.follows_step(v["tag"])), key=lambda v: (v["step"], v["sequence"]))
+    others = sorted((v for v in versions if not _nebula.follows_step(v["tag"])), key=lambda v: v["sequence"])
     result = []
     while stepped or others:
         if not others or (stepped and stepped[-1]["sequence"] >= others[-1]["sequence"]):

@@ -238,22 +238,21 @@ static const struct peer_copy *newest_copy(const struct inventory *inventory, co
 {
         const char *tag = wanted->tag;
         const struct peer_copy *best = NULL;
+        struct retain_entry newest = { 0 };
 
         for (size_t i = 0; i < inventory->count; i++)
                 for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
                         const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
-                        struct retain_entry both[2] = { { 0 } };
+                        const struct retain_entry entry = retain_complete(copy->tag, copy->sequence);
 
                         if ((*tag && strcmp(tag, copy->tag)) || !version_wanted(wanted, copy->generation, copy->sequence))
                                 continue;
                         if (best && *tag && copy->sequence <= best->sequence)
                                 continue;
-                        if (best) {
-                                both[0] = (struct retain_entry){ .step = name_step(best->tag), .sequence = best->sequence, .complete = true };
-                                both[1] = (struct retain_entry){ .step = name_step(copy->tag), .sequence = copy->sequence, .complete = true };
-                        }
-                        if ((!best || *tag || retain_newest(both, 2) == 1) && copies_serve(inventory, copy, share))
+                        if ((!best || *tag || retain_is_newer(&entry, &newest)) && copies_serve(inventory, copy, share)) {
                                 best = copy;
+                                newest = entry;
+                        }
                 }
         return best;
 }

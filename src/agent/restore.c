@@ -16,17 +16,11 @@
 
 #define ROOM_LOOK_MS 500 /* who gives pages back says so */
 
-static struct retain_entry entry_of(int64_t step, uint64_t sequence)
+static bool is_newer(const struct version *a, const struct version *b)
 {
-        return (struct retain_entry){ .step = step, .sequence = sequence, .complete = true };
-}
+        const struct retain_entry entries[2] = { retain_complete(a->tag, a->sequence), retain_complete(b->tag, b->sequence) };
 
-/* Whether a is newer than b, by the rule of retain.h. */
-static bool is_newer(struct retain_entry a, struct retain_entry b)
-{
-        struct retain_entry both[2] = { b, a };
-
-        return retain_newest(both, 2) == 1;
+        return retain_is_newer(&entries[0], &entries[1]);
 }
 
 static struct version *newest_in_memory(struct job *job, const struct ipc_find *wanted)
@@ -40,7 +34,7 @@ static struct version *newest_in_memory(struct job *job, const struct ipc_find *
                         continue;
                 /* Generations of one tag follow each other. */
                 if (!best || (*tag ? version->generation > best->generation :
-                                     is_newer(entry_of(version->step, version->sequence), entry_of(best->step, best->sequence))))
+                                     is_newer(version, best)))
                         best = version;
         }
         return best;
@@ -179,10 +173,14 @@ static void fill_found(const struct version *version, struct ipc_found *found)
 /* What this agent knows of storage without looking: a newer one there than in memory makes it look. */
 static bool storage_may_be_newer(const struct job *job, const struct version *version)
 {
+        const struct retain_entry known = retain_complete(version->tag, version->sequence);
         int64_t newest = manifest_scan_newest(&job->stored, job->name);
+        struct retain_entry stored;
 
-        return newest >= 0 && is_newer(entry_of(job->stored.manifests[newest].step, job->stored.manifests[newest].sequence),
-                                       entry_of(version->step, version->sequence));
+        if (newest < 0)
+                return false;
+        stored = retain_complete(job->stored.manifests[newest].tag, job->stored.manifests[newest].sequence);
+        return retain_is_newer(&stored, &known);
 }
 
 static enum nebula_status find_stored(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, bool any_job,
@@ -202,7 +200,7 @@ static enum nebula_status find_stored(struct catalogue *catalogue, struct job *j
         version = catalogue_stored(catalogue, job, &manifest);
         if (version) {
                 fill_found(version, found);
-                *ret_entry = entry_of(version->step, version->sequence);
+                *ret_entry = retain_complete(version->tag, version->sequence);
         } else {
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", manifest.tag);
         }
@@ -227,7 +225,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
                 version = catalogue_version(catalogue, id);
         if (version) {
                 fill_found(version, found);
-                *ret_entry = entry_of(version->step, version->sequence);
+                *ret_entry = retain_complete(version->tag, version->sequence);
         }
         catalogue_unlock(catalogue);
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;
@@ -238,13 +236,16 @@ static void log_older(struct catalogue *catalogue, const struct job *job, const 
                       struct retain_entry found_entry, enum nebula_status status, const char *why)
 {
         const struct manifest *known = NULL;
+        struct retain_entry known_entry = { 0 };
         int64_t newest;
 
         catalogue_lock(catalogue);
         newest = *wanted->tag ? -1 : manifest_scan_newest(&job->stored, job->name);
-        if (newest >= 0)
+        if (newest >= 0) {
                 known = &job->stored.manifests[newest];
-        if (known && is_newer(entry_of(known->step, known->sequence), found_entry))
+                known_entry = retain_complete(known->tag, known->sequence);
+        }
+        if (known && retain_is_newer(&known_entry, &found_entry))
                 log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which does not come from %s: %s", found->tag,
                           known->tag, job->persist_path, why);
         else if (status != NEBULA_NOT_FOUND)
@@ -280,7 +281,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         if (version) {
                 in_memory = true;
                 fill_found(version, &found);
-                memory_entry = entry_of(version->step, version->sequence);
+                memory_entry = retain_complete(version->tag, version->sequence);
                 failed = version->life.state == NEBULA_STATE_FAILED && version->recorded_here; /* another node may have made it durable since */
                 look = version->job->persist_path[0] && (failed || (!request->tag[0] && storage_may_be_newer(version->job, version)));
         }
@@ -318,7 +319,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         status = find_stored(catalogue, job, request, !own, &stored, &stored_entry, error);
         if (in_memory && status)
                 log_older(catalogue, job, request, &found, memory_entry, status, error ? error->message : "");
-        if (in_memory && (status || (failed ? is_newer(memory_entry, stored_entry) : !is_newer(stored_entry, memory_entry)))) {
+        if (in_memory && (status || (failed ? retain_is_newer(&memory_entry, &stored_entry) : !retain_is_newer(&stored_entry, &memory_entry)))) {
                 *ret_found = found;
                 status = NEBULA_OK;
                 goto done;

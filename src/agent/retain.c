@@ -1,23 +1,36 @@
 #include "agent/retain.h"
+#include "image/image.h"
+
+struct retain_entry retain_complete(const char *tag, uint64_t sequence)
+{
+        return (struct retain_entry){ .step = name_step(tag), .follows_step = name_follows_step(tag), .sequence = sequence, .complete = true };
+}
+
+bool retain_is_newer(const struct retain_entry *a, const struct retain_entry *b)
+{
+        struct retain_entry both[2] = { *b, *a };
+
+        return retain_newest(both, 2) == 1;
+}
 
 static bool later_of_kind(const struct retain_entry *a, const struct retain_entry *b)
 {
-        if (a->step >= 0 && a->step != b->step)
+        if (a->follows_step && a->step != b->step)
                 return a->step > b->step;
         return a->sequence > b->sequence;
 }
 
 static bool newer(const struct retain_entry *a, const struct retain_entry *b)
 {
-        return (a->step >= 0) == (b->step >= 0) ? later_of_kind(a, b) : a->sequence > b->sequence;
+        return a->follows_step == b->follows_step ? later_of_kind(a, b) : a->sequence > b->sequence;
 }
 
 int64_t retain_newest(const struct retain_entry *entries, size_t count)
 {
-        int64_t best[2] = { -1, -1 }; /* with a step, without */
+        int64_t best[2] = { -1, -1 }; /* by steps, by commits */
 
         for (size_t i = 0; i < count; i++) {
-                int64_t *of_kind = &best[entries[i].step < 0];
+                int64_t *of_kind = &best[!entries[i].follows_step];
 
                 if (entries[i].complete && (*of_kind < 0 || later_of_kind(&entries[i], &entries[*of_kind])))
                         *of_kind = (int64_t)i;

@@ -2,7 +2,7 @@
  * retain.h - which versions stay, and which is written next: pure functions
  * over an array of facts, so that every rule can be tested without an agent.
  *
- * Newest: of the tags that name a step, the largest (step, sequence); of the
+ * Newest: of the tags global_step<n>, the largest (n, sequence); of the
  * others, the largest sequence; between these two, the later sequence.
  */
 #ifndef NB_AGENT_RETAIN_H
@@ -14,6 +14,7 @@
 
 struct retain_entry {
         int64_t step;      /* -1: none */
+        bool follows_step; /* global_step<n>: comes by its step, where others come by their commits */
         uint64_t sequence; /* order of commits */
         bool complete;     /* can be loaded */
         bool durable;      /* storage has it */
@@ -21,6 +22,10 @@ struct retain_entry {
         bool busy;         /* being read or written */
 };
 
+/* An entry of a version that can be loaded. */
+struct retain_entry retain_complete(const char *tag, uint64_t sequence);
+/* Of two complete entries. */
+bool retain_is_newer(const struct retain_entry *a, const struct retain_entry *b);
 /* Index of the newest complete entry, -1 when there is none. */
 int64_t retain_newest(const struct retain_entry *entries, size_t count);
 /* How many complete entries were committed after it: 0, unless the job was rolled back to an earlier step. */

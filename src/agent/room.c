@@ -5,6 +5,7 @@
 #include "agent/catalogue.h"
 #include "agent/log.h"
 #include "agent/retain.h"
+#include "image/image.h"
 
 /* The versions of a job that hold memory, with the facts that retention looks at. The arrays are the caller's. */
 static size_t collect(struct job *job, struct version ***ret_versions, struct retain_entry **ret_entries, bool **ret_drop)
@@ -24,6 +25,7 @@ static size_t collect(struct job *job, struct version ***ret_versions, struct re
                 (*ret_versions)[used] = version;
                 (*ret_entries)[used++] = (struct retain_entry){
                         .step = version->step,
+                        .follows_step = name_follows_step(version->tag),
                         .sequence = version->sequence,
                         .complete = lifecycle_complete(version->life.state) || version->failed_by_storage,
                         .durable = version->stored,

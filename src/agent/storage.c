@@ -9,6 +9,7 @@
 #include "agent/retain.h"
 #include "agent/storage.h"
 #include "base/error.h"
+#include "image/image.h"
 #include "os/os.h"
 
 enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
@@ -116,7 +117,8 @@ static struct manifest *take_dropped(struct job *job, size_t *ret_count)
                         const struct manifest *manifest = &job->stored.manifests[i];
 
                         entries[i] = (struct retain_entry){
-                                .step = manifest->step, .sequence = manifest->sequence, .durable = true,
+                                .step = manifest->step, .follows_step = name_follows_step(manifest->tag),
+                                .sequence = manifest->sequence, .durable = true,
                                 .complete = !strcmp(manifest->job, job->name), .busy = in_use(job, manifest),
                         };
                 }

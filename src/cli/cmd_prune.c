@@ -36,9 +36,8 @@ static enum nebula_status plan_job(const struct prune *prune, const struct manif
                 if (strcmp(one->job, job))
                         continue;
                 indices[count] = i;
-                entries[count++] = (struct retain_entry){
-                        .step = one->step, .sequence = one->sequence, .complete = true, .durable = true,
-                };
+                entries[count] = retain_complete(one->tag, one->sequence);
+                entries[count++].durable = true;
         }
         /* --keep-every alone keeps its multiples and the newest. */
         retain_storage(entries, count, (uint32_t)(prune->keep_last ? prune->keep_last : 1), prune->keep_every, drops);

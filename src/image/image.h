@@ -117,5 +117,7 @@ enum nebula_status name_encode(const char *name, char ret_text[256], struct nebu
 enum nebula_status name_decode(const char *text, char ret_name[256], struct nebula_error *error);
 /* N of "global_stepN" or of a trailing number ("step12", "checkpoint-12"); -1 when there is none. */
 int64_t name_step(const char *tag);
+/* Versions of tags global_step<n> come by n; all others by their commits, whatever number they name. */
+bool name_follows_step(const char *tag);
 
 #endif

@@ -90,6 +90,14 @@ invalid:
         return error_set(error, NEBULA_INVALID, 0, "\"%.255s\" is not the encoded form of a name", text);
 }
 
+bool name_follows_step(const char *tag)
+{
+        static const char prefix[] = "global_step";
+        size_t length = strlen(prefix);
+
+        return !strncmp(tag, prefix, length) && tag[length] && !tag[length + strspn(tag + length, "0123456789")] && name_step(tag) >= 0;
+}
+
 int64_t name_step(const char *tag)
 {
         size_t end = strlen(tag), start = end;

@@ -113,7 +113,7 @@ struct manifest_scan {
 };
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
 void manifest_scan_done(struct manifest_scan *scan);
-/* Index of the newest: the global_step tag with the largest step, or the youngest other tag, whichever has the later sequence; -1 when empty. */
+/* Index of the newest: the tag global_step<n> with the largest n, or the youngest other tag, whichever has the later sequence; -1 when empty. */
 int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job);
 /* Debris: versions with no manifest whose files only we can have made (.nebula/ inside), older than `age_ns`; removes ours, keeps what is foreign.
  * *ret_removed: how many versions (or stray temporary files) that were. A file in place that no record or claim names stays. */

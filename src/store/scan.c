@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "image/image.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 
@@ -90,7 +91,7 @@ int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job)
                 if (job && strcmp(one->job, job))
                         continue;
                 /* Oldest first, so that of equals the later one wins. */
-                if (one->step < 0)
+                if (!name_follows_step(one->tag))
                         other = one;
                 else if (!stepped || one->step >= stepped->step)
                         stepped = one;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
@@ -370,6 +371,18 @@ def test_the_newest_is_the_highest_step(nm):
     save("global_step10", 10)
     save("global_step9", 9)
     assert nm.get_latest_checkpoint().tag == "global_step10"
+
+
+def test_other_tags_come_by_their_commits_whatever_number_they_end_with(nm, place):
+    save("v10", 10).wait("durable", 30)
+    save("v9", 9)
+    assert nm.get_latest_checkpoint().tag == "v9"
+    save("global_step500", 500)
+    save("loss0.30", 30).wait("durable", 30)
+    assert nm.get_latest_checkpoint().tag == "loss0.30"
+    place.kill_agent()
+    shutil.rmtree(place.memory)
+    assert nm.get_latest_checkpoint().tag == "loss0.30"  # of what storage holds
 
 
 def test_nothing_there_gives_none(nm, place):

@@ -3,7 +3,7 @@
 
 static struct retain_entry entry(int64_t step, uint64_t sequence)
 {
-        return (struct retain_entry){ .step = step, .sequence = sequence, .complete = true, .durable = true };
+        return (struct retain_entry){ .step = step, .follows_step = step >= 0, .sequence = sequence, .complete = true, .durable = true };
 }
 
 static void newest_follows_steps_then_commits(void)
@@ -23,6 +23,18 @@ static void between_steps_and_names_the_later_commit_is_newest(void)
         CHECK(retain_newest(entries, 4) == 1);
         entries[1].sequence = 2;
         CHECK(retain_newest(entries, 4) == 0);
+}
+
+static void a_number_in_another_tag_is_no_step_to_follow(void)
+{
+        struct retain_entry entries[] = { retain_complete("v10", 1), retain_complete("v9", 2), retain_complete("checkpoint-3", 3) };
+
+        CHECK(retain_newest(entries, 3) == 2);
+        CHECK(entries[0].step == 10); /* to keep every tenth, it is one */
+        CHECK(retain_is_newer(&entries[1], &entries[0]) && !retain_is_newer(&entries[0], &entries[1]));
+        entries[0] = retain_complete("global_step10", 1);
+        entries[1] = retain_complete("global_step9", 2);
+        CHECK(retain_is_newer(&entries[0], &entries[1]));
 }
 
 static void memory_keeps_the_latest_commits(void)
@@ -128,6 +140,7 @@ static void what_somebody_waits_for_goes_first(void)
 }
 
 TAP_MAIN(TEST(newest_follows_steps_then_commits), TEST(between_steps_and_names_the_later_commit_is_newest),
+         TEST(a_number_in_another_tag_is_no_step_to_follow),
          TEST(memory_keeps_the_latest_commits), TEST(memory_never_drops_what_is_unsaved_busy_or_the_only_one),
          TEST(a_rolled_back_run_keeps_its_own_versions_and_the_newest), TEST(the_victim_is_the_oldest_that_storage_has),
          TEST(storage_keeps_all_unless_told), TEST(storage_keeps_multiples_the_newest_the_latest_and_the_read),

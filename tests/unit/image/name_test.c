@@ -83,6 +83,9 @@ static void steps_are_read_from_the_end_of_a_tag(void)
         CHECK(name_step("global_step") == -1);
         CHECK(name_step("step12b") == -1);
         CHECK(name_step("") == -1);
+        CHECK(name_follows_step("global_step500") && name_follows_step("global_step0"));
+        CHECK(!name_follows_step("step500") && !name_follows_step("checkpoint-500") && !name_follows_step("my_global_step500"));
+        CHECK(!name_follows_step("global_step") && !name_follows_step("global_step5b5") && !name_follows_step("global_step9223372036854775808"));
 }
 
 TAP_MAIN(TEST(names_go_to_path_components_and_back), TEST(names_that_no_file_system_holds_are_refused),

@@ -692,9 +692,9 @@ static void a_scan_lists_the_sound_oldest_first_and_counts_the_broken(void)
         CHECK(manifest_scan_newest(&scan, "") == 0);  /* the larger step, though committed before */
         CHECK(manifest_scan_newest(&scan, "other") == -1);
         manifest_scan_done(&scan);
-        write_version(store, "best", 1, 25, "a", false, NULL, true);
+        write_version(store, "best9", 1, 25, "a", false, NULL, true);
         REQUIRE(manifest_scan(store, &scan, NULL) == NEBULA_OK && scan.count == 3);
-        CHECK(!strcmp(scan.manifests[manifest_scan_newest(&scan, NULL)].tag, "best")); /* committed after global_step100 */
+        CHECK(!strcmp(scan.manifests[manifest_scan_newest(&scan, NULL)].tag, "best9")); /* committed after global_step100 */
         manifest_scan_done(&scan);
         store_close(store);
 }
