@@ -294,6 +294,10 @@ void agent_stop(struct agent *agent, bool forget)
 
         os->unlink(agent->place.socket);
         ended = end_threads(agent);
+        catalogue_lock(catalogue);
+        if (catalogue->draining && !catalogue->dropping && worker_pending(catalogue, NULL))
+                forget = false; /* committed since everything was durable, while the listener still answered */
+        catalogue_unlock(catalogue);
         if (forget)
                 for (struct job *job = catalogue->jobs; job; job = job->next)
                         for (struct version *version = job->versions; version; version = version->next)

@@ -924,7 +924,38 @@ static void a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_mem
         place_done(&place);
 }
 
-TAP_MAIN(TEST(a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_memory),
+static void what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        struct ipc_found found;
+        FILE *file;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent);
+        client_init(&client, &place, 11);
+        REQUIRE(!client_connect(&client, &place));
+        CHECK(agent_drain(agent)); /* nothing is there yet */
+        file = fopen(place.storage, "w"); /* a file where the directory should be: it can't become durable meanwhile */
+        REQUIRE(file && !fclose(file));
+        REQUIRE(!save_whole(&client, "global_step7", 7, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        REQUIRE(!unlink(place.storage));
+
+        agent = start();
+        REQUIRE(agent);
+        client_init(&client, &place, 12);
+        REQUIRE(!client_connect(&client, &place));
+        CHECK(!find(&client, "", "", &found) && found.step == 7);
+        CHECK(!load(&client, found.version_id, "model.pt", 7, FILE_BYTES, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+TAP_MAIN(TEST(what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next), TEST(a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_memory),
          TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(the_first_who_can_read_storage_is_lent_the_file_and_the_next_gets_an_image),
          TEST(a_part_closes_with_the_next_tag_and_n_files_complete_a_version),
