@@ -48,6 +48,9 @@ static bool rank_may_add(struct version *version, const struct session *session)
 
         if (strcmp(version->run, session->run))
                 return false;
+        /* A launcher that starts more ranks need not call that another run. */
+        if (session->rank >= version->world)
+                return false;
         /* What was announced to other nodes stays as it is; a rank that was not yet there may still join. */
         if (version->spread && part && version->file_goal <= 0)
                 return commit_open(version) && !part->closed;

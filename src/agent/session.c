@@ -125,7 +125,6 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
                 job->pins--;
                 if (status)
                         return status;
-                replace_gone(catalogue, job, hello);
         }
         session = connection->session ? connection->session : session_get(catalogue, hello);
         if (!session)
@@ -145,8 +144,10 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
         if (!connection->session)
                 session->connection_count++;
         connection->session = session;
-        if (hello->role == IPC_ROLE_TRAINER)
+        if (hello->role == IPC_ROLE_TRAINER) {
+                replace_gone(catalogue, job, hello); /* now that this rank is seen to be here, nobody stops waiting for it */
                 commit_session_began(session);
+        }
         if (hello->role == IPC_ROLE_TRAINER && !is_another)
                 catalogue_job_configure(catalogue, job, hello);
         if (!is_another) /* one more connection, for a wait, brings nothing new */

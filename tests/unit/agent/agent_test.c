@@ -955,7 +955,63 @@ static void what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next(
         place_done(&place);
 }
 
-TAP_MAIN(TEST(what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next), TEST(a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_memory),
+/* A rank of a job of several, all on this node, with a run of its own. */
+static bool enter_rank(struct test_client *client, uint64_t nonce, uint32_t rank, uint32_t world)
+{
+        client_init(client, &place, nonce);
+        client->hello.rank = rank;
+        client->hello.world = client->hello.local_world = world;
+        strcpy(client->hello.run, "r1");
+        return !client_connect(client, &place);
+}
+
+static void a_rank_that_connects_anew_is_waited_for(void)
+{
+        struct test_client first, second;
+        struct agent *agent;
+        uint64_t version, own;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter_rank(&first, 1, 0, 2) && enter_rank(&second, 2, 1, 2));
+        version = begin(&first, "global_step1", NEBULA_FILES_ALL_RANKS);
+        REQUIRE(version && !save(&first, version, "a.pt", 1, FILE_BYTES) && !of_version(&first, IPC_COMMIT, version));
+        client_done(&second);
+        REQUIRE(enter_rank(&second, 3, 1, 2)); /* at once: the same process, perhaps, with another session */
+        CHECK(state_of(&first, version) != NEBULA_STATE_FAILED);
+        own = begin(&second, "global_step1", NEBULA_FILES_ALL_RANKS);
+        CHECK(own == version && !save(&second, own, "b.pt", 2, FILE_BYTES) && !of_version(&second, IPC_COMMIT, own));
+        CHECK(!wait_for(&first, version, NEBULA_STATE_COMMITTED, 1000));
+        client_done(&first);
+        client_done(&second);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static void a_rank_beyond_the_world_of_an_open_version_begins_its_own(void)
+{
+        struct test_client first, second;
+        struct agent *agent;
+        struct ipc_granted grant = { 0 };
+        uint64_t version, own;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter_rank(&first, 1, 0, 2));
+        version = begin(&first, "global_step1", NEBULA_FILES_ALL_RANKS);
+        REQUIRE(version && !save(&first, version, "a.pt", 1, FILE_BYTES));
+        REQUIRE(enter_rank(&second, 2, 5, 8));
+        own = begin(&second, "global_step1", NEBULA_FILES_ALL_RANKS);
+        REQUIRE(own && !copy_image(&second, own, "b.pt", 2, FILE_BYTES, &grant));
+        CHECK(grant.version_id != version);
+        client_done(&first);
+        client_done(&second);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_world_of_an_open_version_begins_its_own),
+         TEST(what_is_committed_when_an_ending_agent_has_drained_goes_to_the_next), TEST(a_job_that_nobody_comes_to_is_forgotten_once_nothing_of_it_is_in_memory),
          TEST(a_saved_version_is_committed_loaded_and_durable),
          TEST(the_first_who_can_read_storage_is_lent_the_file_and_the_next_gets_an_image),
          TEST(a_part_closes_with_the_next_tag_and_n_files_complete_a_version),
