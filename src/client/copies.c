@@ -46,13 +46,13 @@ static enum nebula_status tell(struct nebula_session *session, struct client_wir
         return session_call_alone(session, wire, &call, error);
 }
 
-static void tell_abandoned(struct nebula_session *session, struct client_wire *wire, const struct client_copy *copy,
-                           const char *reason)
+static enum nebula_status tell_abandoned(struct nebula_session *session, struct client_wire *wire, const struct client_copy *copy,
+                                         const char *reason)
 {
         struct ipc_abandon request = { .image_id = copy->captured.image_id };
 
         memcpy(request.reason, reason, strnlen(reason, sizeof request.reason - 1));
-        tell(session, wire, IPC_ABANDON, &request, sizeof request, NULL); /* without an agent there is no version to fail */
+        return tell(session, wire, IPC_ABANDON, &request, sizeof request, NULL);
 }
 
 /* `granted` and its fd are in wire->frame. */
@@ -96,6 +96,7 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
         if (status != NEBULA_OK)
                 return status;
         copy->captured.image_id = ((const struct ipc_granted *)wire->frame.payload)->image_id;
+        copy->agent_nonce = wire->agent_nonce;
         status = checkpoint_check(copy->checkpoint, error);
         if (status == NEBULA_OK)
                 status = fill_again(wire, copy, error);
@@ -139,6 +140,27 @@ static bool gave_way(struct nebula_session *session, const struct client_copy *c
         return result;
 }
 
+/* `copy` will never be whole, and `status` is how the agent took that. Only the one that lent the image fails the version for it: another
+ * might call whole without this file what it knows by the same tag. A counted checkpoint lacks a file then, and is not whole. */
+static void lose(struct nebula_session *session, struct client_wire *wire, const struct client_copy *copy, enum nebula_status status,
+                 const char *reason)
+{
+        struct nebula_checkpoint *checkpoint = copy->checkpoint;
+        struct ipc_fail request = { 0 };
+        struct client_call call = {
+                .type = IPC_FAIL, .request = &request, .size = sizeof request, .version_id = &request.version_id,
+                .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
+        };
+
+        if (checkpoint->file_count > 0 || atomic_load(&checkpoint->is_given_up) ||
+            (status != NEBULA_UNAVAILABLE && wire->agent_nonce == copy->agent_nonce) || gave_way(session, copy, wire->agent_nonce))
+                return;
+        atomic_store(&checkpoint->is_torn, true);
+        memcpy(request.reason, reason, strnlen(reason, sizeof request.reason - 1));
+        if (wire->fd >= 0) /* else nobody has begun it again */
+                session_call_alone(session, wire, &call, NULL);
+}
+
 /* CAPTURED, and the commit, whether it was there before or came in the meantime. */
 static enum nebula_status tell_captured(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                         struct nebula_error *error)
@@ -162,6 +184,8 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
                 status = save_again(session, wire, copy, error);
         if (status == NEBULA_OK)
                 checkpoint_saved(copy->checkpoint, copy->captured.commits);
+        else
+                lose(session, wire, copy, status, error->message);
         pthread_mutex_lock(&session->copies.copies_lock);
         copy->is_told = true;
         is_late = takes_commit(session, copy);
@@ -227,8 +251,10 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
         if (status == NEBULA_OK)
                 status = cow_status;
         if (status == NEBULA_OK)
+                status = checkpoint_check(copy->checkpoint, error);
+        if (status == NEBULA_OK)
                 return tell_captured(session, wire, copy, error);
-        tell_abandoned(session, wire, copy, error->message);
+        lose(session, wire, copy, tell_abandoned(session, wire, copy, error->message), error->message);
         pthread_mutex_lock(&session->copies.copies_lock);
         copy->is_told = true;
         takes_commit(session, copy); /* which is none any more: the version has failed */

@@ -732,6 +732,27 @@ static void a_file_that_went_with_an_agent_fails_the_copies_after_it(void)
         end();
 }
 
+/* The next agent has no memory for the first of two files, or dies as well when it is told of it. */
+static void a_copy_that_is_lost_with_an_agent_is_the_end_of_its_checkpoint(void)
+{
+        for (int deaths = 1; deaths <= 2; deaths++) {
+                start();
+                fake.forgets = true;
+                filling = (struct filling){ 0 };
+                CHECK(ok(nebula_checkpoint_begin(session, "t", NEBULA_FILES_ALL_RANKS, &checkpoint, &error)));
+                CHECK(ok(fill_save_as("a", true, false)) && ok(fill_save_as("b", true, false)));
+                CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+                fake.image_refusals = deaths == 1;
+                fake_dies_at(IPC_CAPTURED, deaths);
+                atomic_store(&filling.may_end, true);
+                CHECK(ok(nebula_session_settle(session, -1, &error)));
+                CHECK(filling.released_count == 2 && fake.image_refusals == 0 && fake_deaths_left(IPC_CAPTURED) == 0);
+                CHECK(fake.commit_count == 0 && (deaths == 2 || fake_seen(IPC_FAIL) > 0));
+                CHECK(nebula_checkpoint_commit(checkpoint, &error) == NEBULA_FAILED && fake.commit_count == 0);
+                end();
+        }
+}
+
 static void counting_release(void *argument, const struct nebula_error *failure)
 {
         *(int *)argument += failure ? 1000 : 1;
@@ -1210,6 +1231,7 @@ static const struct tap_test tests[] = {
         TEST(an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last),
         TEST(a_checkpoint_whose_files_went_with_an_agent_is_never_called_whole),
         TEST(a_file_that_went_with_an_agent_fails_the_copies_after_it),
+        TEST(a_copy_that_is_lost_with_an_agent_is_the_end_of_its_checkpoint),
         TEST(a_lost_image_is_filled_again_while_the_save_runs),
         TEST(a_version_that_the_agent_forgot_is_begun_again),
         TEST(only_open_ended_checkpoints_of_several_ranks_are_begun_before_their_first_save),

@@ -56,6 +56,7 @@ static struct {
         bool forgets; /* the agent that comes after a death knows nothing */
         enum nebula_status refuse[FAKE_TYPE_COUNT];
         bool lends_too_little;
+        int image_refusals; /* so many requests for one are refused, each after it has begun its version */
 } fake = { .lock = PTHREAD_MUTEX_INITIALIZER, .moved = PTHREAD_COND_INITIALIZER };
 
 static void fake_forget(void)
@@ -111,9 +112,15 @@ static void fake_begin(int fd, const struct ipc_begin *request)
 static void fake_lend(int fd, const struct ipc_image *request)
 {
         static struct ipc_granted answer;
-        struct fake_image *image = &fake.images[fake.image_count++ % FAKE_COUNT_MAX];
         uint64_t version_id = request->version_id ? request->version_id : fake_begun(request->tag);
+        struct fake_image *image;
 
+        if (fake.image_refusals > 0) {
+                fake.image_refusals--;
+                fake_refuse(fd, IPC_IMAGE, NEBULA_NO_MEMORY);
+                return;
+        }
+        image = &fake.images[fake.image_count++ % FAKE_COUNT_MAX];
         *image = (struct fake_image){ .id = ++fake.next_id, .version_id = version_id, .size = request->size,
                                       .format = request->format, .fd = os->memfd("fake") };
         memcpy(image->name, request->name, sizeof image->name);
@@ -379,7 +386,7 @@ static void fake_start(void)
         fake.next_id = 0;
         fake.forgets = fake.lends_too_little = false;
         memset(fake.seen, 0, sizeof fake.seen);
-        fake.commit_count = 0;
+        fake.commit_count = fake.image_refusals = 0;
         memset(fake.die_at, 0, sizeof fake.die_at);
         memset(fake.refuse, 0, sizeof fake.refuse);
         for (size_t i = 0; i < FAKE_COUNT_MAX; i++)
