@@ -311,8 +311,9 @@ static enum nebula_status end_filling(const struct plan *plan, struct nebula_err
         return plan->keep->filled(plan->keep->argument, error) == NEBULA_OK ? NEBULA_OK : NEBULA_FAILED;
 }
 
-/* request_lock is held. NEBULA_NOT_FOUND: the agent lost the image, and the values are still here. */
-static enum nebula_status save_once(struct plan *plan, struct nebula_error *error)
+/* request_lock is held. NEBULA_NOT_FOUND: the agent lost the image, and the values are still here. *ret_releases: the caller's memory is
+ * its own again; else copies.c says so when it is. */
+static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struct nebula_error *error)
 {
         struct nebula_session *session = plan->checkpoint->session;
         struct ipc_captured captured = { 0 };
@@ -362,8 +363,7 @@ static enum nebula_status save_once(struct plan *plan, struct nebula_error *erro
         status = tell_captured(plan, &lent, &captured, error);
         if (plan->ask_huge) /* so that later saves are cheaper */
                 cow_advise_huge(plan->parts, plan->cow_count);
-        if (status == NEBULA_OK && plan->keep)
-                plan->keep->release(plan->keep->argument, NULL);
+        *ret_releases = status == NEBULA_OK && plan->keep;
         return status;
 }
 
@@ -371,6 +371,7 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
 {
         struct nebula_session *session = plan->checkpoint->session;
         enum nebula_status status;
+        bool releases = false;
 
         copies_lock_settled(session, plan->checkpoint->tag);
         copies_replace(session, plan->checkpoint->tag, plan->name);
@@ -378,12 +379,14 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
         /* Adding to a checkpoint that was found is writing its tag again. */
         if (atomic_exchange(&plan->checkpoint->is_found, false))
                 checkpoint_know(plan->checkpoint, 0, 0);
-        status = save_once(plan, error);
+        status = save_once(plan, &releases, error);
         if (status == NEBULA_NOT_FOUND) {
                 checkpoint_know(plan->checkpoint, 0, 0); /* the version is in doubt too: begin it again by its tag */
-                status = save_once(plan, error);
+                status = save_once(plan, &releases, error);
         }
         pthread_mutex_unlock(&session->request_lock);
+        if (releases) /* at the end: it may free the checkpoint and close the session */
+                plan->keep->release(plan->keep->argument, NULL);
         return status;
 }
 

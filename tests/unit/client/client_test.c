@@ -671,6 +671,36 @@ static void a_release_may_ask_while_the_tag_waits_to_be_begun_again(void)
         end();
 }
 
+static void unlocked_release(void *argument, const struct nebula_error *failure)
+{
+        struct filling *at = argument;
+
+        at->was_lost = pthread_mutex_trylock(&session->request_lock) != 0; /* which asking would wait for, for ever */
+        if (at->was_lost)
+                return;
+        pthread_mutex_unlock(&session->request_lock);
+        asking_release(argument, failure);
+        if (at->released_count == 2)
+                nebula_session_close(session);
+}
+
+static void a_release_before_the_save_returns_may_ask_and_close_the_session(void)
+{
+        static const struct nebula_range range = { "abc", 3 };
+        const struct nebula_keep keep = { .release = unlocked_release, .argument = &filling };
+
+        start();
+        filling = (struct filling){ 0 };
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
+        filling.asks = checkpoint;
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "a", &range, 1, &keep, &error)) && filling.released_count == 1);
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "b", &range, 1, &keep, &error)));
+        CHECK(filling.released_count == 2 && !filling.was_lost);
+        nebula_checkpoint_free(checkpoint);
+        checkpoint = NULL;
+        fake_stop();
+}
+
 /* The first of them is whole at the new agent before the second: that is no reason to call the checkpoint whole. */
 static void an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last(void)
 {
@@ -1228,6 +1258,7 @@ static const struct tap_test tests[] = {
         TEST(a_commit_while_the_last_copy_is_told_is_told_once),
         TEST(a_tag_is_not_begun_again_before_its_commit_is_told),
         TEST(a_release_may_ask_while_the_tag_waits_to_be_begun_again),
+        TEST(a_release_before_the_save_returns_may_ask_and_close_the_session),
         TEST(an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last),
         TEST(a_checkpoint_whose_files_went_with_an_agent_is_never_called_whole),
         TEST(a_file_that_went_with_an_agent_fails_the_copies_after_it),
