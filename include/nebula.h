@@ -174,8 +174,8 @@ NEBULA_API enum nebula_status nebula_session_open(const struct nebula_options *o
  * there and not committed is closed as at the end of the session. */
 NEBULA_API enum nebula_status nebula_session_configure(nebula_session *session,
         const struct nebula_options *options, struct nebula_error *ret_error);
-/* Waits for running copies and disconnects. The agent finishes the rest. Called in `release` (see nebula_keep) it returns at
- * once, and the same happens when the last copy has ended. */
+/* Waits for running copies and disconnects. The agent finishes the rest. Called in a `release` (see nebula_keep) on a thread of the
+ * session it returns at once, and the same happens when the last copy has ended. */
 NEBULA_API void nebula_session_close(nebula_session *session);
 /* Every save that has returned is complete in memory, or has failed, on return. timeout_ms < 0: no limit. */
 NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms,
@@ -206,6 +206,8 @@ NEBULA_API enum nebula_status nebula_checkpoint_save_pickle(nebula_checkpoint *c
  * any case; the program may change the memory, but not unmap, move or empty it: that fails the checkpoint.
  * `release` is called once for each save that succeeds, perhaps before it returns, on any thread, with no lock of
  * the library held; `failure` is NULL, or says why the file will never be whole, and its checkpoint has failed.
+ * It may make any call; one that would wait there for later copies, of which it is called by the thread that makes
+ * them, says NEBULA_BUSY instead: settle, flush, report, a search, a map.
  */
 struct nebula_keep {
         void (*release)(void *argument, const struct nebula_error *failure);

@@ -103,6 +103,7 @@ struct client_copies {
         pthread_mutex_t copies_lock; /* guards all that follows */
         pthread_cond_t moved;
         struct client_copy *first; /* the oldest; the thread works on it */
+        struct client_copy *released; /* off the list: its `release` is running; or NULL */
         size_t count;
         pthread_t thread;
         bool has_thread, is_ending;
@@ -257,7 +258,8 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
 /* copies.c */
 void copies_init(struct nebula_session *session);
 void copies_fork(struct nebula_session *session); /* in the child: the parent's copies are none of its business */
-/* Starts the thread, and waits for room in the list. Not OK: nothing can be copied in the background. */
+/* Starts the thread, and waits for room in the list. Not OK: nothing can be copied in the background, or this is that thread, in a
+ * `release`, and the list is full. */
 enum nebula_status copies_ready(struct nebula_session *session);
 /* Takes over `copy`, which malloc made; holds its checkpoint. */
 void copies_add(struct nebula_session *session, struct client_copy *copy);
@@ -274,7 +276,8 @@ bool copies_has(struct nebula_session *session, const char *tag, const char *nam
 void copies_replace(struct nebula_session *session, const char *tag, const char *name);
 /* The images that must stay mapped. */
 size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX]);
-/* Returns when the copies that are under way have ended, well or not; with an image_id: those into that image. */
+/* Returns when the copies that are under way have ended, well or not, and were released; with an image_id: when those into that image have
+ * ended. NEBULA_BUSY: this is the thread that makes them, in a `release`. */
 enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,
                                  struct nebula_error *error);
 /* On the thread itself, inside a `release`: true, and the thread closes the session when the last copy has ended. */

@@ -28,7 +28,7 @@ void copies_init(struct nebula_session *session)
 {
         pthread_mutex_init(&session->copies.copies_lock, NULL);
         os_cond_init(&session->copies.moved);
-        session->copies.first = NULL;
+        session->copies.first = session->copies.released = NULL;
         session->copies.count = 0;
         session->copies.has_thread = session->copies.is_ending = session->copies.closes_session = false;
 }
@@ -288,12 +288,18 @@ static void *copies_main(void *argument)
                 status = finish(session, &wire, copy, &error);
                 if (copy->large) /* not in save(), which it would hold up */
                         cow_advise_huge(copy->large, copy->large_count);
+                /* What waits for this copy must not wait for its release, which may itself wait for that, a lock say. */
+                pthread_mutex_lock(&copies->copies_lock);
+                copies->first = copy->next;
+                copies->count--;
+                copies->released = copy;
+                pthread_cond_broadcast(&copies->moved);
+                pthread_mutex_unlock(&copies->copies_lock);
                 if (copy->release)
                         copy->release(copy->argument, status == NEBULA_OK ? NULL : &error);
 
                 pthread_mutex_lock(&copies->copies_lock);
-                copies->first = copy->next;
-                copies->count--;
+                copies->released = NULL;
                 pthread_cond_broadcast(&copies->moved);
                 nebula_checkpoint_free(copy->checkpoint);
                 free(copy->large);
@@ -311,19 +317,25 @@ static void *copies_main(void *argument)
         return NULL;
 }
 
+/* copies_lock is held. On the thread itself, in a `release`: it would wait for itself. */
+static bool is_own_thread(const struct client_copies *copies)
+{
+        return copies->has_thread && pthread_equal(copies->thread, pthread_self());
+}
+
 enum nebula_status copies_ready(struct nebula_session *session)
 {
         struct client_copies *copies = &session->copies;
-        bool has_thread;
+        bool is_ready;
 
         pthread_mutex_lock(&copies->copies_lock);
         if (!copies->has_thread)
                 copies->has_thread = os_thread_start(&copies->thread, copies_main, session, false) == 0;
-        while (copies->has_thread && copies->count >= CLIENT_COPY_MAX)
+        while (copies->has_thread && !is_own_thread(copies) && copies->count >= CLIENT_COPY_MAX)
                 os_cond_wait(&copies->moved, &copies->copies_lock, -1);
-        has_thread = copies->has_thread;
+        is_ready = copies->has_thread && copies->count < CLIENT_COPY_MAX;
         pthread_mutex_unlock(&copies->copies_lock);
-        return has_thread ? NEBULA_OK : NEBULA_UNAVAILABLE;
+        return is_ready ? NEBULA_OK : NEBULA_UNAVAILABLE;
 }
 
 void copies_add(struct nebula_session *session, struct client_copy *copy)
@@ -373,14 +385,14 @@ bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *che
         return is_under_way;
 }
 
-/* copies_lock is held. On the thread itself, in a `release`: false, for it would wait for itself. */
+/* copies_lock is held. On the thread itself: false. */
 static bool commit_is_under_way(const struct client_copies *copies, const char *tag)
 {
         const struct client_copy *copy = copies->first;
 
         while (copy && !((copy->checkpoint->commit_is_due || copy->brings_commit) && strcmp(copy->checkpoint->tag, tag) == 0))
                 copy = copy->next;
-        return copy && !pthread_equal(copies->thread, pthread_self());
+        return copy && !is_own_thread(copies);
 }
 
 void copies_lock_settled(struct nebula_session *session, const char *tag)
@@ -449,8 +461,15 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
 
                 while (copy && image_id && copy->image_id != image_id)
                         copy = copy->next;
+                if (!copy && !image_id && !is_own_thread(copies))
+                        copy = copies->released;
                 if (!copy)
                         break;
+                if (is_own_thread(copies)) {
+                        status = error_set(error, NEBULA_BUSY, 0, "\"%.100s\" of checkpoint \"%.100s\" is copied when this `release` has "
+                                           "returned", copy->name, copy->checkpoint->tag);
+                        break;
+                }
                 if (timeout_ms >= 0 && left_ms <= 0) {
                         status = error_set(error, NEBULA_TIMEOUT, 0, "\"%.100s\" of checkpoint \"%.100s\" is still being copied",
                                            copy->name, copy->checkpoint->tag);
@@ -468,7 +487,7 @@ bool copies_close_later(struct nebula_session *session)
         bool is_own;
 
         pthread_mutex_lock(&copies->copies_lock);
-        is_own = copies->has_thread && pthread_equal(copies->thread, pthread_self());
+        is_own = is_own_thread(copies);
         if (is_own)
                 copies->is_ending = copies->closes_session = true;
         pthread_mutex_unlock(&copies->copies_lock);

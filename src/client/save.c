@@ -179,7 +179,9 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
                 live_ids[live_count++] = untold->image_id;
         capture_pool_keep(session->pool, live_ids, live_count);
         /* The same number from another agent: the mapping that a copy still writes to goes only after it. */
-        copies_settle(session, granted->image_id, -1, NULL);
+        status = copies_settle(session, granted->image_id, -1, error);
+        if (status != NEBULA_OK)
+                return status;
         fd = session->wire.frame.fd;
         session->wire.frame.fd = -1;
         return capture_pool_map(session->pool, granted->image_id, fd, granted->capacity_bytes, &lent->data, error);

@@ -151,7 +151,7 @@ static bool is_another_job(nebula_session *session, const struct ipc_hello *hell
         return is_other;
 }
 
-/* In a `release`, that is, whose copy is under way until it returns. */
+/* In a `release`, that is, which cannot wait for copies that this thread has still to make. */
 static bool on_copies_thread(nebula_session *session)
 {
         struct client_copies *copies = &session->copies;

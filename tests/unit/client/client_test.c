@@ -665,9 +665,69 @@ static void a_release_may_ask_while_the_tag_waits_to_be_begun_again(void)
         CHECK(ok(nebula_checkpoint_commit(first, &error)));
         REQUIRE(!pthread_create(&thread, NULL, end_filling_soon, &filling.may_end));
         CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
         CHECK(filling.released_count == 2 && !filling.was_lost && fake.commit_count == 1);
         pthread_join(thread, NULL);
         nebula_checkpoint_free(first);
+        end();
+}
+
+/* The save that finds the list of copies full holds the session until there is room. */
+static void a_release_may_ask_while_a_save_waits_for_room(void)
+{
+        static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
+        const struct nebula_keep keep = { .release = asking_release, .argument = &filling, .fill = filling_fill,
+                                          .filled = filling_filled, .may_overlap = true };
+        pthread_t thread;
+
+        start();
+        filling = (struct filling){ 0 };
+        CHECK(ok(nebula_checkpoint_begin(session, "t", CLIENT_COPY_MAX + 1, &checkpoint, &error)));
+        filling.asks = checkpoint;
+        for (unsigned i = 0; i <= CLIENT_COPY_MAX; i++) {
+                char name[16];
+
+                snprintf(name, sizeof name, "%u", i);
+                if (i == CLIENT_COPY_MAX)
+                        REQUIRE(!pthread_create(&thread, NULL, end_filling_soon, &filling.may_end));
+                CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, name, ranges, 3, &keep, &error)));
+        }
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
+        CHECK(filling.released_count == CLIENT_COPY_MAX + 1 && !filling.was_lost);
+        pthread_join(thread, NULL);
+        end();
+}
+
+static enum nebula_status settled[2], latest_found[2];
+
+static void settling_release(void *argument, const struct nebula_error *failure)
+{
+        struct filling *at = argument;
+        nebula_checkpoint *latest = NULL;
+
+        at->was_lost |= failure != NULL;
+        settled[at->released_count] = nebula_session_settle(session, -1, NULL);
+        latest_found[at->released_count++] = nebula_checkpoint_latest(session, NULL, &latest, NULL);
+        nebula_checkpoint_free(latest);
+}
+
+/* They are made on the thread on which the release runs. */
+static void a_release_is_told_that_it_cannot_wait_for_later_copies(void)
+{
+        static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
+        const struct nebula_keep keep = { .release = settling_release, .argument = &filling, .fill = filling_fill,
+                                          .filled = filling_filled, .may_overlap = true };
+
+        start();
+        filling = (struct filling){ 0 };
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "a", ranges, 3, &keep, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "b", ranges, 3, &keep, &error)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        atomic_store(&filling.may_end, true);
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
+        CHECK(filling.released_count == 2 && !filling.was_lost);
+        CHECK(settled[0] == NEBULA_BUSY && latest_found[0] == NEBULA_BUSY && settled[1] == NEBULA_OK && latest_found[1] == NEBULA_OK);
         end();
 }
 
@@ -1258,6 +1318,8 @@ static const struct tap_test tests[] = {
         TEST(a_commit_while_the_last_copy_is_told_is_told_once),
         TEST(a_tag_is_not_begun_again_before_its_commit_is_told),
         TEST(a_release_may_ask_while_the_tag_waits_to_be_begun_again),
+        TEST(a_release_may_ask_while_a_save_waits_for_room),
+        TEST(a_release_is_told_that_it_cannot_wait_for_later_copies),
         TEST(a_release_before_the_save_returns_may_ask_and_close_the_session),
         TEST(an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last),
         TEST(a_checkpoint_whose_files_went_with_an_agent_is_never_called_whole),
