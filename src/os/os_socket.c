@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 
 #define WATCH_MAX 64 /* reported at once */
 #define BACKLOG 128 /* ranks of one node that knock at the same moment */
+#define CONNECT_S 1 /* who does not accept for so long is stopped, or very busy */
 
 /* A socket, and the address that it is to be bound or connected to. */
 static int make_socket(const char *path, struct sockaddr_un *ret_address)
@@ -53,12 +55,17 @@ int os_linux_listen(const char *path)
 
 int os_linux_connect(const char *path)
 {
+        const struct timeval limit = { .tv_sec = CONNECT_S }, none = { 0 };
         struct sockaddr_un address;
         int fd = make_socket(path, &address);
 
         if (fd < 0)
                 return fd;
-        return connect(fd, (struct sockaddr *)&address, sizeof address) ? close_failed(fd) : fd;
+        /* A listener's queue that is full is waited for, or a burst of connections would fail; then it is EAGAIN. */
+        if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) || connect(fd, (struct sockaddr *)&address, sizeof address) ||
+            setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none))
+                return close_failed(fd);
+        return fd;
 }
 
 int os_linux_accept(int fd)

@@ -1,7 +1,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 
 #include "os/os.h"
 #include "tap.h"
@@ -255,6 +257,29 @@ static void a_socket_file_admits_who_may_open_it(void)
         end();
 }
 
+/* Such as a process that is stopped: its queue holds some connections, and then no more. */
+static void who_never_accepts_holds_nobody_up(void)
+{
+        static int fds[1000];
+        struct timeval limit = { .tv_sec = 1 };
+        socklen_t size = sizeof limit;
+        int listener, count = 0;
+
+        begin();
+        listener = os->listen(path);
+        REQUIRE(listener >= 0);
+        while (count < 1000 && (fds[count] = os->connect(path)) >= 0)
+                count++;
+        REQUIRE(count > 0 && count < 1000);
+        CHECK(fds[count] == -EAGAIN);
+        /* Who was let in is waited for as long as it takes. */
+        CHECK(!getsockopt(fds[0], SOL_SOCKET, SO_SNDTIMEO, &limit, &size) && !limit.tv_sec && !limit.tv_usec);
+        while (count-- > 0)
+                os->close(fds[count]);
+        os->close(listener);
+        end();
+}
+
 static void memory_is_mapped_shared_and_punched(void)
 {
         void *data, *again;
@@ -329,6 +354,6 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(the_flags_of_an_open_file_are_those_that_were_asked_for), TEST(a_lock_excludes_a_second_holder), TEST(a_whole_file_is_read_up_to_its_limit),
          TEST(an_atomic_write_replaces_and_leaves_no_temporary_file),
          TEST(directories_are_made_and_trees_removed_without_following_links),
-         TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it),
+         TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it), TEST(who_never_accepts_holds_nobody_up),
          TEST(memory_is_mapped_shared_and_punched), TEST(a_program_runs_to_its_end),
          TEST(the_machine_tells_about_itself), TEST(a_process_is_alive_until_it_ends))
