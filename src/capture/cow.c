@@ -99,7 +99,9 @@ static int capture_protect(struct cow_engine *engine, struct cow_capture *captur
         if (status < 0)
                 goto unlock;
         /* News of memory that was here before must not be taken for news of the memory that is here now. */
-        cow_events_settle(engine, NULL);
+        status = cow_events_settle(engine, NULL);
+        if (status < 0)
+                goto unlock;
         if (!capture_publish(engine, capture)) {
                 status = -EBUSY;
                 goto unlock;
@@ -216,6 +218,9 @@ static enum nebula_status failure_describe(const struct cow_capture *capture, st
 
         if (capture->blocks.failure == COW_FAILURE_CANCELLED)
                 return error_set(error, NEBULA_FAILED, 0, "the capture was given up");
+        if (capture->blocks.failure == COW_FAILURE_UNWATCHED)
+                return error_set(error, NEBULA_FAILED, 0, "the program closed a descriptor that was not its own, a userfaultfd, while "
+                                 "memory was being saved that is watched through it");
         return error_set(error, NEBULA_FAILED, 0,
                          "memory at 0x%llx changed its place while it was being saved: %s; keep what is saved alive "
                          "until the capture is complete", (unsigned long long)capture->blocks.failure_address,

@@ -140,19 +140,40 @@ static void copy_chunk(struct claim *claim)
  * read; until then the protection ioctl answers -EAGAIN, whatever page it is
  * about. A change whose event was read is marked when read_turn is even again.
  */
-void cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault)
+int cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault)
 {
         uint64_t page = engine->probe_page;
         uint32_t tries = 0, turn;
+        int status;
 
-        while (os->uffd_protect(engine->fd, page, page + COW_PAGE_BYTES, false) == -EAGAIN)
+        while ((status = os->uffd_protect(engine->fd, page, page + COW_PAGE_BYTES, false)) == -EAGAIN)
                 cow_pause(engine, fault, &tries);
+        if (status < 0) {
+                cow_engine_break(engine);
+                return status;
+        }
         turn = atomic_load(&engine->read_turn);
         while (turn & 1 && atomic_load(&engine->read_turn) == turn)
                 cow_pause(engine, fault, &tries);
+        return 0;
 }
 
-/* Lifts the protection of [start, end). Only -EAGAIN is worth another try; what is no longer registered is free anyway. */
+void cow_engine_break(struct cow_engine *engine)
+{
+        cow_stack_touch();
+        pthread_mutex_lock(&engine->blocks_lock);
+        atomic_store(&engine->is_broken, true);
+        for (size_t i = engine->blocks.live_count; i-- > 0;) {
+                struct cow_capture *capture = engine->blocks.live[i];
+
+                cow_capture_fail(capture, COW_FAILURE_UNWATCHED, 0);
+                cow_capture_settle(engine, capture);
+        }
+        pthread_mutex_unlock(&engine->blocks_lock);
+}
+
+/* Lifts the protection of [start, end). Only -EAGAIN is worth another try; what is no longer registered is free anyway,
+ * and so is everything once the descriptor is closed. */
 static int lift(struct cow_engine *engine, uint64_t start, uint64_t end)
 {
         uint64_t step = end - start > COW_BLOCK_BYTES ? COW_BLOCK_BYTES : COW_PAGE_BYTES;
@@ -328,7 +349,7 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
         for (size_t i = 0; i < count; i++)
                 copy_chunk(&claims[i]);
         if (count)
-                cow_events_settle(engine, fault);
+                cow_events_settle(engine, fault); /* which fails them if it fails */
         cpu_ns = os->thread_cpu_ns() - cpu_ns;
 
         pthread_mutex_lock(&engine->blocks_lock);

@@ -67,7 +67,7 @@ __attribute__((noinline)) void cow_stack_touch(void)
 /* The child has none of the threads, and the descriptor acts on the parent's memory: forget all of it. */
 static void child_after_fork(void)
 {
-        if (engine)
+        if (engine && !atomic_load(&engine->is_broken)) /* else the number is another's */
                 os->close(engine->fd);
         engine = NULL;
         pthread_mutex_init(&engine_lock, NULL);
@@ -209,6 +209,7 @@ unmap:
 enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
+        bool is_broken;
 
         pthread_mutex_lock(&engine_lock);
         if (engine && engine->pid != os->pid()) /* a fork that ran no handlers */
@@ -220,7 +221,10 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
                 }
                 engine_refused = engine_open(&engine, &engine_refusal) != NEBULA_OK;
         }
-        if (engine)
+        is_broken = engine && atomic_load(&engine->is_broken);
+        if (is_broken)
+                status = error_set(error, NEBULA_UNAVAILABLE, 0, "the program closed a descriptor that was not its own, a userfaultfd");
+        else if (engine)
                 *ret_engine = engine;
         else
                 status = engine_refusal.status;

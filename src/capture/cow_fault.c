@@ -4,6 +4,7 @@
  * It takes blocks_lock and no other lock, allocates nothing, and writes only
  * to its own stack, the engine, captures and images.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "capture/cow_private.h"
@@ -96,6 +97,14 @@ static void serve_pending(struct cow_engine *engine)
         }
 }
 
+/* Whether the number stands for our descriptor still: a program may close what it does not know. What has it now must not be read. */
+static bool is_closed(const struct cow_engine *engine)
+{
+        int status = os->uffd_protect(engine->fd, engine->probe_page, engine->probe_page + COW_PAGE_BYTES, false);
+
+        return status == -EBADF || status == -ENOTTY || status == -EINVAL || status == -ENOENT;
+}
+
 void *cow_fault_main(void *argument)
 {
         static const struct cow_fault no_fault;
@@ -105,6 +114,10 @@ void *cow_fault_main(void *argument)
 
         for (;;) {
                 os->poll(engine->fd, ahead ? 0 : -1);
+                if (is_closed(engine)) { /* nobody waits: the kernel let go of all pages */
+                        cow_engine_break(engine);
+                        break;
+                }
                 cow_events_drain(engine);
                 if (engine->pending.count) {
                         serve_pending(engine);

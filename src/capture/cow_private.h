@@ -87,6 +87,7 @@ enum cow_failure {
         COW_FAILURE_MOVED,
         COW_FAILURE_UNREADABLE,
         COW_FAILURE_CANCELLED,
+        COW_FAILURE_UNWATCHED,
 };
 
 struct cow_capture {
@@ -130,6 +131,7 @@ struct cow_engine {
         bool unpopulated;
         uint64_t probe_page; /* registered, of the engine's own: see cow_events_settle */
         size_t worker_count;
+        atomic_bool is_broken; /* `fd` is not ours any more */
         /* Odd while the fault thread has read events that it has not yet marked. */
         _Atomic uint32_t read_turn;
         _Atomic uint32_t work_turn; /* futex: changes when there is something to do for a worker */
@@ -218,8 +220,11 @@ void cow_blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, c
 /* Let others go on; in the fault thread (`fault` not NULL) by reading events. */
 void cow_pause(struct cow_engine *engine, const struct cow_fault *fault, uint32_t *tries);
 /* Returns when every change of the address space that took place before the call has been marked in the captures
- * that it spoils. No lock but start_lock held. */
-void cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault);
+ * that it spoils. No lock but start_lock held. Not 0: the kernel does not answer, and the engine is broken now. */
+int cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault);
+/* The program has closed the descriptor: pages are protected no more, so live captures fail, and no other begins. No lock but
+ * start_lock held. */
+void cow_engine_break(struct cow_engine *engine);
 /* blocks_lock held: the capture will not be completed. The first reason stays. */
 void cow_capture_fail(struct cow_capture *capture, enum cow_failure failure, uint64_t address);
 /* blocks_lock held: ends it when nothing of it is left to do. Its owner may free it from then on. */

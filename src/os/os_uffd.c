@@ -51,6 +51,18 @@ static int result(int64_t returned)
         return returned < 0 ? -errno : (int)returned;
 }
 
+/* A program that runs without standard input, output or errors opens those numbers one day. */
+static int above_standard(int fd)
+{
+        int moved;
+
+        if (fd < 0 || fd > STDERR_FILENO)
+                return fd;
+        moved = result(fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+        close(fd);
+        return moved;
+}
+
 /* The kind without UFFD_USER_MODE_ONLY: read() into a protected buffer must wait, not fail with EFAULT. */
 static int open_full(void)
 {
@@ -58,13 +70,13 @@ static int open_full(void)
         int device;
 
         if (fd != -EPERM)
-                return fd;
+                return above_standard(fd);
         device = result(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
         if (device < 0)
                 return fd;
         fd = result(ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK));
         close(device);
-        return fd;
+        return above_standard(fd);
 }
 
 int linux_uffd_open(uint32_t *ret_abilities)

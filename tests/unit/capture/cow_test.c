@@ -1143,6 +1143,40 @@ static void as_without_permission(void)
         cow_free(capture);
 }
 
+static int own_uffd = -1;
+
+static int known_uffd_open(uint32_t *ret_abilities)
+{
+        return own_uffd = os_linux.uffd_open(ret_abilities);
+}
+
+/* As by os.closerange(3, 1024), and whatever the number stands for next. */
+static void as_with_a_descriptor_closed(void)
+{
+        size_t size = 64 * MIB;
+        unsigned char *memory = memory_new(size, true), *image = image_new(size);
+        struct nebula_error error = { 0 };
+        struct cow_capture *capture;
+
+        old_table = os_linux;
+        old_table.uffd_open = known_uffd_open;
+        os = &old_table;
+        pattern_fill(memory, size, 1);
+        capture = start_one(image, memory, size);
+        REQUIRE(own_uffd > 2);
+        close(own_uffd);
+        CHECK(open("/dev/null", O_RDONLY | O_CLOEXEC) >= 0);
+        memset(memory, 1, size);
+        CHECK(cow_wait(capture, 20000, &error) == NEBULA_FAILED && strstr(error.message, "descriptor"));
+        cow_free(capture);
+        CHECK(cow_available(&error) == NEBULA_UNAVAILABLE && strstr(error.message, "descriptor"));
+        pattern_fill(memory, size, 2);
+        capture = start_one(image, memory, size);
+        memset(memory, 1, size);
+        CHECK(complete(capture) && pattern_holds(image, size, 2));
+        cow_free(capture);
+}
+
 /* The fault thread hears of an unmap, and then is not scheduled for a while. */
 static int slow_uffd_read(int fd, struct os_uffd_event *events, size_t count)
 {
@@ -1464,10 +1498,16 @@ static void without_permission_everything_is_copied_at_once(void)
         CHECK(HAVE_TSAN || in_child(as_without_permission));
 }
 
+static void a_descriptor_that_the_program_closes_fails_the_capture_and_nothing_else(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_with_a_descriptor_closed));
+}
+
 int main(void)
 {
         static const struct tap_test tests[] = {
                 TEST(without_permission_everything_is_copied_at_once),
+                TEST(a_descriptor_that_the_program_closes_fails_the_capture_and_nothing_else),
                 TEST(news_of_memory_that_is_gone_never_fails_what_is_there_now),
                 TEST(kernels_without_the_newer_calls_are_served_as_well),
                 TEST(a_write_during_the_start_holds_nothing_up),
