@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "capture/cow_private.h"
+#include "os/thread.h"
 
 static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; the fault thread never takes it */
 static struct cow_engine *engine;
@@ -93,12 +94,12 @@ static void *stack_new(void)
         return (void *)stack;
 }
 
-/* Signals stay with the program's threads, but for those by which a copy hears that its source is gone. */
+/* Signals stay with the program's threads, but for those of faults, by which a copy hears that its source is gone. */
 static int start_thread(void *(*main_function)(void *), struct cow_engine *argument, const char *name)
 {
         void *stack = stack_new();
         pthread_attr_t attributes;
-        sigset_t all, before;
+        sigset_t mask, before;
         pthread_t thread;
         int status;
 
@@ -108,10 +109,8 @@ static int start_thread(void *(*main_function)(void *), struct cow_engine *argum
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
         status = pthread_attr_setstack(&attributes, stack, COW_STACK_BYTES);
         if (status == 0) {
-                sigfillset(&all);
-                sigdelset(&all, SIGSEGV);
-                sigdelset(&all, SIGBUS);
-                pthread_sigmask(SIG_SETMASK, &all, &before);
+                os_thread_mask(&mask);
+                pthread_sigmask(SIG_SETMASK, &mask, &before);
                 status = pthread_create(&thread, &attributes, main_function, argument);
                 if (status == 0)
                         pthread_setname_np(thread, name);

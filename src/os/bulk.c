@@ -254,13 +254,13 @@ void bulk_finish_chunk(struct bulk_job *job, const char *data, uint64_t offset, 
 int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument)
 {
         pthread_attr_t attributes;
-        sigset_t all, before;
+        sigset_t mask, before;
         int result;
 
         pthread_attr_init(&attributes);
         pthread_attr_setstacksize(&attributes, STACK_BYTES);
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
+        os_thread_mask(&mask);
+        pthread_sigmask(SIG_SETMASK, &mask, &before);
         result = pthread_create(ret_thread, &attributes, run, argument);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         pthread_attr_destroy(&attributes);

@@ -37,7 +37,7 @@ void bulk_fail(struct bulk_job *job, uint64_t offset, int result, const struct n
 /* A chunk has arrived at `data`, its place or, if it is of whole pages, elsewhere: its last bytes if they take the bounce buffer, then the check. */
 void bulk_finish_chunk(struct bulk_job *job, const char *data, uint64_t offset, uint64_t size);
 
-/* A thread that takes no signal: those are for the program's own. 0 or a negative errno. */
+/* A thread that takes no signal but those of its faults: the others are for the program's own. 0 or a negative errno. */
 int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument);
 
 void bulk_run_threads(struct bulk_job *job);

@@ -27,12 +27,21 @@ static void *thread_main(void *argument)
         return start.run(start.argument);
 }
 
+void os_thread_mask(sigset_t *ret_mask)
+{
+        sigfillset(ret_mask);
+        sigdelset(ret_mask, SIGSEGV);
+        sigdelset(ret_mask, SIGBUS);
+        sigdelset(ret_mask, SIGFPE);
+        sigdelset(ret_mask, SIGILL);
+}
+
 int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument, bool low_priority)
 {
         struct start *start = malloc(sizeof *start);
         pthread_attr_t attributes;
         pthread_t thread;
-        sigset_t all, before;
+        sigset_t mask, before;
         int result;
 
         if (!start)
@@ -42,8 +51,8 @@ int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument,
         pthread_attr_setstacksize(&attributes, STACK_BYTES);
         if (!ret_thread)
                 pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
+        os_thread_mask(&mask);
+        pthread_sigmask(SIG_SETMASK, &mask, &before);
         result = pthread_create(&thread, &attributes, thread_main, start);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         pthread_attr_destroy(&attributes);

@@ -1,11 +1,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 
+#include "os/bulk_private.h"
 #include "os/os.h"
+#include "os/thread.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -280,6 +283,29 @@ static void who_never_accepts_holds_nobody_up(void)
         end();
 }
 
+static void *look_at_signals(void *mask)
+{
+        pthread_sigmask(SIG_SETMASK, NULL, mask);
+        return NULL;
+}
+
+/* A fault whose signal is blocked ends the program past every handler: nobody would see where. */
+static void threads_leave_signals_to_the_program_but_those_of_their_own_faults(void)
+{
+        static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
+        pthread_t thread;
+        sigset_t mask;
+
+        for (int is_bulk = 0; is_bulk < 2; is_bulk++) {
+                sigemptyset(&mask);
+                REQUIRE(!(is_bulk ? bulk_start(&thread, look_at_signals, &mask) : os_thread_start(&thread, look_at_signals, &mask, false)));
+                pthread_join(thread, NULL);
+                CHECK(sigismember(&mask, SIGTERM) && sigismember(&mask, SIGCHLD) && sigismember(&mask, SIGUSR1));
+                for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
+                        CHECK(!sigismember(&mask, faults[i]));
+        }
+}
+
 static void memory_is_mapped_shared_and_punched(void)
 {
         void *data, *again;
@@ -355,5 +381,6 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(an_atomic_write_replaces_and_leaves_no_temporary_file),
          TEST(directories_are_made_and_trees_removed_without_following_links),
          TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it), TEST(who_never_accepts_holds_nobody_up),
+        TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
          TEST(memory_is_mapped_shared_and_punched), TEST(a_program_runs_to_its_end),
          TEST(the_machine_tells_about_itself), TEST(a_process_is_alive_until_it_ends))
