@@ -188,6 +188,7 @@ enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error
 {
         uint64_t directory = 0, *offsets = NULL, tail;
         struct nebula_part *parts = NULL;
+        struct nebula_error why;
         enum nebula_status status;
         size_t count = 0;
 
@@ -199,10 +200,14 @@ enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error
         status = fetch_parts(map, &(struct nebula_part){ map->size - tail, tail, NULL }, 1, ret_error);
         if (status == NEBULA_OK && zip_find_directory(map->data, map->size, &directory, NULL) == NEBULA_OK)
                 status = fetch_parts(map, &(struct nebula_part){ directory, map->size - directory, NULL }, 1, ret_error);
-        /* What is no zip, whoever reads it will see. */
-        if (status != NEBULA_OK || zip_find_headers(map->data, map->size, &offsets, &count, NULL) != NEBULA_OK)
+        if (status != NEBULA_OK)
                 return status;
+        status = zip_find_headers(map->data, map->size, &offsets, &count, &why);
+        if (status != NEBULA_OK) /* what is no zip, whoever reads it will see */
+                return status == NEBULA_NO_MEMORY ? error_set(ret_error, status, 0, "%s", why.message) : NEBULA_OK;
         parts = calloc(count + 1, sizeof *parts);
+        if (!parts)
+                status = error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for the places of %zu records", count);
         for (size_t i = 0, used = 0; i <= count && parts; i++) {
                 if (i == count)
                         status = fetch_parts(map, parts, used, ret_error);
