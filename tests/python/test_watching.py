@@ -144,7 +144,8 @@ def test_a_forked_child_holds_none_of_its_parents_connections_and_keeps_no_agent
     )
     child = int(trainer.stdout.readline())
     try:
-        assert len(sockets(trainer.pid)) >= 4 and not sockets(child)
+        assert len(sockets(trainer.pid)) >= 4
+        until(lambda: not sockets(child), 10, "the child to close what it was born with")
         trainer.kill()
         until(lambda: not place.agents(), 30, "the agent's end")
         assert Path(f"/proc/{child}").exists()
