@@ -104,7 +104,8 @@ static int pickler_traverse(PyObject *self, visitproc visit, void *arg)
 {
         struct pickler *pickler = part(self);
 
-        Py_VISIT(Py_TYPE(self));
+        if (!PyType_HasFeature(pickler_type->tp_base, Py_TPFLAGS_HEAPTYPE)) /* else the base's visits the type */
+                Py_VISIT(Py_TYPE(self));
         Py_VISIT(pickler->describe);
         Py_VISIT(pickler->storages);
         Py_VISIT(pickler->refs);

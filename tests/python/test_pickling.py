@@ -331,3 +331,9 @@ def pickle_of_keys(data):
             return (lambda storage, *rest: storage) if name == "_rebuild_tensor_v2" else super().find_class(module, name)
 
     return Reader(io.BytesIO(data)).load()
+
+
+def test_a_pickler_shows_the_cycle_collector_each_reference_once() -> None:
+    """One reference to the type that is shown twice makes the collector of a debug build of Python abort."""
+    pickler = _nebula.TorchPickler(io.BytesIO(), lambda storage: None)
+    assert gc.get_referents(pickler).count(_nebula.TorchPickler) == 1
