@@ -8,8 +8,9 @@
 
 static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; the fault thread never takes it */
 static struct cow_engine *engine;
-static bool engine_refused, engine_fork_handled;
+static bool engine_refused;
 static struct nebula_error engine_refusal;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static uint64_t whole_blocks(uint64_t size)
 {
@@ -82,6 +83,11 @@ static void lock_before_fork(void)
 static void unlock_after_fork(void)
 {
         pthread_mutex_unlock(&engine_lock);
+}
+
+static void watch_forks(void)
+{
+        pthread_atfork(lock_before_fork, unlock_after_fork, child_after_fork);
 }
 
 /* What the threads use of a stack, and the thread-local variables above it, is present: using it never faults. */
@@ -176,7 +182,6 @@ static enum nebula_status engine_open(struct cow_engine **ret_engine, struct neb
                 goto unmap;
         }
         new_engine->unpopulated = abilities & OS_UFFD_UNPOPULATED;
-        os->guard(); /* without it the kernel copies */
         status = probe(new_engine, error);
         if (status != NEBULA_OK)
                 goto close;
@@ -210,16 +215,13 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
         enum nebula_status status = NEBULA_OK;
         bool is_broken;
 
+        /* Not under engine_lock: before glibc 2.36 pthread_atfork waits for a fork, whose handlers wait for that lock. */
+        pthread_once(&fork_once, watch_forks);
         pthread_mutex_lock(&engine_lock);
         if (engine && engine->pid != os->pid()) /* a fork that ran no handlers */
                 engine = NULL;
-        if (!engine && !engine_refused) {
-                if (!engine_fork_handled) {
-                        pthread_atfork(lock_before_fork, unlock_after_fork, child_after_fork);
-                        engine_fork_handled = true;
-                }
+        if (!engine && !engine_refused)
                 engine_refused = engine_open(&engine, &engine_refusal) != NEBULA_OK;
-        }
         is_broken = engine && atomic_load(&engine->is_broken);
         if (is_broken)
                 status = error_set(error, NEBULA_UNAVAILABLE, 0, "the program closed a descriptor that was not its own, a userfaultfd");
@@ -230,6 +232,8 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
         if (!engine && error)
                 *error = engine_refusal;
         pthread_mutex_unlock(&engine_lock);
+        if (status == NEBULA_OK)
+                os->guard(); /* likewise; without it the kernel copies */
         return status;
 }
 
