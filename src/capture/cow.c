@@ -272,6 +272,8 @@ uint64_t cow_copied(struct cow_capture *capture)
                 return UINT64_MAX;
         if (state != COW_STATE_RUNNING || capture->pid != os->pid() || cow_engine_get(&engine, NULL) != NEBULA_OK)
                 return 0;
+        pthread_mutex_lock(&engine->start_lock);
+        cow_stack_touch();
         pthread_mutex_lock(&engine->blocks_lock);
         while (*turn < capture->chunk_count && capture->chunks[capture->order[*turn]].state == COW_CHUNK_DONE)
                 (*turn)++;
@@ -280,6 +282,7 @@ uint64_t cow_copied(struct cow_capture *capture)
         if (capture->blocks.failure != COW_FAILURE_NONE)
                 copied = 0;
         pthread_mutex_unlock(&engine->blocks_lock);
+        pthread_mutex_unlock(&engine->start_lock);
         return copied;
 }
 
