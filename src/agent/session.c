@@ -467,15 +467,16 @@ static enum nebula_status request_unpublish(struct connection *connection, const
 static const struct {
         request_run *run;
         bool is_quick; /* waits for nothing, or says so (answer.is_slow, answer.is_later) */
+        bool is_of_storage; /* the answer depends on what lies there */
 } requests[] = {
         [IPC_HELLO] = { request_hello, false },       [IPC_CONFIGURE] = { request_configure, false },
         [IPC_BEGIN] = { request_begin, true },        [IPC_IMAGE] = { request_image, true },
         [IPC_CAPTURED] = { request_captured, true },  [IPC_COPIED] = { request_copied, true },
         [IPC_ABANDON] = { request_abandon, true },    [IPC_COMMIT] = { request_commit, true },
         [IPC_FAIL] = { request_fail, true },          [IPC_WAIT] = { request_wait, true },
-        [IPC_STATE] = { request_state, true },        [IPC_FIND] = { request_find, false },
-        [IPC_OPEN] = { request_open, false },         [IPC_FLUSH] = { request_flush, false },
-        [IPC_REPORT] = { request_report, false },     [IPC_DESCRIBE] = { request_describe, false },
+        [IPC_STATE] = { request_state, true },        [IPC_FIND] = { request_find, false, true },
+        [IPC_OPEN] = { request_open, false, true },   [IPC_FLUSH] = { request_flush, false },
+        [IPC_REPORT] = { request_report, false, true }, [IPC_DESCRIBE] = { request_describe, false, true },
         [IPC_STOP] = { request_stop, false },         [IPC_PUBLISH] = { request_publish, false },
         [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false },
         [IPC_WATCH] = { request_watch, false },
@@ -524,6 +525,8 @@ static enum session_step serve_one(struct connection *connection)
                 return SESSION_ENDED;
         }
         answer_init(&answer, type);
+        if (connection->session && requests[type].is_of_storage)
+                session_await_scan(connection);
         if (!connection->session && type != IPC_HELLO)
                 status = error_set(&error, NEBULA_INVALID, 0, "the first request of a connection is HELLO");
         else

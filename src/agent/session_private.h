@@ -60,6 +60,8 @@ struct version *session_version(struct connection *connection, uint64_t id, stru
 bool session_client_gone(void *argument);
 /* The client asks for something else, or has gone. SESSION_ENDED: it did so while it waited; SESSION_SLOW: session_await_answer. */
 enum session_step session_end_wait(struct connection *connection);
+/* Returns once what lies in storage is known too, or soon: what memory holds may be older than that, or carry files over from it. */
+void session_await_scan(struct connection *connection);
 /* Returns when whoever answers the WAIT of this connection is done with it. */
 void session_await_answer(struct connection *connection);
 

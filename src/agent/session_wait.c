@@ -14,6 +14,7 @@
 #include "os/os.h"
 
 #define FIND_OPEN_NS 30000000000 /* a version that nobody completes fails long before */
+#define FIRST_SCAN_NS 2000000000 /* storage that takes longer is not waited for: a job that does would not train */
 #define WAIT_SLICE_MS 1000 /* between looks at whether a waiting client is still there */
 
 /* Why a version will never be durable as things stand; NEBULA_OK: it may be. */
@@ -433,6 +434,30 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
         return status;
+}
+
+/* The first look at the job's storage is about to be taken, or is being taken, and may change what memory says. */
+static bool first_scan_matters(const struct job *job)
+{
+        if (!job->persist_path[0] || job->scanned || !job->versions)
+                return false;
+        return job->scan_due ? job->retry_at_ns <= os->now_ns() : job->persisting;
+}
+
+void session_await_scan(struct connection *connection)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        int64_t until = os->now_ns() + FIRST_SCAN_NS;
+        bool timeout = false;
+        struct job *job;
+
+        catalogue_lock(catalogue);
+        job = connection->session->job;
+        job->pins++; /* another connection may take the session to another job meanwhile */
+        while (!timeout && first_scan_matters(job) && !wait_slice(connection, &catalogue->moved, until, &timeout, NULL))
+                ;
+        job->pins--;
+        catalogue_unlock(catalogue);
 }
 
 static struct version *find_published(struct connection *connection, const char *path, const struct publish_look *look,

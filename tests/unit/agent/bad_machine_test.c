@@ -474,6 +474,40 @@ static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
         end_crowded(agent, &stuck, &other);
 }
 
+static int opendir_late(const char *path, struct os_dir **ret_dir)
+{
+        before->sleep_ms(is_below(path, place.storage) ? 100 : 0);
+        return before->opendir(path, ret_dir);
+}
+
+/* Storage is slow to say what lies there, and the new agent is asked at once. */
+static void a_file_that_carries_over_is_found_as_soon_as_its_tag_is_complete(void)
+{
+        struct test_client client;
+        struct ipc_found found;
+        struct agent *agent;
+        uint64_t version;
+
+        begin_bad();
+        agent = start();
+        client_init(&client, &place, 1);
+        REQUIRE(agent && !client_connect(&client, &place));
+        REQUIRE(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
+        client_done(&client);
+        agent_stop(agent, true);
+        table.opendir = opendir_late;
+        agent = start();
+        REQUIRE(agent && !client_connect(&client, &place));
+        version = begin(&client, "global_step1", 1);
+        REQUIRE(version && !save(&client, version, "more.pt", 2, FILE_BYTES));
+        REQUIRE(!find(&client, "", "", &found) && found.version_id == version);
+        CHECK(!load(&client, version, "model.pt", 1, FILE_BYTES, NULL));
+        CHECK(!load(&client, version, "more.pt", 2, FILE_BYTES, NULL));
+        client_done(&client);
+        agent_stop(agent, true);
+        end_bad();
+}
+
 static atomic_bool is_held;
 
 static int stat_without_secret(const char *path, bool follow, struct os_stat *ret_stat)
@@ -533,4 +567,5 @@ TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(an_agent_that_cannot_listen_leaves_memory_to_the_next_one),
          TEST(the_room_that_a_save_reclaims_is_not_taken_for_a_spare_image), TEST(a_spare_image_that_is_being_made_is_waited_for),
          TEST(storage_that_hangs_fails_no_saves_of_other_jobs),
+         TEST(a_file_that_carries_over_is_found_as_soon_as_its_tag_is_complete),
          TEST(storage_that_holds_the_secret_of_the_copies_does_not_hold_up_the_end))
