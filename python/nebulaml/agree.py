@@ -43,6 +43,8 @@ def needed() -> bool:
 def begun_saving() -> None:
     """From now on this rank's agent answers: what it calls committed all ranks have, and nobody is to be waited for."""
     global _saving
+    if _saving and not _pinned:
+        return
     with _lock:
         _saving = True
         _pinned.clear()

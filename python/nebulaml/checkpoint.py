@@ -189,11 +189,8 @@ class Checkpoint:
         if taken.whole:
             self._open().save_bytes(name, taken.pickle)
         else:
-            from . import pickling
-
             lost = functools.partial(self._lost, name)
-            flags = pickling.unprotectable(taken.storages)
-            self._open().save_pickle(name, taken.pickle, taken.storages, lost, flags, taken.filler)
+            self._open().save_pickle(name, taken.pickle, taken.storages, lost, taken.unprotectable, taken.filler)
 
     def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool]) -> None:
         from . import device, pickling
@@ -259,7 +256,7 @@ class Checkpoint:
                 raise self._late_failure
             return False
         with _blocks_lock:
-            if any(other is not self and other._tag == self._tag for other in _blocks):
+            if _blocks and any(other is not self and other._tag == self._tag for other in _blocks):
                 return True
         engine.watch()  # again, should the agent be another one since this checkpoint began
         failure = engine.guarded(f"committing checkpoint {self._tag!r}", lambda: self._open().commit())

@@ -40,6 +40,9 @@ def is_initialized() -> bool:
 
 def settings() -> config.Settings:
     """What holds now; reads the environment when nobody called init()."""
+    found = _settings  # each save asks several times: no lock where there is nothing to do
+    if found is not None:
+        return found
     with _lock:
         if _settings is None:
             configure()

@@ -25,6 +25,7 @@ class Capture(NamedTuple):
     storages: _nebula.Ranges
     whole: bool = False  # `pickle` is a finished file instead
     filler: device.Filler | None = None  # what copies those storages whose address is None
+    unprotectable: bytes | None = None
 
 
 def _describer() -> Any:
@@ -79,7 +80,7 @@ def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
         if whole is None:
             raise _explain(obj, name, failure) from failure
         return Capture(whole, _nebula.Ranges(), True)
-    return Capture(pickle, storages, False, device.plan(storages, overlap))
+    return Capture(pickle, storages, False, device.plan(storages, overlap), unprotectable(storages))
 
 
 def ranges(parts: Any, name: str) -> _nebula.Ranges:

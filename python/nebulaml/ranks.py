@@ -38,7 +38,8 @@ def _first(names: tuple[str, ...]) -> int | None:
 
 def _from_process_group() -> tuple[int, int] | None:
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    begun = getattr(distributed, "is_initialized", None)  # None: torch was built without it
+    if distributed is None or begun is None or not begun():
         return None
     return distributed.get_rank(), distributed.get_world_size()
 

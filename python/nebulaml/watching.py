@@ -27,15 +27,19 @@ class _Watcher(threading.Thread):
         super().__init__(name="nebula-watch", daemon=True)
         self.watch = _nebula.Watch(session)  # what happens from now on
         self.what = what
-        self.wanted = True
+        self.wanted = self.listens = True
         self.storage_error = ""  # the last that was logged
 
     def run(self) -> None:
-        with contextlib.suppress(NebulaError):  # the agent has ended: the next commit meets another, or says so
+        try:
             while self.wanted:
                 event = self.watch.next(SLICE_MS)
                 if event is not None:
                     self.say(*event)
+        except NebulaError:  # the agent has ended: the next commit meets another, or says so
+            pass
+        finally:
+            self.listens = False
 
     def say(self, kind: int, tag: str, size: int, seconds: float, text: str) -> None:
         if kind == _nebula.EVENT_DURABLE:
@@ -59,7 +63,7 @@ def _bytes(size: int) -> str:
 def follow(session: _nebula.Session, what: Any) -> None:
     """From now on the log tells of this session's job. ``what`` it is of: a new one is followed instead of the last."""
     global _current
-    if _current is not None and _current.is_alive() and _current.what == what:
+    if _current is not None and _current.listens and _current.what == what:
         return
     forget()
     with contextlib.suppress(NebulaError, RuntimeError):  # no thread can be had: the log is all that is lost
