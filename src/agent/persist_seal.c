@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/background.h"
@@ -166,31 +167,54 @@ enum nebula_status sealing_map(struct image *image, void **ret_data, struct nebu
         return status;
 }
 
-enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name, const void **ret_data,
-                                uint64_t **ret_chunks, struct nebula_error *error)
+/* What was just sealed, so that nothing that happens to the version takes it away. Lock held. */
+static enum nebula_status take_sums(struct version *version, struct plan_file *file, uint64_t **ret_chunks,
+                                    struct nebula_error *error)
+{
+        const struct agent_file *own = version_file(version, file->name);
+
+        if (file->keeps_chunks) {
+                *ret_chunks = file->chunks;
+                return NEBULA_OK;
+        }
+        if (!own || own->image != file->image || !own->chunks)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "file \"%.200s\" has left memory", file->name);
+        *ret_chunks = malloc((own->chunk_count + 1) * sizeof **ret_chunks);
+        if (!*ret_chunks)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the checksums of \"%.200s\"", file->name);
+        memcpy(*ret_chunks, own->chunks, own->chunk_count * sizeof **ret_chunks);
+        return NEBULA_OK;
+}
+
+enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name,
+                                struct image **ret_image, uint64_t **ret_chunks, struct nebula_error *error)
 {
         struct plan_file file = { 0 };
         struct sealing sealing = { .catalogue = catalogue, .version = version, .files = &file, .file_count = 1 };
         const struct agent_file *own;
+        enum nebula_status status;
 
         catalogue_lock(catalogue);
         own = version_file(version, name);
-        if (own) {
+        if (own && own->image) {
                 snprintf(file.name, sizeof file.name, "%s", own->name);
                 file.is_zip = own->format == IPC_FORMAT_ZIP;
                 file.size = own->size;
                 file.image = own->image;
+                memory_hold(file.image); /* the worker may find that the version will never be written, and let go */
         }
         catalogue_unlock(catalogue);
         if (!file.image)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "file \"%.200s\" is not in memory", name);
         background_run(seal, &sealing);
-        if (sealing.status) {
-                if (error)
-                        *error = sealing.error;
-                return sealing.status;
-        }
-        *ret_data = file.image->data;
-        *ret_chunks = file.chunks;
-        return NEBULA_OK;
+        if (sealing.status && error)
+                *error = sealing.error;
+        catalogue_lock(catalogue);
+        status = sealing.status ? sealing.status : take_sums(version, &file, ret_chunks, error);
+        if (status)
+                memory_drop(&catalogue->memory, file.image);
+        else
+                *ret_image = file.image;
+        catalogue_unlock(catalogue);
+        return status;
 }

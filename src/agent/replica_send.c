@@ -11,8 +11,8 @@
 
 struct outgoing_file {
         struct peer_file what;
-        const char *data; /* mapped; NULL: not held */
-        uint64_t *chunks; /* the version's; a piece is a chunk */
+        struct image *image; /* held and mapped; NULL: this node does not have it */
+        uint64_t *chunks;    /* a piece is a chunk */
 };
 struct outgoing {
         struct peer_copy what;
@@ -21,8 +21,15 @@ struct outgoing {
 
 _Static_assert(PEER_PIECE_BYTES == IMAGE_CHUNK_BYTES, "a piece of a copy is a chunk of its image");
 
-static void outgoing_done(struct outgoing *outgoing)
+static void outgoing_done(struct catalogue *catalogue, struct outgoing *outgoing)
 {
+        catalogue_lock(catalogue);
+        for (size_t i = 0; outgoing->files && i < outgoing->what.file_count; i++) {
+                if (outgoing->files[i].image)
+                        memory_drop(&catalogue->memory, outgoing->files[i].image);
+                free(outgoing->files[i].chunks);
+        }
+        catalogue_unlock(catalogue);
         peer_copy_done(&outgoing->what);
         free(outgoing->files);
 }
@@ -55,12 +62,10 @@ static enum nebula_status outgoing_init(struct catalogue *catalogue, struct vers
         }
         catalogue_unlock(catalogue);
         for (size_t i = 0; !status && i < what->file_count; i++) {
-                const void *data;
+                struct outgoing_file *to = &outgoing->files[i];
 
-                if (!what->files[i].held)
-                        continue;
-                status = storage_seal(catalogue, version, what->files[i].name, &data, &outgoing->files[i].chunks, error);
-                outgoing->files[i].data = data;
+                if (what->files[i].held)
+                        status = storage_seal(catalogue, version, what->files[i].name, &to->image, &to->chunks, error);
         }
         return status;
 }
@@ -96,6 +101,7 @@ static enum nebula_status send_pieces(struct replica *replica, struct peer *peer
 
         for (size_t i = 0; !status && i < outgoing->what.file_count; i++) {
                 const struct peer_file *file = &outgoing->what.files[i];
+                const char *bytes = file->held ? outgoing->files[i].image->data : NULL;
 
                 for (uint64_t at = 0; !status && file->held && at < file->size; at += PEER_PIECE_BYTES) {
                         uint64_t left = file->size - at;
@@ -103,7 +109,7 @@ static enum nebula_status send_pieces(struct replica *replica, struct peer *peer
                         struct peer_data data = { .copy = outgoing->what.id, .file = (uint32_t)i, .offset = at,
                                                   .crc64 = outgoing->files[i].chunks[at / PEER_PIECE_BYTES] };
 
-                        status = peer_send_data(peer, &data, outgoing->files[i].data + at, size, error);
+                        status = peer_send_data(peer, &data, bytes + at, size, error);
                         sent += size;
                         pace(replica, sent, start);
                         if (!status && is_stopping(replica->catalogue))
@@ -201,6 +207,6 @@ enum nebula_status replica_send(struct replica *replica, struct channel *channel
                 log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is replicated on node \"%s\": %" PRIu64 " MiB in %.2f s", outgoing.what.tag,
                           outgoing.what.generation, channel->peer->hello.node, sent >> 20, (double)(os->now_ns() - start) / 1e9);
 done:
-        outgoing_done(&outgoing);
+        outgoing_done(replica->catalogue, &outgoing);
         return status;
 }

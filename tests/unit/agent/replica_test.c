@@ -9,6 +9,7 @@
 #include "agent/agent_catalogue.h"
 #include "agent/member.h"
 #include "agent/replica.h"
+#include "agent/worker.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -263,7 +264,85 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
         bench_done(&bench, true);
 }
 
-TAP_MAIN(TEST(a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_comes_back_with_its_trainers),
+static struct bench *_Atomic sender; /* whose version is failed as soon as a part of it is sent */
+static struct version *sent;
+
+/* The sender waits, so that what it sent stays within its bound: its worker finds now that storage will never have the
+ * version, and a save takes all the memory that is free. */
+static void fail_what_is_sent(int64_t ms)
+{
+        if (!sender) {
+                os_linux.sleep_ms(ms);
+                return;
+        }
+        catalogue_lock(&sender->catalogue);
+        version_fail(&sender->catalogue, sent, NEBULA_CORRUPT, "a file that was carried over is gone");
+        while (catalogue_reclaim(&sender->catalogue))
+                ;
+        while (worker_bury(&sender->catalogue))
+                ;
+        catalogue_unlock(&sender->catalogue);
+        sender = NULL;
+}
+
+static bool start_node(struct bench *bench, const char *name)
+{
+        setenv("NEBULA_NODE_ID", name, 1);
+        bench_init(bench, NULL, directory);
+        bench->job->replica_count = 1;
+        return !replica_start(&bench->catalogue, &bench->error);
+}
+
+static void stop_node(struct bench *bench)
+{
+        catalogue_lock(&bench->catalogue);
+        bench->catalogue.stopping = true;
+        pthread_cond_broadcast(&bench->catalogue.copy);
+        catalogue_unlock(&bench->catalogue);
+        replica_stop(&bench->catalogue);
+        bench_done(bench, true);
+}
+
+static void a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was(void)
+{
+        struct bench bench, there;
+        struct version *version;
+        uint64_t holder = 0;
+
+        test_dir_make(directory);
+        setenv("NEBULA_PEER_MBPS", "1", 1);
+        table = os_linux;
+        table.sleep_ms = fail_what_is_sent;
+        os = &table;
+        REQUIRE(start_node(&there, "there") && record_comes("there"));
+        REQUIRE(start_node(&bench, "here"));
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version);
+        catalogue_lock(&bench.catalogue);
+        sent = version;
+        sender = &bench;
+        catalogue_signal(&bench.catalogue);
+        catalogue_unlock(&bench.catalogue);
+        for (int i = 0; i < 5000 && !holder; i++) {
+                usleep(1000);
+                catalogue_lock(&bench.catalogue);
+                holder = version->replica_nonces[0];
+                catalogue_unlock(&bench.catalogue);
+        }
+        CHECK(holder == there.catalogue.agent_nonce && !sender);
+        catalogue_lock(&bench.catalogue);
+        CHECK(version->life.state == NEBULA_STATE_FAILED && !version->in_memory);
+        catalogue_unlock(&bench.catalogue);
+        stop_node(&bench);
+        stop_node(&there);
+        os = &os_linux;
+        unsetenv("NEBULA_NODE_ID");
+        unsetenv("NEBULA_PEER_MBPS");
+        test_dir_remove(directory);
+}
+
+TAP_MAIN(TEST(a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was),
+         TEST(a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_comes_back_with_its_trainers),
          TEST(every_member_is_asked_however_many_before_it_are_gone),
          TEST(who_has_lost_its_memory_asks_every_member_at_its_first_look),
          TEST(a_thread_that_a_file_system_holds_is_known_not_to_have_ended))
