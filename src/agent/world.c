@@ -326,12 +326,36 @@ static enum nebula_status commit_document(struct store *store, const struct capt
         return status;
 }
 
+static bool lists(const struct committed *committed, uint32_t rank)
+{
+        for (size_t i = 0; i < committed->rank_count; i++)
+                if (committed->ranks[i] == rank)
+                        return true;
+        return false;
+}
+
+/* Who committed had not heard of a rank of this node that has files in it: storage would never have those. Lock held. */
+static bool fail_unlisted(struct catalogue *catalogue, struct version *version, const struct committed *committed)
+{
+        for (size_t i = 0; i < version->part_count; i++) {
+                const struct part *part = &version->parts[i];
+
+                if (!part->file_count || lists(committed, part->rank))
+                        continue;
+                version_fail(catalogue, version, NEBULA_FAILED,
+                             "checkpoint \"%.150s\" was committed without what rank %" PRIu32 " (process %" PRIu32
+                             ") saved to it: it came too late", version->tag, part->rank, part->pid);
+                return true;
+        }
+        return false;
+}
+
 /* Lock held. */
 static void adopt(struct catalogue *catalogue, struct version *version, const struct committed *committed)
 {
         struct job *job = version->job;
 
-        if (!commit_open(version))
+        if (!commit_open(version) || fail_unlisted(catalogue, version, committed))
                 return;
         version_set_generation(version, committed->generation);
         version->sequence = committed->sequence;

@@ -1,5 +1,6 @@
 /* A world of two ranks, and launchers that say of each that it is alone on its node: whether it is decides how they commit. */
 #include "agent/agent_client.h"
+#include "store/announce.h"
 #include "tap.h"
 
 #define AT_MOST_MS 20000 /* no less than all that is waited for here, so that what would last for ever is told apart */
@@ -277,7 +278,75 @@ static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_bo
         place_done(&other);
 }
 
-TAP_MAIN(TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
+static bool read_document(const char *tag, const char *name, char *text, size_t capacity, size_t *ret_size)
+{
+        char path[300];
+        FILE *file;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        file = fopen(path, "r");
+        if (!file)
+                return false;
+        *ret_size = fread(text, 1, capacity, file);
+        fclose(file);
+        return true;
+}
+
+/* As the agent of rank 0 does that has heard of its own rank only. */
+static bool commit_without_rank_one(const char *tag)
+{
+        struct committed committed = { .rank_count = 1 };
+        struct captured captured;
+        char text[4096], path[300], temporary[300], *document;
+        size_t size;
+        uint32_t zero = 0;
+        FILE *file;
+        bool written;
+
+        if (!read_document(tag, "captured-00001.json", text, sizeof text, &size) ||
+            captured_parse(text, size, &captured, NULL))
+                return false;
+        committed.of = captured.of;
+        committed.generation = captured.generation;
+        committed.sequence = captured.sequence;
+        committed.ranks = &zero;
+        captured_done(&captured);
+        if (committed_format(&committed, &document, &size, NULL))
+                return false;
+        snprintf(path, sizeof path, "%s/%s/.nebula/committed.json", place.storage, tag);
+        snprintf(temporary, sizeof temporary, "%s/%s/.nebula/.nebula-tmp-1", place.storage, tag);
+        file = fopen(temporary, "w");
+        written = file && fwrite(document, 1, size, file) == size;
+        written = file && !fclose(file) && written && !rename(temporary, path);
+        free(document);
+        return written;
+}
+
+static void a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it(void)
+{
+        static const int64_t goals[] = { NEBULA_FILES_OPEN, 2 };
+
+        for (size_t i = 0; i < sizeof goals / sizeof *goals; i++) {
+                struct test_client one;
+                uint64_t version;
+                pid_t pid;
+
+                place_init(&place);
+                pid = agent_fork(&place);
+                REQUIRE(enter(&one, &place, 1, 0));
+                version = save_share(&one, "t", goals[i], 1);
+                REQUIRE(version && document_comes("t", "captured-00001.json") && commit_without_rank_one("t"));
+                CHECK(wait_for(&one, version, NEBULA_STATE_COMMITTED, AT_MOST_MS) == NEBULA_FAILED);
+                CHECK(strstr(one.error.message, "rank 1"));
+                CHECK(state_of(&one, version) == NEBULA_STATE_FAILED);
+                client_done(&one);
+                agent_end(pid, SIGKILL);
+                place_done(&place);
+        }
+}
+
+TAP_MAIN(TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
+         TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
          TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
          TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
          TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),
