@@ -109,6 +109,7 @@ struct version {
         bool is_counted;            /* by what storage says of earlier ones, too */
         bool spread;                /* ranks on other nodes: documents in storage are exchanged */
         bool to_announce, wanted_told, tell_failed, recorded_here, leads; /* leads: this node writes committed.json and the manifest; recorded_here: this node's records are in storage */
+        bool withdrawn;             /* its documents were taken away */
         size_t announced_size, carried_parts; /* carried_parts: so many had begun when files of theirs were carried over */
         uint64_t announce_sequence, heard;
         int64_t poll_at_ns, waiting_since_ns, heard_ns, behind_ns;

@@ -648,30 +648,72 @@ static void exchange_wanted(struct catalogue *catalogue, struct version *version
         catalogue_signal(catalogue);
 }
 
-/* Takes the documents of this node's share away, and what else lies there of a version that nobody will complete. */
-static void clean(struct catalogue *catalogue, struct version *version)
+/* The document of that name, if it is of this writing: another job's, or an earlier writing's, has the same name. */
+static void remove_captured(struct store *store, const struct captured *own, uint32_t rank)
 {
+        struct captured captured;
+        char path[64], key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+
+        captured_path(rank, own->of.writing, path);
+        if (key_of(own->of.tag, path, key, NULL) || store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                return;
+        if (!captured_parse(text, size, &captured, NULL)) {
+                if (announce_same(&own->of, &captured.of))
+                        store->ops->remove(store, key, NULL);
+                captured_done(&captured);
+        }
+        free(text);
+}
+
+/*
+ * Takes the documents of this node's share away, whichever of its ranks was the lowest when they were written, and nothing
+ * that other nodes may be at work on. What lies there of a version that was committed, and that nobody makes durable, goes
+ * once all of it is too old for that: `late`.
+ */
+static void clean(struct catalogue *catalogue, struct version *version, bool late)
+{
+        int64_t age_ns = (int64_t)catalogue->sweep_age_s * SECOND_NS;
         struct captured own;
         struct store *store;
-        char path[64], key[MANIFEST_KEY_MAX];
-        bool in_use = false, described = describe(version, &own), failed = !version->stored;
+        char directory[256];
+        bool in_use = false, described = describe(version, &own);
         size_t removed = 0;
 
         for (const struct version *other = version->job->versions; other; other = other->next)
                 in_use = in_use || (other != version && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
-        version->spread = false;
         version->pins++;
         catalogue_unlock(catalogue);
-        if (described && !storage_open(catalogue, version->job, &store, NULL)) {
-                captured_path(own.ranks[0].rank, own.of.writing, path);
-                if (!in_use && !key_of(own.of.tag, path, key, NULL))
-                        store->ops->remove(store, key, NULL);
-                if (!in_use && failed)
-                        manifest_sweep_tag(store, own.of.tag, BEHIND_NS, &removed, NULL);
+        if (described && !in_use && !storage_open(catalogue, version->job, &store, NULL)) {
+                for (size_t i = 0; i < own.rank_count && !late; i++)
+                        remove_captured(store, &own, own.ranks[i].rank);
+                if (late)
+                        manifest_sweep_tag(store, own.of.tag, age_ns, &removed, NULL);
+                else if (!name_encode(own.of.tag, directory, NULL))
+                        manifest_remove_directories(store, directory);
         }
         captured_done(&own);
         catalogue_lock(catalogue);
         version->pins--;
+}
+
+/* Of a version that nothing more becomes of. */
+static bool tidy(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
+{
+        bool late = version->withdrawn;
+
+        if (!version->stored && !newer_complete(version))
+                return false;
+        if (late && version->poll_at_ns > now) {
+                *due = version->poll_at_ns < *due ? version->poll_at_ns : *due;
+                return false;
+        }
+        /* Before it was committed nobody wrote more of it than documents. */
+        version->spread = !late && !version->stored && version->sequence;
+        version->poll_at_ns = now + ((int64_t)catalogue->sweep_age_s + 1) * SECOND_NS;
+        version->withdrawn = true;
+        clean(catalogue, version, late);
+        return true;
 }
 
 /* Committed on this node, and a newer one has become durable: the other nodes will not write it any more. */
@@ -687,12 +729,8 @@ static bool work_on(struct catalogue *catalogue, struct version *version, int64_
 {
         bool open = commit_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
 
-        if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded) {
-                if (!version->stored && !newer_complete(version))
-                        return false;
-                clean(catalogue, version);
-                return true;
-        }
+        if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded)
+                return tidy(catalogue, version, now, due);
         if (!waits || (!open && version->wanted && version->wanted_told && !given_up(version, now)))
                 return false;
         if (!open && given_up(version, now)) {

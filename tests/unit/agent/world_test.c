@@ -1,4 +1,7 @@
 /* A world of two ranks, and launchers that say of each that it is alone on its node: whether it is decides how they commit. */
+#include <fcntl.h>
+#include <time.h>
+
 #include "agent/agent_client.h"
 #include "store/announce.h"
 #include "tap.h"
@@ -345,7 +348,53 @@ static void a_version_that_was_committed_without_the_files_of_a_rank_fails_on_it
         }
 }
 
-TAP_MAIN(TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
+/* Another node's, which is still being written: nothing of it has changed for a minute. */
+static bool leave_claim(const char *tag)
+{
+        struct timespec times[2] = { 0 };
+        char path[300];
+        FILE *file;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/claim-00001.json", place.storage, tag);
+        file = fopen(path, "w");
+        times[0].tv_sec = times[1].tv_sec = time(NULL) - 60;
+        return file && fputs("{}", file) >= 0 && !fclose(file) && !utimensat(AT_FDCWD, path, times, 0);
+}
+
+static bool document_goes(const char *tag, const char *name)
+{
+        char path[300];
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        for (int i = 0; i < 2000 && !access(path, F_OK); i++)
+                usleep(10000);
+        return access(path, F_OK) != 0;
+}
+
+static void a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others(void)
+{
+        struct test_client zero, one;
+        uint64_t torn;
+        pid_t pid;
+
+        place_init(&place);
+        pid = agent_fork(&place);
+        REQUIRE(enter(&zero, &place, 0, 0));
+        torn = save_share(&zero, "torn", NEBULA_FILES_ALL_RANKS, 1);
+        REQUIRE(torn && document_comes("torn", "captured-00000.json") && leave_claim("torn"));
+        REQUIRE(enter(&one, &place, 1, 0));
+        CHECK(save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 2) && save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 3));
+        CHECK(!flush(&zero, "t", AT_MOST_MS) && document_goes("torn", "captured-00000.json"));
+        usleep(300000);
+        CHECK(state_of(&zero, torn) == NEBULA_STATE_FAILED && document_comes("torn", "claim-00001.json"));
+        client_done(&zero);
+        client_done(&one);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        place_done(&place);
+}
+
+TAP_MAIN(TEST(a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others),
+         TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
          TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
          TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
          TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
