@@ -39,11 +39,11 @@ enum nebula_status manifest_waiting_key(char ret_key[MANIFEST_KEY_MAX], const ch
 /*
  * Removes from <directory>/.nebula the entries of the kinds whose bits are set
  * and whose generation is in the range (only records, claims and directories have one), but not
- * what `keep` names.
+ * what `keep` names, nor what was changed after `before_ns`.
  */
 enum nebula_status manifest_clear_private(struct store *store, const struct manifest *keep, const char *directory,
                                           uint64_t generation_min, uint64_t generation_max,
-                                          unsigned kinds, struct nebula_error *error);
+                                          unsigned kinds, int64_t before_ns, struct nebula_error *error);
 /* The tag that lives in this directory of a storage path; false for what no tag encodes to. */
 bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256]);
 

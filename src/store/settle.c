@@ -88,7 +88,7 @@ static enum nebula_status clear_generation(struct store *store, const struct man
 
 enum nebula_status manifest_clear_private(struct store *store, const struct manifest *keep, const char *directory,
                                           uint64_t generation_min, uint64_t generation_max, unsigned kinds,
-                                          struct nebula_error *error)
+                                          int64_t before_ns, struct nebula_error *error)
 {
         struct store_list list;
         char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
@@ -105,7 +105,8 @@ enum nebula_status manifest_clear_private(struct store *store, const struct mani
                 enum manifest_entry_kind kind = manifest_entry_kind(entry->name, &generation);
                 char path[512];
 
-                if (!(kinds & 1u << kind) || entry->is_directory != (kind == ENTRY_GENERATION))
+                if (!(kinds & 1u << kind) || entry->is_directory != (kind == ENTRY_GENERATION) ||
+                    entry->mtime_ns > before_ns)
                         continue;
                 if (kind == ENTRY_TEMPORARY && entry->is_foreign)
                         continue; /* another user's write in progress */
@@ -136,7 +137,8 @@ enum nebula_status manifest_settle(struct store *store, const struct manifest *m
         /* Younger generations are somebody's work in progress. */
         if (!status)
                 status = manifest_clear_private(store, manifest, directory, 0, manifest->generation,
-                                                1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION, error);
+                                                1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION,
+                                                INT64_MAX, error);
         return status;
 }
 
@@ -209,7 +211,7 @@ enum nebula_status manifest_remove(struct store *store, const struct manifest *m
                 status = manifest_clear_private(store, NULL, directory, 0, UINT64_MAX,
                                                 1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION |
                                                         1u << ENTRY_TEMPORARY | 1u << ENTRY_COMMITTING,
-                                                error);
+                                                INT64_MAX, error);
         if (!status)
                 manifest_remove_directories(store, directory);
         return status;

@@ -81,9 +81,12 @@ static enum nebula_status remove_claimed(struct store *store, const struct manif
         return status;
 }
 
-/* What is younger than `manifest`, which is empty when there is none. The claims go last: they tell the next sweep what was ours. */
-static enum nebula_status remove_younger(struct store *store, const struct manifest *manifest, const char *tag,
-                                         const char *directory, struct nebula_error *error)
+/*
+ * What is of a later generation than `manifest`, which is empty when there is none, but for what has come since it was
+ * looked whether all of it is old: somebody has begun anew. The claims go last: they tell the next sweep what was ours.
+ */
+static enum nebula_status remove_later(struct store *store, const struct manifest *manifest, const char *tag,
+                                       const char *directory, int64_t before_ns, struct nebula_error *error)
 {
         struct store_list list;
         char prefix[MANIFEST_KEY_MAX];
@@ -97,12 +100,14 @@ static enum nebula_status remove_younger(struct store *store, const struct manif
         for (size_t i = 0; i < list.count && !status; i++) {
                 enum manifest_entry_kind kind = manifest_entry_kind(list.entries[i].name, &generation);
 
-                if ((kind == ENTRY_RECORD || kind == ENTRY_CLAIM) && generation > manifest->generation)
+                if ((kind == ENTRY_RECORD || kind == ENTRY_CLAIM) && generation > manifest->generation &&
+                    list.entries[i].mtime_ns <= before_ns)
                         status = remove_claimed(store, manifest, tag, directory, list.entries[i].name, error);
         }
         store_list_done(&list);
         if (!status)
-                status = manifest_clear_private(store, manifest, directory, manifest->generation + 1, UINT64_MAX, DEBRIS_KINDS, error);
+                status = manifest_clear_private(store, manifest, directory, manifest->generation + 1, UINT64_MAX,
+                                                DEBRIS_KINDS, before_ns, error);
         if (!status && !manifest->generation)
                 manifest_remove_directories(store, directory);
         return status;
@@ -125,7 +130,7 @@ static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_
                 goto out; /* no .nebula inside: foreign */
         if (!debris.count || debris.is_foreign || debris.youngest_ns > before_ns)
                 goto out;
-        status = remove_younger(store, &manifest, tag, directory, error);
+        status = remove_later(store, &manifest, tag, directory, before_ns, error);
         if (!status)
                 (*removed)++;
 out:

@@ -673,6 +673,39 @@ static void a_sweep_takes_old_debris_and_leaves_what_is_young_foreign_or_whole(v
         store_close(store);
 }
 
+static unsigned looks_left;
+
+/* The tag is written again between two looks into it. */
+static enum nebula_status list_and_write_again(struct store *store, const char *prefix, struct store_list *ret_list,
+                                               struct nebula_error *error)
+{
+        if (!strcmp(prefix, "torn/.nebula") && looks_left && !--looks_left) {
+                store->ops = &store_mem;
+                write_version(store, "torn", 2, 7, "b", false, NULL, false);
+                store->ops = &dying_ops;
+        }
+        return store_mem.list(store, prefix, ret_list, error);
+}
+
+static void a_sweep_leaves_what_has_come_since_it_looked_how_old_all_is(void)
+{
+        for (unsigned looks = 2; looks <= 3; looks++) {
+                struct store *store = new_store();
+                size_t swept;
+
+                looks_left = looks;
+                write_version(store, "torn", 1, 6, "a", false, NULL, false);
+                dying_ops = store_mem;
+                dying_ops.list = list_and_write_again;
+                store->ops = &dying_ops;
+                CHECK(manifest_sweep(store, 0, &swept, NULL) == NEBULA_OK && swept == 1);
+                store->ops = &store_mem;
+                CHECK(!looks_left && !has(store, "torn/a") && !has(store, "torn/.nebula/rank-00000.json"));
+                CHECK(has(store, "torn/b") && has(store, "torn/.nebula/rank-00000.g2.json"));
+                store_close(store);
+        }
+}
+
 static void a_scan_lists_the_sound_oldest_first_and_counts_the_broken(void)
 {
         struct store *store = new_store();
@@ -720,4 +753,5 @@ TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read),
          TEST(what_cannot_be_looked_at_is_not_removed),
          TEST(a_remove_that_dies_leaves_a_whole_version_or_debris_that_a_sweep_takes),
          TEST(a_sweep_takes_old_debris_and_leaves_what_is_young_foreign_or_whole),
+         TEST(a_sweep_leaves_what_has_come_since_it_looked_how_old_all_is),
          TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken))
