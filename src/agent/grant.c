@@ -86,6 +86,7 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
         catalogue_lock(catalogue);
         waiting->no_spill = !image;
         if (image) {
+                image->job = session->job;
                 memory_add(&catalogue->memory, image);
                 version->wanted = true; /* not for the interval: until it is durable it survives no agent */
         }
@@ -151,6 +152,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                         status = memory_create(&catalogue->memory, capacity, named, &image, &full);
                         catalogue_lock(catalogue);
                         if (!status) {
+                                image->job = session->job;
                                 memory_add(&catalogue->memory, image);
                                 *ret_image = image;
                                 return NEBULA_OK;
@@ -178,6 +180,15 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                         return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.150s\" failed while it waited for memory: %.250s",
                                          version->tag, version->error.message);
         }
+}
+
+/* What was got for a version that failed meanwhile is a free image of the job, unless it lies on a disk: then it goes. */
+static void refuse(struct catalogue *catalogue, struct image *image)
+{
+        if (!image)
+                return;
+        memory_hold(image);
+        memory_drop(&catalogue->memory, image);
 }
 
 enum nebula_status grant_image(struct catalogue *catalogue, struct session *session, const struct ipc_image *request,
@@ -220,11 +231,11 @@ enum nebula_status grant_image(struct catalogue *catalogue, struct session *sess
                 if (!status && !commit_open(target))
                         status = error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.150s\" failed meanwhile: %.250s", target->tag,
                                            target->error.message);
-                if (status)
-                        return status; /* an image that was made is free now, and serves the next file */
         }
-        *ret_grant = commit_grant(catalogue, session, target, request, image, error);
-        if (!*ret_grant)
-                return NEBULA_NO_MEMORY;
-        return NEBULA_OK;
+        if (!status)
+                *ret_grant = commit_grant(catalogue, session, target, request, image, error);
+        if (*ret_grant)
+                return NEBULA_OK;
+        refuse(catalogue, image);
+        return status ? status : NEBULA_NO_MEMORY;
 }

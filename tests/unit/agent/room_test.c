@@ -1,7 +1,9 @@
 /* What of a long run stays: a bounded number of tombstones, which answer, and which no request has to walk past. */
 #include "agent/agent_catalogue.h"
 #include "agent/history.h"
+#include "agent/worker.h"
 #include "tap.h"
+#include "test_dir.h"
 
 static size_t live_count(const struct job *job)
 {
@@ -156,7 +158,81 @@ static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
         bench_done(&bench, true);
 }
 
-TAP_MAIN(TEST(tombstones_are_bounded_answer_and_are_in_nobodys_way),
+static struct os_table table;
+static struct bench *failing; /* whose versions fail while memory is got for them */
+
+static int fail_meanwhile(int fd, uint64_t offset, uint64_t size)
+{
+        int result = os_linux.allocate(fd, offset, size);
+
+        if (!failing)
+                return result;
+        catalogue_lock(&failing->catalogue);
+        version_fail(&failing->catalogue, failing->job->versions, NEBULA_FAILED, "another rank gave it up");
+        catalogue_unlock(&failing->catalogue);
+        return result;
+}
+
+static int local_space(const char *path, struct os_space *ret_space)
+{
+        int result = os_linux.space(path, ret_space);
+
+        ret_space->fs_type = 0xef53;
+        return result;
+}
+
+static size_t image_count(const struct bench *bench)
+{
+        size_t count = 0;
+
+        for (const struct image *image = bench->catalogue.memory.images; image; image = image->next)
+                count++;
+        return count;
+}
+
+/* A version that fails while it gets its image. */
+static bool save_in_vain(struct bench *bench, const char *tag)
+{
+        struct version *version;
+
+        failing = bench;
+        version = bench_version(bench, tag, 1, 0);
+        failing = NULL;
+        return !version && bench->error.status == NEBULA_FAILED;
+}
+
+static void what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk(void)
+{
+        char directory[256];
+        struct bench bench;
+
+        test_dir_make(directory);
+        setenv("NEBULA_SPILL_DIR", directory, 1);
+        table = os_linux;
+        table.allocate = fail_meanwhile;
+        table.space = local_space;
+        os = &table;
+        bench_init(&bench, NULL, "");
+        CHECK(save_in_vain(&bench, "refused") && image_count(&bench) == 1);
+        REQUIRE(bench_version(&bench, "a", 1, 0));
+        catalogue_lock(&bench.catalogue);
+        worker_bury(&bench.catalogue);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(image_count(&bench) == 1 && bench.catalogue.memory.used == memory_capacity(BENCH_FILE_BYTES));
+        bench.job->on_full = NEBULA_ON_FULL_STREAM;
+        bench.catalogue.memory.budget = 1; /* no file fits, and none waits for room */
+        bench.session.nonce = 2;
+        CHECK(save_in_vain(&bench, "streamed") && image_count(&bench) <= 1);
+        for (const struct image *image = bench.catalogue.memory.images; image; image = image->next)
+                CHECK(!image->spilled);
+        os = &os_linux;
+        bench_done(&bench, true);
+        unsetenv("NEBULA_SPILL_DIR");
+        test_dir_remove(directory);
+}
+
+TAP_MAIN(TEST(what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk),
+         TEST(tombstones_are_bounded_answer_and_are_in_nobodys_way),
          TEST(a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never),
         TEST(a_tombstone_that_is_written_again_is_the_next_generation),
          TEST(a_tombstone_remembers_who_had_nothing_to_add),
