@@ -211,15 +211,27 @@ void peer_copy_done(struct peer_copy *copy)
         copy->file_count = 0;
 }
 
+#define LISTING_FRAME_BYTES 256u /* of its text, more than all that is not a copy */
+
 enum nebula_status peer_listing_format(const struct peer_listing *listing, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
         json_t *copies = json_array();
+        size_t room = PEER_TEXT_MAX - LISTING_FRAME_BYTES;
 
-        for (size_t i = 0; i < listing->count; i++)
-                if (json_array_append_new(copies, copy_json(&listing->copies[i]))) {
+        for (size_t i = 0; i < listing->count; i++) {
+                json_t *copy = copy_json(&listing->copies[i]);
+                size_t size = copy ? json_dumpb(copy, NULL, 0, JSON_COMPACT) + 1 : 0;
+
+                if (size > room) {
+                        json_decref(copy); /* older ones may be smaller */
+                        continue;
+                }
+                room -= size;
+                if (json_array_append_new(copies, copy)) {
                         json_decref(copies);
                         return no_memory(error);
                 }
+        }
         return format(json_pack("{s:o}", "copies", copies), ret_text, ret_size, error);
 }
 

@@ -102,6 +102,7 @@ enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_h
 enum nebula_status peer_copy_format(const struct peer_copy *copy, char **ret_text, size_t *ret_size, struct nebula_error *error);
 enum nebula_status peer_copy_parse(const char *text, size_t size, struct peer_copy *ret_copy, struct nebula_error *error);
 void peer_copy_done(struct peer_copy *copy);
+/* As many of the copies, the first ones first, as a frame has room for. */
 enum nebula_status peer_listing_format(const struct peer_listing *listing, char **ret_text, size_t *ret_size, struct nebula_error *error);
 enum nebula_status peer_listing_parse(const char *text, size_t size, struct peer_listing *ret_listing, struct nebula_error *error);
 void peer_listing_done(struct peer_listing *listing);

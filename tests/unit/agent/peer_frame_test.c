@@ -170,6 +170,38 @@ static void ends_with_one_secret_talk_and_others_do_not(void)
         os->close(fds[1]);
 }
 
-TAP_MAIN(TEST(a_header_comes_back_as_it_was_written), TEST(a_frame_that_comes_twice_or_out_of_turn_is_refused),
+/* A node may hold many copies of versions of many files: their owners are to find the newest of them. */
+static void a_listing_that_would_be_too_long_has_the_newest_copies(void)
+{
+        enum { COPIES = 3, FILES = 20000 };
+        struct peer_copy copies[COPIES] = { 0 };
+        struct peer_listing listing = { .copies = copies, .count = COPIES }, found;
+        struct nebula_error error;
+        char *text;
+        size_t size;
+
+        for (unsigned i = 0; i < COPIES; i++) {
+                copies[i] = (struct peer_copy){ .id = i + 1, .generation = 1, .sequence = COPIES - i, .owner = "node",
+                                                .tag = "t", .run = "r", .world = 1, .file_count = i < 2 ? FILES : 1 };
+                copies[i].files = calloc(FILES, sizeof *copies[i].files);
+                REQUIRE(copies[i].files);
+                for (unsigned j = 0; j < copies[i].file_count; j++) {
+                        copies[i].files[j] = (struct peer_file){ .size = 1, .generation = 1, .held = true };
+                        snprintf(copies[i].files[j].name, sizeof copies[i].files[j].name, "%0200u", j);
+                }
+        }
+        REQUIRE(!peer_listing_format(&listing, &text, &size, &error));
+        CHECK(size <= PEER_TEXT_MAX && size > PEER_TEXT_MAX / 2);
+        REQUIRE(!peer_listing_parse(text, size, &found, &error));
+        CHECK(found.count == 2 && found.copies[0].id == 1 && found.copies[0].file_count == FILES);
+        CHECK(found.copies[1].id == 3);
+        peer_listing_done(&found);
+        free(text);
+        for (unsigned i = 0; i < COPIES; i++)
+                free(copies[i].files);
+}
+
+TAP_MAIN(TEST(a_listing_that_would_be_too_long_has_the_newest_copies),
+         TEST(a_header_comes_back_as_it_was_written), TEST(a_frame_that_comes_twice_or_out_of_turn_is_refused),
          TEST(every_flipped_bit_of_the_fixed_part_is_refused), TEST(sizes_are_bounded_by_the_type), TEST(a_copy_comes_back_with_its_files),
          TEST(ends_with_one_secret_talk_and_others_do_not))
