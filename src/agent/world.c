@@ -381,15 +381,21 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         catalogue_retain(catalogue, job, job->retention_count);
 }
 
-/* Called without the lock: `goal` is that of the version when it was looked at, since a rank that begins it may set it. */
-static bool goal_met(const struct version *version, int64_t goal, const struct coverage *coverage, int64_t now, uint64_t quiet_s)
+static bool goal_met(struct catalogue *catalogue, const struct version *version, const struct coverage *coverage,
+                     int64_t now)
 {
+        int64_t goal, heard_ns;
+
+        catalogue_lock(catalogue); /* a rank that begins the version may set its goal, one that captures is heard of */
+        goal = version->file_goal;
+        heard_ns = version->heard_ns;
+        catalogue_unlock(catalogue);
         if (goal > 0)
                 return coverage->files >= (uint64_t)goal;
         if (coverage->count >= version->world)
                 return true;
         /* Ranks that never begin an open-ended version are not waited for for ever. */
-        return goal == NEBULA_FILES_OPEN && now - version->heard_ns >= (int64_t)quiet_s * SECOND_NS;
+        return goal == NEBULA_FILES_OPEN && now - heard_ns >= (int64_t)catalogue->quiet_s * SECOND_NS;
 }
 
 static void look_again(struct version *version, int64_t now)
@@ -550,7 +556,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         struct captured own;
         struct store *store;
         bool found = false, superseded = false, decide, persist = interval_passed(version->job, now) || version->wanted;
-        int64_t waited = now - version->waiting_since_ns, goal = version->file_goal;
+        int64_t waited = now - version->waiting_since_ns;
         enum nebula_status status;
 
         decide = version->leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
@@ -572,7 +578,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         }
         if (!status && !found && (decide || waited > LIST_AFTER_NS))
                 status = look_around(store, &own, &coverage, &error);
-        if (!status && !found && decide && goal_met(version, goal, &coverage, now, catalogue->quiet_s)) {
+        if (!status && !found && decide && goal_met(catalogue, version, &coverage, now)) {
                 status = commit_document(store, &own, &coverage, persist, &committed, &error);
                 found = !status;
         }

@@ -484,7 +484,59 @@ static void who_watches_is_told_that_nodes_cannot_commit_for_storage(void)
         bench_done(&bench, true);
 }
 
-TAP_MAIN(TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
+static struct os_table table;
+static struct version *asked; /* all ranks of which are asked for while it is looked who has captured */
+static struct catalogue *asking;
+
+static int list_while_it_is_begun(const char *path, struct os_dir **ret_dir)
+{
+        if (asked) {
+                catalogue_lock(asking);
+                asked->file_goal = NEBULA_FILES_ALL_RANKS;
+                catalogue_unlock(asking);
+        }
+        asked = NULL;
+        return os_linux.opendir(path, ret_dir);
+}
+
+static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(void)
+{
+        struct version *version;
+        struct bench bench;
+        char directory[256];
+        int64_t due = INT64_MAX;
+        uint64_t id;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        bench.job->world = bench.session.world = 2;
+        bench.job->local_world = 1;
+        bench.catalogue.quiet_s = 0;
+        bench.catalogue.takeover_s = 30;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_OPEN, &bench.error);
+        REQUIRE(version);
+        id = version->id;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(!bench_save(&bench, &id, "a", 1));
+        catalogue_lock(&bench.catalogue);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->spread);
+        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !version->to_announce);
+        table = os_linux;
+        table.opendir = list_while_it_is_begun;
+        os = &table;
+        asked = version;
+        asking = &bench.catalogue;
+        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !asked);
+        os = &os_linux;
+        CHECK(version->life.state == NEBULA_STATE_CAPTURED);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
+TAP_MAIN(TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
+         TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
          TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold),
