@@ -20,6 +20,7 @@ struct file_dirs {
         size_t next;
         bool has_device;
         uint64_t device;            /* of the root, when it was there last */
+        bool is_mount;              /* it was on another file system than what lies above it */
 };
 
 struct file_dirs *file_dirs_new(void)
@@ -103,6 +104,25 @@ static int nearest_device(const char *path, uint64_t *ret_device, bool *ret_is_i
 }
 
 /*
+ * A root that was a mount point and is an empty directory now: what is written there would fill the disk below, and be
+ * hidden when the file system comes back. That it is another one then, as an automounter's is each time, is no matter.
+ */
+static int check_mount(struct file_dirs *dirs, const char *root)
+{
+        char above[STORE_PATH_MAX + 4];
+        struct os_stat found, parent;
+        int result = os->stat(root, true, &found);
+
+        snprintf(above, sizeof above, "%s/..", root);
+        if (result || os->stat(above, true, &parent))
+                return result == -ENOENT ? 0 : result;
+        if (dirs->is_mount && found.device == parent.device)
+                return -ENODEV;
+        dirs->is_mount = found.device != parent.device;
+        return 0;
+}
+
+/*
  * A root whose mount has gone must not be made anew on the file system below.
  * One that was removed is.
  */
@@ -116,6 +136,8 @@ static int make_root(struct file_dirs *dirs, const char *root)
                 result = -ENODEV;
         if (!result)
                 result = os_make_dirs(root, DIRECTORY_MODE);
+        if (!result)
+                result = check_mount(dirs, root);
         if (result)
                 return result;
         dirs->has_device = true;
@@ -170,13 +192,14 @@ int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *direc
 {
         char path[STORE_PATH_MAX];
         size_t root_length = strlen(root), length;
-        int result;
+        int result = 0;
 
         length = (size_t)snprintf(path, sizeof path, "%s%s%s", root, *directory ? "/" : "", directory);
         if (length >= sizeof path)
                 return -ENAMETOOLONG;
         pthread_mutex_lock(&dirs->lock);
-        result = is_known(dirs, path) ? 0 : ensure_one(dirs, root, true);
+        if (!is_known(dirs, path))
+                result = is_known(dirs, root) ? check_mount(dirs, root) : ensure_one(dirs, root, true);
         for (size_t i = root_length + 1; i <= length && !result; i++) {
                 char kept = path[i];
 

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "os/os.h"
@@ -551,7 +552,47 @@ static void a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up(void)
         end_file();
 }
 
-TAP_MAIN(TEST(a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up),
+static bool is_mounted;
+
+/* The root as a mount point: another device than what lies above it. */
+static int stat_mounted(const char *path, bool follow, struct os_stat *ret_stat)
+{
+        int result = os_linux.stat(path, follow, ret_stat);
+        size_t length = strlen(store->root);
+
+        if (!strncmp(path, store->root, length) && strncmp(path + length, "/..", 3) && is_mounted)
+                ret_stat->device++;
+        return result;
+}
+
+static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
+{
+        const struct os_table *real = os;
+        struct os_table table = *os;
+        char path[600];
+
+        open_file();
+        table.stat = stat_mounted;
+        os = &table;
+        is_mounted = true;
+        CHECK(put("a/x", "1") == NEBULA_OK);
+        is_mounted = false;
+        for (int i = 0; i < 3; i++)
+                CHECK(put("b/x", "2") == NEBULA_STORAGE && strstr(error.message, "is gone"));
+        snprintf(path, sizeof path, "%s/b", store->root);
+        CHECK(access(path, F_OK));
+        is_mounted = true;
+        CHECK(put("b/x", "3") == NEBULA_OK && !strcmp(get("b/x"), "3"));
+        os = real;
+        end_file();
+        /* What was never one need not become one. */
+        open_file();
+        CHECK(put("a/x", "1") == NEBULA_OK && put("b/x", "2") == NEBULA_OK);
+        end_file();
+}
+
+TAP_MAIN(TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back),
+         TEST(a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up),
          TEST(what_is_written_is_read), TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_second_write_replaces_the_first),
          TEST(what_is_absent_is_not_found_and_its_removal_fine), TEST(an_object_that_is_too_short_is_corrupt),
          TEST(a_large_object_is_checked_chunk_by_chunk), TEST(a_move_replaces_and_makes_directories),
