@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/human.h"
+#include "cli/link.h"
 #include "cli/table.h"
 #include "cli/target.h"
 #include "os/os.h"
@@ -92,6 +93,50 @@ static enum nebula_status plan(const struct prune *prune, const struct manifest_
                 if (first == i && (!prune->job || !strcmp(prune->job, job)))
                         status = plan_job(prune, scan, job, drop, error);
         }
+        return status;
+}
+
+/* Whether the agent has a later writing of it that is to follow it in storage, perhaps with files of this one. */
+static bool is_followed(const json_t *report, const struct manifest *manifest)
+{
+        const json_t *versions = json_object_get(report, "versions"), *one;
+        size_t index;
+
+        json_array_foreach(versions, index, one) {
+                const char *state = text_of(one, "state");
+                bool is_open = !strcmp(state, nebula_state_name(NEBULA_STATE_CAPTURING)) ||
+                               !strcmp(state, nebula_state_name(NEBULA_STATE_CAPTURED));
+
+                if (!strcmp(text_of(one, "tag"), manifest->tag) && !strcmp(text_of(one, "job"), manifest->job) &&
+                    (uint64_t)number_of(one, "generation") > manifest->generation && !lies_in(one, "storage") &&
+                    strcmp(state, nebula_state_name(NEBULA_STATE_FAILED)) && (is_open || lies_in(one, "memory")))
+                        return true;
+        }
+        return false;
+}
+
+/* What the agent of this machine writes anew stays, as it does in the agent's own retention. A named one is refused. */
+static enum nebula_status spare_followed(const char *given_path, const char *tag, const struct manifest_scan *scan,
+                                         bool *drop, struct nebula_error *error)
+{
+        char path[TARGET_PATH_MAX];
+        struct link *link = NULL;
+        json_t *report = NULL;
+        enum nebula_status status = target_path(given_path, path, error);
+
+        if (status || !link_open_if_any(path, &link))
+                return status;
+        status = link_report(link, NEBULA_REPORT_VERSIONS, path, &report, error);
+        link_close(link);
+        for (size_t i = 0; i < scan->count && !status; i++) {
+                if (!drop[i] || !is_followed(report, &scan->manifests[i]))
+                        continue;
+                if (tag)
+                        status = error_set(error, NEBULA_BUSY, 0, "\"%s\" is being written again by the running agent, "
+                                           "perhaps with files of this one: it stays", tag);
+                drop[i] = false;
+        }
+        json_decref(report);
         return status;
 }
 
@@ -201,7 +246,7 @@ int command_prune(int argc, char **argv)
         if (!drop) {
                 error_set(&error, NEBULA_NO_MEMORY, 0, "no memory to plan for %zu checkpoints", scan.count);
                 code = cli_fail(common.json, &error);
-        } else if (plan(&prune, &scan, drop, &error)) {
+        } else if (plan(&prune, &scan, drop, &error) || spare_followed(common.path, prune.tag, &scan, drop, &error)) {
                 code = cli_fail(common.json, &error);
                 if (error.status == NEBULA_BUSY)
                         code = CLI_REFUSED;

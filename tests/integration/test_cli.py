@@ -583,6 +583,15 @@ def train(nebula, maker, run, tmp_path):
     def call(path, interval, count, **extra):
         subprocess.run([trainer, nebula, path, str(interval), str(count)], check=True, env=environment | extra, timeout=60)
 
+    @contextlib.contextmanager
+    def stay(path, interval, count, name):
+        """The same with a file of that name, and it lives as long as the context."""
+        arguments = [trainer, nebula, path, str(interval), str(count), name]
+        with subprocess.Popen(arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"saved\n"
+            yield
+
+    call.stay = stay
     yield call
     run("stop", "--now", "--yes")
 
@@ -607,6 +616,22 @@ def test_versions_in_memory_are_listed_inspected_and_restored(run, train, tmp_pa
     assert missing.returncode == 3 and "other.pt" in missing.stderr
     assert torch.load(tmp_path / "out/model.pt")["a"][:2].tolist() == [3, 0]
     assert run("restore", "global_step99", "--to", "out").returncode == 3
+
+
+def test_prune_leaves_what_the_agent_writes_again_with_files_of_it(run, train, tmp_path):
+    store = tmp_path / "store"
+    train(store, 0, 3)
+    while not (store / "global_step3/.nebula/manifest.json").exists():
+        time.sleep(0.05)
+    with train.stay(store, 3600, 1, "other.pt"):
+        refused = run("prune", "--tag", "global_step1", "--yes", "--path", store)
+        assert refused.returncode == 5 and "written again" in refused.stderr
+        told = json.loads(run("prune", "--keep-last", 1, "--yes", "--json", "--path", store).stdout)
+        assert [one["tag"] for one in told["removed"]] == ["global_step2"]
+    assert run("stop").returncode == 0
+    assert run("verify", "--all", "--path", store).returncode == 0
+    told = json.loads(run("inspect", "global_step1", "--json", "--path", store).stdout)
+    assert {one["name"] for one in told["files"]} == {"model.pt", "other.pt"}
 
 
 def test_stop_persists_and_stop_now_asks_before_it_drops(run, train, tmp_path):

@@ -2,7 +2,9 @@
  * save_versions - a trainer for tests: saves global_step1 ... global_stepN through the library, waits until they are
  * committed, and dies without a word.
  *
- *      save_versions NEBULA_COMMAND PERSIST_PATH|- INTERVAL_SECONDS N
+ *      save_versions NEBULA_COMMAND PERSIST_PATH|- INTERVAL_SECONDS N [FILE]
+ *
+ * With FILE that is the file's name, and it says "saved" and lives until its standard input ends.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +28,7 @@ int main(int argc, char **argv)
         struct nebula_error error;
         nebula_session *session;
 
-        if (argc != 5)
+        if (argc != 5 && argc != 6)
                 return 2;
         nebula_options_init(&options);
         options.agent_path = argv[1];
@@ -35,15 +37,18 @@ int main(int argc, char **argv)
         demand(nebula_session_open(&options, &session, &error), &error);
         for (int step = 1; step <= atoi(argv[4]); step++) {
                 nebula_checkpoint *checkpoint;
+                const char *name = argc > 5 ? argv[5] : "model.pt";
                 char tag[64];
 
                 snprintf(tag, sizeof tag, "global_step%d", step);
                 values[0] = (float)step;
                 demand(nebula_checkpoint_begin(session, tag, NEBULA_FILES_ALL_RANKS, &checkpoint, &error), &error);
-                demand(nebula_checkpoint_save_tensors(checkpoint, "model.pt", &tensor, 1, &error), &error);
+                demand(nebula_checkpoint_save_tensors(checkpoint, name, &tensor, 1, &error), &error);
                 demand(nebula_checkpoint_commit(checkpoint, &error), &error);
                 demand(nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, 20000, &error), &error);
                 nebula_checkpoint_free(checkpoint);
         }
+        if (argc > 5 && puts("saved") >= 0 && !fflush(stdout))
+                getchar();
         _Exit(0);
 }
