@@ -179,6 +179,17 @@ static enum nebula_status check_header(const struct ipc_header *header, struct n
         return NEBULA_OK;
 }
 
+/* Before memory is taken for it: the other end may send as much as it likes, of which it has to prove nothing. */
+static enum nebula_status check_request_header(const struct ipc_header *header, struct nebula_error *error)
+{
+        enum nebula_status status = check_header(header, error);
+
+        if (!status && header->size > IPC_REQUEST_MAX)
+                status = error_set(error, NEBULA_INVALID, 0, "a request claims %u bytes, more than the limit of %u",
+                                   header->size, IPC_REQUEST_MAX);
+        return status;
+}
+
 static enum nebula_status reserve(struct ipc_frame *frame, size_t size, struct nebula_error *error)
 {
         size_t capacity = size + 1 > CAPACITY_MIN ? size + 1 : CAPACITY_MIN;
@@ -281,7 +292,7 @@ enum ipc_held ipc_inbox_held(const struct ipc_inbox *inbox)
         if (inbox->count < sizeof header)
                 return IPC_HELD_PART;
         memcpy(&header, inbox->data + inbox->start, sizeof header);
-        if (check_header(&header, NULL) != NEBULA_OK || inbox->count - sizeof header >= header.size)
+        if (check_request_header(&header, NULL) != NEBULA_OK || inbox->count - sizeof header >= header.size)
                 return IPC_HELD_WHOLE;
         return sizeof header + header.size > sizeof inbox->data ? IPC_HELD_LARGE : IPC_HELD_PART;
 }
@@ -307,7 +318,7 @@ enum nebula_status ipc_receive_request(int fd, struct ipc_inbox *inbox, struct i
                 goto drop_fd;
         }
         take(inbox, &header, sizeof header);
-        status = check_header(&header, error);
+        status = check_request_header(&header, error);
         if (status == NEBULA_OK)
                 status = reserve(frame, header.size, error);
         if (status != NEBULA_OK)

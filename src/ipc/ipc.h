@@ -27,6 +27,7 @@
 #define IPC_OTHER_VERSION 71 /* EPROTO, the errno of the refusal of a greeting of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
+#define IPC_REQUEST_MAX (64u << 10) /* no request is as large, nor will a greeting of another version be */
 #define IPC_REPORT_MAX (1u << 30) /* bytes of a JSON text */
 #define IPC_PATH_MAX 4096
 #define IPC_NAME_MAX 256

@@ -570,7 +570,30 @@ static void a_call_returns_the_answer(void)
         close_ends();
 }
 
-TAP_MAIN(
+/* Whoever sends one could make its receiver hold 16 MiB, and wait for them. */
+static void a_request_that_is_larger_than_any_is_refused_before_its_bytes_come(void)
+{
+        struct ipc_header header = good;
+        struct ipc_inbox inbox = { 0 };
+
+        for (unsigned type = IPC_HELLO; type <= IPC_TYPE_LAST; type++)
+                CHECK(ipc_request_size((enum ipc_type)type) <= IPC_REQUEST_MAX);
+        for (unsigned i = 0; i < 2; i++) {
+                open_ends();
+                header.type = i ? IPC_HELLO : IPC_BEGIN;
+                header.size = IPC_REQUEST_MAX + 1;
+                write_raw(&header, sizeof header);
+                CHECK(!ipc_inbox_fill(ends[0], &inbox, &error) && ipc_inbox_held(&inbox) == IPC_HELD_WHOLE);
+                close(ends[1]); /* nothing more comes */
+                ends[1] = -1;
+                CHECK(ipc_receive_request(ends[0], &inbox, &frame, &error) == NEBULA_INVALID);
+                CHECK(strstr(error.message, "claims"));
+                CHECK(frame.capacity < IPC_REQUEST_MAX);
+                close_ends();
+        }
+}
+
+TAP_MAIN(TEST(a_request_that_is_larger_than_any_is_refused_before_its_bytes_come),
         TEST(a_request_arrives_as_it_was_sent),
         TEST(a_payload_larger_than_any_socket_buffer_arrives_whole),
         TEST(a_payload_beyond_the_limit_is_not_sent),
