@@ -176,8 +176,18 @@ def flush_persistence(tag: str | None = None, timeout: float | None = None) -> b
 
 
 def persist_path() -> str | None:
-    """Where checkpoints are persisted: an absolute path or a URL; None: in memory only."""
-    return engine.settings().persist_path
+    """Where checkpoints are persisted: an absolute path or a URL; None: in memory only. Asking settles nothing."""
+    return engine.outlook().persist_path
+
+
+def _persist_in(path: str, keep_last: int | None = None) -> None:
+    """The path of an adapter, for a program that has named none, also not by the environment. What it said of other things stays."""
+    if persist_path() is not None:
+        return
+    said = engine.settings() if engine.is_initialized() else None
+    if said is not None and (said.keep_last or said.keep_every):
+        keep_last = None
+    init(path, None if said else 0, keep_last=keep_last)
 
 
 def unpublish(path: str | os.PathLike[str]) -> bool:

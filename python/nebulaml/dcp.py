@@ -63,6 +63,8 @@ def _split(path: Any) -> tuple[str, str]:
 def _init_for(persist: str) -> None:
     if not api.is_initialized():
         api.init(persistent_storage_path=persist, persistent_time_interval=0)
+    elif api.persist_path() is None:
+        api.init(persistent_storage_path=persist)
     elif api.persist_path() != persist:
         raise NebulaConfigError(
             f"this checkpoint lies in {persist}, but nebulaml.init was given {api.persist_path()}: use one directory for both"

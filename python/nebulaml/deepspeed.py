@@ -62,6 +62,7 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         self.enable_load = enable_load
         self.overlap = overlap
         self.patient = True
+        self._warned = False
         self._info: Any = None
         self._checkpoint: Any = None
         self._resolved: dict[str, Any] = {}
@@ -73,7 +74,19 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         if self._info is not None:
             self._finish(patient=False)
         self._info = info
+        self._warn_of_memory(getattr(info, "save_dir", None))
         self._checkpoint = api.Checkpoint(str(info.tag), -2)
+
+    def _warn_of_memory(self, save_dir: Any) -> None:
+        """Files by the names of real ones are about to lie in save_dir, and nothing of them may ever be in storage."""
+        if self._warned or api.persist_path() is not None or _rank() != 0:
+            return
+        self._warned = True
+        log.warning(
+            "nebula: no storage path is set: checkpoints live in this machine's memory only, and %s holds empty files that stand "
+            'for them. Give "persistent_storage_path" in the "nebula" section, or call nebulaml.init with it',
+            save_dir or "DeepSpeed's directory",
+        )
 
     def save(self, state_dict: Any, path: str) -> None:
         """Fixes the values of one file; DeepSpeed finds the file by name, so an empty one stands for it in save_dir."""

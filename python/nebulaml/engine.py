@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from . import _nebula, config, locate, ranks, watching
 from .errors import NebulaConfigError, NebulaError, NebulaPicklingError, NebulaUnavailable, from_status
 
-__all__ = ["configure", "guarded", "interruptible", "is_initialized", "session", "settings", "shutdown", "watch"]
+__all__ = ["configure", "guarded", "interruptible", "is_initialized", "outlook", "session", "settings", "shutdown", "watch"]
 
 log = logging.getLogger("nebulaml")
 
@@ -48,6 +48,12 @@ def settings() -> config.Settings:
             configure()
         assert _settings is not None
         return _settings
+
+
+def outlook() -> config.Settings:
+    """What holds, or would hold if nobody said more: unlike settings() it settles nothing."""
+    with _lock:
+        return _settings if _settings is not None else config.resolve(None)
 
 
 def configure(**arguments: Any) -> None:

@@ -39,8 +39,7 @@ def _world() -> int:
 
 
 def _init_for(directory: str) -> None:
-    if not api.is_initialized() and "NEBULA_PERSISTENT_STORAGE_PATH" not in os.environ:
-        api.init(persistent_storage_path=os.path.join(os.path.abspath(directory), PERSIST), persistent_time_interval=0)
+    api._persist_in(os.path.join(os.path.abspath(directory), PERSIST))
 
 
 def _above(parent: str) -> str:
@@ -212,8 +211,8 @@ def _tag(parent: str, output_dir: str, folder: str) -> str:
 def attach_trainer(trainer: Any, sync_on_save: bool | None = None, overlap: bool | None = None) -> Any:
     """Gives one Trainer (or any subclass) background checkpoints; returns it.
 
-    Works without ``init()``: checkpoints are then persisted below ``args.output_dir``. sync_on_save, overlap: as in NebulaTrainerMixin;
-    None: as they are.
+    Works without ``init()``, or with one that names no path: checkpoints are then persisted below ``args.output_dir``. sync_on_save,
+    overlap: as in NebulaTrainerMixin; None: as they are.
     """
     kind = type(trainer)
     if not isinstance(trainer, NebulaTrainerMixin):
@@ -280,12 +279,14 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
         else:
             parent = os.path.join(os.path.abspath(accelerator.project_dir or ""), "checkpoints")
         # A run that was killed may still have its last checkpoint on the way.
-        if api.is_initialized():
+        initialized = api.is_initialized()
+        if initialized and api.persist_path() is not None:
             api.flush_persistence()
         elif any(os.path.isdir(os.path.join(place, STAGING)) for place in (parent, os.path.dirname(parent))):
             _init_for(accelerator.project_dir or parent)
             api.flush_persistence()
-            api._shutdown()  # where this program saves, shows when it does
+            if not initialized:
+                api._shutdown()  # where this program saves, shows when it does
         return plain_load(input_dir, *args, **kwargs)
 
     accelerator.save_state, accelerator.load_state = save_state, load_state

@@ -45,9 +45,8 @@ def _key(path: Any) -> str:
 
 
 def _init_for(directory: str) -> None:
-    """Without init() and without the environment's word, persisted beside what Lightning sees: as links, so the newest two are enough."""
-    if not api.is_initialized() and "NEBULA_PERSISTENT_STORAGE_PATH" not in os.environ:
-        api.init(persistent_storage_path=os.path.join(directory, ".nebula"), persistent_time_interval=0, keep_last=2)
+    """Where nobody named a path, persisted beside what Lightning sees: as links, so the newest two are enough."""
+    api._persist_in(os.path.join(directory, ".nebula"), keep_last=2)
 
 
 def _published(target: str) -> Any:
@@ -56,8 +55,8 @@ def _published(target: str) -> Any:
 
 
 def _flush() -> None:
-    """Where nothing was said of storage, also not by the environment, asking must not settle that there is none."""
-    if api.is_initialized() or "NEBULA_PERSISTENT_STORAGE_PATH" in os.environ:
+    """Where no path was named, also not by the environment, nothing was saved by this module: no agent is started to hear that."""
+    if api.persist_path() is not None:
         api.flush_persistence()
 
 
@@ -189,7 +188,8 @@ def _make_callback() -> type:
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             super().setup(trainer, pl_module, stage)
-            if self._config_params is not None and not api.is_initialized():  # a process that was spawned
+            spawned = not api.is_initialized() or api.persist_path() is None
+            if self._config_params is not None and spawned:
                 api.init(**self._config_params)
             strategy = trainer.strategy
             if _io_of(strategy) is not None:
@@ -204,7 +204,7 @@ def _make_callback() -> type:
             if "://" in str(filepath):
                 return super().file_exists(filepath, trainer)
             target, io = _key(filepath), _io_of(trainer.strategy)
-            _init_for(os.path.dirname(target))  # asking must not settle that there is no storage path
+            _init_for(os.path.dirname(target))
             here = trainer.is_global_zero and (io is None or target not in io.removed)
             here = here and (self._fs.exists(filepath) or api.find_published(target) is not None)
             return trainer.strategy.reduce_boolean_decision(here, all=False)

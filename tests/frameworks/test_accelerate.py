@@ -1,6 +1,7 @@
 """accelerate through nebulaml.attach(accelerator): save_state and load_state, the files of the stock, whole and durable."""
 
 import os
+import subprocess
 
 import pytest
 from conftest import files_below, full, interpreter
@@ -65,3 +66,32 @@ def test_directories_that_accelerate_numbers_and_limits_are_found_by_it(node):
     assert sorted(os.listdir(node.base / "stock" / "checkpoints")) == ["checkpoint_2", "checkpoint_3"]
     until(lambda: sorted(os.listdir(node.base / "run" / "checkpoints")) == ["checkpoint_2", "checkpoint_3"])
     assert job(node, "--automatic", "--resume", "newest", "--way", "stock").resumed == 8
+
+
+def program(node, code):
+    """In one process of accelerate's environment; `accelerator` is attached, and has a model and its optimizer."""
+    text = """
+import os, sys, torch, accelerate, nebulaml as nm
+from nebulaml import engine
+base = sys.argv[1]
+def attached(**options):
+    accelerator = nm.attach(accelerate.Accelerator(cpu=True, **options))
+    model = torch.nn.Linear(2, 2)
+    accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    return accelerator
+"""
+    command = [interpreter(ENV), "-W", "ignore", "-c", text + code, str(node.base)]
+    done = subprocess.run(command, env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
+
+
+def test_an_init_that_names_no_path_or_a_question_before_leaves_the_path_to_the_adapter(node):
+    program(node, """
+assert nm.persist_path() is None and not nm.is_initialized()
+nm.init(num_of_version_in_retention=3)
+accelerator = attached()
+accelerator.save_state(base + "/step_1")
+assert nm.flush_persistence() and os.path.exists(base + "/step_1/model.safetensors")
+assert nm.persist_path() == base + "/_nebula" and engine.settings().retention_count == 3
+""")  # fmt: skip

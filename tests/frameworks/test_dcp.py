@@ -86,6 +86,15 @@ same(torch.load("whole.pt", weights_only=True), 7)
 """)  # fmt: skip
 
 
+def test_an_init_that_names_no_path_leaves_it_to_the_checkpoint_id(node):
+    script(node, STATE + f"""
+path = {str(node.persist / "tag7")!r}
+nm.init(num_of_version_in_retention=3)
+async_save(state(7), checkpoint_id=path).result(timeout=60)
+assert os.path.exists(os.path.join(path, ".metadata")) and nm.persist_path() == os.path.dirname(path)
+""")  # fmt: skip
+
+
 def test_it_loads_from_memory_before_anything_is_in_storage(node):
     script(node, STATE + f"""
 path = {str(node.persist / "tag7")!r}

@@ -213,3 +213,23 @@ seen = [nm.attach(engine, **given).checkpoint_engine.overlap for given in ({}, {
 assert seen == [False, True, True, False], seen
 """
     subprocess.run([interpreter("deepspeed-0.19.6"), "-c", code], check=True, timeout=240)
+
+
+def test_a_checkpoint_that_memory_alone_will_have_is_warned_of_once(node):
+    text = """
+import logging, os, types, torch
+import nebulaml as nm
+from nebulaml.deepspeed import NebulaDeepSpeedEngine
+logging.basicConfig(level="WARNING")
+nm.init()
+engine = NebulaDeepSpeedEngine()
+for tag in ("global_step1", "global_step2"):
+    info = types.SimpleNamespace(tag=tag, save_dir=os.getcwd(), save_latest=True)
+    engine.create(info)
+    engine.save({"w": torch.ones(3)}, f"{os.getcwd()}/{tag}/model.pt")
+    engine.commit(info)
+"""
+    command = [interpreter(NEW), "-c", text]
+    done = subprocess.run(command, env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("no storage path is set") == 1 and f"{node.base} holds empty files" in done.stderr, done.stderr

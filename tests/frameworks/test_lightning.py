@@ -147,6 +147,17 @@ assert torch.load(path("epoch=0.ckpt"))["global_step"] == 2 and torch.load(path(
 """)  # fmt: skip
 
 
+def test_an_init_that_names_no_path_leaves_the_path_to_the_plugin_and_keeps_what_it_says(node):
+    script(node, """
+from nebulaml import engine
+nm.init(num_of_version_in_retention=3, keep_last=5)
+save("step=1.ckpt")
+io.teardown()
+assert os.path.exists(path("step=1.ckpt")) and nm.persist_path() == path(".nebula")
+assert (engine.settings().retention_count, engine.settings().keep_last) == (3, 5)
+""")  # fmt: skip
+
+
 def test_callbacks_with_directories_of_their_own_may_give_files_the_same_name(node):
     script(node, """
 nm.init(path("persist"), 0)

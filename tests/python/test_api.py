@@ -38,6 +38,12 @@ def test_arguments_fill_from_the_environment_and_keep_what_is_not_given(place, m
     assert (engine.settings().persist_interval_s, engine.settings().retention_count) == (0, 3)
 
 
+def test_asking_for_the_path_settles_nothing(place, monkeypatch):
+    assert nebulaml.persist_path() is None and not nebulaml.is_initialized()
+    monkeypatch.setenv("NEBULA_PERSISTENT_STORAGE_PATH", str(place.storage))
+    assert nebulaml.persist_path() == str(place.storage) and not nebulaml.is_initialized()
+
+
 def test_a_one_tuple_path_is_unwrapped_with_a_warning_and_made_absolute(place, monkeypatch, caplog):
     monkeypatch.chdir(place.root)
     nebulaml.init(("here",))
