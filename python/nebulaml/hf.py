@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import api
-from .errors import NebulaConfigError
+from .errors import NebulaConfigError, NebulaError
 from .redirect import Capture, captured
 
 __all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
@@ -54,11 +54,12 @@ class _Rotation:
 
     def __init__(self, pattern: str) -> None:
         self.pattern = re.compile(pattern)
-        self.pending: set[str] = set()
+        self.pending: dict[str, Any] = {}  # path -> checkpoint
 
     def directories(self, parent: str) -> list[str]:
         """Absolute paths, oldest step first."""
         found = {os.path.join(parent, name) for name in os.listdir(parent)} if os.path.isdir(parent) else set()
+        self.pending = {path: checkpoint for path, checkpoint in self.pending.items() if not _has_failed(checkpoint)}
         found = {path for path in found if os.path.isdir(path)} | {
             path for path in self.pending if os.path.dirname(path) == parent
         }
@@ -68,7 +69,8 @@ class _Rotation:
         return [path for _, path in sorted(steps)]
 
     def rotate(self, parent: str, limit: int | None, keep: set[str]) -> None:
-        """Removes the oldest until `limit` are left; each removal waits behind the saves made so far."""
+        """Removes the oldest until `limit` are left; each removal waits behind the saves made so far. To be called after a commit
+        that succeeded: what failed is nothing that the agent would wait for."""
         if not limit or limit <= 0:
             return
         directories = self.directories(parent)
@@ -79,8 +81,15 @@ class _Rotation:
                 break
             if path not in protected:
                 api.unpublish(path)
-                self.pending.discard(path)
+                self.pending.pop(path, None)
                 left -= 1
+
+
+def _has_failed(checkpoint: Any) -> bool:
+    try:
+        return bool(checkpoint.state == "failed")
+    except NebulaError:  # no agent says so
+        return False
 
 
 class NebulaTrainerMixin:
@@ -126,12 +135,14 @@ class NebulaTrainerMixin:
                 super()._save_checkpoint(model, trial, *args, **kwargs)
         finally:
             self._nebula_staging, self._nebula_args = False, {}
-        state.rotation.pending.add(target)
+        state.rotation.pending[target] = capture.checkpoint
+        published = True
         if self.args.should_save:
             self._repair_state(super()._get_output_dir(trial), staging)
             os.makedirs(staging, exist_ok=True)
-            capture.checkpoint.publish_directory(staging, target)
-        capture.checkpoint.commit()
+            published = capture.checkpoint.publish_directory(staging, target)
+        if not capture.checkpoint.commit() or not published:
+            return  # said loudly; the older ones are untouched, also by save_total_limit
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             state.rotation.rotate(parent, limit, {os.path.abspath(best)} if best else set())
@@ -264,11 +275,9 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
                 plain_save(staging, *args, **kwargs)
         finally:
             configuration.automatic_checkpoint_naming = automatic
-        rotation.pending.add(target)
-        if accelerator.is_main_process:
-            capture.checkpoint.publish_directory(staging, target)
-        capture.checkpoint.commit()
-        if automatic and accelerator.is_main_process:
+        rotation.pending[target] = capture.checkpoint
+        published = not accelerator.is_main_process or capture.checkpoint.publish_directory(staging, target)
+        if capture.checkpoint.commit() and published and automatic and accelerator.is_main_process:
             rotation.rotate(parent, configuration.total_limit, set())
         return target
 

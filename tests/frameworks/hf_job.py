@@ -24,6 +24,7 @@ parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--term-at", type=int, default=-1)
 parser.add_argument("--jit", action="store_true")
 parser.add_argument("--fail-at", type=int, default=-1)
+parser.add_argument("--lose", type=int, default=-1, help="the step whose checkpoint Nebula cannot take")
 parser.add_argument("--reader", action="store_true", help="a callback that reads each checkpoint in on_save")
 parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="through DeepSpeed; with --persist its JSON has a nebula section")
 args = parser.parse_args()
@@ -84,6 +85,20 @@ class Own(Trainer):
         super()._save(output_dir, state_dict)
         with open(os.path.join(output_dir, "own.txt"), "w") as file:
             file.write(str(self.state.global_step))
+
+
+def lose(tag):
+    from nebulaml.checkpoint import Checkpoint
+    from nebulaml.errors import NebulaUnavailable
+
+    plain = Checkpoint._open
+
+    def refuse(checkpoint):
+        if checkpoint.tag == tag:
+            raise NebulaUnavailable("no agent for this one")
+        return plain(checkpoint)
+
+    Checkpoint._open = refuse
 
 
 def deepspeed_configuration():
@@ -147,6 +162,8 @@ def main():
 
         if args.persist:
             nm.init(args.persist, 0)
+        if args.lose >= 0:
+            lose(f"checkpoint-{args.lose}")
         assert nm.attach(trainer) is trainer and isinstance(trainer, kind)
     trainer.remove_callback(transformers.PrinterCallback)  # the lines of this job are its output
     try:

@@ -95,3 +95,20 @@ accelerator.save_state(base + "/step_1")
 assert nm.flush_persistence() and os.path.exists(base + "/step_1/model.safetensors")
 assert nm.persist_path() == base + "/_nebula" and engine.settings().retention_count == 3
 """)  # fmt: skip
+
+
+def test_total_limit_removes_nothing_for_a_checkpoint_that_failed(node):
+    program(node, """
+from nebulaml.checkpoint import Checkpoint
+configuration = accelerate.utils.ProjectConfiguration(project_dir=base, automatic_checkpoint_naming=True, total_limit=1)
+accelerator, plain = attached(project_config=configuration), Checkpoint._open
+def refuse(checkpoint):
+    if checkpoint.tag == "checkpoint_1":
+        raise nm.NebulaUnavailable("no agent for this one")
+    return plain(checkpoint)
+Checkpoint._open = refuse
+for names in (["checkpoint_0"], ["checkpoint_0"], ["checkpoint_2"]):
+    accelerator.save_state()
+    nm.flush_persistence()
+    assert sorted(os.listdir(base + "/checkpoints")) == names, os.listdir(base + "/checkpoints")
+""")  # fmt: skip

@@ -72,6 +72,11 @@ def test_save_total_limit_counts_as_in_stock_and_frees_the_space(node):
     assert done.stdout.split() == ["2"], done.stderr
 
 
+def test_save_total_limit_removes_nothing_for_a_checkpoint_that_failed(node):
+    assert job(node, "--limit", 1, "--steps", 4, "--lose", 4).end["names"] == ["checkpoint-2"]
+    assert job(node, "--limit", 2, "--steps", 6, "--lose", 4, directory="more").end["names"] == ["checkpoint-2", "checkpoint-6"]
+
+
 def test_push_to_hub_would_upload_nothing_of_nebula(node):
     job(node, "--steps", 4)
     listing = (
