@@ -73,6 +73,8 @@ class NebulaCheckpointIO:
     def __init__(self) -> None:
         self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
         self.removed: set[str] = set()  # paths that Lightning takes for gone, though the files may still wait to go
+        self._sound = True  # whether the last save was committed
+        self._held: list[str] = []  # paths to remove, as soon as one is: among them may be the only good checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """`storage_options`: None, or a dict with any of ``is_best`` and ``persist_path``; other keys are ignored.
@@ -87,18 +89,26 @@ class NebulaCheckpointIO:
             raise NebulaConfigError(f"{path}: Lightning's own paths are files here; give the remote one to init()")
         target = _key(path)
         self.removed.discard(target)
+        if target in self._held:
+            self._held.remove(target)
+        self._sound = False
+        self._save(checkpoint, target, options)
+        if self._sound:
+            self._remove_held()
+
+    def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> None:
         _init_for(os.path.dirname(target))
         tag = f"global_step{int(checkpoint.get('global_step', 0))}"
         name = self._name(tag, target)
         saved = api.Checkpoint(tag, 1)
         if not saved.save(name, checkpoint):
             return  # said loudly; the older ones are untouched
-        saved.publish(name, target)
+        published = saved.publish(name, target)
         if options.get("persist_path"):
             saved.publish(name, os.path.join(_key(options["persist_path"]), tag, PARTITION))
         if options.get("is_best"):
             saved.publish(name, os.path.join(os.path.dirname(target), "best" + os.path.splitext(target)[1]))
-        saved.commit()
+        self._sound = bool(saved.commit() and published)
 
     def _name(self, tag: str, target: str) -> str:
         """The first file of a step is called ``checkpoint``; others of that step keep their own name beside it, with a number when
@@ -144,10 +154,21 @@ class NebulaCheckpointIO:
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a published file once every save made before has become durable; a save of it still in flight is
-        kept from appearing."""
-        _init_for(os.path.dirname(_key(path)))
-        if api.unpublish(_key(path)):
-            self.removed.add(_key(path))
+        kept from appearing. When the last save failed, which was to take its place perhaps, it stays until one succeeds."""
+        target = _key(path)
+        if not self._sound:
+            log.warning("nebula: %s stays until a checkpoint is saved again: the last one failed", target)
+            self._held.append(target)
+            self.removed.add(target)
+            return
+        _init_for(os.path.dirname(target))
+        if api.unpublish(target):
+            self.removed.add(target)
+
+    def _remove_held(self) -> None:
+        held, self._held = self._held, []
+        for target in held:
+            self.remove_checkpoint(target)
 
     def teardown(self) -> None:
         """The end of a fit, not of the plugin: everything saved becomes durable; saves may follow."""

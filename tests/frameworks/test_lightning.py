@@ -158,6 +158,37 @@ assert (engine.settings().retention_count, engine.settings().keep_last) == (3, 5
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize(("lost", "on_error"), [("_save", "warn"), ("_publish", "warn"), ("_open", "raise")])
+def test_nothing_is_removed_for_a_checkpoint_that_failed_until_one_is_saved(node, lost, on_error):
+    script(node, f"""
+import contextlib
+from nebulaml.checkpoint import Checkpoint
+os.environ.pop("NEBULA_STORE_MBPS")
+nm.init(on_error={on_error!r})
+def refuse(*arguments):
+    if {lost!r} == "_publish":
+        return False
+    raise nm.NebulaUnavailable("no agent for this one")
+def names():
+    nm.flush_persistence()
+    return sorted(name for name in os.listdir(callback.dirpath) if name.endswith(".ckpt"))
+def save(step, older):
+    state["global_step"] = step
+    with contextlib.suppress(nm.NebulaUnavailable):
+        io.save_checkpoint(state, path(f"step={{step}}.ckpt"))
+    if older:
+        io.remove_checkpoint(path(f"step={{older}}.ckpt"))  # as save_top_k=1 does
+    return names()
+assert save(1, 0) == ["step=1.ckpt"]
+plain = getattr(Checkpoint, {lost!r})
+setattr(Checkpoint, {lost!r}, refuse)
+found = save(2, 1)
+setattr(Checkpoint, {lost!r}, plain)
+assert "step=1.ckpt" in found, found
+assert "step=1.ckpt" not in save(3, 2) and "step=3.ckpt" in names()
+""")  # fmt: skip
+
+
 def test_callbacks_with_directories_of_their_own_may_give_files_the_same_name(node):
     script(node, """
 nm.init(path("persist"), 0)
