@@ -315,16 +315,19 @@ def _make_strategy() -> type:
     return NebulaDeepspeedStrategy
 
 
+# Lightning puts a number behind the name of a file that is there already: of another run, with other values.
+_NUMBERED = re.compile(r"-v\d+(\.[A-Za-z_]\w*)?$")
+
+
 def checkpoint_tag(filepath: Any, global_step: int | None) -> str:
-    """global_stepN; a name that tells nothing of the step (last.ckpt) is put behind it, so that both keep apart."""
+    """global_stepN; a name that tells nothing of the step (last.ckpt), or that Lightning has numbered, is put behind it, so that all
+    keep apart."""
     name = os.path.basename(os.fspath(filepath).rstrip("/"))
     if global_step is None:
         return name
-    return (
-        f"global_step{int(global_step)}"
-        if re.search(rf"step={int(global_step)}\b", name)
-        else f"global_step{int(global_step)}-{name}"
-    )
+    tag = f"global_step{int(global_step)}"
+    tells = re.search(rf"step={int(global_step)}(?!\w|\.\d)", name) and not _NUMBERED.search(name)
+    return tag if tells else f"{tag}-{name}"
 
 
 def __getattr__(name: str) -> Any:

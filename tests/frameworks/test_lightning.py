@@ -189,6 +189,17 @@ assert "step=1.ckpt" not in save(3, 2) and "step=3.ckpt" in names()
 """)  # fmt: skip
 
 
+def test_a_deepspeed_checkpoint_whose_name_lightning_has_numbered_has_a_tag_of_its_own(node):
+    script(node, """
+from nebulaml.lightning import checkpoint_tag
+for name in ("step=10.ckpt", "epoch=3-step=10.ckpt", "a/step=10-loss=0.25.ckpt/", "step=10"):
+    assert checkpoint_tag(name, 10) == "global_step10", name
+for name in ("step=10-v1.ckpt", "epoch=3-step=10-v12.ckpt", "step=10-loss=0.25-v2", "last.ckpt", "last-v1.ckpt", "step=100.ckpt", "step=10.5.ckpt"):
+    assert checkpoint_tag(name, 10) == "global_step10-" + name, name
+assert checkpoint_tag("x/step=10.ckpt", None) == "step=10.ckpt"
+""")  # fmt: skip
+
+
 def test_callbacks_with_directories_of_their_own_may_give_files_the_same_name(node):
     script(node, """
 nm.init(path("persist"), 0)
