@@ -300,8 +300,13 @@ def _make_strategy() -> type:
             if self.load_full_weights and self.zero_stage_3:  # one file, and not a directory of DeepSpeed's
                 given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 takes none
                 return super().load_checkpoint(checkpoint_path, **given)
+            # One rank looks: the others' nodes need not have that directory, nor `latest`.
+            tag, problem = self.broadcast(_look_into(checkpoint_path) if self.is_global_zero else None)
+            if problem:
+                raise NebulaNotFound(problem)
             path, client_state = self.deepspeed_engine.load_checkpoint(
                 os.fspath(checkpoint_path),
+                tag=tag,
                 load_optimizer_states=self.lightning_module.trainer.state.fn == "fit",
                 load_lr_scheduler_states=False,
                 load_module_strict=getattr(self.lightning_module, "strict_loading", True),  # Lightning before 2.2 has none
@@ -313,6 +318,26 @@ def _make_strategy() -> type:
     NebulaDeepspeedStrategy.__qualname__ = "NebulaDeepspeedStrategy"
     NebulaDeepspeedStrategy.__module__ = __name__
     return NebulaDeepspeedStrategy
+
+
+def _look_into(path: Any) -> tuple[str | None, str]:
+    """The tag to load from a DeepSpeed directory, None: what its `latest` names; and what is wrong with the directory, or "".
+
+    Without this a path that is mistyped would lead to the newest checkpoint there is.
+    """
+    folder = os.fspath(path)
+    try:
+        names = os.listdir(folder)
+        if {"latest", "latest_universal"} & set(names):
+            return None, ""
+        # The run ended before DeepSpeed wrote `latest`: the files that stand for those of the tag are there.
+        tags = [os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))]
+        tags = [tag for tag in tags if any(name.endswith(".pt") for name in os.listdir(tag))]
+        if tags:
+            return os.path.basename(max(tags, key=os.path.getmtime)), ""
+    except OSError as failure:
+        return None, f"there is no DeepSpeed checkpoint {folder}: {failure.strerror}"
+    return None, f"{folder} is no DeepSpeed checkpoint: it has neither `latest` nor the files of a tag"
 
 
 # Lightning puts a number behind the name of a file that is there already: of another run, with other values.

@@ -189,6 +189,33 @@ assert "step=1.ckpt" not in save(3, 2) and "step=3.ckpt" in names()
 """)  # fmt: skip
 
 
+def test_a_deepspeed_path_leads_to_what_lies_there_and_to_nothing_else(node):
+    script(node, """
+from nebulaml.lightning import _look_into
+def problem(name):
+    tag, words = _look_into(path(name))
+    assert tag is None and path(name) in words, (tag, words)
+problem("step=5.ckpt")
+os.makedirs(path("step=4.ckpt/global_step4"))
+problem("step=4.ckpt")
+problem(".")
+open(path("step=4.ckpt/global_step4/mp_rank_00_model_states.pt"), "w").close()
+assert _look_into(path("step=4.ckpt")) == ("global_step4", "")  # killed before `latest` was written
+problem(".")
+open(path("step=4.ckpt/latest"), "w").close()
+assert _look_into(path("step=4.ckpt")) == (None, "")
+""")  # fmt: skip
+
+
+@full
+@pytest.mark.parametrize("environment", ["lightning-deepspeed", "lightning-deepspeed-oldest"], indirect=True)
+def test_a_mistyped_path_of_our_deepspeed_strategy_is_named_and_loads_nothing(node):
+    job(node, "--deepspeed", 1, "--steps", 2)
+    result = job(node, "--deepspeed", 1, "--ckpt", node.base / "ckpts" / "step=3.ckpt", check=False)
+    errors = [line["error"] for line in result.lines if "error" in line]
+    assert not result.losses and f"no DeepSpeed checkpoint {node.base}/ckpts/step=3.ckpt" in errors[0]
+
+
 def test_a_deepspeed_checkpoint_whose_name_lightning_has_numbered_has_a_tag_of_its_own(node):
     script(node, """
 from nebulaml.lightning import checkpoint_tag
