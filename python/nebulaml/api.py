@@ -160,17 +160,18 @@ def flush_persistence(tag: str | None = None, timeout: float | None = None) -> b
     """Returns when everything committed, or one tag, is durable. False: it is not (and on_error is "warn").
 
     Committed means by every rank: what other ranks have still to commit is left out, unless it is the one tag, which is waited for.
-    timeout: seconds; None sets no limit. Without a storage path there is nothing to do.
+    timeout: seconds; None sets no limit. Without a storage path it returns when all that was saved is whole in memory, where it
+    survives this process.
     """
-    if engine.settings().persist_path is None:
-        return True
-
     limit_ms = milliseconds(timeout)
     if tag is not None:
         _nebula.encode_name(config.check_text("a tag", tag))
+    in_memory = engine.settings().persist_path is None
+    if in_memory and not engine.has_session():  # nothing was saved: no agent is started to hear that
+        return True
 
     def flush() -> None:
-        engine.interruptible(engine.session().flush, tag, limit_ms)
+        engine.interruptible(engine.session().flush, None if in_memory else tag, limit_ms)
 
     return engine.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
 

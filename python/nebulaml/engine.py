@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from . import _nebula, config, locate, ranks, watching
 from .errors import NebulaConfigError, NebulaError, NebulaPicklingError, NebulaUnavailable, from_status
 
-__all__ = ["configure", "guarded", "interruptible", "is_initialized", "outlook", "session", "settings", "shutdown", "watch"]
+__all__ = ["configure", "guarded", "has_session", "interruptible", "is_initialized", "outlook", "session", "settings", "shutdown", "watch"]
 
 log = logging.getLogger("nebulaml")
 
@@ -100,6 +100,11 @@ def session(patient: bool = False) -> _nebula.Session:
             raise
         _opened_with, _opened_at, _failure, _pause = wanted, now, None, RETRY_S[0]
         return _session
+
+
+def has_session() -> bool:
+    """Whether a session was opened."""
+    return _session is not None
 
 
 def watch() -> None:

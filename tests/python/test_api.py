@@ -501,6 +501,22 @@ def test_without_a_path_memory_is_all_there_is(place):
     assert (nebulaml.get_latest_checkpoint().load("m.pt")["w"] == 1).all()
 
 
+def test_without_a_path_a_flush_waits_for_the_copies(place):
+    code = """
+    nm.init(on_error="raise")
+    assert nm.flush_persistence() and nm.flush_persistence("m1")
+    checkpoint = nm.Checkpoint("m1")
+    checkpoint.save("m.pt", {"w": torch.ones(30_000_000)})
+    checkpoint.commit()
+    assert nm.flush_persistence()
+    say(checkpoint.state)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert place.run(code, returncode=-signal.SIGKILL).split() == ["committed"]
+    nebulaml.init(on_error="raise")
+    assert (nebulaml.get_checkpoint("m1").load("m.pt")["w"] == 1).all()
+
+
 def test_the_context_manager_commits_or_gives_up(nm):
     with nm.Checkpoint("good") as checkpoint:
         checkpoint.save("m.pt", 1)
