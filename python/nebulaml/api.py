@@ -84,16 +84,18 @@ def get_latest_checkpoint(persist_path: str | None = None) -> Checkpoint | None:
     On several nodes, before this process has saved anything, it is the newest that every rank can load, and the same
     on all: to be called on every rank. Raises NebulaTimeout when some rank does not, within NEBULA_AGREE_TIMEOUT.
     """
+    path = config.clean_path(persist_path)
     if agree.needed():
-        path = config.clean_path(persist_path)
         common = engine.interruptible(agree.answer, path)
-        return _exactly(common[0], path) if common else None
-    try:
-        found = engine.interruptible(engine.session(patient=True).latest, config.clean_path(persist_path))
-    except NebulaNotFound:
-        guards.check_path(config.clean_path(persist_path) or engine.settings().persist_path)
-        return None
-    return Checkpoint._found(found)
+        if common:
+            return _exactly(common[0], path)
+    else:
+        try:
+            return Checkpoint._found(engine.interruptible(engine.session(patient=True).latest, path))
+        except NebulaNotFound:
+            pass
+    guards.check_path(path or engine.settings().persist_path)
+    return None
 
 
 def _exactly(version: dict[str, Any], path: str | None) -> Checkpoint:
@@ -113,16 +115,18 @@ def get_checkpoint(tag: str | None = None, persist_path: str | None = None) -> C
     if tag is None:
         return get_latest_checkpoint(persist_path)
     _nebula.encode_name(config.check_text("a tag", tag))  # refuses what no checkpoint can be called
+    path = config.clean_path(persist_path)
     if agree.needed():
-        path = config.clean_path(persist_path)
         common = [one for one in engine.interruptible(agree.answer, path) if one["tag"] == tag]
-        return _exactly(common[0], path) if common else None
-    try:
-        found = engine.interruptible(engine.session(patient=True).find, tag, config.clean_path(persist_path))
-    except NebulaNotFound:
-        guards.check_missing(tag, persist_path)
-        return None
-    return Checkpoint._found(found)
+        if common:
+            return _exactly(common[0], path)
+    else:
+        try:
+            return Checkpoint._found(engine.interruptible(engine.session(patient=True).find, tag, path))
+        except NebulaNotFound:
+            pass
+    guards.check_missing(tag, path)
+    return None
 
 
 def list_checkpoints(persist_path: str | None = None) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml import agree, api, config, ranks
+from nebulaml import agree, api, config, guards, ranks
 from nebulaml.errors import NebulaConfigError, NebulaUnavailable
 from waiting import until
 
@@ -217,6 +217,20 @@ def test_a_rank_that_waited_in_vain_and_asks_again_meets_the_one_that_was_late(p
     assert "NebulaTimeout" in second.ask("latest", only=0)[0]
     assert second.ask("latest") == ["global_step1"] * 2
     second.end()
+
+
+def test_what_would_begin_from_nothing_without_a_word_is_refused_on_several_nodes_too(place, monkeypatch):
+    nebulaml.init(str(place.storage), 0, on_error="raise")
+    nebulaml.Checkpoint("global_step1").save("a.pt", 1)
+    assert nebulaml.flush_persistence()
+    monkeypatch.setattr(agree, "needed", lambda: True)
+    monkeypatch.setattr(agree, "answer", lambda path: [])
+    with pytest.raises(NebulaConfigError, match="global_step1 is one checkpoint, and not where checkpoints lie"):
+        nebulaml.get_latest_checkpoint(str(place.storage / "global_step1"))
+    assert nebulaml.get_latest_checkpoint() is None and nebulaml.get_checkpoint("global_step1_universal") is None
+    monkeypatch.setitem(sys.modules, guards.STOCK_ENGINE, sys)
+    with pytest.raises(NebulaConfigError, match="is a universal checkpoint"):
+        nebulaml.get_checkpoint("global_step1_universal")
 
 
 def test_a_process_that_uses_nebula_alone_in_a_larger_world_waits_for_nobody(place, monkeypatch):
