@@ -55,9 +55,13 @@ VERSION = "1.0.0"  # of the metadata's format, as torch writes it
 
 
 def _split(path: Any) -> tuple[str, str]:
-    """<persist>/<tag> -> (absolute <persist>, <tag>)."""
-    parent, tag = os.path.split(os.path.abspath(os.fspath(path)))
-    return parent, tag
+    """<persist>/<tag> -> (absolute <persist>, <tag>); ~ and file:// lead where they do in init()."""
+    text = os.fspath(path).removeprefix("file://")
+    if "://" in text:
+        raise NebulaConfigError(f"{text}: checkpoints of torch.distributed.checkpoint lie in directories here: give <persist>/<tag>")
+    parent, tag = os.path.split(os.path.abspath(os.path.expanduser(text)))
+    named = api.persist_path()
+    return named if named and named.removeprefix("file://").rstrip("/") == parent else parent, tag
 
 
 def _init_for(persist: str) -> None:
@@ -231,7 +235,7 @@ class NebulaStorageWriter(StorageWriter):
     # As a writer.
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return isinstance(checkpoint_id, (str, os.PathLike)) and "://" not in os.fspath(checkpoint_id)
+        return isinstance(checkpoint_id, (str, os.PathLike)) and "://" not in os.fspath(checkpoint_id).removeprefix("file://")
 
     @property
     def checkpoint_id(self) -> Any:

@@ -86,6 +86,27 @@ same(torch.load("whole.pt", weights_only=True), 7)
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize(("first", "second"), [("~/", "file://HOME/"), ("file://HOME/", "HOME/"), ("HOME/", "~/")])
+def test_a_home_directory_and_a_file_url_lead_to_the_same_place(node, first, second):
+    script(node, STATE + f"""
+home = os.environ["HOME"] = os.getcwd()
+first, second = ({first!r} + "persist/tag7").replace("HOME", home), ({second!r} + "persist").replace("HOME", home)
+if second.startswith("file://"):
+    nm.init(second)
+async_save(state(7), checkpoint_id=first).result(timeout=60)
+assert os.path.exists(home + "/persist/tag7/.metadata") and not {{"~", "file:"}} & set(os.listdir(home))
+found = state(0)
+dcp.load(found, storage_reader=NebulaStorageReader(second + "/tag7"))
+same(found, 7)
+try:
+    async_save(state(7), checkpoint_id="s3://bucket/tag7")
+except nm.NebulaConfigError as error:
+    assert "s3://bucket/tag7" in str(error)
+else:
+    raise AssertionError("saved")
+""")  # fmt: skip
+
+
 def test_an_init_that_names_no_path_leaves_it_to_the_checkpoint_id(node):
     script(node, STATE + f"""
 path = {str(node.persist / "tag7")!r}
