@@ -137,8 +137,8 @@ class NebulaTrainerMixin:
             self._nebula_staging, self._nebula_args = False, {}
         state.rotation.pending[target] = capture.checkpoint
         published = True
+        self._repair_state(super()._get_output_dir(trial), staging)
         if self.args.should_save:
-            self._repair_state(super()._get_output_dir(trial), staging)
             os.makedirs(staging, exist_ok=True)
             published = capture.checkpoint.publish_directory(staging, target)
         if not capture.checkpoint.commit() or not published:
@@ -157,7 +157,8 @@ class NebulaTrainerMixin:
             return super().save_model(*args, **kwargs)
 
     def _repair_state(self, parent: str, staging: str) -> None:
-        """The routine ran below the staging directory; what it wrote down must name the final one, as without Nebula."""
+        """The routine ran below the staging directory; what it noted must name the final one, as without Nebula: on every rank, each of
+        which loads the best model. The file is its writer's alone."""
         before, step = self.state.best_model_checkpoint, getattr(self.state, "best_global_step", None)
         if step:
             best = os.path.join(parent, f"checkpoint-{step}")
@@ -166,7 +167,7 @@ class NebulaTrainerMixin:
         elif (best := self.state.best_model_checkpoint) and STAGING in best.split(os.sep):  # transformers before 4.51
             self.state.best_model_checkpoint = os.path.join(parent, os.path.basename(best))
         written = os.path.join(staging, "trainer_state.json")
-        if self.state.best_model_checkpoint != before and os.path.exists(written):
+        if self.args.should_save and self.state.best_model_checkpoint != before and os.path.exists(written):
             self.state.save_to_json(written)
 
     def _nebula_must_sync(self) -> bool:

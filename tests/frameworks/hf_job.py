@@ -26,6 +26,7 @@ parser.add_argument("--jit", action="store_true")
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--lose", type=int, default=-1, help="the step whose checkpoint Nebula cannot take")
 parser.add_argument("--reader", action="store_true", help="a callback that reads each checkpoint in on_save")
+parser.add_argument("--ends", action="store_true", help="each rank writes down what it ended with")
 parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="through DeepSpeed; with --persist its JSON has a nebula section")
 args = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
@@ -170,6 +171,10 @@ def main():
         trainer.train(resume_from_checkpoint=True if args.resume else None)
     except RuntimeError as error:
         say(error=str(error))
+    if args.ends:
+        sums = {name: value.double().sum().item() for name, value in trainer.model.state_dict().items()}
+        with open(os.path.join(args.output, f"end-{rank}.json"), "w") as file:
+            json.dump({"best": trainer.state.best_model_checkpoint, "weights": sums}, file)
     if rank == 0:
         names = sorted(name for name in os.listdir(args.output) if name.startswith("checkpoint"))
         newest = max(names, key=lambda name: int(name.split("-")[1])) if names else None

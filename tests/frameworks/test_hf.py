@@ -1,5 +1,6 @@
 """transformers.Trainer and accelerate through nebulaml.attach: the directories are those of the stock, whole and durable."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -104,6 +105,14 @@ def test_load_best_model_at_end(node):
     assert result.end["best"] == whole.end["best"]  # the very path: one that is relative stays so, and the run may be moved
     assert result.end["weights"] == whole.end["weights"]
     assert result.end["names"] == whole.end["names"]
+
+
+def test_every_rank_knows_where_the_best_model_lies_and_loads_it(node):
+    if ENV != "hf":
+        pytest.skip("one transformers is enough")
+    job(node, "--best", "--steps", 4, "--ends", ranks=2)
+    ends = [json.loads((node.base / "run" / f"end-{rank}.json").read_text()) for rank in (0, 1)]
+    assert ends[0] == ends[1] and os.path.dirname(ends[0]["best"]) == str(node.base / "run"), ends
 
 
 def test_two_ranks_resume_bit_for_bit(node):
