@@ -24,6 +24,7 @@ log = logging.getLogger("nebulaml")
 
 PARTITION = "checkpoint"
 OPTIONS = ("is_best", "persist_path")
+ATTACH = "for a transformers.Trainer no callback is needed: nebulaml.attach(trainer)"
 
 
 def _modules(name: str, fabric: bool = False) -> list[Any]:
@@ -35,7 +36,7 @@ def _modules(name: str, fabric: bool = False) -> list[Any]:
         except ImportError:
             continue
     if not found:
-        raise NebulaConfigError("this class is for Lightning: pip install lightning (or pytorch-lightning)")
+        raise NebulaConfigError(f"this class is for Lightning: pip install lightning (or pytorch-lightning); {ATTACH}")
     return found
 
 
@@ -219,6 +220,10 @@ def _make_callback() -> type:
                 _warn_about(strategy)
                 return
             strategy.checkpoint_io = NebulaCheckpointIO()
+
+        def on_init_end(self, *args: Any, **kwargs: Any) -> None:
+            """Called by transformers' Trainer, never by Lightning's."""
+            raise NebulaConfigError(f"NebulaCallback is for Lightning's Trainer; {ATTACH}")
 
         def file_exists(self, filepath: Any, trainer: Any) -> bool:
             """Counts files that are saved but not durable yet, and none that wait to go: version suffixes come as in stock Lightning."""

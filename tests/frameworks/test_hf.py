@@ -191,3 +191,15 @@ assert seen == [False, True, True, False], seen
 """
     done = subprocess.run([interpreter(ENV), "-c", code, node.base / "run"], env=node.environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+
+
+def test_lightnings_callback_names_attach_where_there_is_no_lightning(node):
+    code = """
+import nebulaml as nm
+try:
+    nm.NebulaCallback
+except nm.NebulaConfigError as error:
+    assert "nebulaml.attach(trainer)" in str(error), error
+"""
+    done = subprocess.run([interpreter(ENV), "-c", code], env=node.environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr

@@ -189,6 +189,20 @@ assert "step=1.ckpt" not in save(3, 2) and "step=3.ckpt" in names()
 """)  # fmt: skip
 
 
+def test_a_callback_that_was_given_to_transformers_says_what_to_do_there(node):
+    script(node, """
+class Handler:  # as transformers' does: it asks for each event by name
+    def __init__(self, callback):
+        getattr(callback, "on_init_end")("arguments", "state", "control", model=None)
+try:
+    Handler(callback)
+except nm.NebulaConfigError as error:
+    assert "nebulaml.attach(trainer)" in str(error), error
+else:
+    raise AssertionError("taken")
+""")  # fmt: skip
+
+
 def test_a_deepspeed_path_leads_to_what_lies_there_and_to_nothing_else(node):
     script(node, """
 from nebulaml.lightning import _look_into
