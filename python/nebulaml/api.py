@@ -51,7 +51,7 @@ def init(
     on_error: "warn": a failure of Nebula is logged, and save() and commit() return False; "raise": it is raised.
     replicas: copies of each version in memory, each on another node; 8 at most.
     keep_last, keep_every: versions kept in storage: the newest so many, and those whose step is a multiple; all
-        when neither is given.
+        without keep_last, which keep_every needs.
     job: tells apart two jobs that share a path.
     world: 1 when only this process of a distributed job uses Nebula (``if rank == 0: nebulaml.init(..., world=1)``):
         no other rank is then waited for, neither to complete a checkpoint nor to agree on one.

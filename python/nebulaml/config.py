@@ -181,4 +181,10 @@ def resolve(
         if world != 1 or isinstance(world, bool):
             raise NebulaConfigError(f"world={world!r}: only 1 can be said here, for a process that uses Nebula alone")
         changes["alone"] = True
-    return dataclasses.replace(current or _defaults(), **changes)
+    chosen = dataclasses.replace(current or _defaults(), **changes)
+    if chosen.keep_every and not chosen.keep_last:
+        raise NebulaConfigError(
+            f"keep_every={chosen.keep_every} spares versions from keep_last, and does nothing without: every version stays. Give "
+            f"keep_last=1, say, to keep the newest and the multiples of {chosen.keep_every}"
+        )
+    return chosen

@@ -38,6 +38,18 @@ def test_arguments_fill_from_the_environment_and_keep_what_is_not_given(place, m
     assert (engine.settings().persist_interval_s, engine.settings().retention_count) == (0, 3)
 
 
+def test_keep_every_is_refused_where_it_would_keep_nothing_from_going(place):
+    nebulaml.init(keep_last=2, keep_every=4)
+    with pytest.raises(NebulaConfigError, match=r"keep_every=4 .* nothing without.*keep_last=1"):
+        nebulaml.init(keep_last=0)
+    assert (engine.settings().keep_last, engine.settings().keep_every) == (2, 4)
+    nebulaml.init(keep_last=0, keep_every=0)
+    nebulaml._shutdown()
+    with pytest.raises(NebulaConfigError, match="keep_last=1"):
+        nebulaml.init(keep_every=4)
+    assert not nebulaml.is_initialized()
+
+
 def test_asking_for_the_path_settles_nothing(place, monkeypatch):
     assert nebulaml.persist_path() is None and not nebulaml.is_initialized()
     monkeypatch.setenv("NEBULA_PERSISTENT_STORAGE_PATH", str(place.storage))
