@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.distributed.distributed_c10d import _get_object_coll_device
 from torch.futures import Future as TorchFuture
 
-from . import api, pickling
+from . import api, device, pickling
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
 
 log = logging.getLogger("nebulaml")
@@ -102,7 +102,7 @@ def _item_parts(tensor: torch.Tensor, name: str) -> tuple[list[Any], int]:
     """One tensor as a complete torch file: its parts in order, and its size in bytes. Copies nothing if contiguous."""
     tensor = tensor.detach()
     _check_dense(tensor, name)
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and not device.covers(tensor.untyped_storage()):  # else the device writes into the image itself
         tensor = tensor.cpu()
     tensor = tensor.contiguous().resolve_conj().resolve_neg()
     before, after = _frame(tensor.shape, tensor.dtype)

@@ -52,6 +52,27 @@ def test_without_overlap_the_file_is_whole_when_save_returns(nm, fake):
     assert loaded["view"].data_ptr() == loaded["large"][5:].data_ptr()
 
 
+def test_dcp_leaves_to_the_device_what_it_copies_by_itself(nm, monkeypatch):
+    from nebulaml import dcp
+
+    monkeypatch.setattr(device, "covers", lambda storage: True)
+    tensor = torch.empty(3, 4, device="meta")  # which has no copy on the host
+    (before, part, after), size = dcp._item_parts(tensor.t(), "w")
+    assert part.device.type == "meta" and part.is_contiguous() and size == len(before) + 48 + len(after)
+
+
+def test_dcp_saves_device_memory_and_the_tensors_beside_it(nm, fake, place):
+    import torch.distributed.checkpoint as stock
+    from nebulaml import dcp
+
+    state = {"large": on(fake, LARGE), "turned": on(fake, 3, 5).t(), "host": torch.arange(9)}
+    stock.save(state, storage_writer=dcp.NebulaStorageWriter(place.storage / "tag1"), no_dist=True)
+    assert sorted(size for _, size in fake.copied)[-1] == LARGE * 4
+    found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    stock.load(found, storage_reader=dcp.NebulaStorageReader(place.storage / "tag1"), no_dist=True)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
 def test_a_session_that_goes_while_an_exception_passes_leaves_it_alone(nm, fake):
     held = [nm.Checkpoint("global_step1")]
     assert held[0].save("m.pt", {"large": on(fake, LARGE)}) and held[0].commit()
