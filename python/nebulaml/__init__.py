@@ -31,8 +31,8 @@ try:
 except ImportError as _failure:
     # An ImportError would make DeepSpeed fall back to torch.save without a word that anybody reads.
     raise NebulaUnavailable(
-        f"the C library of nebulaml cannot be loaded ({_failure}); install the package again for this Python "
-        "(pip install --force-reinstall nebulaml), or in a source tree: pip install ."
+        f"the C library of nebulaml cannot be loaded ({_failure}); install the package again for this Python, from its source "
+        "tree: pip install --force-reinstall . (a package of that name on PyPI is not this one)"
     ) from _failure
 
 from .api import (
