@@ -217,7 +217,8 @@ def _make_callback() -> type:
             if _io_of(strategy) is not None:
                 return
             if type(strategy).__name__ in ("FSDPStrategy", "ModelParallelStrategy") or _is_deepspeed(strategy):
-                _warn_about(strategy)
+                if type(strategy).__name__ != "NebulaDeepspeedStrategy":  # which has warned when it was made
+                    _warn_about(strategy)
                 return
             strategy.checkpoint_io = NebulaCheckpointIO()
 
@@ -263,11 +264,20 @@ def _is_deepspeed(strategy: Any) -> bool:
 
 def _warn_about(strategy: Any) -> None:
     if _is_deepspeed(strategy):
-        config = getattr(strategy, "config", None) or {}
-        if type(strategy).__name__ == "DeepSpeedStrategy" and isinstance(config, dict) and "nebula" in config:
+        config = getattr(strategy, "config", None)
+        section = config.get("nebula") if isinstance(config, dict) else None
+        is_ours = type(strategy).__name__ == "NebulaDeepspeedStrategy"
+        if not (isinstance(section, dict) and section.get("enabled")):
             log.warning(
-                "DeepSpeedStrategy gives every checkpoint the same tag, so that only the newest is kept: "
-                "use nebulaml.NebulaDeepspeedStrategy(config=...)"
+                "%s has no \"nebula\" section that is enabled in its configuration: Nebula is not in use, and checkpoints are saved as "
+                'without it. Use nebulaml.NebulaDeepspeedStrategy(config={..., "nebula": {"enabled": True, '
+                '"persistent_storage_path": ...}})',
+                type(strategy).__name__,
+            )
+        elif not is_ours:
+            log.warning(
+                "%s gives every checkpoint the same tag, so that only the newest is kept: use nebulaml.NebulaDeepspeedStrategy(config=...)",
+                type(strategy).__name__,
             )
         return
     log.warning(
@@ -287,6 +297,7 @@ def _make_strategy() -> type:
             import nebulaml.deepspeed  # noqa: F401  accepts the section on every DeepSpeed version
 
             super().__init__(*args, **kwargs)
+            _warn_about(self)
 
         def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
             filepath = self.broadcast(filepath)

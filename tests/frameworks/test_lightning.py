@@ -203,6 +203,40 @@ else:
 """)  # fmt: skip
 
 
+def warned(node, text):
+    script(node, """
+import io as plain, logging
+lines = plain.StringIO()
+logging.getLogger("nebulaml").addHandler(logging.StreamHandler(lines))
+""" + text)  # fmt: skip
+
+
+def test_a_deepspeed_strategy_without_nebula_in_its_configuration_is_warned_of(node):
+    warned(node, """
+from nebulaml.lightning import _warn_about
+def said(config, name="DeepSpeedStrategy"):
+    strategy = type(name, (type("DeepSpeedStrategy", (), {}),), {})()
+    strategy.config = config
+    lines.truncate(0)
+    _warn_about(strategy)
+    return lines.getvalue()
+for config in (None, {}, {"nebula": {}}, {"nebula": {"enabled": False}}, {"zero_optimization": {}}):
+    assert "Nebula is not in use" in said(config) and "Nebula is not in use" in said(config, "NebulaDeepspeedStrategy")
+assert "the same tag" in said({"nebula": {"enabled": True}}) and not said({"nebula": {"enabled": True}}, "NebulaDeepspeedStrategy")
+""")  # fmt: skip
+
+
+@full
+@pytest.mark.parametrize("environment", ["lightning-deepspeed", "lightning-deepspeed-oldest"], indirect=True)
+def test_our_deepspeed_strategy_without_nebula_in_its_configuration_says_so_when_it_is_made(node):
+    warned(node, """
+nm.NebulaDeepspeedStrategy(config={"nebula": {"enabled": True, "persistent_storage_path": "x"}})
+assert not lines.getvalue(), lines.getvalue()
+nm.NebulaDeepspeedStrategy(config={"zero_optimization": {"stage": 1}})
+assert "Nebula is not in use" in lines.getvalue()
+""")  # fmt: skip
+
+
 def test_a_deepspeed_path_leads_to_what_lies_there_and_to_nothing_else(node):
     script(node, """
 from nebulaml.lightning import _look_into
