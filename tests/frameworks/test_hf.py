@@ -149,6 +149,24 @@ def test_a_deepspeed_json_through_the_trainer_resumes_bit_for_bit(node, stage):
     assert again.end["weights"] == whole.end["weights"]
 
 
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=full)])
+def test_attach_to_a_trainer_with_deepspeed_resumes_bit_for_bit_and_its_directory_is_stocks(node, stage):
+    if ENV != "hf":
+        pytest.skip("one transformers is enough")
+
+    def run(directory, *more, **options):
+        where = ["--output", node.base / directory, "--deepspeed", stage]
+        return node.run(interpreter("hf-deepspeed"), "hf_job.py", *where, *more, ranks=2, **options)
+
+    whole = run("stock", "--way", "stock")
+    run("run", "--way", "attach", "--kill-at", 5, check=False)
+    until(lambda: (node.base / "run" / "checkpoint-4").exists())
+    assert files_below(node.base / "run" / "checkpoint-4") == files_below(node.base / "stock" / "checkpoint-4")
+    again = run("run", "--way", "attach", "--resume")
+    assert again.losses == whole.losses_after(4)
+    assert again.end["weights"] == whole.end["weights"]
+
+
 def test_jit_checkpoint_on_sigterm(node):
     if ENV != "hf":
         pytest.skip("this transformers has no enable_jit_checkpoint")
