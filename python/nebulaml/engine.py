@@ -34,7 +34,7 @@ _pause = RETRY_S[0]
 
 
 def is_initialized() -> bool:
-    """Whether init() was called, by the program or on its behalf."""
+    """Whether init() was called, by the program or an adapter, or another call has read the environment in its place."""
     return _settings is not None
 
 
