@@ -7,28 +7,20 @@
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/storage.h"
-#include "agent/world.h"
+#include "agent/world_private.h"
 #include "base/error.h"
 #include "os/os.h"
-#include "store/announce.h"
-#include "store/document.h"
 
-#define SECOND_NS 1000000000
 #define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
-#define POLL_MOST_NS ((int64_t)SECOND_NS)
-#define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* at most: whether another node wants a version that this one need not persist */
-#define WANTED_LEAST_NS ((int64_t)SECOND_NS / 20)
-#define BEHIND_NS (5 * (int64_t)SECOND_NS)        /* a newer version is complete: listings may be stale for so long */
 #define LIST_AFTER_NS ((int64_t)SECOND_NS)        /* who does not commit looks only to say who is missing */
-#define CLOCK_SLACK_NS (10ull * SECOND_NS)        /* by which the clocks of nodes may differ */
 
 int64_t world_back_off(uint32_t count)
 {
         int64_t delay = POLL_FIRST_NS;
 
-        while (count-- && delay < POLL_MOST_NS)
+        while (count-- && delay < WORLD_POLL_MOST_NS)
                 delay += delay / 2;
-        return delay < POLL_MOST_NS ? delay : POLL_MOST_NS;
+        return delay < WORLD_POLL_MOST_NS ? delay : WORLD_POLL_MOST_NS;
 }
 
 /* Ranks of the job that have a session here. */
@@ -106,9 +98,7 @@ void world_missing(const struct version *version, char *text, size_t size)
                 snprintf(text + used, size - used, "%s of %" PRIu32, missing > 8 ? ", ..." : "", version->world);
 }
 
-/* Documents, read and written with the lock free. */
-
-static void fill_of(const struct version *version, struct announce_of *of)
+void world_fill_of(const struct version *version, struct announce_of *of)
 {
         memset(of, 0, sizeof *of);
         snprintf(of->tag, sizeof of->tag, "%s", version->tag);
@@ -116,16 +106,6 @@ static void fill_of(const struct version *version, struct announce_of *of)
         snprintf(of->run, sizeof of->run, "%s", version->run);
         of->writing = version->writing;
         of->world = version->world;
-}
-
-static enum nebula_status key_of(const char *tag, const char *path, char key[MANIFEST_KEY_MAX], struct nebula_error *error)
-{
-        char directory[256];
-        enum nebula_status status = name_encode(tag, directory, error);
-
-        if (!status)
-                snprintf(key, MANIFEST_KEY_MAX, "%s/%s", directory, path);
-        return status;
 }
 
 static int by_rank(const void *a, const void *b)
@@ -144,11 +124,10 @@ static bool has_captured(const struct version *version, const struct part *part)
         return version->file_goal > 0 ? part->file_count > 0 : part->closed;
 }
 
-/* What this node says of its ranks; false when there is nothing to say. Lock held. */
-static bool describe(const struct version *version, struct captured *captured)
+bool world_describe(const struct version *version, struct captured *captured)
 {
         memset(captured, 0, sizeof *captured);
-        fill_of(version, &captured->of);
+        world_fill_of(version, &captured->of);
         captured->generation = version->generation;
         captured->sequence = version->announce_sequence;
         captured->ranks = calloc(version->part_count + 1, sizeof *captured->ranks);
@@ -162,168 +141,6 @@ static bool describe(const struct version *version, struct captured *captured)
         }
         qsort(captured->ranks, captured->rank_count, sizeof *captured->ranks, by_rank);
         return captured->rank_count > 0;
-}
-
-static enum nebula_status write_captured(struct store *store, struct captured *captured, struct nebula_error *error)
-{
-        char path[64], key[MANIFEST_KEY_MAX], *text;
-        size_t size;
-        enum nebula_status status;
-
-        if (os->host_name(captured->host, sizeof captured->host) < 0)
-                captured->host[0] = 0;
-        status = captured_format(captured, &text, &size, error);
-        if (status)
-                return status;
-        captured_path(captured->ranks[0].rank, captured->of.writing, path);
-        status = key_of(captured->of.tag, path, key, error);
-        if (!status)
-                status = store->ops->write(store, key, text, size, error);
-        free(text);
-        return status;
-}
-
-static enum nebula_status read_committed(struct store *store, const char *tag, struct committed *ret_committed,
-                                         struct nebula_error *error)
-{
-        char key[MANIFEST_KEY_MAX], *text;
-        size_t size;
-        enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
-
-        if (!status)
-                status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
-        if (status)
-                return status;
-        status = committed_parse(text, size, ret_committed, error);
-        free(text);
-        return status;
-}
-
-static enum nebula_status write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
-{
-        char key[MANIFEST_KEY_MAX], *text;
-        size_t size;
-        enum nebula_status status = key_of(committed->of.tag, MANIFEST_DIRECTORY "/committed.json", key, error);
-
-        if (!status)
-                status = committed_format(committed, &text, &size, error);
-        if (status)
-                return status;
-        status = store->ops->write(store, key, text, size, error);
-        free(text);
-        return status;
-}
-
-/* What the captured documents of one version say together. */
-struct coverage {
-        uint8_t *ranks; /* of the world: 1 when covered */
-        uint32_t count;
-        uint64_t files, generation, sequence, documents;
-};
-
-/* Another job on this path, or the same job twice at the same time, is refused with both names. */
-static enum nebula_status check_other(const struct captured *own, const struct captured *other, struct nebula_error *error)
-{
-        if (strcmp(own->of.job, other->of.job))
-                return error_set(error, NEBULA_INVALID, 0,
-                                 "\"%.150s\" in this storage path is being written by job \"%.80s\" (host %.60s) and by job \"%.80s\" "
-                                 "(host %.60s): give each job its own path", own->of.tag, other->of.job, other->host, own->of.job,
-                                 own->host);
-        if (strcmp(own->of.run, other->of.run) && other->sequence > own->sequence + CLOCK_SLACK_NS)
-                return error_set(error, NEBULA_INVALID, 0,
-                                 "\"%.120s\" is being written by two runs of job \"%.60s\" at once, \"%.60s\" (process %u on %.50s) and "
-                                 "\"%.60s\" (process %u on %.50s): end one, or give it a `job` name of its own", own->of.tag, own->of.job,
-                                 other->of.run, other->pid, other->host, own->of.run, own->pid, own->host);
-        return NEBULA_OK;
-}
-
-static void cover(struct coverage *coverage, const struct captured *captured)
-{
-        bool fresh = false;
-
-        for (size_t i = 0; i < captured->rank_count; i++) {
-                uint8_t *seen = &coverage->ranks[captured->ranks[i].rank];
-
-                if (*seen)
-                        continue;
-                *seen = 1;
-                fresh = true;
-                coverage->count++;
-                coverage->files += captured->ranks[i].files;
-        }
-        if (!fresh)
-                return;
-        coverage->documents++;
-        coverage->generation = captured->generation > coverage->generation ? captured->generation : coverage->generation;
-        coverage->sequence = captured->sequence > coverage->sequence ? captured->sequence : coverage->sequence;
-}
-
-static enum nebula_status look_around(struct store *store, const struct captured *own, struct coverage *coverage,
-                                      struct nebula_error *error)
-{
-        char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX + 300], *text;
-        struct store_list list;
-        size_t size;
-        enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY, prefix, error);
-
-        cover(coverage, own);
-        if (!status)
-                status = store->ops->list(store, prefix, &list, error);
-        if (status)
-                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
-        for (size_t i = 0; i < list.count && !status; i++) {
-                struct captured captured;
-
-                if (!captured_is_of(list.entries[i].name, own->of.writing))
-                        continue;
-                snprintf(key, sizeof key, "%s/%s", prefix, list.entries[i].name);
-                if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
-                        continue; /* it is being replaced, or was there in a stale listing only */
-                if (!captured_parse(text, size, &captured, NULL)) {
-                        status = check_other(own, &captured, error);
-                        if (!status && announce_same(&own->of, &captured.of))
-                                cover(coverage, &captured);
-                        captured_done(&captured);
-                }
-                free(text);
-        }
-        store_list_done(&list);
-        return status;
-}
-
-/* All agents come to the same numbers: the documents', unless storage holds the tag already. */
-static enum nebula_status commit_document(struct store *store, const struct captured *own, const struct coverage *coverage,
-                                          bool persist, struct committed *ret_committed, struct nebula_error *error)
-{
-        struct committed committed = { .of = own->of, .generation = coverage->generation, .sequence = coverage->sequence,
-                                       .persist = persist };
-        struct manifest before = { 0 };
-        struct nebula_error failure = { 0 };
-        enum nebula_status status = manifest_load(store, own->of.tag, &before, &failure);
-
-        if (!status) {
-                if (committed.generation <= before.generation)
-                        committed.generation = before.generation + 1;
-                if (committed.sequence <= before.sequence)
-                        committed.sequence = before.sequence + 1;
-                manifest_done(&before);
-        } else if (status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT) {
-                if (error)
-                        *error = failure;
-                return status;
-        }
-        committed.ranks = calloc(coverage->count, sizeof *committed.ranks);
-        if (!committed.ranks)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %" PRIu32 " ranks", coverage->count);
-        for (uint32_t rank = 0; rank < own->of.world; rank++)
-                if (coverage->ranks[rank])
-                        committed.ranks[committed.rank_count++] = rank;
-        status = write_committed(store, &committed, error);
-        if (status)
-                committed_done(&committed);
-        else
-                *ret_committed = committed;
-        return status;
 }
 
 static bool lists(const struct committed *committed, uint32_t rank)
@@ -450,7 +267,7 @@ static void count_writings(struct catalogue *catalogue, struct version *version)
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, version->job, &store, NULL);
         if (!status)
-                status = read_committed(store, tag, &committed, NULL);
+                status = world_read_committed(store, tag, &committed, NULL);
         catalogue_lock(catalogue);
         version->pins--;
         version->is_counted = !status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT;
@@ -475,7 +292,7 @@ static void announce(struct catalogue *catalogue, struct version *version)
         count_writings(catalogue, version);
         if (!commit_open(version))
                 return;
-        if (!describe(version, &captured)) {
+        if (!world_describe(version, &captured)) {
                 captured_done(&captured);
                 return;
         }
@@ -483,7 +300,7 @@ static void announce(struct catalogue *catalogue, struct version *version)
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, version->job, &store, &error);
         if (!status)
-                status = write_captured(store, &captured, &error);
+                status = world_write_captured(store, &captured, &error);
         catalogue_lock(catalogue);
         version->pins--;
         captured_done(&captured);
@@ -512,42 +329,6 @@ static bool interval_passed(const struct job *job, int64_t now)
                now - job->spread_start_ns >= (int64_t)(job->persist_interval_s * 1e9);
 }
 
-/* The newest version of the job that is complete and younger than this one, or NULL. */
-static const struct version *newer_complete(const struct version *version)
-{
-        for (const struct version *other = version->job->versions; other; other = other->next)
-                if (other != version && lifecycle_complete(other->life.state) &&
-                    other->sequence > (version->sequence ? version->sequence : version->announce_sequence))
-                        return other;
-        return NULL;
-}
-
-/* Whether an open version will never be whole. Lock held. */
-static bool hopeless(struct catalogue *catalogue, struct version *version, int64_t now)
-{
-        const struct version *newer = newer_complete(version);
-        int64_t patience = (int64_t)catalogue->takeover_s * SECOND_NS;
-        char missing[160];
-
-        world_missing(version, missing, sizeof missing);
-        if (!newer)
-                version->behind_ns = 0;
-        else if (!version->behind_ns)
-                version->behind_ns = now;
-        if (newer && now - version->behind_ns >= BEHIND_NS) {
-                version_fail(catalogue, version, NEBULA_FAILED, "never became complete (%s), and \"%.150s\" has by now",
-                             missing, newer->tag);
-                return true;
-        }
-        if ((strcmp(version->run, version->job->run) || !catalogue_session_count(catalogue, version->job)) &&
-            now - version->waiting_since_ns > 2 * patience) {
-                version_fail(catalogue, version, NEBULA_FAILED, "its run ended before checkpoint \"%.150s\" was complete (%s)",
-                             version->tag, missing);
-                return true;
-        }
-        return false;
-}
-
 static void look_for_commit(struct catalogue *catalogue, struct version *version, int64_t now)
 {
         struct nebula_error error = { 0 };
@@ -560,7 +341,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         enum nebula_status status;
 
         decide = version->leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
-        if (!describe(version, &own) || !coverage.ranks) {
+        if (!world_describe(version, &own) || !coverage.ranks) {
                 captured_done(&own);
                 free(coverage.ranks);
                 look_again(version, now);
@@ -569,7 +350,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         version->pins++;
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, version->job, &store, &error);
-        if (!status && !read_committed(store, own.of.tag, &committed, NULL)) {
+        if (!status && !world_read_committed(store, own.of.tag, &committed, NULL)) {
                 found = announce_same(&own.of, &committed.of);
                 superseded = !found && !strcmp(own.of.job, committed.of.job) && !strcmp(own.of.run, committed.of.run) &&
                              committed.of.writing > own.of.writing;
@@ -577,9 +358,9 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
                         committed_done(&committed);
         }
         if (!status && !found && (decide || waited > LIST_AFTER_NS))
-                status = look_around(store, &own, &coverage, &error);
+                status = world_look_around(store, &own, &coverage, &error);
         if (!status && !found && decide && goal_met(catalogue, version, &coverage, now)) {
-                status = commit_document(store, &own, &coverage, persist, &committed, &error);
+                status = world_commit_document(store, &own, &coverage, persist, &committed, &error);
                 found = !status;
         }
         catalogue_lock(catalogue);
@@ -602,133 +383,10 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         else if (superseded)
                 version_fail(catalogue, version, NEBULA_FAILED, "checkpoint \"%.150s\" was written again before it was complete",
                              version->tag);
-        else if (!hopeless(catalogue, version, now))
+        else if (!world_is_hopeless(catalogue, version, now))
                 look_again(version, now);
         committed_done(&committed);
         catalogue_signal(catalogue);
-}
-
-/* Mostly a version is flushed soon after it was complete, if at all: a look a quarter as late as the version is old. */
-static int64_t wanted_delay(const struct version *version, int64_t now)
-{
-        int64_t delay = (now - version->waiting_since_ns) / 4;
-
-        if (delay < WANTED_LEAST_NS)
-                return WANTED_LEAST_NS;
-        return delay < WANTED_POLL_NS ? delay : WANTED_POLL_NS;
-}
-
-/* Any node may want a version durable: then all must persist it. Told through committed.json, and looked for there. */
-static void exchange_wanted(struct catalogue *catalogue, struct version *version, int64_t now)
-{
-        struct nebula_error error = { 0 };
-        struct committed committed = { 0 };
-        struct announce_of of;
-        struct store *store;
-        bool wanted = version->wanted, told = false;
-        enum nebula_status status;
-
-        fill_of(version, &of);
-        version->pins++;
-        catalogue_unlock(catalogue);
-        status = storage_open(catalogue, version->job, &store, &error);
-        if (!status)
-                status = read_committed(store, of.tag, &committed, &error);
-        if (!status && announce_same(&of, &committed.of)) {
-                told = committed.persist;
-                if (wanted && !told) {
-                        committed.persist = true;
-                        status = write_committed(store, &committed, &error);
-                        told = !status;
-                }
-        } else if (!status) {
-                told = wanted; /* a later writing has taken its place: nobody is to be told any more */
-        }
-        catalogue_lock(catalogue);
-        version->pins--;
-        committed_done(&committed);
-        version->wanted_told = told;
-        version->tell_failed = wanted && !told;
-        version->wanted = version->wanted || told;
-        version->poll_at_ns = now + (version->wanted && !told ? POLL_MOST_NS : version->wanted ? 0 : wanted_delay(version, now));
-        catalogue_signal(catalogue);
-}
-
-/* The document of that name, if it is of this writing: another job's, or an earlier writing's, has the same name. */
-static void remove_captured(struct store *store, const struct captured *own, uint32_t rank)
-{
-        struct captured captured;
-        char path[64], key[MANIFEST_KEY_MAX], *text;
-        size_t size;
-
-        captured_path(rank, own->of.writing, path);
-        if (key_of(own->of.tag, path, key, NULL) || store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
-                return;
-        if (!captured_parse(text, size, &captured, NULL)) {
-                if (announce_same(&own->of, &captured.of))
-                        store->ops->remove(store, key, NULL);
-                captured_done(&captured);
-        }
-        free(text);
-}
-
-/*
- * Takes the documents of this node's share away, whichever of its ranks was the lowest when they were written, and nothing
- * that other nodes may be at work on. What lies there of a version that was committed, and that nobody makes durable, goes
- * once all of it is too old for that: `late`.
- */
-static void clean(struct catalogue *catalogue, struct version *version, bool late)
-{
-        int64_t age_ns = (int64_t)catalogue->sweep_age_s * SECOND_NS;
-        struct captured own;
-        struct store *store;
-        char directory[256];
-        bool in_use = false, described = describe(version, &own);
-        size_t removed = 0;
-
-        for (const struct version *other = version->job->versions; other; other = other->next)
-                in_use = in_use || (other != version && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
-        version->pins++;
-        catalogue_unlock(catalogue);
-        if (described && !in_use && !storage_open(catalogue, version->job, &store, NULL)) {
-                for (size_t i = 0; i < own.rank_count && !late; i++)
-                        remove_captured(store, &own, own.ranks[i].rank);
-                if (late)
-                        manifest_sweep_tag(store, own.of.tag, age_ns, &removed, NULL);
-                else if (!name_encode(own.of.tag, directory, NULL))
-                        manifest_remove_directories(store, directory);
-        }
-        captured_done(&own);
-        catalogue_lock(catalogue);
-        version->pins--;
-}
-
-/* Of a version that nothing more becomes of. */
-static bool tidy(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
-{
-        bool late = version->withdrawn;
-
-        if (!version->stored && !newer_complete(version))
-                return false;
-        if (late && version->poll_at_ns > now) {
-                *due = version->poll_at_ns < *due ? version->poll_at_ns : *due;
-                return false;
-        }
-        /* Before it was committed nobody wrote more of it than documents. */
-        version->spread = !late && !version->stored && version->sequence;
-        version->poll_at_ns = now + ((int64_t)catalogue->sweep_age_s + 1) * SECOND_NS;
-        version->withdrawn = true;
-        clean(catalogue, version, late);
-        return true;
-}
-
-/* Committed on this node, and a newer one has become durable: the other nodes will not write it any more. */
-static bool given_up(const struct version *version, int64_t now)
-{
-        const struct version *newer = newer_complete(version);
-
-        return version->recorded_here && !version->pins && newer && newer->life.state == NEBULA_STATE_DURABLE &&
-               now - version->waiting_since_ns > 2 * WANTED_POLL_NS;
 }
 
 static bool work_on(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
@@ -736,10 +394,10 @@ static bool work_on(struct catalogue *catalogue, struct version *version, int64_
         bool open = commit_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
 
         if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded)
-                return tidy(catalogue, version, now, due);
-        if (!waits || (!open && version->wanted && version->wanted_told && !given_up(version, now)))
+                return world_tidy(catalogue, version, now, due);
+        if (!waits || (!open && version->wanted && version->wanted_told && !world_is_given_up(version, now)))
                 return false;
-        if (!open && given_up(version, now)) {
+        if (!open && world_is_given_up(version, now)) {
                 log_event(LOG_LEVEL_WARN, "%s is not made durable any more: another node let it go, and a newer one is durable", version->tag);
                 version_forget_memory(catalogue, version);
                 return true;
@@ -753,7 +411,7 @@ static bool work_on(struct catalogue *catalogue, struct version *version, int64_
         else if (open)
                 look_for_commit(catalogue, version, now);
         else
-                exchange_wanted(catalogue, version, now);
+                world_exchange_wanted(catalogue, version, now);
         return true;
 }
 

@@ -1,0 +1,192 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/world_private.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "store/document.h"
+
+#define CLOCK_SLACK_NS (10ull * SECOND_NS)        /* by which the clocks of nodes may differ */
+
+static enum nebula_status key_of(const char *tag, const char *path, char key[MANIFEST_KEY_MAX], struct nebula_error *error)
+{
+        char directory[256];
+        enum nebula_status status = name_encode(tag, directory, error);
+
+        if (!status)
+                snprintf(key, MANIFEST_KEY_MAX, "%s/%s", directory, path);
+        return status;
+}
+
+enum nebula_status world_write_captured(struct store *store, struct captured *captured, struct nebula_error *error)
+{
+        char path[64], key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status;
+
+        if (os->host_name(captured->host, sizeof captured->host) < 0)
+                captured->host[0] = 0;
+        status = captured_format(captured, &text, &size, error);
+        if (status)
+                return status;
+        captured_path(captured->ranks[0].rank, captured->of.writing, path);
+        status = key_of(captured->of.tag, path, key, error);
+        if (!status)
+                status = store->ops->write(store, key, text, size, error);
+        free(text);
+        return status;
+}
+
+enum nebula_status world_read_committed(struct store *store, const char *tag, struct committed *ret_committed,
+                                         struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
+
+        if (!status)
+                status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        if (status)
+                return status;
+        status = committed_parse(text, size, ret_committed, error);
+        free(text);
+        return status;
+}
+
+enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status = key_of(committed->of.tag, MANIFEST_DIRECTORY "/committed.json", key, error);
+
+        if (!status)
+                status = committed_format(committed, &text, &size, error);
+        if (status)
+                return status;
+        status = store->ops->write(store, key, text, size, error);
+        free(text);
+        return status;
+}
+
+/* Another job on this path, or the same job twice at the same time, is refused with both names. */
+static enum nebula_status check_other(const struct captured *own, const struct captured *other, struct nebula_error *error)
+{
+        if (strcmp(own->of.job, other->of.job))
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "\"%.150s\" in this storage path is being written by job \"%.80s\" (host %.60s) and by job \"%.80s\" "
+                                 "(host %.60s): give each job its own path", own->of.tag, other->of.job, other->host, own->of.job,
+                                 own->host);
+        if (strcmp(own->of.run, other->of.run) && other->sequence > own->sequence + CLOCK_SLACK_NS)
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "\"%.120s\" is being written by two runs of job \"%.60s\" at once, \"%.60s\" (process %u on %.50s) and "
+                                 "\"%.60s\" (process %u on %.50s): end one, or give it a `job` name of its own", own->of.tag, own->of.job,
+                                 other->of.run, other->pid, other->host, own->of.run, own->pid, own->host);
+        return NEBULA_OK;
+}
+
+static void cover(struct coverage *coverage, const struct captured *captured)
+{
+        bool fresh = false;
+
+        for (size_t i = 0; i < captured->rank_count; i++) {
+                uint8_t *seen = &coverage->ranks[captured->ranks[i].rank];
+
+                if (*seen)
+                        continue;
+                *seen = 1;
+                fresh = true;
+                coverage->count++;
+                coverage->files += captured->ranks[i].files;
+        }
+        if (!fresh)
+                return;
+        coverage->documents++;
+        coverage->generation = captured->generation > coverage->generation ? captured->generation : coverage->generation;
+        coverage->sequence = captured->sequence > coverage->sequence ? captured->sequence : coverage->sequence;
+}
+
+enum nebula_status world_look_around(struct store *store, const struct captured *own, struct coverage *coverage,
+                                      struct nebula_error *error)
+{
+        char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX + 300], *text;
+        struct store_list list;
+        size_t size;
+        enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY, prefix, error);
+
+        cover(coverage, own);
+        if (!status)
+                status = store->ops->list(store, prefix, &list, error);
+        if (status)
+                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+        for (size_t i = 0; i < list.count && !status; i++) {
+                struct captured captured;
+
+                if (!captured_is_of(list.entries[i].name, own->of.writing))
+                        continue;
+                snprintf(key, sizeof key, "%s/%s", prefix, list.entries[i].name);
+                if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                        continue; /* it is being replaced, or was there in a stale listing only */
+                if (!captured_parse(text, size, &captured, NULL)) {
+                        status = check_other(own, &captured, error);
+                        if (!status && announce_same(&own->of, &captured.of))
+                                cover(coverage, &captured);
+                        captured_done(&captured);
+                }
+                free(text);
+        }
+        store_list_done(&list);
+        return status;
+}
+
+enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage,
+                                          bool persist, struct committed *ret_committed, struct nebula_error *error)
+{
+        struct committed committed = { .of = own->of, .generation = coverage->generation, .sequence = coverage->sequence,
+                                       .persist = persist };
+        struct manifest before = { 0 };
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = manifest_load(store, own->of.tag, &before, &failure);
+
+        if (!status) {
+                if (committed.generation <= before.generation)
+                        committed.generation = before.generation + 1;
+                if (committed.sequence <= before.sequence)
+                        committed.sequence = before.sequence + 1;
+                manifest_done(&before);
+        } else if (status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT) {
+                if (error)
+                        *error = failure;
+                return status;
+        }
+        committed.ranks = calloc(coverage->count, sizeof *committed.ranks);
+        if (!committed.ranks)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %" PRIu32 " ranks", coverage->count);
+        for (uint32_t rank = 0; rank < own->of.world; rank++)
+                if (coverage->ranks[rank])
+                        committed.ranks[committed.rank_count++] = rank;
+        status = world_write_committed(store, &committed, error);
+        if (status)
+                committed_done(&committed);
+        else
+                *ret_committed = committed;
+        return status;
+}
+
+void world_remove_captured(struct store *store, const struct captured *own, uint32_t rank)
+{
+        struct captured captured;
+        char path[64], key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+
+        captured_path(rank, own->of.writing, path);
+        if (key_of(own->of.tag, path, key, NULL) || store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                return;
+        if (!captured_parse(text, size, &captured, NULL)) {
+                if (announce_same(&own->of, &captured.of))
+                        store->ops->remove(store, key, NULL);
+                captured_done(&captured);
+        }
+        free(text);
+}
