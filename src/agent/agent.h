@@ -9,13 +9,14 @@
  * `nebula stop`, on SIGTERM (after persisting), and by itself when nothing is connected,
  * nothing is left to persist, and NEBULA_AGENT_LINGER seconds (600) have passed.
  *
- * Other settings of the environment: NEBULA_MEMORY_BUFFER_SIZE (bytes, K/M/G; the memory
- * tier's budget until a session says otherwise), NEBULA_PERSIST_GIVE_UP (seconds a failing
- * storage is tried, 600; for the newest version from its commit on), NEBULA_MEMORY_WAIT (seconds a save waits for
- * memory, 300), NEBULA_QUIET_S (seconds after which an open-ended
- * part closes by itself, 30), NEBULA_TAKEOVER_S (seconds
- * after which any agent commits in place of the one of rank 0, 30), NEBULA_SWEEP_AGE (age in seconds of debris that is removed
- * from storage, 900).
+ * Other settings of the environment, with what holds without them:
+ *
+ *      NEBULA_MEMORY_BUFFER_SIZE    the memory tier's budget in bytes (K, M, G), until a session says otherwise
+ *      NEBULA_PERSIST_GIVE_UP       seconds that a failing storage is tried, for the newest version from its commit on: 600
+ *      NEBULA_MEMORY_WAIT           seconds that a save waits for memory: 300
+ *      NEBULA_QUIET_S               seconds without news after which an open-ended version is complete: 30
+ *      NEBULA_TAKEOVER_S            seconds after which any agent commits in place of the one of rank 0: 30
+ *      NEBULA_SWEEP_AGE             seconds after which debris is removed from storage: 900
  */
 #ifndef NB_AGENT_AGENT_H
 #define NB_AGENT_AGENT_H

@@ -12,12 +12,18 @@
  * page allocation) is done without it on versions that are pinned: a pinned
  * version is not freed and its images are not dropped.
  *
- * Who waits for a state of one version is a `waiter`, which is answered by the thread that brought that about; who waits for anything
- * else waits on `moved`; `work` wakes the persist workers, `clock` the thread that keeps the clock and starts
- * those, `keep` the keeper thread (spare images, pages to give back), `copy` the one that makes
- * copies on other nodes. They are told when the lock is given back (catalogue_unlock, catalogue_wait), for
- * with every rank of a node saving at once a thread that wakes only to find it taken costs as
- * much again as its request.
+ * Who waits, and for what:
+ *
+ *      waiter   a state of one version; the thread that brings it about answers
+ *      moved    anything else that a client waits for
+ *      work     the persist workers: something to write
+ *      clock    the thread that keeps the clock and starts them
+ *      keep     the keeper: spare images, pages to give back
+ *      copy     the one that makes copies on other nodes
+ *      event    who follows a job's events (WATCH)
+ *
+ * They are told when the lock is given back (catalogue_unlock, catalogue_wait): with every rank of a node
+ * saving at once, a thread that wakes only to find it taken costs as much again as its request.
  */
 #ifndef NB_AGENT_CATALOGUE_H
 #define NB_AGENT_CATALOGUE_H

@@ -6,10 +6,10 @@
  * host's address; port 0 and a chosen one). Who knocks proves that it holds the secret of
  * a job of this node; it then sees the copies of that job and storage path alone.
  *
- * Copies lie in memory of their own, outside the catalogue: they are never written to storage from
- * here and make way for nothing but their owner's word. Their budget is $NEBULA_PEER_MEMORY (half of
- * the memory tier), within that of the tier; for a new one, whole copies go whose owners have gone. A copy counts when every byte
- * of it came and was sound.
+ * Copies lie in memory of their own, outside the catalogue, and are never written to storage from here.
+ * Their budget is $NEBULA_PEER_MEMORY (half of the memory tier), within that of the tier. A copy goes when
+ * its owner says so, or, where a new one needs the room and the owner has gone, as a whole. It counts when
+ * every byte of it came and was sound.
  *
  * Locks: holder_lock guards everything below it in the struct; it is never held
  * during input or output, and the catalogue's lock may be taken inside it, not the other way round.

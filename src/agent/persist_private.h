@@ -26,9 +26,9 @@ struct plan_file {
         bool is_zip, stored, carried; /* stored: storage is known to have it, unless it was removed there; carried: it has */
         uint64_t size, generation;
         struct image *image;
-        uint64_t *chunks; /* the version's; or sealed here and given to it, unless they are kept for want of a file of that name */
+        uint64_t *chunks; /* checksums: the version's, or found here and given to it */
         size_t chunk_count;
-        bool keeps_chunks;
+        bool keeps_chunks; /* they could not be given: the version has let go of that image, or has others by now */
         struct bulk_feed feed; /* what of it may be written; without room: not in use */
 };
 /* What the worker needs of a version, copied so that the lock is free while it writes. */

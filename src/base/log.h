@@ -3,10 +3,11 @@
  *
  *      2026-11-21T10:31:26.123Z info global_step500 is durable: 1.0 GiB in 0.52 s
  *
- * log_to names the file once, before threads start; until then, and so always
- * in the trainer's half, events go nowhere; that has log_line. A line is written with one call, so
- * lines of two processes that share a file do not mix. What is not printable in
- * an event becomes '?': a tag with a newline cannot forge a line.
+ * log_to names the file of log_event, once, before threads start; without it
+ * events go nowhere. The trainer's half never calls it: what it has to say in
+ * the agent's log it says with log_line. A line is written with one call, so
+ * lines of two processes that share a file do not mix. What is not printable
+ * in an event becomes '?': a tag with a newline cannot forge a line.
  *
  * Threads: log_event may be called from any.
  */
