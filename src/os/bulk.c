@@ -141,23 +141,35 @@ static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
         return result;
 }
 
-int bulk_buffer_open(struct bulk_buffer *buffer, uint64_t size)
+int bulk_buffer_map(struct bulk_buffer *buffer, uint64_t size)
 {
         int result;
-        char *data;
 
         size = (size + HUGE_PAGE_BYTES - 1) & ~(uint64_t)(HUGE_PAGE_BYTES - 1);
         *buffer = (struct bulk_buffer){ .map_size = size + HUGE_PAGE_BYTES };
         result = os->map(-1, 0, buffer->map_size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &buffer->map);
         if (result)
                 return result;
-        data = (char *)(((uintptr_t)buffer->map + HUGE_PAGE_BYTES - 1) & ~(uintptr_t)(HUGE_PAGE_BYTES - 1));
-        os->advise(data, size, OS_ADVISE_HUGE);
+        buffer->data = (char *)(((uintptr_t)buffer->map + HUGE_PAGE_BYTES - 1) & ~(uintptr_t)(HUGE_PAGE_BYTES - 1));
+        os->advise(buffer->data, size, OS_ADVISE_HUGE);
+        return 0;
+}
+
+bool bulk_buffer_make(char *data, uint64_t size)
+{
+        size = (size + HUGE_PAGE_BYTES - 1) & ~(uint64_t)(HUGE_PAGE_BYTES - 1);
         os->advise(data, size, OS_ADVISE_POPULATE_WRITE);
         /* Quickly answered where they are huge already; an error where they can't be. */
-        buffer->is_huge = os->advise(data, size, OS_ADVISE_COLLAPSE) == 0;
-        buffer->data = data;
-        return 0;
+        return os->advise(data, size, OS_ADVISE_COLLAPSE) == 0;
+}
+
+int bulk_buffer_open(struct bulk_buffer *buffer, uint64_t size)
+{
+        int result = bulk_buffer_map(buffer, size);
+
+        if (!result)
+                bulk_buffer_make(buffer->data, size);
+        return result;
 }
 
 void bulk_buffer_close(struct bulk_buffer *buffer)

@@ -74,13 +74,15 @@ bool bulk_feed_wait(struct bulk_feed *feed);
  * it gives for the same bytes in huge pages, which is more than a copy takes.
  */
 struct bulk_buffer {
-        char *data; /* NULL: not open */
-        bool is_huge;
+        char *data; /* NULL: not open; aligned for huge pages */
         void *map;
         uint64_t map_size;
 };
-int bulk_buffer_open(struct bulk_buffer *buffer, uint64_t size); /* 0 or a negative errno; zeroed, page-aligned */
-void bulk_buffer_close(struct bulk_buffer *buffer);              /* one that is not open, too, if it was zeroed */
+int bulk_buffer_open(struct bulk_buffer *buffer, uint64_t size); /* 0 or a negative errno; zeroed */
+/* The same in two steps, the second of which threads may take for parts of their own: its pages. False: they are not huge. */
+int bulk_buffer_map(struct bulk_buffer *buffer, uint64_t size);
+bool bulk_buffer_make(char *data, uint64_t size);
+void bulk_buffer_close(struct bulk_buffer *buffer); /* one that is not open, too, if it was zeroed */
 
 /*
  * Writes `size` bytes at the beginning of the file and sets its size. Not synced. `feed`: NULL, or what says which

@@ -28,28 +28,30 @@ static int move_pieces(struct bulk_job *job, char *data, uint64_t offset, uint64
         return result;
 }
 
-/* New memory is mostly of scattered pages, and to ask for huge ones would change what the program gets: see bulk_buffer. Without one
- * chunks are read into their places. */
-static void open_buffer(const struct bulk_job *job, struct bulk_buffer *ret_buffer)
+/* One thread's part in a job. */
+struct mover {
+        struct bulk_job *job;
+        char *buffer; /* of a chunk; NULL: chunks are read into their places */
+};
+
+/* New memory is mostly of scattered pages, and to ask for huge ones would change what the program gets: see bulk_buffer. */
+static bool wants_buffers(const struct bulk_job *job)
 {
-        *ret_buffer = (struct bulk_buffer){ 0 };
-        if (!job->is_new || !job->is_direct || job->size < BUFFERED_MIN || job->chunk_bytes > BULK_REQUEST_BYTES)
-                return;
-        if (bulk_buffer_open(ret_buffer, job->chunk_bytes) == 0 && !ret_buffer->is_huge)
-                bulk_buffer_close(ret_buffer);
+        return job->is_new && job->is_direct && job->size >= BUFFERED_MIN && job->chunk_bytes <= BULK_REQUEST_BYTES;
 }
 
-static void *work(void *argument)
+static void *move_chunks(void *argument)
 {
-        struct bulk_job *job = argument;
-        struct bulk_buffer buffer;
+        struct mover *mover = argument;
+        struct bulk_job *job = mover->job;
         uint64_t offset, size;
 
-        open_buffer(job, &buffer);
+        if (mover->buffer && !bulk_buffer_make(mover->buffer, job->chunk_bytes))
+                mover->buffer = NULL;
         while (bulk_take(job, true, &offset, &size)) {
                 uint64_t end = offset + size < job->direct_size ? offset + size : job->direct_size;
-                bool is_buffered = buffer.data && end == offset + size;
-                char *data = is_buffered ? buffer.data : job->data + offset;
+                bool is_buffered = mover->buffer && end == offset + size;
+                char *data = is_buffered ? mover->buffer : job->data + offset;
                 int result = end > offset ? move_pieces(job, data, offset, end - offset) : 0;
 
                 if (result)
@@ -59,7 +61,6 @@ static void *work(void *argument)
                 if (is_buffered && !atomic_load(&job->is_stopped))
                         memcpy(job->data + offset, data, size);
         }
-        bulk_buffer_close(&buffer);
         return NULL;
 }
 
@@ -86,19 +87,28 @@ static void *make_pages(void *argument)
         return NULL;
 }
 
-/* The caller works too, so that it gets done also when no thread can be had. */
+/* The caller works too, so that it gets done also when no thread can be had. The maker of pages is the last that starts: what changes the
+ * address space, as the making of threads and buffers does, waits for the end of each of its calls. */
 void bulk_run_threads(struct bulk_job *job)
 {
+        struct mover movers[BULK_THREADS];
+        struct bulk_buffer buffers = { 0 };
         pthread_t threads[BULK_THREADS - 1], maker;
         size_t count = 0;
-        bool is_making = job->is_new && job->chunk_count > BULK_THREADS && !bulk_start(&maker, make_pages, job);
+        bool is_making;
 
+        if (wants_buffers(job))
+                bulk_buffer_map(&buffers, BULK_THREADS * (uint64_t)BULK_REQUEST_BYTES);
+        for (size_t i = 0; i < BULK_THREADS; i++)
+                movers[i] = (struct mover){ job, buffers.data ? buffers.data + i * BULK_REQUEST_BYTES : NULL };
         while (count < BULK_THREADS - 1 && count + 1 < job->chunk_count &&
-               !bulk_start(&threads[count], work, job))
+               !bulk_start(&threads[count], move_chunks, &movers[count + 1]))
                 count++;
-        work(job);
+        is_making = job->is_new && job->chunk_count > BULK_THREADS && !bulk_start(&maker, make_pages, job);
+        move_chunks(&movers[0]);
         while (count)
                 pthread_join(threads[--count], NULL);
         if (is_making)
                 pthread_join(maker, NULL);
+        bulk_buffer_close(&buffers);
 }

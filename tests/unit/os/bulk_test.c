@@ -175,7 +175,7 @@ static void read_large(uint64_t bad)
         int fd = open_as(true, OS_READ);
 
         REQUIRE(bulk_buffer_open(&buffer, BULK_REQUEST_BYTES) == 0);
-        is_huge = buffer.is_huge;
+        is_huge = bulk_buffer_make(buffer.data, BULK_REQUEST_BYTES);
         bulk_buffer_close(&buffer);
         large.words = aligned_alloc(4096, LARGE_ROOM);
         REQUIRE(fd >= 0 && large.words);
