@@ -2,8 +2,9 @@
  * limits.c - what this machine can do with so many bytes.
  *
  *      bench-limits BYTES BLOCKS THREADS SHARED-DIR STORAGE-DIR
+ *      bench-limits read FILE SHARED-DIR
  *
- * Measures, once each unless it says otherwise, with nothing else to do, and prints one JSON object of seconds:
+ * The second reads a file that is there, since one at another place of a disk may be read at another speed. Measures, once each unless it says otherwise, with nothing else to do, and prints one JSON object of seconds:
  *
  *      copy       a streaming copy of BLOCKS blocks in private memory into a file in SHARED-DIR whose pages exist: the median of five
  *      copy_cpu, sum_cpu  the CPU time of all threads for that copy, and of one for the checksums of as many bytes
@@ -24,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -255,16 +257,48 @@ static double read_once(struct work *work, const char *path, unsigned depth)
         return seconds;
 }
 
+static const unsigned depths[] = {1, 4, 8};
+
+/* work->memory: as many bytes, whose pages exist. */
+static void print_reads(struct work *work, const char *path)
+{
+        for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++)
+                printf("\"read_%u\": %.6f, ", depths[i], read_once(work, path, depths[i]));
+        printf("\"buffered\": %.6f, ", read_once(work, path, 0));
+        work->memory_bytes = HUGE_DEPTH * REQUEST_BYTES;
+        work->memory = huge_pages(work->memory_bytes);
+        printf("\"read_huge\": %.6f}\n", read_once(work, path, HUGE_DEPTH));
+}
+
+/* But for the bytes behind the last whole page. */
+static void read_file(const char *path, const char *shared)
+{
+        struct work work = {0};
+        struct stat stat_of;
+
+        if (stat(path, &stat_of))
+                die(path);
+        work.size = (size_t)stat_of.st_size / DIRECT_ALIGN * DIRECT_ALIGN;
+        work.memory = shared_pages(shared, work.size);
+        work.memory_bytes = work.size;
+        printf("{");
+        print_reads(&work, path);
+}
+
 int main(int argc, char **argv)
 {
-        static const unsigned depths[] = {1, 4, 8};
         struct work work = {0};
         size_t count;
         unsigned threads;
         char path[4096];
 
+        if (argc == 4 && !strcmp(argv[1], "read")) {
+                read_file(argv[2], argv[3]);
+                return 0;
+        }
         if (argc != 6) {
-                fprintf(stderr, "usage: bench-limits BYTES BLOCKS THREADS SHARED-DIR STORAGE-DIR\n");
+                fprintf(stderr, "usage: bench-limits BYTES BLOCKS THREADS SHARED-DIR STORAGE-DIR\n"
+                                "       bench-limits read FILE SHARED-DIR\n");
                 return 2;
         }
         count = strtoul(argv[2], NULL, 10);
@@ -290,12 +324,8 @@ int main(int argc, char **argv)
         snprintf(path, sizeof(path), "%s/limits.bin", argv[5]);
         for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++)
                 printf(", \"write_%u\": %.6f", depths[i], write_once(&work, path, depths[i]));
-        for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++)
-                printf(", \"read_%u\": %.6f", depths[i], read_once(&work, path, depths[i]));
-        printf(", \"buffered\": %.6f", read_once(&work, path, 0));
-        work.memory_bytes = HUGE_DEPTH * REQUEST_BYTES;
-        work.memory = huge_pages(work.memory_bytes);
-        printf(", \"read_huge\": %.6f}\n", read_once(&work, path, HUGE_DEPTH));
+        printf(", ");
+        print_reads(&work, path);
         unlink(path);
         return 0;
 }

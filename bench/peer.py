@@ -62,6 +62,11 @@ class Peer:
         """The version's tensors, by name; ``sizes`` are their numbers of elements."""
         raise NotImplementedError
 
+    @classmethod
+    def stored(cls, folder: Path, tag: str) -> Path | None:
+        """The file that all bytes of the version lie in, where there is one."""
+        return None
+
     def close(self) -> None:
         """The end of the program."""
 

@@ -76,16 +76,28 @@ def limits(workload: Workload, root: Path) -> dict[str, float]:
     """Seconds that this machine needs for the workload's bytes."""
     with places(root) as (folder, memory):
         # Blocks of one size: the mean of the workload's.
-        command = [LIMITS, str(workload.bytes), str(len(workload.sizes)), str(COPY_THREADS), memory, folder]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode:
-        raise RuntimeError(found.stderr.strip())
-    seconds = json.loads(found.stdout)
+        seconds = bench_limits(workload.bytes, len(workload.sizes), COPY_THREADS, memory, folder)
     return {
         **seconds,
         "write": min(value for key, value in seconds.items() if key.startswith("write_")),
-        "read": min(value for key, value in seconds.items() if key.startswith("read_") or key == "buffered"),
+        "read": fastest_read(seconds),
     }
+
+
+def read_limit(path: Path, memory: Path) -> float:
+    """Seconds that this machine needs to read a file: in the fastest of all ways."""
+    return fastest_read(bench_limits("read", path, memory))
+
+
+def bench_limits(*arguments: object) -> dict[str, float]:
+    found = subprocess.run([LIMITS, *map(str, arguments)], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RuntimeError(found.stderr.strip())
+    return json.loads(found.stdout)
+
+
+def fastest_read(seconds: dict[str, float]) -> float:
+    return min(value for key, value in seconds.items() if key.startswith("read_") or key == "buffered")
 
 
 def measure(name: str, workload: Workload, root: Path, quick: bool, count: int) -> dict[str, Any]:

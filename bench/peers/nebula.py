@@ -59,6 +59,10 @@ class Nebula(Peer):
         return self.nm.get_checkpoint(tag=tag).load("state.pt", weights_only=True)
 
     @classmethod
+    def stored(cls, folder: Path, tag: str) -> Path | None:
+        return folder / "storage" / tag / "state.pt"
+
+    @classmethod
     def clean(cls, environment: dict[str, str]) -> None:
         cls.command("stop", "--now", "--yes", environment=environment)
 
