@@ -247,7 +247,6 @@ struct grant *commit_grant(struct catalogue *catalogue, struct session *session,
         version->grants = grant;
         version->in_memory = true;
         version->activity_ns = os->now_ns();
-        note_write(catalogue, version);
         return grant;
 }
 

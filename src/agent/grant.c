@@ -5,6 +5,7 @@
 #include "agent/commit.h"
 #include "agent/grant.h"
 #include "agent/log.h"
+#include "agent/note.h"
 #include "agent/spill.h"
 #include "agent/worker.h"
 #include "base/error.h"
@@ -238,4 +239,15 @@ enum nebula_status grant_image(struct catalogue *catalogue, struct session *sess
                 return NEBULA_OK;
         refuse(catalogue, image);
         return status ? status : NEBULA_NO_MEMORY;
+}
+
+void grant_note(struct catalogue *catalogue, uint64_t version_id)
+{
+        struct version *version;
+
+        catalogue_lock(catalogue);
+        version = catalogue_version(catalogue, version_id);
+        if (version && commit_open(version))
+                note_write(catalogue, version);
+        catalogue_unlock(catalogue);
 }

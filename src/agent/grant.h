@@ -16,4 +16,10 @@ enum nebula_status grant_image(struct catalogue *catalogue, struct session *sess
                                bool (*given_up)(void *argument), void *argument, struct version **ret_version,
                                struct grant **ret_grant, struct nebula_error *error);
 
+/*
+ * Notes what was lent, after the answer: the trainer stands still until it has that. The agent may be killed in between; then the next one
+ * does not know the image, and the trainer copies the file from its mapping into another. Takes the lock.
+ */
+void grant_note(struct catalogue *catalogue, uint64_t version_id);
+
 #endif

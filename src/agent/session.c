@@ -544,6 +544,8 @@ static enum session_step serve_one(struct connection *connection)
         if (answer.fd >= 0)
                 os->close(answer.fd);
         free(answer.text);
+        if (type == IPC_IMAGE && !status)
+                grant_note(connection->catalogue, answer.body.granted.version_id);
         if (type == IPC_STOP && !status)
                 end_as_told(connection);
         return sent || connection->catalogue->broken ? SESSION_ENDED : SESSION_IDLE;

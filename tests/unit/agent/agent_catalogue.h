@@ -80,6 +80,9 @@ static inline enum nebula_status bench_save(struct bench *bench, uint64_t *versi
                 for (size_t i = 0; i < BENCH_FILE_BYTES; i++)
                         ((unsigned char *)data)[i] = bench_byte(seed, i);
                 *version_id = version->id;
+                catalogue_unlock(&bench->catalogue);
+                grant_note(&bench->catalogue, *version_id);
+                catalogue_lock(&bench->catalogue);
                 status = commit_captured(&bench->catalogue, version, grant, &done, &bench->error);
         }
         catalogue_unlock(&bench->catalogue);

@@ -219,6 +219,50 @@ static void a_file_more_is_noted_alone(void)
         os_remove_tree(root);
 }
 
+static const struct version *of_tag(const struct bench *bench, const char *tag)
+{
+        const struct version *version = bench->job->versions;
+
+        while (version && strcmp(version->tag, tag))
+                version = version->next;
+        return version;
+}
+
+/* The trainer has its answer, and is copying into the image; the agent is killed before or after it has noted that. */
+static void an_agent_is_killed(bool is_noted)
+{
+        struct ipc_image request = { .size = BENCH_FILE_BYTES, .file_count = NEBULA_FILES_ALL_RANKS, .tag = "later", .name = "a" };
+        size_t size, ends[32], count;
+        char path[200];
+        struct bench bench;
+        struct version *version;
+        struct grant *grant;
+        struct os_stat stat;
+
+        free(make_note(&bench, &size, ends, &count));
+        catalogue_lock(&bench.catalogue);
+        REQUIRE(!grant_image(&bench.catalogue, &bench.session, &request, never, NULL, &version, &grant, &bench.error));
+        catalogue_unlock(&bench.catalogue);
+        snprintf(path, sizeof path, "%s/%016llx.img", memory, (unsigned long long)grant->image->id);
+        if (is_noted)
+                grant_note(&bench.catalogue, version->id);
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, "");
+        CHECK((of_tag(&bench, "later") != NULL) == is_noted);
+        CHECK((os->stat(path, false, &stat) == 0) == is_noted);
+        REQUIRE(of_tag(&bench, "t"));
+        CHECK(lifecycle_complete(of_tag(&bench, "t")->life.state));
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void a_grant_that_was_not_noted_leaves_no_image(void)
+{
+        an_agent_is_killed(false);
+        an_agent_is_killed(true);
+}
+
 static uint64_t free_bytes;
 
 static int tell_space(const char *path, struct os_space *ret_space)
@@ -255,4 +299,5 @@ static void what_was_taken_over_does_not_make_the_memory_directory_smaller(void)
 TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
          TEST(a_note_does_not_grow_without_end),
          TEST(a_durable_version_with_files_of_other_nodes_is_taken_over), TEST(a_file_more_is_noted_alone),
+         TEST(a_grant_that_was_not_noted_leaves_no_image),
          TEST(what_was_taken_over_does_not_make_the_memory_directory_smaller))
