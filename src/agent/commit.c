@@ -1,18 +1,17 @@
+/* What a rank does: it begins a tag, saves files, and closes its part. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/carry.h"
-#include "agent/commit.h"
+#include "agent/commit_private.h"
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/world.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
-
-#define MISSING_RANK_NS 2000000000 /* an open-ended version gives ranks that are connected this long to begin */
 
 bool commit_open(const struct version *version)
 {
@@ -257,8 +256,7 @@ void commit_ungrant(struct catalogue *catalogue, struct version *version, struct
         commit_check(catalogue, version);
 }
 
-/* A file that this rank is still copying; NULL: none. */
-static const struct grant *grant_of(const struct version *version, uint32_t rank)
+const struct grant *commit_grant_of(const struct version *version, uint32_t rank)
 {
         const struct grant *grant = version->grants;
 
@@ -267,13 +265,12 @@ static const struct grant *grant_of(const struct version *version, uint32_t rank
         return grant;
 }
 
-static bool rank_copies(const struct version *version, uint32_t rank)
+bool commit_rank_copies(const struct version *version, uint32_t rank)
 {
-        return grant_of(version, rank) != NULL;
+        return commit_grant_of(version, rank) != NULL;
 }
 
-/* Tells all when the version moves on, and notes what has changed, once: nobody has heard of it before the lock is given back. */
-static void check_and_note(struct catalogue *catalogue, struct version *version)
+void commit_check_and_note(struct catalogue *catalogue, struct version *version)
 {
         commit_check(catalogue, version);
         if (commit_open(version))
@@ -322,12 +319,12 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         part->copy_ns += request->copy_ns;
         part->cpu_ns += request->cpu_ns;
         part->fault_count += request->fault_count;
-        if (!rank_copies(version, part->rank))
+        if (!commit_rank_copies(version, part->rank))
                 part->captured = catalogue_now();
         if (request->commits)
                 part_close(part);
         version->activity_ns = os->now_ns();
-        check_and_note(catalogue, version);
+        commit_check_and_note(catalogue, version);
         version_signal_captured(catalogue, version);
         if (request->commits)
                 signal_closed(catalogue, version);
@@ -389,355 +386,7 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
                 return NEBULA_NO_MEMORY;
         part_close(part);
         version->activity_ns = os->now_ns();
-        check_and_note(catalogue, version);
+        commit_check_and_note(catalogue, version);
         signal_closed(catalogue, version);
         return NEBULA_OK;
-}
-
-static bool all_parts_closed(const struct version *version)
-{
-        for (size_t i = 0; i < version->part_count; i++)
-                if (!version->parts[i].closed)
-                        return false;
-        return version->part_count > 0;
-}
-
-bool commit_parts_end(const struct version *version)
-{
-        for (size_t i = 0; i < version->part_count; i++)
-                if (!version->parts[i].closed && !rank_copies(version, version->parts[i].rank))
-                        return false;
-        return true;
-}
-
-/* Ranks that are connected and have not begun this version: they may be about to. */
-static bool ranks_to_come(const struct catalogue *catalogue, struct version *version)
-{
-        if (version->part_count >= version->world)
-                return false;
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->job == version->job && session->role == IPC_ROLE_TRAINER && session->connection_count &&
-                    !version_part(version, session->rank))
-                        return true;
-        return false;
-}
-
-static bool every_rank_closed(const struct version *version)
-{
-        size_t closed = 0;
-
-        for (size_t i = 0; i < version->part_count; i++)
-                closed += version->parts[i].closed && version->parts[i].rank < version->world;
-        return closed >= version->world;
-}
-
-/* This node's share of a version is whole. */
-static bool share_met(const struct catalogue *catalogue, struct version *version)
-{
-        if (version->grants)
-                return false;
-        if (version->file_goal > 0)
-                return version->file_count > 0;
-        return all_parts_closed(version) && (!ranks_to_come(catalogue, version) ||
-                                             (version->file_goal == NEBULA_FILES_OPEN &&
-                                              os->now_ns() - version->activity_ns >= MISSING_RANK_NS));
-}
-
-/* The rule of the header, for one node. */
-static bool rule_met(const struct catalogue *catalogue, struct version *version)
-{
-        if (version->grants)
-                return false;
-        if (version->world > 1 && !version->job->persist_path[0] && version->job->local_world &&
-            version->job->local_world < version->world)
-                /* Nothing that the nodes could tell each other through: each has its share, and resume compares them. */
-                return share_met(catalogue, version) && version->part_count >= version->job->local_world;
-        if (version->file_goal > 0)
-                return version->file_count >= (uint64_t)version->file_goal;
-        if (version->file_goal == NEBULA_FILES_ALL_RANKS)
-                return every_rank_closed(version);
-        return all_parts_closed(version) && (!ranks_to_come(catalogue, version) ||
-                                             os->now_ns() - version->activity_ns >= MISSING_RANK_NS);
-}
-
-/* What a rank copies last closes its part. */
-static bool will_close(const struct version *version, const struct part *part)
-{
-        bool closes = part->closed;
-
-        for (const struct grant *grant = version->grants; grant; grant = grant->next)
-                closes = closes || (grant->rank == part->rank && grant->commits);
-        return closes;
-}
-
-/* rule_met, once what is being copied is whole. */
-static bool rule_will_be_met(const struct catalogue *catalogue, struct version *version)
-{
-        uint64_t files = version->file_count;
-        size_t closing = 0;
-
-        for (const struct grant *grant = version->grants; grant; grant = grant->next) {
-                if (version_file(version, grant->name))
-                        return false; /* saved again */
-                files++;
-        }
-        for (size_t i = 0; i < version->part_count; i++)
-                closing += will_close(version, &version->parts[i]);
-        if (version->file_goal > 0)
-                return files >= (uint64_t)version->file_goal;
-        if (version->file_goal == NEBULA_FILES_ALL_RANKS)
-                return closing >= version->world;
-        return closing == version->part_count && !ranks_to_come(catalogue, version);
-}
-
-bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
-{
-        bool has_begun = false;
-
-        if (!commit_open(version) || version->generation != 1 || version->adopted || version->spread ||
-            world_is_spread((struct catalogue *)catalogue, version))
-                return false;
-        for (const struct grant *grant = version->grants; grant; grant = grant->next) {
-                if (grant->image->spilled)
-                        return false;
-                has_begun = has_begun || atomic_load(&grant->image->copied);
-        }
-        return has_begun && rule_will_be_met(catalogue, version);
-}
-
-void commit_session_began(const struct session *session)
-{
-        struct job *job = session->job;
-
-        if (strcmp(job->gone_run, session->run))
-                job->gone_count = 0;
-        memcpy(job->gone_run, session->run, sizeof job->gone_run);
-        for (size_t i = 0; i < job->gone_count; i++)
-                if (job->gone[i].rank == session->rank)
-                        job->gone[i--] = job->gone[--job->gone_count];
-}
-
-static bool has_come_back(const struct catalogue *catalogue, const struct session *session)
-{
-        for (const struct session *other = catalogue->sessions; other; other = other->next)
-                if (other != session && other->job == session->job && other->rank == session->rank && other->role == IPC_ROLE_TRAINER &&
-                    other->connection_count)
-                        return true;
-        return false;
-}
-
-/* Without memory for it, those who wait for this rank do so until their time is up. */
-static void remember_gone(const struct catalogue *catalogue, const struct session *session)
-{
-        struct job *job = session->job;
-        struct gone *gone;
-
-        if (!session->run[0] || strcmp(session->run, job->run) || has_come_back(catalogue, session))
-                return;
-        commit_session_began(session);
-        gone = realloc(job->gone, (job->gone_count + 1) * sizeof *gone);
-        if (!gone)
-                return;
-        gone[job->gone_count++] = (struct gone){ session->rank, session->pid };
-        job->gone = gone;
-}
-
-/* A rank whom this version waits for, as every one of its run, and who left before it had begun it; NULL: none. */
-static const struct gone *missed_rank(struct version *version)
-{
-        const struct job *job = version->job;
-
-        if (version->file_goal != NEBULA_FILES_ALL_RANKS || version->adopted || strcmp(version->run, job->gone_run))
-                return NULL;
-        for (size_t i = 0; i < job->gone_count; i++)
-                if (job->gone[i].rank < version->world && !version_part(version, job->gone[i].rank))
-                        return &job->gone[i];
-        return NULL;
-}
-
-static void fail_without(struct catalogue *catalogue, struct version *version)
-{
-        const struct gone *gone = missed_rank(version);
-
-        if (gone)
-                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,
-                             version->tag);
-}
-
-void commit_check(struct catalogue *catalogue, struct version *version)
-{
-        if (commit_open(version))
-                fail_without(catalogue, version);
-        if (!commit_open(version))
-                return;
-        if (world_is_spread(catalogue, version)) {
-                if (share_met(catalogue, version)) {
-                        version->spread = true;
-                        if (version->carried_parts != version->part_count)
-                                carry_over(version);
-                        version->carried_parts = version->part_count;
-                        world_captured(catalogue, version);
-                }
-                return;
-        }
-        if (!rule_met(catalogue, version))
-                return;
-        if (!version->file_count) {
-                version_fail(catalogue, version, NEBULA_FAILED, "nothing was saved to checkpoint \"%s\"", version->tag);
-                return;
-        }
-        if (version->life.state == NEBULA_STATE_CAPTURING)
-                version_move(catalogue, version, NEBULA_STATE_CAPTURED);
-        carry_over(version);
-        version->sequence = commit_next_sequence(catalogue);
-        version_move(catalogue, version, NEBULA_STATE_COMMITTED);
-        catalogue_retain(catalogue, version->job, version->job->retention_count);
-        version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;
-        version_signal(catalogue, version); /* there may be room now, and pages to give back */
-}
-
-void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)
-{
-        for (struct version *version = job->live; version; version = version->next_live) {
-                struct part *part = commit_open(version) ? version_part(version, rank) : NULL;
-
-                if (version->file_goal != NEBULA_FILES_OPEN || !part || part->closed ||
-                    (except && !strcmp(version->tag, except)) || (!part->file_count && !rank_copies(version, rank)))
-                        continue;
-                part->closed = true;
-                commit_check(catalogue, version);
-        }
-}
-
-void commit_close_dead(struct catalogue *catalogue, struct job *job)
-{
-        for (struct version *version = job->versions; version; version = version->next) {
-                bool closes = false;
-
-                if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN)
-                        continue;
-                for (size_t i = 0; i < version->part_count; i++) {
-                        struct part *part = &version->parts[i];
-
-                        /* What it was still copying, or had not begun, is judged when its connection ends. */
-                        if (part->closed || !part->file_count || rank_copies(version, part->rank) || os->alive(part->pid))
-                                continue;
-                        part->closed = closes = true;
-                }
-                if (closes)
-                        check_and_note(catalogue, version);
-        }
-}
-
-static void remove_part(struct version *version, struct part *part)
-{
-        *part = version->parts[--version->part_count];
-}
-
-bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank)
-{
-        struct part *part = version_part(version, rank);
-        const struct grant *grant;
-
-        if (!part || !commit_open(version))
-                return true;
-        grant = grant_of(version, rank);
-        if (grant) {
-                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before \"%s\" was whole and committed",
-                             part->rank, part->pid, grant->name);
-        } else if (part->closed) {
-                return true;
-        } else if (!version->file_count && !version->grants && version->part_count == 1 && !version->pins) {
-                version_free(catalogue, version); /* attached to, for reading perhaps, and nothing more */
-                return false;
-        } else if (version->file_goal == NEBULA_FILES_OPEN) {
-                if (part->file_count)
-                        part->closed = true;
-                else
-                        remove_part(version, part);
-                commit_check(catalogue, version);
-        } else {
-                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it committed \"%s\"",
-                             part->rank, part->pid, version->tag);
-        }
-        return true;
-}
-
-/* Nobody is left who could complete it. */
-static void job_deserted(struct catalogue *catalogue, struct job *job)
-{
-        for (struct version *version = job->versions; version; version = version->next)
-                if (commit_open(version) && !version->adopted) {
-                        commit_check(catalogue, version);
-                        if (commit_open(version) && !version->spread)
-                                version_fail(catalogue, version, NEBULA_FAILED,
-                                             "all trainers left before checkpoint \"%s\" was complete", version->tag);
-                }
-        job->idle_since_ns = os->now_ns();
-}
-
-/* Where one trainer ended the others soon do, and the next ones may be there before the last has left. */
-static void want_newest(struct job *job)
-{
-        struct version *newest = NULL;
-
-        for (struct version *version = job->versions; version; version = version->next)
-                if (version->in_memory && lifecycle_complete(version->life.state) &&
-                    (!newest || version->sequence > newest->sequence))
-                        newest = version;
-        if (newest)
-                newest->wanted = true;
-}
-
-void commit_session_ended(struct catalogue *catalogue, struct session *session)
-{
-        struct version *next;
-
-        remember_gone(catalogue, session);
-        for (struct version *version = session->job->versions; version; version = next) {
-                struct part *part = version_part(version, session->rank);
-
-                next = version->next;
-                if (commit_open(version) && !part)
-                        fail_without(catalogue, version);
-                if (commit_open(version) && part && part->nonce == session->nonce &&
-                    commit_rank_ended(catalogue, version, session->rank))
-                        next = version->next; /* when this one became complete, the one behind it may have been forgotten */
-        }
-        if (!catalogue_session_count(catalogue, session->job))
-                job_deserted(catalogue, session->job);
-        want_newest(session->job);
-        catalogue_signal(catalogue);
-}
-
-int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
-{
-        int64_t quiet_ns = (int64_t)catalogue->quiet_s * 1000000000, due = INT64_MAX;
-
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->live; version; version = version->next_live) {
-                        int64_t at;
-
-                        if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->grants ||
-                            !version->file_count || version->spread)
-                                continue;
-                        at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
-                        if (at > now_ns) {
-                                due = at < due ? at : due;
-                                continue;
-                        }
-                        for (size_t i = 0; i < version->part_count; i++)
-                                version->parts[i].closed = true;
-                        commit_check(catalogue, version);
-                }
-        return due;
-}
-
-bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state)
-{
-        if (lifecycle_reached(version->life.state, state))
-                return true;
-        return state == NEBULA_STATE_CAPTURED && version->life.state == NEBULA_STATE_CAPTURING && session->job == version->job &&
-               version_part((struct version *)version, session->rank) &&
-               version_part((struct version *)version, session->rank)->file_count && !rank_copies(version, session->rank);
 }

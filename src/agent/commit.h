@@ -1,5 +1,5 @@
 /*
- * commit.h - when a version is complete. The only file that commits.
+ * commit.h - when a version is complete. Nobody else commits.
  *
  * A rank begins a tag, saves files, and closes its part; no rank waits for
  * another. A version is complete when nothing is still being copied and

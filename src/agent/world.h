@@ -1,7 +1,7 @@
 /*
  * world.h - versions whose ranks live on several nodes (docs/protocol.md).
  *
- * commit.c asks world_is_spread; when this node's share of such a version has
+ * commit_rule.c asks world_is_spread; when this node's share of such a version has
  * captured it calls world_captured. From there the persist worker carries on,
  * in world_work: it writes the captured document, looks for the others' with
  * back-off, and commits when they cover the version. It looks only while
