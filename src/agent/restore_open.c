@@ -11,7 +11,6 @@
 #include "agent/worker.h"
 #include "base/error.h"
 #include "os/os.h"
-#include "os/thread.h"
 
 #define ROOM_LOOK_MS 500 /* who gives pages back says so */
 

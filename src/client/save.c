@@ -331,14 +331,8 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
                 status = checkpoint_check(plan->checkpoint, &why);
         if (status == NEBULA_OK && is_filling)
                 status = begin_filling(plan, &lent, &why); /* first: a device copies while we do */
-        if (status != NEBULA_OK) {
-                if (lent.image_id && !session->is_broken)
-                        abandon(session, lent.image_id, why.message);
-                if (error)
-                        *error = why;
-                return status;
-        }
-        captured.image_id = lent.image_id;
+        if (status != NEBULA_OK)
+                goto give_up;
         if (os->now_ns() - plan->prepared_ns > PREPARED_NS)
                 prepare(plan);
         if (plan->capture) {
@@ -350,14 +344,10 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         if (is_filling && !(plan->keep->may_overlap && copies_ready(session) == NEBULA_OK)) {
                 is_filling = false;
                 status = end_filling(plan, &why);
-                if (status != NEBULA_OK) {
-                        cow_free(capture);
-                        abandon(session, lent.image_id, why.message);
-                        if (error)
-                                *error = why;
-                        return status;
-                }
+                if (status != NEBULA_OK)
+                        goto give_up;
         }
+        captured.image_id = lent.image_id;
         captured.blocked_ns = os->now_ns() - plan->begun_ns;
         captured.copy_ns = capture ? started_ns - plan->begun_ns : captured.blocked_ns;
         if (capture || is_filling || (copies_has(session, plan->checkpoint->tag, plan->name) && copies_ready(session) == NEBULA_OK))
@@ -366,6 +356,14 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         if (plan->ask_huge) /* so that later saves are cheaper */
                 cow_advise_huge(plan->parts, plan->cow_count);
         *ret_releases = status == NEBULA_OK && plan->keep;
+        return status;
+
+give_up:
+        cow_free(capture);
+        if (lent.image_id && !session->is_broken)
+                abandon(session, lent.image_id, why.message);
+        if (error)
+                *error = why;
         return status;
 }
 
