@@ -119,6 +119,7 @@ static void a_save_that_the_agent_died_under_goes_on_with_the_next_one(void)
         version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
         CHECK(!copy_image(&client, version, "a", 1, FILE_BYTES, &first) && !captured(&client, first.image_id));
         CHECK(!copy_image(&client, version, "b", 2, FILE_BYTES, &second));
+        CHECK(begin(&client, "t", NEBULA_FILES_ALL_RANKS) == version); /* answered when what was lent has been noted */
         agent_end(pid, SIGKILL);
         client_done(&client);
         pid = agent_fork(&place);
