@@ -22,7 +22,7 @@ WARMING = 4  # versions saved and finished one by one before anything is measure
 IN_A_ROW = 10
 PERIOD = 0.5  # seconds between the beginnings of two saves
 EVERY = 10  # steps between two saves of the training loop
-SAVES = 24
+SAVES = 16
 WIDTH, DEPTH, BATCH = 1024, 4, 96  # ten steps take some two seconds: a save must be told from the noise of the machine
 
 
