@@ -5,11 +5,12 @@
 #include <string.h>
 
 #include "agent/agent.h"
+#include "agent/keeper.h"
 #include "agent/listener.h"
 #include "agent/log.h"
 #include "agent/note.h"
-#include "agent/replica.h"
 #include "agent/publish.h"
+#include "agent/replica.h"
 #include "agent/worker.h"
 #include "base/conf.h"
 #include "base/error.h"

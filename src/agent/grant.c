@@ -4,10 +4,10 @@
 
 #include "agent/commit.h"
 #include "agent/grant.h"
+#include "agent/keeper.h"
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/spill.h"
-#include "agent/worker.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -103,7 +103,7 @@ static enum nebula_status find_room(struct catalogue *catalogue, struct session 
         const struct nebula_error *storage = NULL;
         bool settling = memory_follows(&catalogue->memory);
 
-        if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
+        if (keeper_bury(catalogue) || catalogue_reclaim(catalogue))
                 return NEBULA_OK;
         if (!settling && session->job->on_full == NEBULA_ON_FULL_SKIP) {
                 nothing_to_free(catalogue, request, NULL, error);
@@ -160,14 +160,14 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                         }
                         /* The machine has less than the budget allows: what can be freed may help. */
                         memory_unreserve(&catalogue->memory, capacity);
-                        if (!worker_bury(catalogue) && !catalogue_reclaim(catalogue)) {
+                        if (!keeper_bury(catalogue) && !catalogue_reclaim(catalogue)) {
                                 if (error)
                                         *error = full;
                                 return status;
                         }
                         continue;
                 }
-                if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
+                if (keeper_bury(catalogue) || catalogue_reclaim(catalogue))
                         continue;
                 image = catalogue->memory.settling ? NULL : stream(catalogue, session, version, capacity, &waiting);
                 if (image) {

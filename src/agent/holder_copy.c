@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "agent/holder_private.h"
-#include "agent/worker.h"
+#include "agent/keeper.h"
 #include "base/error.h"
 
 static size_t piece_count(uint64_t size)
@@ -176,7 +176,7 @@ struct copy *holder_copy_new(struct holder *holder, const struct peer *peer, str
                 catalogue_lock(catalogue);
                 do
                         reserved = memory_reserve(&catalogue->memory, capacity, &named);
-                while (!reserved && worker_bury(catalogue));
+                while (!reserved && keeper_bury(catalogue));
                 catalogue_unlock(catalogue);
         }
         if (!reserved) {

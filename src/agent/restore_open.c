@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/keeper.h"
 #include "agent/log.h"
 #include "agent/replica.h"
 #include "agent/restore.h"
 #include "agent/storage.h"
-#include "agent/worker.h"
 #include "base/error.h"
 #include "os/os.h"
 
@@ -19,7 +19,7 @@ static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacit
         bool named;
 
         while (!memory_reserve(&catalogue->memory, capacity, &named)) {
-                if (worker_bury(catalogue) || catalogue_reclaim(catalogue))
+                if (keeper_bury(catalogue) || catalogue_reclaim(catalogue))
                         continue;
                 if (catalogue->stopping || !memory_follows(&catalogue->memory))
                         return error_set(error, NEBULA_NO_MEMORY, 0,

@@ -10,9 +10,6 @@
  * storage, writes the history. A storage that hangs holds its own jobs up and no
  * others. A worker ends when its jobs have no session and nothing to do.
  *
- * keeper_main gives back the pages of images that were dropped and makes spare
- * ones ready in the background, so that saves take no page faults.
- *
  * All end when catalogue->stopping is set, worker_main after the workers.
  */
 #ifndef NB_AGENT_WORKER_H
@@ -21,14 +18,11 @@
 #include "agent/catalogue.h"
 
 void *worker_main(void *catalogue);
-void *keeper_main(void *catalogue);
 /* Something is to be persisted, or on its way (lock held). job NULL: any. */
 bool worker_pending(const struct catalogue *catalogue, const struct job *job);
 /* The storage of this version has something else to do by now (lock held). */
 bool worker_has_other(struct catalogue *catalogue, const struct version *version);
 /* Marks every committed version that is in memory as wanted (lock held). */
 void worker_want_all(struct catalogue *catalogue, struct job *job);
-/* Gives back the pages of doomed images; drops the lock meanwhile (lock held). True when there were any. */
-bool worker_bury(struct catalogue *catalogue);
 
 #endif

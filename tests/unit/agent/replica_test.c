@@ -7,9 +7,9 @@
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
+#include "agent/keeper.h"
 #include "agent/member.h"
 #include "agent/replica.h"
-#include "agent/worker.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -279,7 +279,7 @@ static void fail_what_is_sent(int64_t ms)
         version_fail(&sender->catalogue, sent, NEBULA_CORRUPT, "a file that was carried over is gone");
         while (catalogue_reclaim(&sender->catalogue))
                 ;
-        while (worker_bury(&sender->catalogue))
+        while (keeper_bury(&sender->catalogue))
                 ;
         catalogue_unlock(&sender->catalogue);
         sender = NULL;

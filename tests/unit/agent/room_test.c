@@ -1,7 +1,7 @@
 /* What of a long run stays: a bounded number of tombstones, which answer, and which no request has to walk past. */
 #include "agent/agent_catalogue.h"
 #include "agent/history.h"
-#include "agent/worker.h"
+#include "agent/keeper.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -216,7 +216,7 @@ static void what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and
         CHECK(save_in_vain(&bench, "refused") && image_count(&bench) == 1);
         REQUIRE(bench_version(&bench, "a", 1, 0));
         catalogue_lock(&bench.catalogue);
-        worker_bury(&bench.catalogue);
+        keeper_bury(&bench.catalogue);
         catalogue_unlock(&bench.catalogue);
         CHECK(image_count(&bench) == 1 && bench.catalogue.memory.used == memory_capacity(BENCH_FILE_BYTES));
         bench.job->on_full = NEBULA_ON_FULL_STREAM;
