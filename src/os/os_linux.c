@@ -283,6 +283,30 @@ static int linux_memfd(const char *name)
         return result_of(memfd_create(name, MFD_CLOEXEC));
 }
 
+#define PAGE_BYTES 4096u
+#define HUGE_BYTES (2u << 20)
+
+/* Where a huge page of a file would lie on one of the address space too: the kernel sees to that by itself for anonymous memory only. */
+static void *map_aligned(uint64_t size, int protection, int kind, int fd, uint64_t offset)
+{
+        uint64_t whole = (size + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES, around = whole + HUGE_BYTES, before;
+        unsigned char *place = mmap(NULL, around, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *data;
+
+        if (place == MAP_FAILED)
+                return MAP_FAILED;
+        before = (offset - (uintptr_t)place) % HUGE_BYTES;
+        data = mmap(place + before, size, protection, kind | MAP_FIXED, fd, (off_t)offset);
+        if (data == MAP_FAILED) {
+                munmap(place, around);
+                return MAP_FAILED;
+        }
+        if (before)
+                munmap(place, before);
+        munmap(place + before + whole, HUGE_BYTES - before);
+        return data;
+}
+
 static int linux_map(int fd, uint64_t offset, uint64_t size, int flags, void **ret_data)
 {
         int protection = 0, kind = flags & OS_MAP_PRIVATE ? MAP_PRIVATE : MAP_SHARED;
@@ -296,7 +320,10 @@ static int linux_map(int fd, uint64_t offset, uint64_t size, int flags, void **r
                 kind |= MAP_POPULATE;
         if (flags & OS_MAP_ANONYMOUS)
                 kind |= MAP_ANONYMOUS;
-        data = mmap(NULL, size, protection, kind, flags & OS_MAP_ANONYMOUS ? -1 : fd, (off_t)offset);
+        if (size >= HUGE_BYTES && !(flags & OS_MAP_ANONYMOUS))
+                data = map_aligned(size, protection, kind, fd, offset);
+        else
+                data = mmap(NULL, size, protection, kind, flags & OS_MAP_ANONYMOUS ? -1 : fd, (off_t)offset);
         if (data == MAP_FAILED)
                 return -errno;
         *ret_data = data;

@@ -325,6 +325,43 @@ static void memory_is_mapped_shared_and_punched(void)
         os->close(fd);
 }
 
+static unsigned long address_space(void)
+{
+        unsigned long pages = 0;
+        FILE *file = fopen("/proc/self/statm", "r");
+
+        if (file && fscanf(file, "%lu", &pages) != 1)
+                pages = 0;
+        if (file)
+                fclose(file);
+        return pages;
+}
+
+/* The file's huge pages can be huge pages of the address space, and nothing else of it is taken. */
+static void a_large_file_is_mapped_where_its_huge_pages_fit(void)
+{
+        const uint64_t huge = 2u << 20, size = 2 * huge + 100, offsets[] = { 0, 4096, huge };
+        int fd = os->memfd("test");
+        unsigned long before;
+        void *data;
+
+        REQUIRE(fd >= 0 && os->truncate(fd, 4 * huge) == 0);
+        for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+                before = address_space();
+                REQUIRE(before && os->map(fd, offsets[i], size, OS_MAP_READ | OS_MAP_WRITE, &data) == 0);
+                CHECK(((uintptr_t)data - offsets[i]) % huge == 0);
+                CHECK(address_space() == before + 2 * huge / 4096 + 1);
+                ((char *)data)[size - 1] = 'e';
+                CHECK(os->unmap(data, size) == 0 && address_space() == before);
+                REQUIRE(os->map(fd, offsets[i] + 2 * huge, 4096, OS_MAP_READ, &data) == 0);
+                CHECK(((char *)data)[99] == 'e');
+                os->unmap(data, 4096);
+        }
+        before = address_space();
+        CHECK(os->map(-1, 0, huge, OS_MAP_READ | OS_MAP_WRITE, &data) == -EBADF && address_space() == before);
+        os->close(fd);
+}
+
 static void a_program_runs_to_its_end(void)
 {
         char *good[] = { (char *)"sh", (char *)"-c", (char *)"exit 7", NULL };
@@ -382,5 +419,5 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(directories_are_made_and_trees_removed_without_following_links),
          TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it), TEST(who_never_accepts_holds_nobody_up),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
-         TEST(memory_is_mapped_shared_and_punched), TEST(a_program_runs_to_its_end),
+         TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end),
          TEST(the_machine_tells_about_itself), TEST(a_process_is_alive_until_it_ends))
