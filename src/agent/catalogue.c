@@ -200,8 +200,11 @@ void catalogue_forget_waiter(struct catalogue *catalogue, struct waiter *waiter)
 /* Most changes are nothing to the keeper and to who makes copies, and to wake a thread costs more than to look. */
 static uint32_t helpers_needed(const struct catalogue *catalogue)
 {
-        uint32_t wakes = catalogue->stopping ? WAKE_KEEP | WAKE_COPY : catalogue->memory.doomed ? WAKE_KEEP : 0;
+        const struct memory *memory = &catalogue->memory;
+        uint32_t wakes = catalogue->stopping ? WAKE_KEEP | WAKE_COPY : memory->doomed ? WAKE_KEEP : 0;
 
+        if (!memory->joining && catalogue_small_image(catalogue))
+                wakes |= WAKE_KEEP;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 wakes |= (job->spare_due ? WAKE_KEEP : 0) | (job->replica_count ? WAKE_COPY : 0);
         return wakes;

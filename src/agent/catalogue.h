@@ -314,6 +314,8 @@ bool catalogue_reclaim(struct catalogue *catalogue);
 bool catalogue_drop_restored(struct catalogue *catalogue);
 /* Capacity of the next spare image that the job should have ready; 0: none. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job);
+/* One that serves again and whose pages can be joined now: nobody writes to it, nor from it to storage. NULL: none. */
+struct image *catalogue_small_image(const struct catalogue *catalogue);
 
 /* Storage's manifest as a version (found again, or a new tombstone in state durable). NULL: no memory. */
 struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest);

@@ -1,6 +1,20 @@
 /* Pages of the memory tier, made and given back behind the sessions' backs. */
 #include "agent/background.h"
 #include "agent/keeper.h"
+#include "os/os.h"
+
+/*
+ * A job trains for days, and its images serve all the time: there is no hurry. A virtual machine whose free memory goes back to the host
+ * may take milliseconds to find two MiB in one piece.
+ */
+#define JOIN_BYTES (4u << 20) /* at a time */
+#define JOIN_SHARE 50         /* of the time of one thread: the fiftieth part */
+
+struct join {
+        struct image *image;
+        uint64_t size;
+        int64_t took_ns;
+};
 
 bool keeper_bury(struct catalogue *catalogue)
 {
@@ -71,15 +85,53 @@ static bool make_spare(struct catalogue *catalogue)
         return false;
 }
 
+static void join(void *argument)
+{
+        struct join *join = argument;
+        int64_t begun_ns = os->now_ns();
+
+        if (memory_join(join->image, join->image->joined, join->size) < 0)
+                join->size = join->image->capacity - join->image->joined; /* nor will the rest be */
+        join->took_ns = os->now_ns() - begun_ns;
+}
+
+bool keeper_join(struct catalogue *catalogue, int64_t *join_at_ns)
+{
+        struct join work = { .image = catalogue_small_image(catalogue) };
+        uint64_t left;
+
+        catalogue->memory.joining = work.image != NULL;
+        if (!work.image || os->now_ns() < *join_at_ns)
+                return false;
+        left = work.image->capacity - work.image->joined;
+        work.size = left < JOIN_BYTES ? left : JOIN_BYTES;
+        work.image->faulting = true;
+        catalogue_unlock(catalogue);
+        background_run(join, &work);
+        catalogue_lock(catalogue);
+        work.image->faulting = false;
+        work.image->joined += work.size;
+        *join_at_ns = os->now_ns() + (JOIN_SHARE - 1) * work.took_ns;
+        return true;
+}
+
+static int64_t until_ms(const struct catalogue *catalogue, int64_t join_at_ns)
+{
+        int64_t left_ns = join_at_ns - os->now_ns();
+
+        return !catalogue->memory.joining ? -1 : left_ns > 0 ? left_ns / 1000000 + 1 : 0;
+}
+
 void *keeper_main(void *argument)
 {
         struct catalogue *catalogue = argument;
+        int64_t join_at_ns = 0;
 
         catalogue_lock(catalogue);
         while (!catalogue->stopping) {
-                if (keeper_bury(catalogue) || make_spare(catalogue))
+                if (keeper_bury(catalogue) || make_spare(catalogue) || keeper_join(catalogue, &join_at_ns))
                         continue;
-                catalogue_wait(catalogue, &catalogue->keep, -1);
+                catalogue_wait(catalogue, &catalogue->keep, until_ms(catalogue, join_at_ns));
         }
         catalogue_unlock(catalogue);
         return NULL;

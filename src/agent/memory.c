@@ -300,7 +300,14 @@ struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_n
                      image->capacity < best->capacity))
                         best = image;
         }
+        if (best)
+                best->served++;
         return best;
+}
+
+bool memory_is_small(const struct image *image)
+{
+        return image->served >= MEMORY_SERVED && !image->exposed && !image->restored && !image->spilled && image->joined < image->capacity;
 }
 
 void memory_hold(struct image *image)
@@ -428,6 +435,20 @@ void memory_prefault(struct image *image)
                 if (os->advise((char *)image->data + at, piece, OS_ADVISE_POPULATE_WRITE) < 0)
                         return; /* an old kernel: the trainer takes the faults */
         }
+}
+
+/* By a mapping of its own: image->data may be another thread's by now. One page at a time, so that faults of others wait for no more. */
+int memory_join(const struct image *image, uint64_t offset, uint64_t size)
+{
+        void *data;
+        int result = os->map(image->fd, offset, size, OS_MAP_READ | OS_MAP_WRITE, &data);
+
+        if (result < 0)
+                return result;
+        for (uint64_t at = 0; at < size && result != -EINVAL; at += MEMORY_ROUND)
+                result = os->advise((char *)data + at, MEMORY_ROUND, OS_ADVISE_COLLAPSE);
+        os->unmap(data, size);
+        return result == -EINVAL ? result : 0;
 }
 
 enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, struct nebula_error *error)

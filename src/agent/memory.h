@@ -31,6 +31,7 @@
 
 #define MEMORY_ROUND (2u << 20) /* a huge page: images can be backed by them */
 #define MEMORY_PATH_MAX 4200
+#define MEMORY_SERVED 16 /* times: joining pages costs what it saves in 2 of them, in 20 where the host of a virtual machine must find the memory */
 #define MEMORY_LEFT (128u << 20) /* stays free of what the machine or the cgroup has: a tensor or two of the trainers */
 
 struct image {
@@ -40,11 +41,13 @@ struct image {
         bool named, exposed, restored; /* restored: read back from storage; not part of the retained tier */
         bool from_peer;                /* read back from another node's memory */
         bool spilled;                  /* its pages are a disk's: not of the budget, never reused (spill.h) */
-        bool faulting;                 /* the keeper is making its pages; may be lent meanwhile, not buried */
+        bool faulting;                 /* the keeper is making or joining its pages; may be lent meanwhile, not buried */
         uint32_t users;                /* files and grants that hold it; 0: free */
         uint64_t owner_nonce;          /* the session that last wrote it */
         const void *job;               /* whose spare it is when free */
         void *data;                    /* mapping, or NULL */
+        uint32_t served;               /* how often it was taken again */
+        uint64_t joined;               /* so many bytes from its beginning need no memory_join any more; the keeper's */
         /* So many bytes from the beginning are as they will be; IMAGE_GIVEN_UP: nobody will fill it. Atomic, for who writes
          * them to storage waits without the lock; `copied_turn` changes with it, and is a futex. */
         _Atomic uint64_t copied;
@@ -61,6 +64,7 @@ struct memory {
         uint64_t named_limit, named_used;
         uint32_t settling;                /* threads that give pages back, or make spare ones, without the lock: room follows */
         uint32_t wanting;                 /* saves and loads that look for room: none of it goes to spare images meanwhile */
+        bool joining;                     /* the keeper comes back by itself to join pages */
         bool settled;
         struct image *images;
         struct image *doomed;             /* off the list; still counted in `used` */
@@ -94,6 +98,8 @@ enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image
 void memory_leave(struct memory *memory, struct image *image);
 struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_nonce, const void *job);
 struct image *memory_find(const struct memory *memory, uint64_t id);
+/* Has served so often that it pays to join its pages for the next times, and memory_join has not been through it. */
+bool memory_is_small(const struct image *image);
 void memory_hold(struct image *image);
 void memory_drop(struct memory *memory, struct image *image);
 void memory_doom(struct memory *memory, struct image *image);
@@ -110,6 +116,11 @@ void memory_set_copied(struct image *image, uint64_t copied);
 uint64_t memory_await_copied(struct image *image, uint64_t size, int64_t timeout_ms);
 /* Makes the pages of a mapped image. Its bytes stay: a trainer may be copying into it already. */
 void memory_prefault(struct image *image);
+/*
+ * Joins `size` bytes of pages at `offset` into huge ones, whole MEMORY_ROUND both. Their bytes stay, whoever reads or writes them; pages that are
+ * in the kernel's use just then stay small. A negative errno when none can be joined on this machine.
+ */
+int memory_join(const struct image *image, uint64_t offset, uint64_t size);
 /* A descriptor that can only read; the image is exposed from now on. */
 enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struct nebula_error *error);
 

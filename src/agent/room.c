@@ -211,6 +211,12 @@ bool catalogue_reclaim(struct catalogue *catalogue)
         return false;
 }
 
+/* Nothing is written to its images any more, nor from them to storage: the kernel joins no page that it is just reading for a disk. */
+static bool is_at_rest(const struct version *version)
+{
+        return version->in_memory && lifecycle_complete(version->life.state) && !version_unsaved(version);
+}
+
 /* Spare images are made only while the job trains, and only so many that the steady number is not exceeded. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
 {
@@ -237,4 +243,17 @@ uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
                         return need;
         }
         return 0;
+}
+
+struct image *catalogue_small_image(const struct catalogue *catalogue)
+{
+        for (struct image *image = catalogue->memory.images; image; image = image->next)
+                if (!image->users && image->job && memory_is_small(image))
+                        return image;
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (const struct version *version = job->live; version; version = version->next_live)
+                        for (size_t i = 0; is_at_rest(version) && i < version->file_count; i++)
+                                if (version->files[i].image && memory_is_small(version->files[i].image))
+                                        return version->files[i].image;
+        return NULL;
 }
