@@ -358,7 +358,7 @@ def targets(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
 
 def workload_of(name: str, args: argparse.Namespace) -> Workload:
     if name == "train":  # a model of its own, in the pages that it happens to get
-        return replace(workloads.load("row"), title="training loop", huge=None)
+        return replace(workloads.load("row"), title="training loop", huge=None, variables=loops.ALLOCATOR)
     return workloads.load(name).scaled(args.scale)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import time
@@ -22,7 +21,10 @@ WARMING = 4  # versions saved and finished one by one before anything is measure
 IN_A_ROW = 10
 PERIOD = 0.5  # seconds between the beginnings of two saves
 EVERY = 10  # steps between two saves of the training loop
-SAVES = 16
+SAVES = 12
+# The C library keeps what a step frees for the next one, as the caching allocators do that torch's guides advise. As it comes it gives it back
+# to the kernel, and the host of a virtual machine takes that: single steps then take three times as long, with a save or without.
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 WIDTH, DEPTH, BATCH = 1024, 4, 96  # ten steps take some two seconds: a save must be told from the noise of the machine
 
 
@@ -110,22 +112,17 @@ def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]
 
 
 def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
-    """Ten steps without a save and ten with one, in turns: what a save costs is how much longer those behind it usually take.
-
-    Each step is compared with the one at the same place of the ten: a few of them take several times as long, with a save or without,
-    where the host of a virtual machine has taken its memory back, and one such step is more than a save costs.
-    """
+    """Ten steps without a save and ten with one, in turns: what a save costs is how much longer those behind it take than those around them."""
     peer.prepare()
     step, state = training(scale)
     peer.open()
     warm(peer, lambda: step(lambda: None), state)
 
-    def steps(before_change: Callable[[], None]) -> list[float]:
-        ends = [time.perf_counter()]
+    def steps(before_change: Callable[[], None]) -> float:
+        begun = time.perf_counter()
         for _ in range(EVERY):
             step(before_change)
-            ends.append(time.perf_counter())
-        return [end - begun for begun, end in itertools.pairwise(ends)]
+        return time.perf_counter() - begun
 
     kept: State = {}
     quiet, saving, blocked, taken = [steps(lambda: None)], [], [], []
@@ -138,22 +135,20 @@ def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
         if took:
             kept = values
             taken.append(tag)
-        saving.append(steps(peer.before_change))
-        saving[-1][0] += blocked[-1]
+        saving.append(blocked[-1] + steps(peer.before_change))
         # What is still being written then is no cost of the quiet steps; nobody would have waited for it either.
         if took:
             peer.wait_durable(tag)
         quiet.append(steps(lambda: None))
     torch.save({"tag": taken[-1], "state": kept}, peer.memory / "expected.pt")
-    usual = [sum(map(median, zip(*rows, strict=True))) for rows in (quiet, saving)]
     lost = [
-        sum(with_save) - (sum(before) + sum(after)) / 2
+        with_save - (before + after) / 2
         for before, with_save, after in zip(quiet, saving, quiet[1:], strict=False)
     ]
     tell(
         "saved",
-        step=usual[0] / EVERY,
-        lost=usual[1] - usual[0],
+        step=median(quiet) / EVERY,
+        lost=median(lost),
         spread=[min(lost), max(lost)],
         blocked=blocked,
         took=len(taken),

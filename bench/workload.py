@@ -19,6 +19,7 @@ class Workload:
     sizes: dict[str, int]
     quick_sizes: dict[str, int] = field(default_factory=dict)
     huge: bool | None = None  # in huge pages or small ones, by torch's own switch; None: as a program gets them
+    variables: dict[str, str] = field(default_factory=dict)  # of every process that makes these tensors, beside that switch
 
     def quick(self) -> Workload:
         """The same in less, for a short look."""
@@ -34,7 +35,7 @@ class Workload:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of every process that makes these tensors. With the switch torch advises tensors of 2 MiB and more."""
-        return {} if self.huge is None else {"THP_MEM_ALLOC_ENABLE": "1" if self.huge else "0"}
+        return self.variables | ({} if self.huge is None else {"THP_MEM_ALLOC_ENABLE": "1" if self.huge else "0"})
 
     @property
     def bytes(self) -> int:
