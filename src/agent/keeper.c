@@ -8,7 +8,7 @@
  * may take milliseconds to find two MiB in one piece.
  */
 #define JOIN_BYTES (4u << 20) /* at a time */
-#define JOIN_SHARE 50         /* of the time of one thread: the fiftieth part */
+#define JOIN_SHARE 200        /* of the time of one thread: the 200th part */
 
 struct join {
         struct image *image;

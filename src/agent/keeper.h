@@ -3,7 +3,7 @@
  *
  * It gives back the pages of images that were dropped, and makes spare ones
  * ready in the background, so that saves take no page faults. Of an image
- * that has served often, and that nobody works on just then, it joins the pages into huge ones,
+ * that serves often, and that nobody works on just then, it joins the pages into huge ones,
  * slowly: what is copied into those, summed and handed to storage takes a third less
  * of the processors than pages of 4 KiB. It ends when catalogue->stopping is set.
  */

@@ -300,14 +300,21 @@ struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_n
                      image->capacity < best->capacity))
                         best = image;
         }
-        if (best)
+        if (best) {
+                int64_t now_ns = os->now_ns();
+
                 best->served++;
+                best->pause_ns = now_ns - best->taken_ns;
+                best->taken_ns = now_ns;
+        }
         return best;
 }
 
-bool memory_is_small(const struct image *image)
+bool memory_is_small(const struct image *image, int64_t now_ns)
 {
-        return image->served >= MEMORY_SERVED && !image->exposed && !image->restored && !image->spilled && image->joined < image->capacity;
+        if (image->exposed || image->restored || image->spilled || image->joined >= image->capacity)
+                return false;
+        return image->served >= MEMORY_SERVED && now_ns - image->taken_ns <= image->pause_ns;
 }
 
 void memory_hold(struct image *image)

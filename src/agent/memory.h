@@ -47,6 +47,7 @@ struct image {
         const void *job;               /* whose spare it is when free */
         void *data;                    /* mapping, or NULL */
         uint32_t served;               /* how often it was taken again */
+        int64_t taken_ns, pause_ns;    /* when it was last, and how long after the time before */
         uint64_t joined;               /* so many bytes from its beginning need no memory_join any more; the keeper's */
         /* So many bytes from the beginning are as they will be; IMAGE_GIVEN_UP: nobody will fill it. Atomic, for who writes
          * them to storage waits without the lock; `copied_turn` changes with it, and is a futex. */
@@ -98,8 +99,11 @@ enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image
 void memory_leave(struct memory *memory, struct image *image);
 struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_nonce, const void *job);
 struct image *memory_find(const struct memory *memory, uint64_t id);
-/* Has served so often that it pays to join its pages for the next times, and memory_join has not been through it. */
-bool memory_is_small(const struct image *image);
+/*
+ * Has served so often that it pays to join its pages for the next times, may be expected to serve again, and memory_join has not
+ * been through it.
+ */
+bool memory_is_small(const struct image *image, int64_t now_ns);
 void memory_hold(struct image *image);
 void memory_drop(struct memory *memory, struct image *image);
 void memory_doom(struct memory *memory, struct image *image);

@@ -6,6 +6,7 @@
 #include "agent/log.h"
 #include "agent/retain.h"
 #include "image/image.h"
+#include "os/os.h"
 
 /* The versions of a job that hold memory, with the facts that retention looks at. The arrays are the caller's. */
 static size_t collect(struct job *job, struct version ***ret_versions, struct retain_entry **ret_entries, bool **ret_drop)
@@ -247,13 +248,15 @@ uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
 
 struct image *catalogue_small_image(const struct catalogue *catalogue)
 {
+        int64_t now_ns = os->now_ns();
+
         for (struct image *image = catalogue->memory.images; image; image = image->next)
-                if (!image->users && image->job && memory_is_small(image))
+                if (!image->users && image->job && memory_is_small(image, now_ns))
                         return image;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (const struct version *version = job->live; version; version = version->next_live)
                         for (size_t i = 0; is_at_rest(version) && i < version->file_count; i++)
-                                if (version->files[i].image && memory_is_small(version->files[i].image))
+                                if (version->files[i].image && memory_is_small(version->files[i].image, now_ns))
                                         return version->files[i].image;
         return NULL;
 }
