@@ -7,6 +7,7 @@ import pkgutil
 
 from ..peer import Peer
 
+VARIANTS = ["nebula_cow", "nebula_interval"]  # of Nebula, for some workloads
 BASIC = ["nebula", "dcp_async", "safetensors_file", "torch_save"]  # what `make bench` measures; they need no environment
 
 
@@ -17,7 +18,7 @@ def names() -> list[str]:
 
 def others() -> list[str]:
     """Nebula as it is by default, and everybody else."""
-    return [name for name in names() if name != "nebula_cow"]
+    return [name for name in names() if name not in VARIANTS]
 
 
 def load(name: str) -> type[Peer]:
