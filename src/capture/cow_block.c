@@ -22,6 +22,25 @@ void cow_pause(struct cow_engine *engine, const struct cow_fault *fault, uint32_
                 os->sleep_ms(1);
 }
 
+bool cow_capture_misses(const struct cow_capture *capture, uint64_t start, uint64_t end)
+{
+        for (size_t i = cow_chunk_find(capture, cow_block_of(start));
+             i < capture->chunk_count && capture->chunks[i].block < end; i++) {
+                uint64_t block = capture->chunks[i].block;
+                uint64_t from = start > block ? start : block;
+                uint64_t to = end < block + COW_BLOCK_BYTES ? end : block + COW_BLOCK_BYTES;
+
+                if (capture->chunks[i].state == COW_CHUNK_DONE)
+                        continue;
+                for (size_t k = cow_part_find(capture, from);
+                     k < capture->part_count && capture->parts[k].start < to; k++) {
+                        if (capture->parts[k].end > from)
+                                return true;
+                }
+        }
+        return false;
+}
+
 void cow_capture_fail(struct cow_capture *capture, enum cow_failure failure, uint64_t address)
 {
         if (capture->blocks.failure != COW_FAILURE_NONE)
@@ -64,17 +83,20 @@ static bool asks(const struct cow_fault *fault)
         return fault && fault->page;
 }
 
-/* Notes a write that waits for a chunk: workers go on behind it, where the next write will be more often than not. */
+/* Notes a write that waits for a chunk: workers go on behind it, where the next write will be more often than not. One to what lies
+ * between the parts, the program's heap, says nothing of when it will change what is captured. */
 static void fault_note(struct cow_engine *engine, struct cow_capture *capture, struct cow_chunk *chunk,
                        const struct cow_fault *fault)
 {
-        if (!atomic_exchange(&capture->is_begun, true))
-                cow_workers_wake(engine);
         capture->blocks.stats.fault_count++;
         atomic_store(&capture->waited_ns, fault->since_ns);
         if (!chunk->fault_since_ns)
                 chunk->fault_since_ns = fault->since_ns;
+        if (!cow_capture_misses(capture, fault->page, fault->page + COW_PAGE_BYTES))
+                return;
         capture->blocks.cursor = chunk->turn + 1;
+        if (!atomic_exchange(&capture->is_begun, true))
+                cow_workers_wake(engine);
 }
 
 /* Takes the block for every capture that nobody copies it for yet; adds to `claims`. */

@@ -11,26 +11,6 @@
 
 #define EVENTS_AT_ONCE 16
 
-/* Whether a byte of a part that is not yet in the image lies in [start, end). */
-static bool capture_misses(const struct cow_capture *capture, uint64_t start, uint64_t end)
-{
-        for (size_t i = cow_chunk_find(capture, cow_block_of(start));
-             i < capture->chunk_count && capture->chunks[i].block < end; i++) {
-                uint64_t block = capture->chunks[i].block;
-                uint64_t from = start > block ? start : block;
-                uint64_t to = end < block + COW_BLOCK_BYTES ? end : block + COW_BLOCK_BYTES;
-
-                if (capture->chunks[i].state == COW_CHUNK_DONE)
-                        continue;
-                for (size_t k = cow_part_find(capture, from);
-                     k < capture->part_count && capture->parts[k].start < to; k++) {
-                        if (capture->parts[k].end > from)
-                                return true;
-                }
-        }
-        return false;
-}
-
 static void mark_change(struct cow_engine *engine, const struct os_uffd_event *event)
 {
         enum cow_failure failure = event->kind == OS_UFFD_UNMAP ? COW_FAILURE_UNMAPPED :
@@ -40,7 +20,7 @@ static void mark_change(struct cow_engine *engine, const struct os_uffd_event *e
         for (size_t i = engine->blocks.live_count; i-- > 0;) {
                 struct cow_capture *capture = engine->blocks.live[i];
 
-                if (capture->blocks.failure != COW_FAILURE_NONE || !capture_misses(capture, event->start, event->end))
+                if (capture->blocks.failure != COW_FAILURE_NONE || !cow_capture_misses(capture, event->start, event->end))
                         continue;
                 cow_capture_fail(capture, failure, event->start);
                 cow_capture_settle(engine, capture);

@@ -225,6 +225,8 @@ int cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault);
 /* The program has closed the descriptor: pages are protected no more, so live captures fail, and no other begins. No lock but
  * start_lock held. */
 void cow_engine_break(struct cow_engine *engine);
+/* blocks_lock held: whether a byte of a part that is not yet in the image lies in [start, end). */
+bool cow_capture_misses(const struct cow_capture *capture, uint64_t start, uint64_t end);
 /* blocks_lock held: the capture will not be completed. The first reason stays. */
 void cow_capture_fail(struct cow_capture *capture, enum cow_failure failure, uint64_t address);
 /* blocks_lock held: ends it when nothing of it is left to do. Its owner may free it from then on. */

@@ -855,6 +855,34 @@ static void a_write_beside_what_is_saved_does_not_wait_when_little_lies_there(vo
         CHECK(!write_beside(1));
 }
 
+/* The pages between are protected with the parts, and written to by a program that does not change what it saves for a long time yet. */
+static void a_write_between_parts_begins_no_copying(void)
+{
+        size_t size = 8 * MIB, first = 3 * MIB, gap = 4096;
+        unsigned char *memory = memory_new(size, false), *image = image_new(size);
+        struct capture_part parts[] = { { memory, first, 0 }, { memory + first + gap, size - first - gap, first } };
+        struct cow_capture *capture;
+        struct cow_stats stats;
+
+        pattern_fill(memory, size, 1);
+        capture = start(image, parts, 2);
+        memory[first + 1] = 7;
+        os->sleep_ms(100);
+        CHECK(cow_copied(capture) == 0);
+        memory[0]++;
+        for (int i = 0; i < 2000 && cow_copied(capture) != UINT64_MAX; i++)
+                os->sleep_ms(5);
+        CHECK(cow_copied(capture) == UINT64_MAX);
+        memory[0]--;
+        CHECK(complete(capture));
+        CHECK(memcmp(image, memory, first) == 0 && memcmp(image + first, memory + first + gap, size - first - gap) == 0);
+        cow_stats(capture, &stats);
+        CHECK(stats.fault_count == 2);
+        cow_free(capture);
+        munmap(memory, size);
+        munmap(image, size);
+}
+
 /* One part over what two calls of an allocator gave, and some that lie in a shared page whole, or over its border. */
 static void parts_over_the_border_of_a_shared_huge_page_are_exact(void)
 {
@@ -1539,6 +1567,7 @@ int main(void)
                 TEST(what_is_huge_but_for_its_ends_is_protected),
                 TEST(a_huge_page_that_others_share_stays_whole),
                 TEST(a_write_beside_what_is_saved_does_not_wait_when_little_lies_there),
+                TEST(a_write_between_parts_begins_no_copying),
                 TEST(parts_over_the_border_of_a_shared_huge_page_are_exact),
                 TEST(captures_of_random_layouts_are_exact),
                 TEST(what_was_only_prepared_fixes_nothing),
