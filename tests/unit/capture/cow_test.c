@@ -813,7 +813,7 @@ static bool write_beside(size_t count)
 {
         size_t stride = 8 * MIB, size = count * stride, begin = 3 * MIB - 4160, length = 4 * MIB;
         unsigned char *memory = memory_new(size, true), *image = image_new(size);
-        struct capture_part parts[8];
+        struct capture_part parts[16];
         struct cow_stats stats = { 0 };
         uint64_t waits = 0;
 
@@ -847,7 +847,7 @@ static bool write_beside(size_t count)
 
 static void a_huge_page_that_others_share_stays_whole(void)
 {
-        write_beside(8);
+        write_beside(16);
 }
 
 static void a_write_beside_what_is_saved_does_not_wait_when_little_lies_there(void)
