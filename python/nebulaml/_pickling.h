@@ -44,6 +44,13 @@ int pickling_add_types(PyObject *module);
 /* A storage_ref that takes over `pid`. */
 struct storage_ref *pickling_storage_ref(PyObject *pid);
 
+/* Whether a tensor's `_backward_hooks` hold none: torch leaves an empty dict in each tensor that it loads. */
+static inline bool hooks_are_none(PyObject *hooks)
+{
+        return hooks == Py_None || ((PyDict_CheckExact(hooks) || Py_IS_TYPE(hooks, (PyTypeObject *)torch.ordered_dict)) &&
+                                    PyDict_GET_SIZE(hooks) == 0);
+}
+
 /* Fetches what is needed of torch, once. */
 int reduce_load_torch(void);
 /* The reduction of an ordinary CPU tensor or of an empty OrderedDict; NotImplemented for anything else. */

@@ -60,8 +60,15 @@ static bool is_of_ordinary_kind(const struct writer *writer, PyObject *tensor)
 
 static bool has_no_hooks(PyObject *tensor)
 {
-        return (known.hooks_word && !((PyObject **)tensor)[known.hooks_word]) ||
-               property_is(&known.backward_hooks, tensor, Py_None);
+        PyObject *hooks;
+        bool has_none;
+
+        if (known.hooks_word && !((PyObject **)tensor)[known.hooks_word])
+                return true;
+        hooks = read_property(&known.backward_hooks, tensor);
+        has_none = hooks && hooks_are_none(hooks);
+        Py_XDECREF(hooks);
+        return has_none;
 }
 
 /* The row of an ordinary tensor's dtype; NULL for any other tensor, or with PyErr_Occurred(). See is_ordinary. */

@@ -244,8 +244,9 @@ static int is_ordinary(PyObject *tensor)
         value = PyObject_GetAttr(tensor, torch.backward_hooks);
         if (!value)
                 return -1;
+        result = hooks_are_none(value);
         Py_DECREF(value);
-        return value == Py_None;
+        return result;
 }
 
 static PyObject *reduce_tensor(struct pickler *pickler, PyObject *tensor)

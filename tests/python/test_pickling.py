@@ -177,6 +177,21 @@ def test_a_model_and_its_optimizer_are_plain_state():
     assert theirs == ours
 
 
+def test_a_state_that_was_loaded_is_plain_state():
+    parameter = torch.nn.Parameter(torch.randn(3))
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    file = torch_file({"optimizer": optimizer.state_dict(), "wanted": parameter.detach().requires_grad_()})
+    file.seek(0)
+    state = torch.load(file, weights_only=False)
+    assert state["wanted"]._backward_hooks is not None
+    theirs, ours = pickles(state)
+    assert theirs == ours
+    state["wanted"].register_hook(lambda gradient: gradient)
+    assert _nebula.plain_dump(state) is None
+
+
 def not_plain():
     hooked = torch.ones(2, requires_grad=True)
     hooked.register_hook(lambda gradient: gradient)
