@@ -56,20 +56,24 @@ static int spans_register(struct cow_engine *engine, const struct cow_capture *c
         return 0;
 }
 
+int cow_protect(struct cow_engine *engine, const struct cow_span *span)
+{
+        uint32_t tries = 0;
+        int status;
+
+        /* -EAGAIN: another thread unmaps something; the fault thread hears of it in a moment. */
+        while ((status = os->uffd_protect(engine->fd, span->start, span->end, true)) == -EAGAIN)
+                cow_pause(engine, NULL, &tries);
+        return status;
+}
+
 static int spans_protect(struct cow_engine *engine, const struct cow_capture *capture)
 {
-        for (size_t i = 0; i < capture->span_count; i++) {
-                uint32_t tries = 0;
-                int status;
+        int status = 0;
 
-                /* -EAGAIN: another thread unmaps something; the fault thread hears of it in a moment. */
-                while ((status = os->uffd_protect(engine->fd, capture->spans[i].start, capture->spans[i].end, true)) ==
-                       -EAGAIN)
-                        cow_pause(engine, NULL, &tries);
-                if (status < 0)
-                        return status;
-        }
-        return 0;
+        for (size_t i = 0; i < capture->span_count && status >= 0; i++)
+                status = cow_protect(engine, &capture->spans[i]);
+        return status;
 }
 
 /* start_lock held. From here on every write to its memory by anybody asks what this capture wants. */
@@ -284,6 +288,11 @@ uint64_t cow_copied(struct cow_capture *capture)
         pthread_mutex_unlock(&engine->blocks_lock);
         pthread_mutex_unlock(&engine->start_lock);
         return copied;
+}
+
+bool cow_has_files(const struct cow_capture *capture)
+{
+        return capture->has_files;
 }
 
 int64_t cow_waited_ns(const struct cow_capture *capture)

@@ -79,6 +79,16 @@ void cow_cancel(struct cow_capture *capture);
 void cow_stats(const struct cow_capture *capture, struct cow_stats *ret_stats);
 void cow_free(struct cow_capture *capture);
 
+/*
+ * Where parts lie in a private mapping of a file in memory (a memfd, tmpfs) and all their pages were written to, and so are the process's
+ * own: the same bytes at the same addresses, in anonymous memory from now on, whose pages can be protected, and joined into huge ones.
+ * What other threads write meanwhile is there afterwards. Stops after 20 ms; another call goes on. What devices write to, or a read that is
+ * under way without the processor (io_uring, O_DIRECT), must not be among the parts.
+ */
+void cow_own(const struct capture_part *parts, size_t count);
+/* Whether there may be something to do for it. */
+bool cow_has_files(const struct cow_capture *capture);
+
 /* True when most of the bytes lie in huge pages: then protecting them is far cheaper than copying them now. */
 bool cow_pays(const struct capture_part *parts, size_t count);
 

@@ -122,7 +122,7 @@ static size_t claim_block(struct cow_engine *engine, uint64_t block, const struc
 }
 
 /* A source that has vanished ends the copy, not the program. The kernel's says at which address. */
-static uint64_t copy_piece(unsigned char *to, uint64_t from, uint64_t end)
+uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end)
 {
         if (end - from >= GUARDED_MIN && os->copy_guarded(sum_copy_stream, to, from, end - from) == 0)
                 return 0;
@@ -151,7 +151,7 @@ static void copy_chunk(struct claim *claim)
                 uint64_t end = part->end < block_end ? part->end : block_end;
 
                 if (from < end)
-                        claim->unreadable = copy_piece(capture->image + part->image_offset + (from - part->start),
+                        claim->unreadable = cow_copy_piece(capture->image + part->image_offset + (from - part->start),
                                                        from, end);
         }
 }

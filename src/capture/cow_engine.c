@@ -18,7 +18,7 @@ static uint64_t whole_blocks(uint64_t size)
 }
 
 /* Blocks of our own. Around a part whole huge pages are protected: none of them may hold what the threads here write. */
-static void *map_blocks(uint64_t size)
+void *cow_map_blocks(uint64_t size)
 {
         uint64_t before, after;
         void *data;
@@ -39,7 +39,7 @@ static void *map_blocks(uint64_t size)
 
 void *cow_map(uint64_t size)
 {
-        volatile char *data = map_blocks(size);
+        volatile char *data = cow_map_blocks(size);
 
         for (uint64_t at = 0; data && at < size; at += COW_PAGE_BYTES)
                 data[at] = 0;
@@ -93,7 +93,7 @@ static void watch_forks(void)
 /* What the threads use of a stack, and the thread-local variables above it, is present: using it never faults. */
 static void *stack_new(void)
 {
-        volatile char *stack = map_blocks(COW_STACK_BYTES);
+        volatile char *stack = cow_map_blocks(COW_STACK_BYTES);
 
         for (size_t used = COW_PAGE_BYTES; stack && used <= COW_STACK_USED_BYTES; used += COW_PAGE_BYTES)
                 stack[COW_STACK_BYTES - used] = 0;

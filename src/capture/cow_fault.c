@@ -32,8 +32,20 @@ static void mark_change(struct cow_engine *engine, const struct os_uffd_event *e
         pthread_mutex_unlock(&engine->blocks_lock);
 }
 
+static bool is_held(struct cow_engine *engine, uint64_t page)
+{
+        bool held;
+
+        pthread_mutex_lock(&engine->blocks_lock);
+        held = page >= engine->blocks.held.start && page < engine->blocks.held.end;
+        pthread_mutex_unlock(&engine->blocks_lock);
+        return held;
+}
+
 static void queue_fault(struct cow_engine *engine, uint64_t page)
 {
+        if (is_held(engine, page)) /* who holds it wakes who waits for it */
+                return;
         for (size_t i = 0; i < engine->pending.count; i++) {
                 if (engine->pending.faults[i].page == page)
                         return;

@@ -30,7 +30,10 @@ static struct cow_span part_blocks(const struct cow_maps *maps, const struct cap
 {
         uint64_t start = (uintptr_t)part->data, end = start + part->size;
         uint64_t first = cow_block_of(start), last = cow_block_of(end - 1);
+        struct os_mapping mapping;
 
+        if (!cow_maps_find(maps, start, &mapping) || !mapping.private_anonymous) /* of a file: its pages are never joined */
+                return (struct cow_span){ 0, 0 };
         if (first != start && !can_be_huge(maps, first))
                 first += COW_BLOCK_BYTES;
         if (last + COW_BLOCK_BYTES == end || (last >= first && can_be_huge(maps, last)))
@@ -38,8 +41,7 @@ static struct cow_span part_blocks(const struct cow_maps *maps, const struct cap
         return (struct cow_span){ first, last };
 }
 
-/* Sorts and joins what touches. Returns how many are left. */
-static size_t spans_join(struct cow_span *spans, size_t count)
+size_t cow_spans_join(struct cow_span *spans, size_t count)
 {
         size_t joined = 0;
 
@@ -94,7 +96,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
                 if (span.start < span.end)
                         spans[span_count++] = span;
         }
-        span_count = spans_join(spans, span_count);
+        span_count = cow_spans_join(spans, span_count);
         for (size_t i = 0; i < span_count; i++)
                 os->advise((void *)(uintptr_t)spans[i].start, spans[i].end - spans[i].start, OS_ADVISE_HUGE);
         small = spans + count;
@@ -105,7 +107,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
         memcpy(small + small_count, engine->huge.work, engine->huge.work_count * sizeof *small);
         small_count += engine->huge.work_count;
         memcpy(small + small_count, engine->huge.later, engine->huge.later_count * sizeof *small);
-        small_count = spans_join(small, small_count + engine->huge.later_count);
+        small_count = cow_spans_join(small, small_count + engine->huge.later_count);
         engine->huge.later_count = 0;
         engine->huge.work_count = small_count < COW_SPAN_MAX ? small_count : COW_SPAN_MAX;
         memcpy(engine->huge.work, small, engine->huge.work_count * sizeof *small);

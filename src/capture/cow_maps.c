@@ -28,7 +28,7 @@ static const char *parse_hex(const char *text, uint64_t *ret_value)
 static void parse_line(const char *line, struct os_mapping *ret_mapping)
 {
         uint64_t offset, major, minor, inode;
-        bool private;
+        bool private, is_file;
 
         memset(ret_mapping, 0, sizeof *ret_mapping);
         line = parse_hex(line, &ret_mapping->start);
@@ -44,7 +44,9 @@ static void parse_line(const char *line, struct os_mapping *ret_mapping)
         if (*line != ' ')
                 return;
         parse_hex(line + 1, &inode); /* decimal, but zero is zero */
-        ret_mapping->private_anonymous = private && inode == 0 && major == 0 && minor == 0;
+        is_file = inode || major || minor;
+        ret_mapping->private_anonymous = private && !is_file;
+        ret_mapping->private_file = private && is_file;
 }
 
 static enum nebula_status read_text(int fd, char **ret_text, struct nebula_error *error)

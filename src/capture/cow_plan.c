@@ -34,6 +34,7 @@ struct plan {
         size_t part_count, span_count, span_capacity, direct_count;
         uint64_t span_mapping; /* start of the mapping that the last span ends in */
         bool joins_mappings;   /* the kernel protects across the border of two mappings */
+        bool has_files;        /* a part lies in a private mapping of one */
 };
 
 /* Whether the pages [start, end) between two parts may be protected with them. */
@@ -96,7 +97,7 @@ static bool part_cover(struct plan *plan, const struct cow_part *part)
                 bool known = at >= plan->mapping.start && at < plan->mapping.end;
 
                 if (!known && !cow_maps_find(&plan->maps, at, &plan->mapping)) {
-                        plan->mapping.start = plan->mapping.end = 0;
+                        plan->mapping = (struct os_mapping){ 0 };
                         goto refuse;
                 }
                 if (!plan->mapping.private_anonymous ||
@@ -105,6 +106,7 @@ static bool part_cover(struct plan *plan, const struct cow_part *part)
         }
         return true;
 refuse:
+        plan->has_files |= plan->mapping.private_file;
         plan->span_count = span_count;
         plan->span_mapping = last_mapping;
         if (span_count)
@@ -324,6 +326,7 @@ static enum nebula_status capture_make(const struct plan *plan, size_t given_cou
         capture->mapped_bytes = size;
         capture->direct = (struct capture_part *)(capture + 1);
         capture->direct_count = plan->direct_count;
+        capture->has_files = plan->has_files;
         capture->parts = (struct cow_part *)(capture->direct + plan->direct_count);
         capture->part_count = plan->part_count;
         capture->spans = (struct cow_span *)(capture->parts + plan->part_count);

@@ -10,6 +10,7 @@
  *      cow_worker.c   background copies; taking registrations back
  *      cow_huge.c     huge pages
  *      cow_choice.c   whether protecting pays
+ *      cow_own.c      what was mapped from a file becomes the process's own
  *
  * A span is a run of whole pages that parts touch, and of the few between two of them; of a
  * huge page it has all or nothing. A block is 2 MiB of address space, aligned,
@@ -105,6 +106,7 @@ struct cow_capture {
         size_t part_count, span_count, chunk_count, direct_count;
         int64_t started_ns, blocked_ns;
         uint64_t direct_bytes;
+        bool has_files; /* a part lies in a private mapping of one */
         /* under blocks_lock */
         struct {
                 bool ready; /* protected */
@@ -149,6 +151,7 @@ struct cow_engine {
                 struct cow_span moved[COW_MOVED_MAX]; /* new places of what was moved: still registered */
                 size_t moved_count;
                 int64_t idle_since_ns;
+                struct cow_span held; /* by cow_own: writes to it wait until that is done */
         } blocks;
 
         pthread_mutex_t huge_lock;
@@ -183,6 +186,7 @@ static inline uint64_t cow_block_of(uint64_t address)
 enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_error *error);
 /* Memory in blocks that belong to nobody else, zeroed and present; NULL when there is none. */
 void *cow_map(uint64_t size);
+void *cow_map_blocks(uint64_t size); /* likewise, never touched */
 void cow_unmap(void *data, uint64_t size);
 void cow_workers_wake(struct cow_engine *engine);
 /* Makes the next 16 KiB of the caller's stack writable without a fault, before it takes blocks_lock: a stack may
@@ -205,6 +209,9 @@ bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapp
 bool cow_maps_is_huge(struct cow_maps *maps, uint64_t block);
 void cow_maps_close(struct cow_maps *maps);
 
+/* cow.c: start_lock held. Writes to the span, which is registered, wait from now on. 0 or negative. */
+int cow_protect(struct cow_engine *engine, const struct cow_span *span);
+
 /* cow_plan.c */
 /* A new capture of what can be protected (nothing without an engine), and of the rest. */
 enum nebula_status cow_plan(const struct cow_engine *engine, const struct capture_part *parts, size_t count,
@@ -217,6 +224,8 @@ size_t cow_part_find(const struct cow_capture *capture, uint64_t address);
 /* Copies the blocks [start, end), COW_RUN at most, for every capture that waits for them, and lifts their protection once none does.
  * `fault` is NULL in workers; the block of one that asks is served alone. */
 void cow_blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault);
+/* Copies [from, end); not 0: the address where that failed. */
+uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end);
 /* Let others go on; in the fault thread (`fault` not NULL) by reading events. */
 void cow_pause(struct cow_engine *engine, const struct cow_fault *fault, uint32_t *tries);
 /* Returns when every change of the address space that took place before the call has been marked in the captures
@@ -242,6 +251,8 @@ void cow_events_drain(struct cow_engine *engine);
 bool cow_blocks_next(struct cow_engine *engine, uint64_t *ret_start, uint64_t *ret_end);
 void *cow_worker_main(void *engine);
 
+/* cow_huge.c: sorts spans and joins those that touch. Returns how many are left. */
+size_t cow_spans_join(struct cow_span *spans, size_t count);
 /* cow_huge.c: works for about a millisecond; how long to sleep before the next step, -1 when there is nothing to do.
  * is_registered: what was captured last may still be registered. */
 int64_t cow_huge_step(struct cow_engine *engine, bool is_registered);

@@ -139,6 +139,8 @@ static void prepare(void *argument)
         plan->capture = NULL;
         if (wants_cow(plan))
                 cow_prepare(plan->parts, plan->cow_count, &plan->capture, NULL);
+        if (plan->ask_huge || (plan->capture && cow_has_files(plan->capture)))
+                cow_own(plan->parts, plan->cow_count);
         plan->prepared_ns = os->now_ns();
 }
 

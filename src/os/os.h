@@ -80,7 +80,7 @@ struct os_uffd_event {
 /* The mapping that holds an address, or the next one above it. */
 struct os_mapping {
         uint64_t start, end;
-        bool private_anonymous;
+        bool private_anonymous, private_file;
 };
 
 enum os_watch {
@@ -120,6 +120,7 @@ struct os_table {
         int (*map)(int fd, uint64_t offset, uint64_t size, int flags, void **ret_data);
         int (*unmap)(void *data, uint64_t size);
         int (*advise)(void *data, uint64_t size, enum os_advice advice);
+        int (*move)(void *data, uint64_t size, void *to);          /* pages and all; what was at `to` is unmapped. Everybody sees one or the other */
         /* sockets: Unix stream sockets, close-on-exec */
         int (*listen)(const char *path);
         int (*connect)(const char *path);
@@ -174,6 +175,8 @@ struct os_table {
         int (*host_address)(char *text, size_t size);                              /* by which other hosts reach this one */
         /* 1 when the 2 MiB at `address` are one huge page, 0 when not; -ENOTTY before Linux 6.7. pagemap_fd: /proc/self/pagemap */
         int (*huge_page)(int pagemap_fd, uint64_t address);
+        /* Likewise, when every page of [start, end) is there, and none is a file's */
+        int (*own_pages)(int pagemap_fd, uint64_t start, uint64_t end);
 };
 
 extern const struct os_table *os;      /* what the code calls */

@@ -335,6 +335,11 @@ static int linux_unmap(void *data, uint64_t size)
         return result_of(munmap(data, size));
 }
 
+static int linux_move(void *data, uint64_t size, void *to)
+{
+        return mremap(data, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED ? -errno : 0;
+}
+
 static int linux_advise(void *data, uint64_t size, enum os_advice advice)
 {
         static const int table[] = {
@@ -458,7 +463,7 @@ const struct os_table os_linux = {
         .rename = linux_rename, .exchange = linux_exchange, .link = linux_link, .unlink = linux_unlink,
         .mkdir = linux_mkdir, .rmdir = linux_rmdir, .readlink = linux_readlink,
         .opendir = linux_opendir, .readdir = linux_readdir, .closedir = linux_closedir,
-        .memfd = linux_memfd, .map = linux_map, .unmap = linux_unmap, .advise = linux_advise,
+        .memfd = linux_memfd, .map = linux_map, .unmap = linux_unmap, .advise = linux_advise, .move = linux_move,
         .listen = os_linux_listen, .connect = os_linux_connect, .accept = os_linux_accept,
         .socketpair = os_linux_socketpair, .send = os_linux_send, .receive = os_linux_receive,
         .peer = os_linux_peer, .shutdown = os_linux_shutdown, .poll = linux_poll, .can_send = os_linux_can_send,

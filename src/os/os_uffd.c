@@ -193,13 +193,15 @@ int linux_find_mapping(int maps_fd, uint64_t address, struct os_mapping *ret_map
 {
         struct map_query query = { .size = sizeof query, .query_flags = MAP_QUERY_OR_NEXT, .query_address = address };
         int status = result(ioctl(maps_fd, MAP_QUERY, &query));
+        bool is_file;
 
         if (status < 0)
                 return status;
         ret_mapping->start = query.start;
         ret_mapping->end = query.end;
-        ret_mapping->private_anonymous = !(query.flags & MAP_QUERY_SHARED) && query.inode == 0 &&
-                                         query.device_major == 0 && query.device_minor == 0;
+        is_file = query.inode || query.device_major || query.device_minor;
+        ret_mapping->private_anonymous = !(query.flags & MAP_QUERY_SHARED) && !is_file;
+        ret_mapping->private_file = !(query.flags & MAP_QUERY_SHARED) && is_file;
         return 0;
 }
 
@@ -212,19 +214,38 @@ struct page_region {
         uint64_t start, end, categories;
 };
 #define PAGE_SCAN _IOWR('f', 16, struct page_scan)
+#define PAGE_FILE (UINT64_C(1) << 2)
+#define PAGE_PRESENT (UINT64_C(1) << 3)
 #define PAGE_HUGE (UINT64_C(1) << 6)
+
+/* 1 when there is a page as `scan` describes it. */
+static int scan_pages(int pagemap_fd, struct page_scan scan)
+{
+        struct page_region region;
+        int count;
+
+        scan.size = sizeof scan;
+        scan.vector = (uintptr_t)&region;
+        scan.vector_count = 1;
+        count = result(ioctl(pagemap_fd, PAGE_SCAN, &scan));
+        return count < 0 ? count : count > 0;
+}
 
 int linux_huge_page(int pagemap_fd, uint64_t address)
 {
-        struct page_region region;
-        struct page_scan scan = {
-                .size = sizeof scan, .start = address, .end = address + (UINT64_C(2) << 20), .vector = (uintptr_t)&region,
-                .vector_count = 1, .category_all = PAGE_HUGE, .category_return = PAGE_HUGE,
-        };
+        return scan_pages(pagemap_fd, (struct page_scan){
+                .start = address, .end = address + (UINT64_C(2) << 20), .category_all = PAGE_HUGE, .category_return = PAGE_HUGE,
+        });
+}
 
-        int count = result(ioctl(pagemap_fd, PAGE_SCAN, &scan));
+int linux_own_pages(int pagemap_fd, uint64_t start, uint64_t end)
+{
+        int others = scan_pages(pagemap_fd, (struct page_scan){
+                .start = start, .end = end, .category_inverted = PAGE_PRESENT, .category_any = PAGE_FILE | PAGE_PRESENT,
+                .category_return = PAGE_FILE,
+        });
 
-        return count < 0 ? count : count > 0;
+        return others < 0 ? others : !others;
 }
 
 int linux_futex_wait(const void *word, uint32_t value, int64_t timeout_ms)

@@ -17,6 +17,7 @@ int linux_guard(void);
 int linux_copy_guarded(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size);
 int linux_find_mapping(int maps_fd, uint64_t address, struct os_mapping *ret_mapping);
 int linux_huge_page(int pagemap_fd, uint64_t address);
+int linux_own_pages(int pagemap_fd, uint64_t start, uint64_t end);
 int linux_futex_wait(const void *word, uint32_t value, int64_t timeout_ms);
 int linux_futex_wake(const void *word);
 int linux_thread_nice(int nice);
@@ -28,6 +29,7 @@ void linux_yield(void);
         .uffd_protect = linux_uffd_protect, .uffd_wake = linux_uffd_wake, .uffd_read = linux_uffd_read, \
         .copy_self = linux_copy_self, .guard = linux_guard, .copy_guarded = linux_copy_guarded, \
         .find_mapping = linux_find_mapping, .futex_wait = linux_futex_wait, \
-        .futex_wake = linux_futex_wake, .thread_nice = linux_thread_nice, .yield = linux_yield, .huge_page = linux_huge_page
+        .futex_wake = linux_futex_wake, .thread_nice = linux_thread_nice, .yield = linux_yield, .huge_page = linux_huge_page, \
+        .own_pages = linux_own_pages
 
 #endif

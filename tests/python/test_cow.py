@@ -350,6 +350,26 @@ def test_memory_of_a_file_is_copied_at_once(nm, tmp_path, mode):
     assert row("of a file")["faults"] == 0
 
 
+@pytest.mark.parametrize("is_written", [True, False])
+def test_what_was_loaded_is_protected_once_all_of_it_was_written_to(nm, is_written):
+    tensor = loaded(saved("global_step0", {"m": big(0.0)}))["m"]
+    if is_written:
+        tensor.fill_(1)
+    faults = 0
+    for step in range(1, 20):
+        checkpoint = saved(f"global_step{step}", {"m": tensor})
+        if is_written:
+            tensor.fill_(step + 1)
+        assert checkpoint.commit()
+        checkpoint.wait("committed", 60)
+        faults = row(checkpoint.tag)["faults"]
+        if faults:
+            break
+    assert bool(faults) == is_written
+    assert bool((nm.get_latest_checkpoint().load("m.pt")["m"] == (step if is_written else 0)).all())
+    assert bool((tensor == (step + 1 if is_written else 0)).all())
+
+
 def test_memory_that_torch_calls_pinned_is_copied_at_once(nm, monkeypatch):
     # What torch answers where there is a device; the rest of the way is the real one.
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

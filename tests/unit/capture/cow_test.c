@@ -994,6 +994,149 @@ static void captures_of_random_layouts_are_exact(void)
         munmap(wanted, most);
 }
 
+/* A file in memory, filled by pattern 1, mapped privately on a 2 MiB boundary. */
+static unsigned char *file_new(size_t size)
+{
+        int fd = os->memfd("test");
+        void *data;
+
+        if (os->truncate(fd, size) < 0 || os->map(fd, 0, size, OS_MAP_READ | OS_MAP_WRITE, &data) < 0)
+                abort();
+        pattern_fill(data, size, 1);
+        os->unmap(data, size);
+        if (os->map(fd, 0, size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE, &data) < 0)
+                abort();
+        os->close(fd);
+        return data;
+}
+
+static bool is_anonymous(const unsigned char *data)
+{
+        int fd = os->open("/proc/self/maps", OS_READ);
+        struct os_mapping mapping = { 0 };
+        int status = os->find_mapping(fd, (uintptr_t)data, &mapping);
+
+        os->close(fd);
+        return status == 0 && mapping.start <= (uintptr_t)data && mapping.private_anonymous;
+}
+
+/* Whether this kernel says which pages are a file's, and where a mapping ends. */
+static bool can_tell_pages(void)
+{
+        int maps_fd = os->open("/proc/self/maps", OS_READ), pagemap_fd = os->open("/proc/self/pagemap", OS_READ);
+        uint64_t page = (uintptr_t)&maps_fd & ~UINT64_C(4095);
+        struct os_mapping mapping;
+        bool can = os->own_pages(pagemap_fd, page, page + 4096) == 1 && os->find_mapping(maps_fd, page, &mapping) == 0;
+
+        os->close(maps_fd);
+        os->close(pagemap_fd);
+        if (!can)
+                printf("# this kernel does not tell pages apart\n");
+        return can;
+}
+
+static void own(const struct capture_part *parts, size_t count)
+{
+        for (int i = 0; i < 20; i++) /* 20 ms each */
+                cow_own(parts, count);
+}
+
+static void memory_of_a_file_is_protected_once_it_was_written_to(void)
+{
+        size_t size = 40 * MIB, from = 3 * MIB - 4160, length = 32 * MIB;
+        unsigned char *memory = file_new(size), *image = image_new(size);
+        struct capture_part part = { memory + from, length, 0 };
+        struct cow_capture *capture;
+        struct cow_stats stats;
+
+        if (!can_tell_pages())
+                return;
+        own(&part, 1);
+        CHECK(!is_anonymous(memory + from)); /* a copy would be one more */
+        pattern_fill(memory + from, length, 2);
+        own(&part, 1);
+        CHECK(is_anonymous(memory + from) && is_anonymous(memory + from + length - 1) && is_anonymous(memory + from + length / 2));
+        CHECK(!is_anonymous(memory) && !is_anonymous(memory + size - 1));
+        CHECK(pattern_holds(memory + from, length, 2));
+        capture = start(image, &part, 1);
+        memset(memory + from, 3, length);
+        CHECK(complete(capture));
+        cow_stats(capture, &stats);
+        CHECK(stats.protected_bytes + stats.direct_bytes == length && stats.protected_bytes > length / 2);
+        CHECK(pattern_holds(image, length, 2));
+        cow_free(capture);
+        munmap(memory, size);
+        munmap(image, size);
+}
+
+static void memory_of_a_file_that_was_not_written_to_stays_its_own(void)
+{
+        size_t size = 64 * MIB;
+        unsigned char *memory = file_new(size);
+        struct capture_part part = { memory, size, 0 };
+
+        memset(memory, 7, 32 * MIB - 4096); /* all but a page */
+        own(&part, 1);
+        CHECK(!is_anonymous(memory + 16 * MIB) && !is_anonymous(memory + 32 * MIB));
+        CHECK(is_anonymous(memory) == can_tell_pages());
+        CHECK(memory[0] == 7 && memory[32 * MIB - 4097] == 7);
+        munmap(memory, size);
+}
+
+struct counting {
+        unsigned char *memory;
+        size_t size, offset;
+        atomic_bool is_ending;
+        uint64_t count;
+};
+
+/* Adds to a word of its own in each page in turn, and finds it as it left it. */
+static void *count_on(void *argument)
+{
+        struct counting *counting = argument;
+
+        while (!atomic_load(&counting->is_ending)) {
+                for (size_t at = counting->offset; at < counting->size; at += 4096) {
+                        volatile uint64_t *word = (volatile uint64_t *)(counting->memory + at);
+
+                        if (*word != counting->count)
+                                return counting;
+                        *word = counting->count + 1;
+                }
+                counting->count++;
+        }
+        return NULL;
+}
+
+static void what_is_written_while_memory_changes_its_place_is_not_lost(void)
+{
+        size_t size = 4 * MIB;
+
+        for (int round = 0; round < 40 && can_tell_pages(); round++) {
+                unsigned char *memory = file_new(size);
+                struct capture_part part = { memory, size, 0 };
+                struct counting countings[2];
+                pthread_t threads[2];
+                void *lost;
+
+                memset(memory, 0, size);
+                for (size_t i = 0; i < 2; i++) {
+                        countings[i] = (struct counting){ .memory = memory, .size = size, .offset = i * 2048 };
+                        REQUIRE(pthread_create(&threads[i], NULL, count_on, &countings[i]) == 0);
+                }
+                os->sleep_ms(2);
+                cow_own(&part, 1);
+                CHECK(is_anonymous(memory));
+                os->sleep_ms(2);
+                for (size_t i = 0; i < 2; i++) {
+                        atomic_store(&countings[i].is_ending, true);
+                        pthread_join(threads[i], &lost);
+                        CHECK(!lost);
+                }
+                munmap(memory, size);
+        }
+}
+
 static void what_was_only_prepared_fixes_nothing(void)
 {
         size_t size = 4 * MIB;
@@ -1570,6 +1713,9 @@ int main(void)
                 TEST(a_write_between_parts_begins_no_copying),
                 TEST(parts_over_the_border_of_a_shared_huge_page_are_exact),
                 TEST(captures_of_random_layouts_are_exact),
+                TEST(memory_of_a_file_is_protected_once_it_was_written_to),
+                TEST(memory_of_a_file_that_was_not_written_to_stays_its_own),
+                TEST(what_is_written_while_memory_changes_its_place_is_not_lost),
                 TEST(what_was_only_prepared_fixes_nothing),
                 TEST(captures_under_random_writes_are_exact),
                 TEST(what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order),
