@@ -37,12 +37,13 @@ static size_t collect(struct job *job, struct version ***ret_versions, struct re
         return used;
 }
 
+/* Of the images that serve again and again: one that a loader has mapped never does. */
 static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *job)
 {
         uint64_t bytes = 0;
 
         for (const struct image *image = catalogue->memory.images; image; image = image->next)
-                if (image->job == job && !image->restored && !image->spilled)
+                if (image->job == job && !image->exposed && !image->restored && !image->spilled)
                         bytes += image->capacity;
         return bytes;
 }

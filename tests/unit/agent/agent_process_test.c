@@ -185,6 +185,37 @@ static void a_killed_trainer_leaves_its_committed_versions_and_no_half_ones(void
         place_done(&place);
 }
 
+static bool comes_to(size_t image_count)
+{
+        for (int i = 0; i < 500 && count_names(place.place.memory, ".img") != image_count; i++)
+                os->sleep_ms(10);
+        return count_names(place.place.memory, ".img") == image_count;
+}
+
+/* It is not there for the second save that follows, and what takes its place is made before that asks for it. */
+static void an_image_that_a_loader_keeps_is_replaced_ahead_of_need(void)
+{
+        struct test_client client;
+        uint64_t version;
+        pid_t pid;
+
+        place_init(&place);
+        pid = agent_fork(&place);
+        REQUIRE(enter(&client, 22));
+        CHECK(!save_whole(&client, "global_step1", 1, NULL));
+        CHECK(comes_to(2));
+        CHECK(!save_whole(&client, "global_step2", 2, &version));
+        CHECK(!flush(&client, "", 10000));
+        CHECK(!load(&client, version, "model.pt", 2, FILE_BYTES, NULL));
+        CHECK(!save_whole(&client, "global_step3", 3, NULL));
+        CHECK(comes_to(3));
+        CHECK(!save_whole(&client, "global_step4", 4, NULL));
+        CHECK(comes_to(2));
+        client_done(&client);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        place_done(&place);
+}
+
 static void half_copied_debris_of_dead_trainers_goes_with_the_next_agent(void)
 {
         struct test_client client;
@@ -475,6 +506,7 @@ TAP_MAIN(TEST(committed_versions_survive_sigkill_of_the_agent),
          TEST(a_version_that_was_waiting_for_storage_is_persisted_by_the_next_agent),
          TEST(a_save_that_the_agent_died_under_goes_on_with_the_next_one),
          TEST(a_killed_trainer_leaves_its_committed_versions_and_no_half_ones),
+         TEST(an_image_that_a_loader_keeps_is_replaced_ahead_of_need),
          TEST(half_copied_debris_of_dead_trainers_goes_with_the_next_agent),
          TEST(two_trainers_with_one_rank_are_told_of_each_other),
          TEST(a_trainer_that_is_just_leaving_makes_way_for_the_next),
