@@ -194,13 +194,20 @@ void cow_engine_break(struct cow_engine *engine)
         pthread_mutex_unlock(&engine->blocks_lock);
 }
 
-/* Lifts the protection of [start, end). Only -EAGAIN is worth another try; what is no longer registered is free anyway,
- * and so is everything once the descriptor is closed. */
+/* Lifts the protection of [start, end), but for what cow_own holds. Only -EAGAIN is worth another try; what is no longer registered is
+ * free anyway, and so is everything once the descriptor is closed. */
 static int lift(struct cow_engine *engine, uint64_t start, uint64_t end)
 {
         uint64_t step = end - start > COW_BLOCK_BYTES ? COW_BLOCK_BYTES : COW_PAGE_BYTES;
-        int status = os->uffd_protect(engine->fd, start, end, false);
+        const struct cow_span *held = &engine->blocks.held;
+        int status;
 
+        if (start < held->end && held->start < end) {
+                if (start < held->start && lift(engine, start, held->start) == -EAGAIN)
+                        return -EAGAIN;
+                return held->end < end ? lift(engine, held->end, end) : 0;
+        }
+        status = os->uffd_protect(engine->fd, start, end, false);
         if (status != -ENOENT || end - start <= COW_PAGE_BYTES)
                 return status;
         for (uint64_t at = start; at < end; at += step)

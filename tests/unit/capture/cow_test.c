@@ -1284,6 +1284,70 @@ static bool in_child(void (*run)(void))
         return waitpid(child, &exit_status, 0) == child && exit_status == 0;
 }
 
+static unsigned char *block_of_two;
+static atomic_bool is_copied;
+static pthread_t late_writer;
+static atomic_bool late_writer_is_done;
+
+static void *write_early(void *argument)
+{
+        *(volatile unsigned char *)block_of_two = 8;
+        return argument;
+}
+
+static void *write_late(void *argument)
+{
+        *(volatile unsigned char *)(block_of_two + MIB + 5000) = 9;
+        atomic_store(&late_writer_is_done, true);
+        return argument;
+}
+
+/* The copy of cow_own, before whose end a page beside what it holds is asked for, and after which a page that it holds is. */
+static int copy_among_writes(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size)
+{
+        int status = os_linux.copy_guarded(copy, to, from, size);
+        pthread_t writer;
+
+        if (from != (uintptr_t)block_of_two + MIB || atomic_exchange(&is_copied, true))
+                return status;
+        if (pthread_create(&writer, NULL, write_early, NULL) || pthread_join(writer, NULL) ||
+            pthread_create(&late_writer, NULL, write_late, NULL))
+                abort();
+        for (int i = 0; i < 20 && !atomic_load(&late_writer_is_done); i++)
+                os->sleep_ms(5);
+        return status;
+}
+
+/* Half of a block is a file's, and is moved; the other is still protected, for a capture that was given up. */
+static void as_with_a_write_beside_what_is_moved(void)
+{
+        unsigned char *image = image_new(MIB), *file = file_new(MIB);
+        struct capture_part part = { NULL, MIB, 0 };
+        struct cow_capture *capture;
+
+        old_table = os_linux;
+        old_table.copy_guarded = copy_among_writes;
+        os = &old_table;
+        block_of_two = memory_new(2 * MIB, false);
+        REQUIRE(mremap(file, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, block_of_two + MIB) == block_of_two + MIB);
+        memset(block_of_two, 1, 2 * MIB);
+        part.data = block_of_two;
+        capture = start(image, &part, 1);
+        cow_cancel(capture);
+        part.data = block_of_two + MIB;
+        cow_own(&part, 1);
+        REQUIRE(atomic_load(&is_copied));
+        pthread_join(late_writer, NULL);
+        CHECK(is_anonymous(block_of_two + MIB));
+        CHECK(block_of_two[0] == 8 && block_of_two[MIB + 5000] == 9 && block_of_two[MIB] == 1);
+        cow_free(capture);
+}
+
+static void a_write_beside_memory_that_changes_its_place_lets_no_other_through(void)
+{
+        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_with_a_write_beside_what_is_moved));
+}
+
 static void as_on_an_old_kernel(void)
 {
         old_table = os_linux;
@@ -1716,6 +1780,7 @@ int main(void)
                 TEST(memory_of_a_file_is_protected_once_it_was_written_to),
                 TEST(memory_of_a_file_that_was_not_written_to_stays_its_own),
                 TEST(what_is_written_while_memory_changes_its_place_is_not_lost),
+                TEST(a_write_beside_memory_that_changes_its_place_lets_no_other_through),
                 TEST(what_was_only_prepared_fixes_nothing),
                 TEST(captures_under_random_writes_are_exact),
                 TEST(what_is_said_to_be_copied_stays_and_comes_in_the_image_s_order),
