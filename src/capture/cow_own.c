@@ -74,61 +74,57 @@ static bool span_own(struct cow_engine *engine, const struct cow_span *span)
         return true;
 }
 
-/* Adds what of [start, end) is mapped from a file, privately. `mapping` is the last one found. False: no memory. */
-static bool file_spans_add(struct span_list *list, const struct cow_maps *maps, struct os_mapping *mapping, uint64_t start, uint64_t end)
+/* False: no memory. */
+static bool list_add(struct span_list *list, uint64_t start, uint64_t end)
+{
+        if (list->count == list->capacity) {
+                size_t capacity = list->capacity ? list->capacity * 2 : 64;
+                struct cow_span *grown = realloc(list->spans, capacity * sizeof *grown);
+
+                if (!grown)
+                        return false;
+                list->spans = grown;
+                list->capacity = capacity;
+        }
+        list->spans[list->count++] = (struct cow_span){ start, end };
+        return true;
+}
+
+/* Adds what of the pages [start, end) is mapped from a file, privately, and has been written to, every page. `mapping` is the last one
+ * found. False: no memory. */
+static bool written_add(struct span_list *list, const struct cow_maps *maps, struct os_mapping *mapping, uint64_t start, uint64_t end)
 {
         for (uint64_t at = start; at < end; at = mapping->end) {
                 bool known = at >= mapping->start && at < mapping->end;
-                struct cow_span *span;
+                uint64_t until;
 
                 if (!known && !cow_maps_find(maps, at, mapping)) {
                         *mapping = (struct os_mapping){ 0 };
                         return true;
                 }
-                if (!mapping->private_file)
-                        continue;
-                if (list->count == list->capacity) {
-                        size_t capacity = list->capacity ? list->capacity * 2 : 64;
-                        struct cow_span *grown = realloc(list->spans, capacity * sizeof *grown);
-
-                        if (!grown)
-                                return false;
-                        list->spans = grown;
-                        list->capacity = capacity;
-                }
-                span = &list->spans[list->count++];
-                *span = (struct cow_span){ at, end < mapping->end ? end : mapping->end };
+                until = end < mapping->end ? end : mapping->end;
+                if (mapping->private_file && os->own_pages(maps->pagemap_fd, at, until) > 0 && !list_add(list, at, until))
+                        return false;
         }
         return true;
 }
 
-/* The pages of parts in private mappings of files, in order; of neighbours, small ones too, one span. */
-static void file_spans_find(struct span_list *list, const struct cow_maps *maps, const struct capture_part *parts, size_t count)
+/* Of the parts that can be protected, and of small ones right behind them: one span costs less than two. */
+static void written_find(struct span_list *list, const struct cow_maps *maps, const struct capture_part *parts, size_t count)
 {
         struct os_mapping mapping = { 0 };
 
         for (size_t i = 0; i < count; i++) {
-                uint64_t start = (uintptr_t)parts[i].data, end = start + parts[i].size;
+                uint64_t start = (uintptr_t)parts[i].data, end = cow_page_ceil(start + parts[i].size);
 
-                if (!file_spans_add(list, maps, &mapping, cow_page_floor(start), cow_page_ceil(end)))
+                start = cow_page_floor(start);
+                if (parts[i].size < COW_PART_BYTES && !(list->count && list->spans[list->count - 1].end - start <= COW_PAGE_BYTES))
+                        continue;
+                if (!written_add(list, maps, &mapping, start, end))
                         break;
         }
         if (list->count)
                 list->count = cow_spans_join(list->spans, list->count);
-}
-
-/* Piece by piece, to the first that can't be moved. */
-static void span_own_written(struct cow_engine *engine, const struct cow_maps *maps, struct cow_span span, int64_t until_ns)
-{
-        while (span.start < span.end && os->now_ns() < until_ns) {
-                uint64_t next = cow_block_of(span.start + OWN_BYTES);
-                struct cow_span piece = { span.start, next < span.end ? next : span.end };
-                int is_own = os->own_pages(maps->pagemap_fd, piece.start, piece.end);
-
-                if (is_own < 0 || (is_own && !span_own(engine, &piece)))
-                        return;
-                span.start = piece.end;
-        }
 }
 
 void cow_own(const struct capture_part *parts, size_t count)
@@ -140,10 +136,19 @@ void cow_own(const struct capture_part *parts, size_t count)
 
         if (cow_engine_get(&engine, NULL) != NEBULA_OK || cow_maps_open(&maps, NULL) != NEBULA_OK)
                 return;
-        file_spans_find(&list, &maps, parts, count);
-        for (size_t i = 0; i < list.count; i++)
-                if (list.spans[i].end - list.spans[i].start >= COW_PART_BYTES)
-                        span_own_written(engine, &maps, list.spans[i], until_ns);
+        written_find(&list, &maps, parts, count);
+        for (size_t i = 0; i < list.count; i++) {
+                uint64_t end = list.spans[i].end;
+
+                for (struct cow_span piece = list.spans[i]; piece.start < end; piece.start = piece.end) {
+                        uint64_t next = cow_block_of(piece.start + OWN_BYTES);
+
+                        piece.end = next < end ? next : end;
+                        if (os->now_ns() >= until_ns || !span_own(engine, &piece))
+                                goto free;
+                }
+        }
+free:
         free(list.spans);
         cow_maps_close(&maps);
 }

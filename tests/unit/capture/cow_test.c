@@ -1075,11 +1075,35 @@ static void memory_of_a_file_that_was_not_written_to_stays_its_own(void)
         unsigned char *memory = file_new(size);
         struct capture_part part = { memory, size, 0 };
 
-        memset(memory, 7, 32 * MIB - 4096); /* all but a page */
+        memset(memory, 7, size - 4096); /* all but a page */
         own(&part, 1);
-        CHECK(!is_anonymous(memory + 16 * MIB) && !is_anonymous(memory + 32 * MIB));
-        CHECK(is_anonymous(memory) == can_tell_pages());
-        CHECK(memory[0] == 7 && memory[32 * MIB - 4097] == 7);
+        CHECK(!is_anonymous(memory) && !is_anonymous(memory + size / 2) && !is_anonymous(memory + size - 4096));
+        munmap(memory, size);
+}
+
+static void memory_of_a_file_is_protected_whatever_lies_beside_it(void)
+{
+        size_t size = 64 * MIB, half = size / 2;
+        unsigned char *memory = file_new(size);
+        struct capture_part parts[] = {
+                { memory, 3 * MIB, 0 },                                /* was only read */
+                { memory + 3 * MIB, half - 3 * MIB, 3 * MIB },
+                { memory + half, 100, half },                          /* shares its page with the next */
+                { memory + half + 128, 20 * MIB - 128, half + 128 },
+                { memory + half + 20 * MIB, 4096, half + 20 * MIB },   /* small, and was only read */
+                { memory + half + 21 * MIB, 4096, half + 21 * MIB },   /* small, and beside nothing */
+        };
+
+        if (!can_tell_pages())
+                return;
+        memset(memory + 3 * MIB, 7, half + 17 * MIB);
+        memory[half + 21 * MIB] = 7;
+        own(parts, sizeof parts / sizeof *parts);
+        CHECK(!is_anonymous(memory) && !is_anonymous(memory + 3 * MIB - 4096));
+        for (size_t at = 3 * MIB; at < half + 20 * MIB; at += MIB / 2)
+                CHECK(is_anonymous(memory + at) && memory[at] == 7);
+        CHECK(is_anonymous(memory + half + 20 * MIB - 4096));
+        CHECK(!is_anonymous(memory + half + 20 * MIB) && !is_anonymous(memory + half + 21 * MIB));
         munmap(memory, size);
 }
 
@@ -1346,6 +1370,35 @@ static void as_with_a_write_beside_what_is_moved(void)
 static void a_write_beside_memory_that_changes_its_place_lets_no_other_through(void)
 {
         CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_with_a_write_beside_what_is_moved));
+}
+
+static int64_t slow_clock(void)
+{
+        static int64_t calls;
+
+        return os_linux.now_ns() + calls++ * 15000000; /* of 20 ms */
+}
+
+/* What remains of a part when a save has no more time for it may be no more than a page. */
+static void as_on_a_slow_machine(void)
+{
+        size_t size = 32 * MIB + 4096;
+        unsigned char *memory = file_new(size);
+        struct capture_part part = { memory, size, 0 };
+
+        memset(memory, 7, size);
+        old_table = os_linux;
+        old_table.now_ns = slow_clock;
+        os = &old_table;
+        cow_own(&part, 1);
+        CHECK(!is_anonymous(memory + 32 * MIB));
+        own(&part, 1);
+        CHECK(is_anonymous(memory) && is_anonymous(memory + 16 * MIB) && is_anonymous(memory + 32 * MIB));
+}
+
+static void memory_of_a_file_is_protected_to_its_last_page(void)
+{
+        CHECK(!can_tell_pages() || in_child(as_on_a_slow_machine));
 }
 
 static void as_on_an_old_kernel(void)
@@ -1779,6 +1832,8 @@ int main(void)
                 TEST(captures_of_random_layouts_are_exact),
                 TEST(memory_of_a_file_is_protected_once_it_was_written_to),
                 TEST(memory_of_a_file_that_was_not_written_to_stays_its_own),
+                TEST(memory_of_a_file_is_protected_whatever_lies_beside_it),
+                TEST(memory_of_a_file_is_protected_to_its_last_page),
                 TEST(what_is_written_while_memory_changes_its_place_is_not_lost),
                 TEST(a_write_beside_memory_that_changes_its_place_lets_no_other_through),
                 TEST(what_was_only_prepared_fixes_nothing),
