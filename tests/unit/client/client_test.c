@@ -676,24 +676,27 @@ static void a_release_may_ask_while_the_tag_waits_to_be_begun_again(void)
 static void a_release_may_ask_while_a_save_waits_for_room(void)
 {
         static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
-        const struct nebula_keep keep = { .release = asking_release, .argument = &filling, .fill = filling_fill,
-                                          .filled = filling_filled, .may_overlap = true };
+        struct filling last = { .may_end = true };
+        struct nebula_keep keep = { .release = asking_release, .argument = &filling, .fill = filling_fill,
+                                    .filled = filling_filled, .may_overlap = true };
         pthread_t thread;
 
         start();
         filling = (struct filling){ 0 };
         CHECK(ok(nebula_checkpoint_begin(session, "t", CLIENT_COPY_MAX + 1, &checkpoint, &error)));
-        filling.asks = checkpoint;
+        filling.asks = last.asks = checkpoint;
         for (unsigned i = 0; i <= CLIENT_COPY_MAX; i++) {
                 char name[16];
 
                 snprintf(name, sizeof name, "%u", i);
-                if (i == CLIENT_COPY_MAX)
+                if (i == CLIENT_COPY_MAX) {
+                        keep.argument = &last;
                         REQUIRE(!pthread_create(&thread, NULL, end_filling_soon, &filling.may_end));
+                }
                 CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, name, ranges, 3, &keep, &error)));
         }
         CHECK(ok(nebula_session_settle(session, -1, &error)));
-        CHECK(filling.released_count == CLIENT_COPY_MAX + 1 && !filling.was_lost);
+        CHECK(filling.released_count == CLIENT_COPY_MAX && last.released_count == 1 && !filling.was_lost && !last.was_lost);
         pthread_join(thread, NULL);
         end();
 }
