@@ -527,7 +527,7 @@ def test_a_copy_too_few_is_said_and_the_other_one_is_made(world):
     a = world.node("a")
     out = a.run(
         """
-        save(0)
+        first()
         try:
             save(1).wait("replicated", 5)
         except nm.NebulaTimeout as error:
