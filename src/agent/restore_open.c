@@ -306,6 +306,8 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
                 enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
                                        from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;
 
+                if (!file->image->restored) /* it serves no save any more, the next one may come soon */
+                        source->job->spare_due = true;
                 *opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
         }
 done:

@@ -1,3 +1,4 @@
+#include <dirent.h>
 #include <pthread.h>
 
 #include "agent/agent_client.h"
@@ -427,6 +428,44 @@ static void an_image_that_a_loader_has_mapped_is_never_written_again(void)
                 changed += data[i] != byte_at(1, i);
         CHECK(!changed);
         munmap(data, FILE_BYTES);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
+static int image_count(void)
+{
+        DIR *directory = opendir(place.place.memory);
+        int count = 0;
+
+        for (struct dirent *entry; directory && (entry = readdir(directory));)
+                count += strstr(entry->d_name, ".img") != NULL;
+        if (directory)
+                closedir(directory);
+        return count;
+}
+
+/* A training that resumes: what it has mapped serves no save any more. */
+static void a_load_has_another_image_made_for_the_saves_to_come(void)
+{
+        struct test_client client;
+        struct agent *agent;
+        uint64_t version;
+
+        place_init(&place);
+        agent = start();
+        REQUIRE(agent && enter(&client, 62));
+        for (unsigned i = 1; i < 3; i++) {
+                REQUIRE(!save_whole(&client, i == 1 ? "global_step1" : "global_step2", i, &version));
+                CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
+        }
+        os->sleep_ms(200);
+        CHECK(image_count() == 2); /* as many as versions are kept */
+        CHECK(!load(&client, version, "model.pt", 2, FILE_BYTES, NULL));
+        for (int i = 0; i < 500 && image_count() == 2; i++)
+                os->sleep_ms(10);
+        os->sleep_ms(100);
+        CHECK(image_count() == 3);
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
@@ -1023,6 +1062,7 @@ TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_w
          TEST(a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
+         TEST(a_load_has_another_image_made_for_the_saves_to_come),
          TEST(a_file_that_can_never_fit_is_refused_with_both_numbers), TEST(a_full_tier_waits_for_what_becomes_durable),
          TEST(a_file_that_is_whole_may_be_said_to_be_so_again), TEST(waits_are_answered_in_whatever_order_they_came),
          TEST(a_full_tier_waits_for_a_copy_that_may_bring_its_commit),
