@@ -140,6 +140,8 @@ enum nebula_status cow_prepare(const struct capture_part *parts, size_t count, s
         if (status == NEBULA_OK) {
                 (*ret_capture)->pid = os->pid();
                 atomic_store(&(*ret_capture)->state, COW_STATE_DONE); /* nothing is to be done yet */
+                if (engine && !(*ret_capture)->has_files)
+                        cow_spare_want(engine, 0);
         }
         return status;
 }

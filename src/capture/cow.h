@@ -82,10 +82,11 @@ void cow_free(struct cow_capture *capture);
 /*
  * Where parts lie in a private mapping of a file in memory (a memfd, tmpfs) and all their pages were written to, and so are the process's
  * own: the same bytes at the same addresses, in anonymous memory from now on, whose pages can be protected, and joined into huge ones.
- * What other threads write meanwhile is there afterwards. Stops after 20 ms; another call goes on. What devices write to, or a read that is
- * under way without the processor (io_uring, O_DIRECT), must not be among the parts.
+ * What other threads write meanwhile is there afterwards. Huge pages for them are made in the background after a first call, and a later
+ * one moves as much as there is room for, which takes two or three times as long as a copy. What devices write to, or a read that is
+ * under way without the processor (io_uring, O_DIRECT), must not be among the parts. True: there is something now that could not be protected before.
  */
-void cow_own(const struct capture_part *parts, size_t count);
+bool cow_own(const struct capture_part *parts, size_t count);
 /* Whether there may be something to do for it. */
 bool cow_has_files(const struct cow_capture *capture);
 

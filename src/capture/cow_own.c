@@ -5,16 +5,20 @@
  * loaded, gives a page of its own to who writes to it. Such a page is a small
  * one for good, and is never protected. So its bytes move to anonymous memory,
  * which then takes the place of the mapping (mremap). Meanwhile the pages are
- * protected: a write waits, and goes to the new ones. Those are small as well:
- * huge ones take a virtual machine five times as long to provide, and are made
- * in the background (cow_huge.c).
+ * protected: a write waits, and goes to the new ones. Whole blocks move to huge
+ * pages, which are made beforehand (cow_spare.c); what lies before and behind
+ * them, to small ones.
+ *
+ * Only within a save: of what writes past the page tables (O_DIRECT, io_uring,
+ * a device) nothing may be under way into the parts then, and nobody can tell
+ * when else that is so.
  */
 #include <stdlib.h>
 
 #include "capture/cow_private.h"
 
 #define OWN_BYTES (16u << 20) /* at a time: so long a write may wait */
-#define OWN_NS 20000000       /* in one call */
+#define OWN_NS 20000000       /* in one call, for what moves to small pages */
 
 struct span_list {
         struct cow_span *spans;
@@ -48,15 +52,13 @@ static int span_move(struct cow_engine *engine, const struct cow_span *span, uns
         return status;
 }
 
-static bool span_own(struct cow_engine *engine, const struct cow_span *span)
+/* `blocks`: where to, memory in blocks of its own that lies in them as the span does; it is the span's then, or unmapped. */
+static bool span_own(struct cow_engine *engine, const struct cow_span *span, unsigned char *blocks)
 {
-        uint64_t before = span->start - cow_block_of(span->start), size = span->end - span->start;
-        uint64_t behind = before + size, end = cow_block_of(behind + COW_BLOCK_BYTES - 1);
-        unsigned char *blocks = cow_map_blocks(end);
+        uint64_t before = span->start - cow_block_of(span->start), behind = before + span->end - span->start;
+        uint64_t end = cow_block_of(behind + COW_BLOCK_BYTES - 1);
         int status;
 
-        if (!blocks)
-                return false;
         pthread_mutex_lock(&engine->start_lock);
         hold(engine, *span);
         status = span_move(engine, span, blocks + before);
@@ -71,6 +73,40 @@ static bool span_own(struct cow_engine *engine, const struct cow_span *span)
                 os->unmap(blocks, before);
         if (behind < end)
                 os->unmap(blocks + behind, end - behind);
+        return true;
+}
+
+/* Less than a block. */
+static void rest_own(struct cow_engine *engine, const struct cow_span *rest)
+{
+        unsigned char *blocks = cow_map_blocks(COW_BLOCK_BYTES);
+
+        if (blocks)
+                span_own(engine, rest, blocks);
+}
+
+/* The whole blocks of a span. */
+static struct cow_span blocks_in(const struct cow_span *span)
+{
+        uint64_t start = cow_block_of(span->start + COW_BLOCK_BYTES - 1), end = cow_block_of(span->end);
+
+        start = start < span->end ? start : span->end;
+        return (struct cow_span){ start, end > start ? end : start };
+}
+
+/* Whole blocks, as far as memory was made for them. What is left begins at `whole->start` then; false: it can't be moved. */
+static bool blocks_own(struct cow_engine *engine, struct cow_span *whole)
+{
+        while (whole->start < whole->end) {
+                uint64_t left = whole->end - whole->start, size = left < OWN_BYTES ? left : OWN_BYTES;
+                unsigned char *blocks = cow_spare_take(engine, &size);
+
+                if (!blocks)
+                        break;
+                if (!span_own(engine, &(struct cow_span){ whole->start, whole->start + size }, blocks))
+                        return false;
+                whole->start += size;
+        }
         return true;
 }
 
@@ -127,28 +163,31 @@ static void written_find(struct span_list *list, const struct cow_maps *maps, co
                 list->count = cow_spans_join(list->spans, list->count);
 }
 
-void cow_own(const struct capture_part *parts, size_t count)
+bool cow_own(const struct capture_part *parts, size_t count)
 {
         int64_t until_ns = os->now_ns() + OWN_NS;
         struct cow_engine *engine;
         struct span_list list = { 0 };
         struct cow_maps maps;
+        uint64_t moved = 0, left = 0;
 
         if (cow_engine_get(&engine, NULL) != NEBULA_OK || cow_maps_open(&maps, NULL) != NEBULA_OK)
-                return;
+                return false;
         written_find(&list, &maps, parts, count);
         for (size_t i = 0; i < list.count; i++) {
-                uint64_t end = list.spans[i].end;
+                const struct cow_span *span = &list.spans[i];
+                struct cow_span whole = blocks_in(span);
+                struct cow_span rests[] = { { span->start, whole.start }, { whole.end, span->end } };
 
-                for (struct cow_span piece = list.spans[i]; piece.start < end; piece.start = piece.end) {
-                        uint64_t next = cow_block_of(piece.start + OWN_BYTES);
-
-                        piece.end = next < end ? next : end;
-                        if (os->now_ns() >= until_ns || !span_own(engine, &piece))
-                                goto free;
-                }
+                if (blocks_own(engine, &whole))
+                        left += whole.end - whole.start;
+                moved += whole.start - rests[0].end;
+                for (size_t k = 0; k < 2; k++)
+                        if (rests[k].start < rests[k].end && os->now_ns() < until_ns)
+                                rest_own(engine, &rests[k]);
         }
-free:
+        cow_spare_want(engine, left);
         free(list.spans);
         cow_maps_close(&maps);
+        return moved > 0;
 }

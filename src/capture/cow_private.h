@@ -11,6 +11,7 @@
  *      cow_huge.c     huge pages
  *      cow_choice.c   whether protecting pays
  *      cow_own.c      what was mapped from a file becomes the process's own
+ *      cow_spare.c    huge pages for that
  *
  * A span is a run of whole pages that parts touch, and of the few between two of them; of a
  * huge page it has all or nothing. A block is 2 MiB of address space, aligned,
@@ -29,7 +30,7 @@
  *      blocks_lock  the list of live captures, their chunks, and the protection of pages: whoever lifts
  *                   protection holds it from the check that nobody wants the block until the pages are free.
  *                   Its holder touches nothing that can be protected.
- *      huge_lock    what is to be joined into huge pages; taken with neither of the others held.
+ *      huge_lock    what is to be joined into huge pages, and those made ahead; taken with neither of the others held.
  */
 #ifndef NB_CAPTURE_COW_PRIVATE_H
 #define NB_CAPTURE_COW_PRIVATE_H
@@ -126,6 +127,14 @@ struct cow_fault {
         int64_t since_ns;
 };
 
+/* Memory in blocks: of [begin, made) the pages are there, of [made, end) not yet. */
+struct cow_spare {
+        unsigned char *begin, *made, *end;
+        uint32_t passed; /* calls since the last one that wanted some */
+        bool is_making;
+        int64_t next_ns;
+};
+
 struct cow_engine {
         uint32_t pid;
         int fd;
@@ -160,6 +169,7 @@ struct cow_engine {
                 size_t work_count, later_count;
                 int64_t next_ns;
         } huge;
+        struct cow_spare spare;
 
         struct { /* of the fault thread alone */
                 struct cow_fault faults[COW_PENDING_MAX];
@@ -256,5 +266,13 @@ size_t cow_spans_join(struct cow_span *spans, size_t count);
 /* cow_huge.c: works for about a millisecond; how long to sleep before the next step, -1 when there is nothing to do.
  * is_registered: what was captured last may still be registered. */
 int64_t cow_huge_step(struct cow_engine *engine, bool is_registered);
+
+/* cow_spare.c */
+/* Blocks whose pages are there, *size bytes at most; how many is in *size then. The caller's, for cow_unmap. NULL: none are there. */
+void *cow_spare_take(struct cow_engine *engine, uint64_t *size);
+/* So many bytes could have been taken just now, had they been there. */
+void cow_spare_want(struct cow_engine *engine, uint64_t size);
+/* Makes some; likewise. */
+int64_t cow_spare_step(struct cow_engine *engine);
 
 #endif

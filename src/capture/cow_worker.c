@@ -105,15 +105,21 @@ static int64_t retire_step(struct cow_engine *engine)
         return more ? 0 : -1;
 }
 
+static int64_t sooner(int64_t a_ms, int64_t b_ms)
+{
+        return a_ms < 0 || (b_ms >= 0 && b_ms < a_ms) ? b_ms : a_ms;
+}
+
 /* When there is something to do next, in ms; 0: now, -1: when somebody says so. */
 static int64_t idle_step(struct cow_engine *engine)
 {
-        int64_t wait_ms = retire_step(engine), idle = idle_ms(engine), huge_ms;
+        int64_t wait_ms = retire_step(engine), idle = idle_ms(engine);
 
         if (wait_ms == 0 || idle < 0)
                 return wait_ms;
-        huge_ms = idle < COW_HUGE_AFTER_MS ? COW_HUGE_AFTER_MS - idle : cow_huge_step(engine, wait_ms > 0);
-        return wait_ms < 0 || (huge_ms >= 0 && huge_ms < wait_ms) ? huge_ms : wait_ms;
+        if (idle < COW_HUGE_AFTER_MS)
+                return sooner(wait_ms, COW_HUGE_AFTER_MS - idle);
+        return sooner(wait_ms, sooner(cow_spare_step(engine), cow_huge_step(engine, wait_ms > 0)));
 }
 
 void *cow_worker_main(void *argument)

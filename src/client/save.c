@@ -130,17 +130,22 @@ static bool wants_cow(struct plan *plan)
         return !plan->ask_huge;
 }
 
+static void prepare_capture(struct plan *plan)
+{
+        cow_free(plan->capture);
+        plan->capture = NULL;
+        if (wants_cow(plan))
+                cow_prepare(plan->parts, plan->cow_count, &plan->capture, NULL);
+}
+
 /* What can be found out without an image: while the agent looks for one. `argument`: the plan. */
 static void prepare(void *argument)
 {
         struct plan *plan = argument;
 
-        cow_free(plan->capture);
-        plan->capture = NULL;
-        if (wants_cow(plan))
-                cow_prepare(plan->parts, plan->cow_count, &plan->capture, NULL);
-        if (plan->ask_huge || (plan->capture && cow_has_files(plan->capture)))
-                cow_own(plan->parts, plan->cow_count);
+        prepare_capture(plan);
+        if ((plan->ask_huge || (plan->capture && cow_has_files(plan->capture))) && cow_own(plan->parts, plan->cow_count))
+                prepare_capture(plan);
         plan->prepared_ns = os->now_ns();
 }
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -356,7 +357,8 @@ def test_what_was_loaded_is_protected_once_all_of_it_was_written_to(nm, is_writt
     if is_written:
         tensor.fill_(1)
     faults = 0
-    for step in range(1, 20):
+    for step in range(1, 400 if is_written else 20):
+        time.sleep(0.05)  # room for it is made in the background
         checkpoint = saved(f"global_step{step}", {"m": tensor})
         if is_written:
             tensor.fill_(step + 1)

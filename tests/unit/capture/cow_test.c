@@ -1035,10 +1035,13 @@ static bool can_tell_pages(void)
         return can;
 }
 
+/* Room for it is made in the background after the first call. */
 static void own(const struct capture_part *parts, size_t count)
 {
-        for (int i = 0; i < 20; i++) /* 20 ms each */
+        for (int i = 0; i < 40; i++) {
                 cow_own(parts, count);
+                os->sleep_ms(10);
+        }
 }
 
 static void memory_of_a_file_is_protected_once_it_was_written_to(void)
@@ -1148,8 +1151,10 @@ static void what_is_written_while_memory_changes_its_place_is_not_lost(void)
                         countings[i] = (struct counting){ .memory = memory, .size = size, .offset = i * 2048 };
                         REQUIRE(pthread_create(&threads[i], NULL, count_on, &countings[i]) == 0);
                 }
-                os->sleep_ms(2);
-                cow_own(&part, 1);
+                for (int tries = 0; tries < 2000 && !is_anonymous(memory); tries++) {
+                        os->sleep_ms(2);
+                        cow_own(&part, 1);
+                }
                 CHECK(is_anonymous(memory));
                 os->sleep_ms(2);
                 for (size_t i = 0; i < 2; i++) {
@@ -1372,14 +1377,15 @@ static void a_write_beside_memory_that_changes_its_place_lets_no_other_through(v
         CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_with_a_write_beside_what_is_moved));
 }
 
+static atomic_bool is_slow;
+static _Atomic int64_t slow_calls;
+
 static int64_t slow_clock(void)
 {
-        static int64_t calls;
-
-        return os_linux.now_ns() + calls++ * 15000000; /* of 20 ms */
+        return os_linux.now_ns() + (atomic_load(&is_slow) ? atomic_fetch_add(&slow_calls, 1) : atomic_load(&slow_calls)) * 25000000;
 }
 
-/* What remains of a part when a save has no more time for it may be no more than a page. */
+/* What remains of a part when a save has no more time for it, 20 ms, may be no more than a page. */
 static void as_on_a_slow_machine(void)
 {
         size_t size = 32 * MIB + 4096;
@@ -1390,8 +1396,10 @@ static void as_on_a_slow_machine(void)
         old_table = os_linux;
         old_table.now_ns = slow_clock;
         os = &old_table;
-        cow_own(&part, 1);
-        CHECK(!is_anonymous(memory + 32 * MIB));
+        atomic_store(&is_slow, true);
+        own(&part, 1);
+        CHECK(is_anonymous(memory) && is_anonymous(memory + 32 * MIB - 4096) && !is_anonymous(memory + 32 * MIB));
+        atomic_store(&is_slow, false);
         own(&part, 1);
         CHECK(is_anonymous(memory) && is_anonymous(memory + 16 * MIB) && is_anonymous(memory + 32 * MIB));
 }
@@ -1399,6 +1407,74 @@ static void as_on_a_slow_machine(void)
 static void memory_of_a_file_is_protected_to_its_last_page(void)
 {
         CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_on_a_slow_machine));
+}
+
+static uint64_t little_memory(void)
+{
+        return 16 * MIB;
+}
+
+static void as_with_little_memory(void)
+{
+        size_t size = 32 * MIB;
+        unsigned char *memory = file_new(size);
+        struct capture_part part = { memory, size, 0 };
+
+        memset(memory, 7, size);
+        old_table = os_linux;
+        old_table.memory_free = little_memory;
+        os = &old_table;
+        for (int tries = 0; tries < 2000 && !cow_own(&part, 1); tries++)
+                os->sleep_ms(2);
+        CHECK(is_anonymous(memory) && !is_anonymous(memory + 4 * MIB)); /* a quarter */
+        for (int tries = 0; tries < 2000 && !is_anonymous(memory + size - 1); tries++) {
+                cow_own(&part, 1);
+                os->sleep_ms(2);
+        }
+        for (size_t at = 0; at < size; at += MIB)
+                CHECK(is_anonymous(memory + at) && memory[at] == 7);
+}
+
+static void memory_of_a_file_moves_bit_by_bit_where_there_is_little_room(void)
+{
+        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_with_little_memory));
+}
+
+static uint64_t largest_unmapped;
+
+static int unmap_counting(void *data, uint64_t size)
+{
+        largest_unmapped = size > largest_unmapped ? size : largest_unmapped;
+        return os_linux.unmap(data, size);
+}
+
+/* What was loaded is no longer used when the next saves come. */
+static void as_who_forgets_what_it_loaded(void)
+{
+        size_t size = 32 * MIB;
+        unsigned char *memory = file_new(size);
+        struct capture_part part = { memory, size, 0 };
+        int calls = 0;
+
+        memset(memory, 7, size);
+        cow_own(&part, 1);
+        munmap(memory, size);
+        old_table = os_linux;
+        old_table.unmap = unmap_counting;
+        os = &old_table;
+        part = (struct capture_part){ memory_new(MIB, false), MIB, 0 };
+        for (; calls < 100 && largest_unmapped < size; calls++) {
+                struct cow_capture *capture = NULL;
+
+                REQUIRE(cow_prepare(&part, 1, &capture, NULL) == NEBULA_OK);
+                cow_free(capture);
+        }
+        CHECK(largest_unmapped == size && calls > 10);
+}
+
+static void room_that_nobody_takes_goes_back(void)
+{
+        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_who_forgets_what_it_loaded));
 }
 
 static void as_on_an_old_kernel(void)
@@ -1834,6 +1910,7 @@ int main(void)
                 TEST(memory_of_a_file_that_was_not_written_to_stays_its_own),
                 TEST(memory_of_a_file_is_protected_whatever_lies_beside_it),
                 TEST(memory_of_a_file_is_protected_to_its_last_page),
+         TEST(memory_of_a_file_moves_bit_by_bit_where_there_is_little_room), TEST(room_that_nobody_takes_goes_back),
                 TEST(what_is_written_while_memory_changes_its_place_is_not_lost),
                 TEST(a_write_beside_memory_that_changes_its_place_lets_no_other_through),
                 TEST(what_was_only_prepared_fixes_nothing),
