@@ -13,26 +13,19 @@ static int compare_spans(const void *a, const void *b)
         return left->start < right->start ? -1 : left->start > right->start;
 }
 
-/* Whether all of a block is private anonymous memory, of one mapping or several. */
-static bool can_be_huge(const struct cow_maps *maps, uint64_t block)
+static bool can_be_huge(struct cow_maps *maps, uint64_t block)
 {
-        struct os_mapping mapping;
-
-        for (uint64_t at = block; at < block + COW_BLOCK_BYTES; at = mapping.end)
-                if (!cow_maps_find(maps, at, &mapping) || !mapping.private_anonymous)
-                        return false;
-        return true;
+        return cow_maps_is_anonymous(maps, block, block + COW_BLOCK_BYTES);
 }
 
 /* The blocks of a part. Those that it shares with what lies beside it, most often other parts, count too: else each
  * part would keep up to 1,022 small pages at its ends. */
-static struct cow_span part_blocks(const struct cow_maps *maps, const struct capture_part *part)
+static struct cow_span part_blocks(struct cow_maps *maps, const struct capture_part *part)
 {
         uint64_t start = (uintptr_t)part->data, end = start + part->size;
         uint64_t first = cow_block_of(start), last = cow_block_of(end - 1);
-        struct os_mapping mapping;
 
-        if (!cow_maps_find(maps, start, &mapping) || !mapping.private_anonymous) /* of a file: its pages are never joined */
+        if (!cow_maps_is_anonymous(maps, start, start + 1)) /* of a file: its pages are never joined */
                 return (struct cow_span){ 0, 0 };
         if (first != start && !can_be_huge(maps, first))
                 first += COW_BLOCK_BYTES;

@@ -135,12 +135,13 @@ bool cow_maps_is_huge(struct cow_maps *maps, uint64_t block)
         return maps->asked_is_huge;
 }
 
-bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapping *ret_mapping)
+/* The first mapping that ends behind `address`. */
+static bool find_next(const struct cow_maps *maps, uint64_t address, struct os_mapping *ret_mapping)
 {
         size_t low = 0, high = maps->count;
 
         if (!maps->list)
-                return os->find_mapping(maps->fd, address, ret_mapping) == 0 && ret_mapping->start <= address;
+                return os->find_mapping(maps->fd, address, ret_mapping) == 0;
         while (low < high) {
                 size_t middle = low + (high - low) / 2;
 
@@ -149,9 +150,33 @@ bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapp
                 else
                         high = middle;
         }
-        if (low == maps->count || maps->list[low].start > address)
+        if (low == maps->count)
                 return false;
         *ret_mapping = maps->list[low];
+        return true;
+}
+
+const struct os_mapping *cow_maps_find(struct cow_maps *maps, uint64_t address)
+{
+        struct os_mapping *found = &maps->found;
+
+        if (address >= found->start && address < found->end)
+                return found;
+        if (find_next(maps, address, found) && found->start <= address)
+                return found;
+        *found = (struct os_mapping){ 0 };
+        return NULL;
+}
+
+bool cow_maps_is_anonymous(struct cow_maps *maps, uint64_t start, uint64_t end)
+{
+        const struct os_mapping *mapping;
+
+        for (uint64_t at = start; at < end; at = mapping->end) {
+                mapping = cow_maps_find(maps, at);
+                if (!mapping || !mapping->private_anonymous)
+                        return false;
+        }
         return true;
 }
 

@@ -126,18 +126,13 @@ static bool list_add(struct span_list *list, uint64_t start, uint64_t end)
         return true;
 }
 
-/* Adds what of the pages [start, end) is mapped from a file, privately, and has been written to, every page. `mapping` is the last one
- * found. False: no memory. */
-static bool written_add(struct span_list *list, const struct cow_maps *maps, struct os_mapping *mapping, uint64_t start, uint64_t end)
+/* Adds what of the pages [start, end) is mapped from a file, privately, and has been written to, every page. False: no memory. */
+static bool written_add(struct span_list *list, struct cow_maps *maps, uint64_t start, uint64_t end)
 {
-        for (uint64_t at = start; at < end; at = mapping->end) {
-                bool known = at >= mapping->start && at < mapping->end;
-                uint64_t until;
+        const struct os_mapping *mapping;
+        uint64_t until;
 
-                if (!known && !cow_maps_find(maps, at, mapping)) {
-                        *mapping = (struct os_mapping){ 0 };
-                        return true;
-                }
+        for (uint64_t at = start; at < end && (mapping = cow_maps_find(maps, at)) != NULL; at = until) {
                 until = end < mapping->end ? end : mapping->end;
                 if (mapping->private_file && os->own_pages(maps->pagemap_fd, at, until) > 0 && !list_add(list, at, until))
                         return false;
@@ -146,17 +141,15 @@ static bool written_add(struct span_list *list, const struct cow_maps *maps, str
 }
 
 /* Of the parts that can be protected, and of small ones right behind them: one span costs less than two. */
-static void written_find(struct span_list *list, const struct cow_maps *maps, const struct capture_part *parts, size_t count)
+static void written_find(struct span_list *list, struct cow_maps *maps, const struct capture_part *parts, size_t count)
 {
-        struct os_mapping mapping = { 0 };
-
         for (size_t i = 0; i < count; i++) {
                 uint64_t start = (uintptr_t)parts[i].data, end = cow_page_ceil(start + parts[i].size);
 
                 start = cow_page_floor(start);
                 if (parts[i].size < COW_PART_BYTES && !(list->count && list->spans[list->count - 1].end - start <= COW_PAGE_BYTES))
                         continue;
-                if (!written_add(list, maps, &mapping, start, end))
+                if (!written_add(list, maps, start, end))
                         break;
         }
         if (list->count)

@@ -24,10 +24,9 @@ static void sort_parts(struct cow_part *parts, size_t count)
         }
 }
 
-/* What is being built; `mapping` is the last one found. */
+/* What is being built. */
 struct plan {
         struct cow_maps maps;
-        struct os_mapping mapping;
         struct cow_part *parts;
         struct cow_span *spans;
         struct capture_part *direct; /* what is copied at once; has room for two pieces of each part, its ends */
@@ -37,28 +36,25 @@ struct plan {
         bool has_files;        /* a part lies in a private mapping of one */
 };
 
-/* Whether the pages [start, end) between two parts may be protected with them. */
-static bool can_join(const struct plan *plan, uint64_t start, uint64_t end)
+/* Whether the pages [start, end) between the last span and a part in `mapping` may be protected with them. */
+static bool can_join(struct plan *plan, uint64_t start, uint64_t end, uint64_t mapping)
 {
-        struct os_mapping mapping;
-
         if (end - start > GAP_BYTES)
                 return false;
-        if (plan->span_mapping == plan->mapping.start)
+        if (plan->span_mapping == mapping)
                 return true;
-        for (uint64_t at = start; plan->joins_mappings && at < end; at = mapping.end)
-                if (!cow_maps_find(&plan->maps, at, &mapping) || !mapping.private_anonymous)
-                        return false;
+        if (plan->joins_mappings && !cow_maps_is_anonymous(&plan->maps, start, end))
+                return false;
         /* While a page is missing that could be protected, the kernel makes no huge page of those around it. */
         if (plan->joins_mappings && start < end)
                 os->advise((void *)(uintptr_t)start, end - start, OS_ADVISE_POPULATE_WRITE);
         return plan->joins_mappings;
 }
 
-/* The pages [start, end) of the current mapping, minus what the last span already has. The few pages between two parts
- * that an allocator laid side by side are protected too: one span costs less than two, and its pages can become huge ones
- * while it is registered. */
-static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
+/* The pages [start, end) of the mapping that starts at `mapping`, minus what the last span already has. The few pages
+ * between two parts that an allocator laid side by side are protected too: one span costs less than two, and its pages
+ * can become huge ones while it is registered. */
+static bool span_add(struct plan *plan, uint64_t start, uint64_t end, uint64_t mapping)
 {
         struct cow_span *last = plan->span_count ? &plan->spans[plan->span_count - 1] : NULL;
 
@@ -66,9 +62,9 @@ static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
                 start = last->end;
         if (start >= end)
                 return true;
-        if (last && can_join(plan, last->end, start)) {
+        if (last && can_join(plan, last->end, start, mapping)) {
                 last->end = end;
-                plan->span_mapping = plan->mapping.start;
+                plan->span_mapping = mapping;
                 return true;
         }
         if (plan->span_count == plan->span_capacity) {
@@ -81,7 +77,7 @@ static bool span_add(struct plan *plan, uint64_t start, uint64_t end)
                 plan->span_capacity = capacity;
         }
         plan->spans[plan->span_count++] = (struct cow_span){ start, end };
-        plan->span_mapping = plan->mapping.start;
+        plan->span_mapping = mapping;
         return true;
 }
 
@@ -91,22 +87,20 @@ static bool part_cover(struct plan *plan, const struct cow_part *part)
         size_t span_count = plan->span_count;
         uint64_t last_end = span_count ? plan->spans[span_count - 1].end : 0;
         uint64_t last_mapping = plan->span_mapping;
-        uint64_t end = cow_page_ceil(part->end);
+        uint64_t end = cow_page_ceil(part->end), until;
+        const struct os_mapping *mapping;
 
-        for (uint64_t at = cow_page_floor(part->start); at < end; at = plan->mapping.end) {
-                bool known = at >= plan->mapping.start && at < plan->mapping.end;
-
-                if (!known && !cow_maps_find(&plan->maps, at, &plan->mapping)) {
-                        plan->mapping = (struct os_mapping){ 0 };
+        for (uint64_t at = cow_page_floor(part->start); at < end; at = until) {
+                mapping = cow_maps_find(&plan->maps, at);
+                if (!mapping)
                         goto refuse;
-                }
-                if (!plan->mapping.private_anonymous ||
-                    !span_add(plan, at, end < plan->mapping.end ? end : plan->mapping.end))
+                plan->has_files |= mapping->private_file;
+                until = end < mapping->end ? end : mapping->end;
+                if (!mapping->private_anonymous || !span_add(plan, at, until, mapping->start))
                         goto refuse;
         }
         return true;
 refuse:
-        plan->has_files |= plan->mapping.private_file;
         plan->span_count = span_count;
         plan->span_mapping = last_mapping;
         if (span_count)

@@ -209,12 +209,15 @@ struct cow_maps {
         int pagemap_fd; /* < 0: huge pages can't be told from others */
         uint64_t asked_block; /* the last one that cow_maps_is_huge was asked for, and its answer */
         bool asked_is_huge;
+        struct os_mapping found; /* the last one that cow_maps_find returned */
         struct os_mapping *list; /* where the kernel answers no single questions */
         size_t count;
 };
 enum nebula_status cow_maps_open(struct cow_maps *maps, struct nebula_error *error);
-/* The mapping that holds `address`; false when there is none. */
-bool cow_maps_find(const struct cow_maps *maps, uint64_t address, struct os_mapping *ret_mapping);
+/* The mapping that holds `address`, valid until the next call; NULL when there is none. */
+const struct os_mapping *cow_maps_find(struct cow_maps *maps, uint64_t address);
+/* Whether all of [start, end) is private anonymous memory, of one mapping or several. */
+bool cow_maps_is_anonymous(struct cow_maps *maps, uint64_t start, uint64_t end);
 /* Whether a block is one huge page. Answers are remembered, so `maps` is opened for each capture. */
 bool cow_maps_is_huge(struct cow_maps *maps, uint64_t block);
 void cow_maps_close(struct cow_maps *maps);

@@ -1385,14 +1385,20 @@ static int64_t slow_clock(void)
         return os_linux.now_ns() + (atomic_load(&is_slow) ? atomic_fetch_add(&slow_calls, 1) : atomic_load(&slow_calls)) * 25000000;
 }
 
+static struct capture_part written_file_new(size_t size)
+{
+        unsigned char *memory = file_new(size);
+
+        memset(memory, 7, size);
+        return (struct capture_part){ memory, size, 0 };
+}
+
 /* What remains of a part when a save has no more time for it, 20 ms, may be no more than a page. */
 static void as_on_a_slow_machine(void)
 {
-        size_t size = 32 * MIB + 4096;
-        unsigned char *memory = file_new(size);
-        struct capture_part part = { memory, size, 0 };
+        struct capture_part part = written_file_new(32 * MIB + 4096);
+        const unsigned char *memory = part.data;
 
-        memset(memory, 7, size);
         old_table = os_linux;
         old_table.now_ns = slow_clock;
         os = &old_table;
@@ -1416,22 +1422,20 @@ static uint64_t little_memory(void)
 
 static void as_with_little_memory(void)
 {
-        size_t size = 32 * MIB;
-        unsigned char *memory = file_new(size);
-        struct capture_part part = { memory, size, 0 };
+        struct capture_part part = written_file_new(32 * MIB);
+        const unsigned char *memory = part.data;
 
-        memset(memory, 7, size);
         old_table = os_linux;
         old_table.memory_free = little_memory;
         os = &old_table;
         for (int tries = 0; tries < 2000 && !cow_own(&part, 1); tries++)
                 os->sleep_ms(2);
         CHECK(is_anonymous(memory) && !is_anonymous(memory + 4 * MIB)); /* a quarter */
-        for (int tries = 0; tries < 2000 && !is_anonymous(memory + size - 1); tries++) {
+        for (int tries = 0; tries < 2000 && !is_anonymous(memory + part.size - 1); tries++) {
                 cow_own(&part, 1);
                 os->sleep_ms(2);
         }
-        for (size_t at = 0; at < size; at += MIB)
+        for (size_t at = 0; at < part.size; at += MIB)
                 CHECK(is_anonymous(memory + at) && memory[at] == 7);
 }
 
