@@ -21,7 +21,7 @@ class NebulaInterval(Nebula):
         self.checkpoint.wait("captured", timeout=300)
 
     def close(self) -> None:
-        self.nm.flush()
+        self.nm.flush_persistence()
 
 
 PEER = NebulaInterval
