@@ -44,6 +44,15 @@ static void run_copy(void)
         sum_copy_stream(to, from, size);
 }
 
+static void run_copy_both(void)
+{
+        uint32_t crc32 = 0;
+        uint64_t crc64 = 0;
+
+        sum_copy_both(to, from, size, &crc32, &crc64);
+        sink ^= crc32 ^ crc64;
+}
+
 #ifdef SUM_X86
 static void run_sse2(void)
 {
@@ -96,6 +105,7 @@ int main(int argc, char **argv)
                 measure(names[isa], "crc64", run_crc64);
                 measure(names[isa], "both", run_both);
                 measure(names[isa], isa == SUM_ISA_PORTABLE ? "memcpy" : "copy_stream", run_copy);
+                measure(names[isa], "copy_both", run_copy_both);
         }
 #ifdef SUM_X86
         measure("sse2", "copy_stream", run_sse2);

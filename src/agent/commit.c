@@ -290,6 +290,15 @@ static void signal_closed(struct catalogue *catalogue, const struct version *ver
                 catalogue_signal(catalogue);
 }
 
+/* What the trainer summed while it copied. */
+static enum nebula_status take_sums(const struct grant *grant, uint32_t count, struct nebula_error *error)
+{
+        if (count > image_sums_room(grant->size, grant->image->capacity))
+                return error_set(error, NEBULA_INVALID, 0, "%u sums cannot lie behind \"%.150s\"", count, grant->name);
+        atomic_store(&grant->image->sum_count, count);
+        return NEBULA_OK;
+}
+
 enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct grant *grant,
                                    const struct ipc_captured *request, struct nebula_error *error)
 {
@@ -297,7 +306,10 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         struct part *part = version_part_get(version, grant->rank);
         struct grant **link = &version->grants;
         bool again = file && file->generation == version->generation && file->rank == grant->rank;
+        enum nebula_status status = take_sums(grant, request->sum_count, error);
 
+        if (status)
+                return status;
         if (part && file)
                 version_file_change(catalogue, version, file);
         else if (part)
@@ -339,8 +351,13 @@ enum nebula_status commit_copied(struct catalogue *catalogue, struct version *ve
         if (request->size > grant->size)
                 return error_set(error, NEBULA_INVALID, 0, "%" PRIu64 " of %" PRIu64 " bytes of \"%.150s\" cannot be copied", request->size,
                                  grant->size, grant->name);
-        if (request->size > atomic_load(&grant->image->copied))
+        if (request->size > atomic_load(&grant->image->copied)) {
+                enum nebula_status status = take_sums(grant, request->sum_count, error);
+
+                if (status)
+                        return status;
                 memory_set_copied(grant->image, request->size);
+        }
         grant->commits = request->commits != 0;
         if (!version->tried_ahead)
                 catalogue_signal_workers(catalogue);

@@ -6,6 +6,7 @@
 
 #include "agent/memory.h"
 #include "base/error.h"
+#include "image/image.h"
 #include "os/os.h"
 
 #define MIB (1u << 20)
@@ -154,8 +155,9 @@ void memory_done(struct memory *memory, bool forget)
 
 uint64_t memory_capacity(uint64_t size)
 {
-        if (size > UINT64_MAX - MEMORY_ROUND)
+        if (size > INT64_MAX)
                 return UINT64_MAX;
+        size = image_size_with_sums(size);
         return size ? (size + MEMORY_ROUND - 1) / MEMORY_ROUND * MEMORY_ROUND : MEMORY_ROUND;
 }
 
@@ -306,6 +308,7 @@ struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_n
                 best->served++;
                 best->pause_ns = now_ns - best->taken_ns;
                 best->taken_ns = now_ns;
+                atomic_store(&best->sum_count, 0);
         }
         return best;
 }

@@ -53,6 +53,7 @@ struct image {
          * them to storage waits without the lock; `copied_turn` changes with it, and is a futex. */
         _Atomic uint64_t copied;
         _Atomic uint32_t copied_turn;
+        _Atomic uint32_t sum_count; /* of what was copied so many sums lie behind the file: changes before `copied` does */
 };
 
 #define IMAGE_WHOLE (UINT64_MAX - 1)
@@ -83,7 +84,7 @@ uint64_t memory_default_budget(void);
 /* A smaller or larger budget from now on; 0: the default. */
 void memory_configure(struct memory *memory, uint64_t budget);
 
-uint64_t memory_capacity(uint64_t size); /* rounded up; never 0 */
+uint64_t memory_capacity(uint64_t size); /* with room for the sums of a file, rounded up; never 0 */
 /* False: over budget, or more than the machine or the cgroup has left. *ret_named: the memory directory has room for it. */
 bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named);
 void memory_unreserve(struct memory *memory, uint64_t capacity);

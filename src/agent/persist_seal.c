@@ -105,7 +105,7 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
         struct version *version = sealing->version;
         struct bulk_feed *feed = file->feed.offsets ? &file->feed : NULL;
         struct flowing flowing = { sealing, file };
-        const struct image_flow flow = { sealing->is_ahead ? await_copied : NULL, feed ? tell : NULL, &flowing };
+        struct image_flow flow = { .await = sealing->is_ahead ? await_copied : NULL, .ready = feed ? tell : NULL, .argument = &flowing };
         const struct agent_file *own;
         enum nebula_status status;
         void *data;
@@ -120,6 +120,8 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
         catalogue_unlock(catalogue);
         status = memory_map(file->image, &data, error);
         if (!status && !file->chunks) {
+                flow.sums = (const struct image_sum *)(const void *)((const char *)data + image_sums_offset(file->size));
+                flow.sum_count = &file->image->sum_count;
                 status = image_seal_flowing(data, file->size, file->is_zip, IMAGE_CHUNK_BYTES, &flow, &file->chunks, &file->chunk_count,
                                             error);
                 if (status) {

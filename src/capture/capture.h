@@ -14,7 +14,7 @@
 
 #include <stdbool.h>
 
-#include "nebula.h"
+#include "image/image.h"
 
 struct capture_part {
         const void *data;
@@ -33,12 +33,13 @@ struct capture_job {
         const struct capture_part *parts;
         size_t count;
         bool is_fresh;    /* this process has not touched the image's pages: they are faulted in batches */
+        struct image_sums *sums; /* NULL, or where to add what is summed on the way */
         bool has_crew;    /* private to copy.c, as all that follows */
         size_t next_part; /* where the next piece begins */
         uint64_t next_offset; /* within that part */
         int64_t cpu_ns;   /* of the helpers that have finished */
 };
-/* `job` stays where it is, with image, parts, count and is_fresh set and all else 0. */
+/* `job` stays where it is, with image, parts, count, is_fresh and sums set and all else 0. */
 void capture_copy_begin(struct capture_job *job);
 int64_t capture_copy_end(struct capture_job *job);
 /* Ends the parked helper threads; the next copy starts them again. A fork loses them, and does the same. */

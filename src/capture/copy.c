@@ -22,7 +22,7 @@ struct piece {
 };
 
 static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER; /* held for the length of one capture */
-static pthread_mutex_t crew_lock = PTHREAD_MUTEX_INITIALIZER; /* guards crew and the cursor of its job */
+static pthread_mutex_t crew_lock = PTHREAD_MUTEX_INITIALIZER; /* guards crew, the cursor of its job, and lists of sums */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct {
         pthread_cond_t called, finished;
@@ -98,6 +98,31 @@ static void populate(const struct capture_job *job, const struct piece *piece)
         os->advise((void *)begin, end - begin, OS_ADVISE_POPULATE_WRITE);
 }
 
+static void copy_and_sum(const struct capture_job *job, uint64_t image_offset, const void *from, uint64_t size)
+{
+        struct image_sum sum = { .offset = image_offset, .size = (uint32_t)size };
+
+        sum_copy_both(job->image + image_offset, from, size, &sum.crc32, &sum.crc64);
+        pthread_mutex_lock(&crew_lock);
+        image_sums_add(job->sums, &sum);
+        pthread_mutex_unlock(&crew_lock);
+}
+
+static void copy_slice(const struct capture_job *job, uint64_t image_offset, const char *from, uint64_t size)
+{
+        while (size > 0) {
+                uint64_t some = job->sums ? image_sum_size(image_offset, size) : size;
+
+                if (job->sums && some >= IMAGE_SUM_MIN)
+                        copy_and_sum(job, image_offset, from, some);
+                else
+                        sum_copy_stream(job->image + image_offset, from, some);
+                image_offset += some;
+                from += some;
+                size -= some;
+        }
+}
+
 static void copy_piece(const struct capture_job *job, const struct piece *piece)
 {
         const struct capture_part *part = job->parts + piece->first_part;
@@ -109,8 +134,7 @@ static void copy_piece(const struct capture_job *job, const struct piece *piece)
                 uint64_t offset = i == 0 ? piece->first_offset : 0;
                 uint64_t size = slice(piece, part, i, left);
 
-                if (size > 0)
-                        sum_copy_stream(job->image + part->image_offset + offset, (const char *)part->data + offset, size);
+                copy_slice(job, part->image_offset + offset, (const char *)part->data + offset, size);
                 left -= size;
         }
 }
@@ -194,6 +218,7 @@ int64_t capture_copy_end(struct capture_job *job)
         int64_t begun_ns = os->thread_cpu_ns();
         struct piece piece;
         int64_t cpu_ns;
+
 
         if (!job->has_crew) {
                 while (take_piece(job, &piece))

@@ -292,6 +292,50 @@ uint64_t cow_copied(struct cow_capture *capture)
         return copied;
 }
 
+void cow_sum(struct cow_capture *capture, const struct image_sums *sums)
+{
+        capture->blocks.sums = *sums;
+}
+
+/* blocks_lock held, if the capture is running: those of the bytes before `copied` behind those that were taken before. */
+static struct image_sums take_sums(struct cow_capture *capture, uint64_t copied)
+{
+        struct image_sums *sums = &capture->blocks.sums, taken = *sums;
+
+        taken.count = capture->summed_count;
+        for (uint32_t i = taken.count; i < sums->count; i++) {
+                struct image_sum sum = sums->list[i];
+
+                if (sum.offset + sum.size > copied)
+                        continue;
+                sums->list[i] = sums->list[taken.count];
+                sums->list[taken.count++] = sum;
+        }
+        return taken;
+}
+
+uint32_t cow_summed(struct cow_capture *capture, uint64_t copied)
+{
+        uint32_t before = capture->summed_count, state = atomic_load(&capture->state);
+        struct image_sums taken;
+        struct cow_engine *engine;
+
+        if (state == COW_STATE_DONE) {
+                taken = take_sums(capture, copied);
+        } else {
+                if (state != COW_STATE_RUNNING || capture->pid != os->pid() || cow_engine_get(&engine, NULL) != NEBULA_OK)
+                        return before;
+                pthread_mutex_lock(&engine->start_lock);
+                cow_stack_touch();
+                pthread_mutex_lock(&engine->blocks_lock);
+                taken = take_sums(capture, copied);
+                pthread_mutex_unlock(&engine->blocks_lock);
+                pthread_mutex_unlock(&engine->start_lock);
+        }
+        image_sums_sort(&taken, before); /* nobody else looks at these any more */
+        return capture->summed_count = taken.count;
+}
+
 bool cow_has_files(const struct cow_capture *capture)
 {
         return capture->has_files;

@@ -67,6 +67,11 @@ enum nebula_status cow_start(void *image, const struct capture_part *parts, size
 enum nebula_status cow_prepare(const struct capture_part *parts, size_t count, struct cow_capture **ret_capture,
                                struct nebula_error *error);
 void cow_begin(struct cow_capture *capture, void *image, const struct capture_part *parts, size_t count);
+/* Before cow_begin: what is copied in the background is summed on the way, into a list that stays until the image is given up. */
+void cow_sum(struct cow_capture *capture, const struct image_sums *sums);
+/* Puts those of the bytes before `copied`, which cow_copied has returned, in order at the beginning of that list: how many there are.
+ * One thread at a time. */
+uint32_t cow_summed(struct cow_capture *capture, uint64_t copied);
 /* NEBULA_OK: every byte is in the image. NEBULA_TIMEOUT: not yet. NEBULA_FAILED: never, the image is worthless.
  * timeout_ms < 0: no limit. */
 enum nebula_status cow_wait(struct cow_capture *capture, int64_t timeout_ms, struct nebula_error *error);

@@ -6,10 +6,14 @@
 
 #define GUARDED_MIN (64u << 10) /* a shorter piece is copied by the kernel in the time that it takes to prepare for its end */
 
+#define CLAIM_SUMS 4u /* of a block that lies in one part there are two at most */
+
 struct claim {
         struct cow_capture *capture;
         struct cow_chunk *chunk;
         uint64_t unreadable; /* the address where copying failed, or 0 */
+        struct image_sum sums[CLAIM_SUMS];
+        uint32_t sum_count;
 };
 
 void cow_pause(struct cow_engine *engine, const struct cow_fault *fault, uint32_t *tries)
@@ -116,15 +120,31 @@ static size_t claim_block(struct cow_engine *engine, uint64_t block, const struc
                         continue;
                 chunk->state = COW_CHUNK_COPYING;
                 capture->blocks.active++;
-                claims[count++] = (struct claim){ capture, chunk, 0 };
+                claims[count++] = (struct claim){ .capture = capture, .chunk = chunk };
         }
         return count;
 }
 
-/* A source that has vanished ends the copy, not the program. The kernel's says at which address. */
-uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end)
+static void copy_plain(void *unused, void *to, const void *from, size_t size)
 {
-        if (end - from >= GUARDED_MIN && os->copy_guarded(sum_copy_stream, to, from, end - from) == 0)
+        (void)unused;
+        sum_copy_stream(to, from, size);
+}
+
+static void copy_and_sum(void *argument, void *to, const void *from, size_t size)
+{
+        struct image_sum *sum = argument;
+
+        sum->crc32 = 0;
+        sum->crc64 = 0;
+        sum_copy_both(to, from, size, &sum->crc32, &sum->crc64);
+        sum->size = (uint32_t)size;
+}
+
+/* A source that has vanished ends the copy, not the program. The kernel's says at which address. */
+uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end, struct image_sum *sum)
+{
+        if (end - from >= GUARDED_MIN && os->copy_guarded(sum ? copy_and_sum : copy_plain, sum, to, from, end - from) == 0)
                 return 0;
         while (from < end) {
                 int64_t copied = os->copy_self(to, from, end - from);
@@ -139,6 +159,26 @@ uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end)
         return 0;
 }
 
+/* [from, end) of memory to `image_offset`, in pieces that can be summed where the capture wants sums. */
+static void copy_range(struct claim *claim, uint64_t image_offset, uint64_t from, uint64_t end)
+{
+        const struct cow_capture *capture = claim->capture;
+        bool is_summed = capture->blocks.sums.list != NULL;
+
+        while (from < end && !claim->unreadable) {
+                uint64_t size = is_summed ? image_sum_size(image_offset, end - from) : end - from;
+                struct image_sum *sum = is_summed && claim->sum_count < CLAIM_SUMS ? &claim->sums[claim->sum_count] : NULL;
+
+                claim->unreadable = cow_copy_piece(capture->image + image_offset, from, from + size, sum);
+                if (sum && sum->size) {
+                        sum->offset = image_offset;
+                        claim->sum_count++;
+                }
+                image_offset += size;
+                from += size;
+        }
+}
+
 static void copy_chunk(struct claim *claim)
 {
         const struct cow_capture *capture = claim->capture;
@@ -151,8 +191,7 @@ static void copy_chunk(struct claim *claim)
                 uint64_t end = part->end < block_end ? part->end : block_end;
 
                 if (from < end)
-                        claim->unreadable = cow_copy_piece(capture->image + part->image_offset + (from - part->start),
-                                                       from, end);
+                        copy_range(claim, part->image_offset + (from - part->start), from, end);
         }
 }
 
@@ -353,6 +392,8 @@ static void chunk_finish(const struct claim *claim, int64_t cpu_ns)
 
         if (claim->unreadable)
                 cow_capture_fail(capture, COW_FAILURE_UNREADABLE, claim->unreadable);
+        for (uint32_t i = 0; i < claim->sum_count; i++)
+                image_sums_add(&capture->blocks.sums, &claim->sums[i]);
         claim->chunk->state = COW_CHUNK_DONE;
         capture->blocks.left--;
         capture->blocks.stats.cpu_ns += cpu_ns;

@@ -41,7 +41,7 @@ static int span_move(struct cow_engine *engine, const struct cow_span *span, uns
         if (status < 0)
                 return status;
         status = cow_protect(engine, span);
-        if (status >= 0 && cow_copy_piece(to, span->start, span->end))
+        if (status >= 0 && cow_copy_piece(to, span->start, span->end, NULL))
                 status = -1;
         if (status >= 0) /* unless the program has closed the descriptor: then nothing is protected any more */
                 status = cow_protect(engine, &(struct cow_span){ span->start, span->start + COW_PAGE_BYTES });

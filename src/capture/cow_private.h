@@ -107,6 +107,7 @@ struct cow_capture {
         size_t part_count, span_count, chunk_count, direct_count;
         int64_t started_ns, blocked_ns;
         uint64_t direct_bytes;
+        uint32_t summed_count; /* of the sums: those that cow_summed has put in order */
         bool has_files; /* a part lies in a private mapping of one */
         /* under blocks_lock */
         struct {
@@ -115,6 +116,7 @@ struct cow_capture {
                 uint64_t failure_address;
                 size_t left;    /* chunks not DONE */
                 size_t done_turns; /* so many at the beginning of `order` were seen to be DONE */
+                struct image_sums sums;
                 size_t cursor;  /* where in `order` workers look next: behind the newest fault */
                 uint32_t active; /* threads that copy into the image now */
                 struct cow_stats stats;
@@ -237,8 +239,8 @@ size_t cow_part_find(const struct cow_capture *capture, uint64_t address);
 /* Copies the blocks [start, end), COW_RUN at most, for every capture that waits for them, and lifts their protection once none does.
  * `fault` is NULL in workers; the block of one that asks is served alone. */
 void cow_blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault);
-/* Copies [from, end); not 0: the address where that failed. */
-uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end);
+/* Copies [from, end); not 0: the address where that failed. `sum` gets the sums; NULL, or size 0 then: it was not summed. */
+uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end, struct image_sum *sum);
 /* Let others go on; in the fault thread (`fault` not NULL) by reading events. */
 void cow_pause(struct cow_engine *engine, const struct cow_fault *fault, uint32_t *tries);
 /* Returns when every change of the address space that took place before the call has been marked in the captures

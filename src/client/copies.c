@@ -97,6 +97,7 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
                 return status;
         copy->captured.image_id = ((const struct ipc_granted *)wire->frame.payload)->image_id;
         copy->agent_nonce = wire->agent_nonce;
+        copy->captured.sum_count = 0; /* they lie in the other image */
         status = checkpoint_check(copy->checkpoint, error);
         if (status == NEBULA_OK)
                 status = fill_again(wire, copy, error);
@@ -209,6 +210,7 @@ static bool tell_copied(struct nebula_session *session, struct client_wire *wire
         if (os->now_ns() - cow_waited_ns(copy->capture) < COPIED_QUIET_NS)
                 return true;
         copy->copied_size = request.size;
+        request.sum_count = cow_summed(copy->capture, request.size);
         pthread_mutex_lock(&session->copies.copies_lock);
         request.commits = copy->checkpoint->commit_is_due;
         pthread_mutex_unlock(&session->copies.copies_lock);
@@ -245,6 +247,7 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
                 copy->captured.copy_ns += stats.copy_ns;
                 copy->captured.cpu_ns += stats.cpu_ns;
                 copy->captured.fault_count = stats.fault_count;
+                copy->captured.sum_count = cow_summed(copy->capture, UINT64_MAX);
                 cow_free(copy->capture);
                 copy->capture = NULL;
         }

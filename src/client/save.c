@@ -194,18 +194,21 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         return capture_pool_map(session->pool, granted->image_id, fd, granted->capacity_bytes, &lent->data, error);
 }
 
-/* The way that is always possible. Returns the CPU time that it took, in ns. */
-static int64_t capture_now(const struct plan *plan, struct capture_pool *pool, void *image)
+/* The way that is always possible. */
+static void capture_now(const struct plan *plan, struct capture_pool *pool, const struct lent *lent, struct ipc_captured *captured)
 {
+        struct image_sums sums = image_sums_in(lent->data, plan->size, lent->capacity_bytes);
         struct capture_job job = {
-                .image = image, .parts = plan->parts, .count = plan->part_count,
-                .is_fresh = capture_pool_take_fresh(pool, image),
+                .image = lent->data, .parts = plan->parts, .count = plan->part_count,
+                .is_fresh = capture_pool_take_fresh(pool, lent->data), .sums = sums.list ? &sums : NULL,
         };
 
         capture_copy_begin(&job);
         if (plan->format == IPC_FORMAT_ZIP)
-                zip_layout_write(&plan->layout, plan->pickle, image);
-        return capture_copy_end(&job);
+                zip_layout_write(&plan->layout, plan->pickle, lent->data);
+        captured->cpu_ns = capture_copy_end(&job);
+        image_sums_sort(&sums, 0);
+        captured->sum_count = sums.count;
 }
 
 /* The agent must not wait for an image that will never be filled. */
@@ -221,12 +224,15 @@ static void abandon(struct nebula_session *session, uint64_t image_id, const cha
 }
 
 /* Fixes the values; the capture is the caller's then. Returns the CPU time taken so far, in ns. */
-static int64_t capture_cow(struct plan *plan, struct capture_pool *pool, void *image, struct cow_capture **ret_capture)
+static int64_t capture_cow(struct plan *plan, struct capture_pool *pool, const struct lent *lent, struct cow_capture **ret_capture)
 {
+        struct image_sums sums = image_sums_in(lent->data, plan->size, lent->capacity_bytes);
         int64_t begun_ns = os->thread_cpu_ns();
+        void *image = lent->data;
 
         *ret_capture = plan->capture;
         plan->capture = NULL;
+        cow_sum(*ret_capture, &sums);
         cow_begin(*ret_capture, image, plan->parts, plan->cow_count);
         capture_pool_take_fresh(pool, image);
         if (plan->format == IPC_FORMAT_ZIP)
@@ -344,9 +350,9 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
                 prepare(plan);
         if (plan->capture) {
                 started_ns = os->now_ns();
-                captured.cpu_ns = capture_cow(plan, session->pool, lent.data, &capture);
+                captured.cpu_ns = capture_cow(plan, session->pool, &lent, &capture);
         } else {
-                captured.cpu_ns = capture_now(plan, session->pool, lent.data);
+                capture_now(plan, session->pool, &lent, &captured);
         }
         if (is_filling && !(plan->keep->may_overlap && copies_ready(session) == NEBULA_OK)) {
                 is_filling = false;

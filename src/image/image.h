@@ -91,6 +91,53 @@ enum nebula_status image_index_find(const struct image_index *index, const char 
 const struct nebula_tensor *image_index_tensors(const struct image_index *index, size_t *ret_count);
 void image_index_free(struct image_index *index);
 
+/*
+ * What was summed while it was copied, which costs nothing, the copy waits for memory: CRC-32 and CRC-64 of some ranges of a
+ * file, none across a border of IMAGE_CHUNK_BYTES. The list lies behind the file, in the same image.
+ */
+struct image_sum {
+        uint64_t offset;
+        uint32_t size, crc32;
+        uint64_t crc64;
+};
+/* Shorter ranges are summed in the time that it takes to join them to others. */
+#define IMAGE_SUM_MIN (64u << 10)
+/* A capacity for a file of `size` bytes and its sums: three for each MiB, where tensors are large two for each 4 MiB are needed. */
+static inline uint64_t image_size_with_sums(uint64_t size)
+{
+        return size + size / (1u << 20) * 3 * sizeof(struct image_sum);
+}
+/* Where the list lies, and for how many there is room in an image of `capacity` bytes. */
+static inline uint64_t image_sums_offset(uint64_t size)
+{
+        return (size + IMAGE_ALIGNMENT - 1) / IMAGE_ALIGNMENT * IMAGE_ALIGNMENT;
+}
+static inline uint32_t image_sums_room(uint64_t size, uint64_t capacity)
+{
+        uint64_t offset = image_sums_offset(size);
+        uint64_t room = offset < capacity ? (capacity - offset) / sizeof(struct image_sum) : 0;
+
+        return room < UINT32_MAX ? (uint32_t)room : UINT32_MAX;
+}
+/* One that is being made, in any order: whoever adds to it does so under a lock, or as the only one. What has no room is lost, and
+ * summed later. */
+struct image_sums {
+        struct image_sum *list; /* NULL: nothing is summed */
+        uint32_t count, room;
+};
+/* Of a file of `size` bytes in an image; list is NULL where summing is no part of a copy on this machine. */
+struct image_sums image_sums_in(void *image, uint64_t size, uint64_t capacity);
+void image_sums_add(struct image_sums *sums, const struct image_sum *sum);
+/* By offset, as sealing wants them: from `first` on. */
+void image_sums_sort(struct image_sums *sums, uint32_t first);
+/* How much of a range of `size` bytes at `offset` one of them may be of. */
+static inline uint64_t image_sum_size(uint64_t offset, uint64_t size)
+{
+        uint64_t left = IMAGE_CHUNK_BYTES - offset % IMAGE_CHUNK_BYTES;
+
+        return size < left ? size : left;
+}
+
 /* Seals: is_zip images get their CRC-32 fields filled in place. ret_chunks: caller frees; count = ceil(size / chunk). */
 enum nebula_status image_seal(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, uint64_t **ret_chunks,
                               size_t *ret_count, struct nebula_error *error);
@@ -104,6 +151,9 @@ struct image_flow {
         /* Once for each chunk, by its offset; not in order. NULL: nobody wants to know. */
         void (*ready)(void *argument, uint64_t offset);
         void *argument;
+        /* By offset: of these bytes nothing is read. More may be added while others are awaited. NULL: there are none. */
+        const struct image_sum *sums;
+        const _Atomic uint32_t *sum_count;
 };
 enum nebula_status image_seal_flowing(void *data, uint64_t size, bool is_zip, uint32_t chunk_bytes, const struct image_flow *flow,
                                       uint64_t **ret_chunks, size_t *ret_count, struct nebula_error *error);

@@ -4,8 +4,9 @@
  * ones with both sums at once in pieces cut at the chunk borders; then its header is written, and
  * the chunk goes on over the header and the payload: a large piece is joined by its sum,
  * a small one is summed again while it is in the cache. Only headers change: a chunk
- * that lies within one payload is final, and told, as soon as it was summed.
+ * that lies within one payload is final, and told, as soon as it was summed. What was summed while it was copied is not read here.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/error.h"
@@ -16,7 +17,7 @@
 /* What surely stays in a core's cache until its second sum. Joining costs some microseconds, so it must pay. */
 #define PIECE_MIN (256u << 10)
 
-/* A part of one payload within one chunk, already summed. */
+/* A part of one payload within one chunk, summed. */
 struct piece {
         uint64_t offset, size, crc64;
 };
@@ -31,6 +32,7 @@ struct sealing {
         size_t chunk_count;
         struct piece *pieces; /* of the current record; room for one per chunk */
         const struct image_flow *flow;
+        size_t next_sum; /* of the flow's */
         bool is_given_up; /* what is awaited will not come: nothing is read any more */
 };
 
@@ -65,14 +67,52 @@ static bool advance(struct sealing *sealing, uint64_t offset, uint64_t crc64)
         return is_end;
 }
 
+/* The next of the flow's sums, if it is of bytes of [start, end) alone. */
+static bool find_sum(struct sealing *sealing, uint64_t start, uint64_t end, struct image_sum *ret_sum)
+{
+        size_t count = sealing->flow->sums ? atomic_load(sealing->flow->sum_count) : 0;
+
+        for (; sealing->next_sum < count; sealing->next_sum++) {
+                *ret_sum = sealing->flow->sums[sealing->next_sum]; /* once: who wrote it could do so again */
+                if (ret_sum->offset >= start && ret_sum->size)
+                        return ret_sum->offset < end && ret_sum->size <= end - ret_sum->offset;
+        }
+        return false;
+}
+
+/* The sums go on over [start, end): joined with what was summed before, and read in between. crc32 NULL: nobody wants that one. */
+static void sum_range(struct sealing *sealing, uint64_t start, uint64_t end, uint32_t *crc32, uint64_t *crc64)
+{
+        while (start < end) {
+                struct image_sum sum = { 0 };
+                bool is_known = find_sum(sealing, start, end, &sum);
+                uint64_t stop = is_known ? sum.offset : end;
+
+                if (crc32)
+                        sum_both(sealing->bytes + start, (size_t)(stop - start), crc32, crc64);
+                else
+                        *crc64 = sum_crc64(*crc64, sealing->bytes + start, (size_t)(stop - start));
+                start = stop;
+                if (!is_known)
+                        continue;
+                if (crc32)
+                        *crc32 = sum_crc32_combine(*crc32, sum.crc32, sum.size);
+                *crc64 = sum_crc64_combine(*crc64, sum.crc64, sum.size);
+                start += sum.size;
+                sealing->next_sum++;
+        }
+}
+
 static void add_bytes_until(struct sealing *sealing, uint64_t end)
 {
         while (sealing->offset < end) {
                 uint64_t start = sealing->offset, border = next_border(sealing, start), stop = border < end ? border : end;
+                uint64_t crc64 = sealing->crc64;
 
                 if (!has_until(sealing, stop))
                         return;
-                if (advance(sealing, stop, sum_crc64(sealing->crc64, sealing->bytes + start, (size_t)(stop - start))))
+                sum_range(sealing, start, stop, NULL, &crc64);
+                if (advance(sealing, stop, crc64))
                         tell(sealing, start / sealing->chunk_bytes * sealing->chunk_bytes);
         }
 }
@@ -101,7 +141,7 @@ static void seal_record(struct sealing *sealing, const struct zip_entry *entry)
                 if (piece.size < PIECE_MIN) {
                         crc32 = sum_crc32(crc32, sealing->bytes + offset, (size_t)piece.size);
                 } else {
-                        sum_both(sealing->bytes + offset, (size_t)piece.size, &crc32, &piece.crc64);
+                        sum_range(sealing, offset, offset + piece.size, &crc32, &piece.crc64);
                         if (piece.size == sealing->chunk_bytes)
                                 tell(sealing, offset);
                         sealing->pieces[piece_count++] = piece;

@@ -118,12 +118,14 @@ struct ipc_captured {
         int64_t copy_ns;    /* from save() to the last byte */
         int64_t cpu_ns;     /* of the copying threads */
         uint64_t fault_count; /* copy-on-write faults taken */
-        uint32_t commits, unused; /* commits: this rank's part is closed too, as by COMMIT */
+        uint32_t commits;     /* this rank's part is closed too, as by COMMIT */
+        uint32_t sum_count;   /* so many sums lie behind the file (image.h) */
 };
 struct ipc_copied {
         uint64_t image_id;
         uint64_t size;            /* so many bytes from the beginning are as they will be, and so is a zip's directory; at most the file's */
-        uint32_t commits, unused; /* commits: CAPTURED will say so too, as far as is known */
+        uint32_t commits;         /* CAPTURED will say so too, as far as is known */
+        uint32_t sum_count;       /* so many sums of those bytes lie behind the file; more follow */
 };
 struct ipc_abandon {
         uint64_t image_id;

@@ -88,6 +88,9 @@ enum os_watch {
         OS_WATCH_ONCE, /* reported once, at once: as a message from another thread */
         OS_WATCH_END,  /* before the descriptor is closed, too */
 };
+/* Copies `size` bytes, in user space. */
+typedef void os_copy(void *argument, void *to, const void *from, size_t size);
+
 struct os_table {
         /* files */
         int (*open)(const char *path, int flags);                  /* never waits, not even at a FIFO */
@@ -160,7 +163,7 @@ struct os_table {
         /* os_guard.c: handles SIGSEGV and SIGBUS from now on, for copies by `copy` of what may vanish meanwhile; those return 0, or
          * negative, and then nothing is known of `to` */
         int (*guard)(void);
-        int (*copy_guarded)(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size);
+        int (*copy_guarded)(os_copy *copy, void *argument, void *to, uint64_t from, size_t size);
         int (*find_mapping)(int maps_fd, uint64_t address, struct os_mapping *ret_mapping); /* -ENOTTY before Linux 6.11 */
         /* threads */
         int (*futex_wait)(const void *word, uint32_t value, int64_t timeout_ms); /* timeout_ms < 0: none */

@@ -127,7 +127,7 @@ static struct guard *take(void)
         return NULL;
 }
 
-static int copy_until_fault(struct guard *guard, void (*copy)(void *to, const void *from, size_t size))
+static int copy_until_fault(struct guard *guard, os_copy *copy, void *argument)
 {
         sigjmp_buf back;
 
@@ -137,12 +137,12 @@ static int copy_until_fault(struct guard *guard, void (*copy)(void *to, const vo
                 return -EFAULT;
         }
         atomic_store(&guard->is_active, true);
-        copy((void *)(uintptr_t)guard->to, (const void *)(uintptr_t)guard->from, guard->size);
+        copy(argument, (void *)(uintptr_t)guard->to, (const void *)(uintptr_t)guard->from, guard->size);
         atomic_store(&guard->is_active, false);
         return 0;
 }
 
-int linux_copy_guarded(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size)
+int linux_copy_guarded(os_copy *copy, void *argument, void *to, uint64_t from, size_t size)
 {
         struct guard *guard = is_ours(SIGSEGV) && is_ours(SIGBUS) ? take() : NULL;
         int status;
@@ -153,7 +153,7 @@ int linux_copy_guarded(void (*copy)(void *to, const void *from, size_t size), vo
         guard->from = from;
         guard->to = (uintptr_t)to;
         guard->size = size;
-        status = copy_until_fault(guard, copy);
+        status = copy_until_fault(guard, copy, argument);
         atomic_store(&guard->is_taken, false);
         return status;
 }

@@ -14,7 +14,7 @@ int linux_uffd_wake(int fd, uint64_t start, uint64_t end);
 int linux_uffd_read(int fd, struct os_uffd_event *events, size_t count);
 int64_t linux_copy_self(void *to, uint64_t from, size_t size);
 int linux_guard(void);
-int linux_copy_guarded(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size);
+int linux_copy_guarded(os_copy *copy, void *argument, void *to, uint64_t from, size_t size);
 int linux_find_mapping(int maps_fd, uint64_t address, struct os_mapping *ret_mapping);
 int linux_huge_page(int pagemap_fd, uint64_t address);
 int linux_own_pages(int pagemap_fd, uint64_t start, uint64_t end);

@@ -117,5 +117,5 @@ TARGET static void pclmul_copy(void *to, const void *from, size_t size)
                 sum_copy_sse2(to, from, size);
 }
 
-const struct sum_ops sum_pclmul = { pclmul_crc32, pclmul_crc64, pclmul_both, pclmul_copy };
+const struct sum_ops sum_pclmul = { pclmul_crc32, pclmul_crc64, pclmul_both, pclmul_copy, NULL };
 #endif

@@ -116,5 +116,50 @@ TARGET static void vpclmul_both(const uint8_t *data, size_t size, uint32_t *raw3
         *raw64 = sum_finish64(lane64, data, size);
 }
 
-const struct sum_ops sum_vpclmul = { vpclmul_crc32, vpclmul_crc64, vpclmul_both, sum_copy_avx512 };
+/* vpclmul_both over what a streaming copy has in its registers. Ends that no step fills are summed where they were copied to; each
+ * byte of the rest is read and stored once, so that its sum is of what was stored. */
+SUM_ANY_MEMORY TARGET static void vpclmul_copy_both(void *to_start, const void *from_start, size_t size, uint32_t *raw32,
+                                                    uint64_t *raw64)
+{
+        __m512i by32 = load_fold(&sum_folds32[SUM_FOLD_256]), by64 = load_fold(&sum_folds64[SUM_FOLD_256]);
+        __m512i registers32[REGISTERS] = { 0 }, registers64[REGISTERS] = { 0 };
+        uint8_t *to = to_start, lane32[16], lane64[16];
+        const uint8_t *from = from_start;
+        size_t head;
+
+        if (size < SUM_STREAM_MIN) {
+                sum_copy_avx512(to, from, size);
+                vpclmul_both(to, size, raw32, raw64);
+                return;
+        }
+        head = sum_copy_head(to, from);
+        sum_portable.both(to, head, raw32, raw64);
+        to += head;
+        from += head;
+        size -= head;
+        for (int k = 0; k < REGISTERS; k++) {
+                registers32[k] = registers64[k] = _mm512_loadu_si512(from + 64 * k);
+                _mm512_stream_si512((__m512i *)(void *)(to + 64 * k), registers32[k]);
+        }
+        registers32[0] = _mm512_xor_si512(registers32[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)*raw32)));
+        registers64[0] = _mm512_xor_si512(registers64[0], _mm512_zextsi128_si512(_mm_cvtsi64_si128((long long)*raw64)));
+        for (to += STEP, from += STEP, size -= STEP; size >= STEP + 64; to += STEP, from += STEP, size -= STEP) {
+                for (int k = 0; k < REGISTERS; k++) {
+                        __m512i there = _mm512_loadu_si512(from + 64 * k);
+
+                        _mm512_stream_si512((__m512i *)(void *)(to + 64 * k), there);
+                        registers32[k] = fold(registers32[k], by32, there);
+                        registers64[k] = fold(registers64[k], by64, there);
+                }
+        }
+        _mm_sfence();
+        sum_copy_rest(to, from, size); /* 64 bytes or more, none of them summed yet */
+        join(registers32, sum_folds32, to, 0, lane32);
+        join(registers64, sum_folds64, to, 0, lane64);
+        *raw32 = sum_finish32(lane32, to, 0);
+        *raw64 = sum_finish64(lane64, to, 0);
+        vpclmul_both(to, size, raw32, raw64);
+}
+
+const struct sum_ops sum_vpclmul = { vpclmul_crc32, vpclmul_crc64, vpclmul_both, sum_copy_avx512, vpclmul_copy_both };
 #endif

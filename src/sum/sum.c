@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "sum/sum_private.h"
 
@@ -100,6 +99,26 @@ uint64_t sum_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t size_b)
 void sum_copy_stream(void *to, const void *from, size_t size)
 {
         ops()->copy_stream(to, from, size);
+}
+
+void sum_copy_both(void *to, const void *from, size_t size, uint32_t *crc32, uint64_t *crc64)
+{
+        uint32_t raw32 = ~*crc32;
+        uint64_t raw64 = ~*crc64;
+
+        if (ops()->copy_both) {
+                ops()->copy_both(to, from, size, &raw32, &raw64);
+        } else {
+                ops()->copy_stream(to, from, size);
+                ops()->both(to, size, &raw32, &raw64);
+        }
+        *crc32 = ~raw32;
+        *crc64 = ~raw64;
+}
+
+bool sum_copies_both(void)
+{
+        return ops()->copy_both != NULL;
 }
 
 enum sum_isa sum_isa_used(void)

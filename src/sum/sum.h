@@ -12,6 +12,7 @@
 #ifndef NB_SUM_SUM_H
 #define NB_SUM_SUM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,6 +25,10 @@ uint32_t sum_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
 uint64_t sum_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t size_b);
 /* Copies past the caches (non-temporal stores) where that helps; any alignment. */
 void sum_copy_stream(void *to, const void *from, size_t size);
+/* sum_copy_stream and, on the way, sum_both of what is at `to` then, also when somebody changes `from` meanwhile. */
+void sum_copy_both(void *to, const void *from, size_t size, uint32_t *crc32, uint64_t *crc64);
+/* Whether that takes no longer than the copy alone, which waits for memory. */
+bool sum_copies_both(void);
 
 enum sum_isa { SUM_ISA_PORTABLE, SUM_ISA_PCLMUL, SUM_ISA_VPCLMUL };
 /* For tests and doctor: what is in use; forcing returns 0, or -1 when this machine lacks it. */

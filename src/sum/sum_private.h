@@ -21,6 +21,7 @@ struct sum_ops {
         uint64_t (*crc64)(uint64_t raw, const uint8_t *data, size_t size);
         void (*both)(const uint8_t *data, size_t size, uint32_t *raw32, uint64_t *raw64);
         void (*copy_stream)(void *to, const void *from, size_t size);
+        void (*copy_both)(void *to, const void *from, size_t size, uint32_t *raw32, uint64_t *raw64); /* NULL: not in one pass */
 };
 
 extern const struct sum_ops sum_portable; /* crc_portable.c */
@@ -58,12 +59,19 @@ static inline uint64_t sum_finish64(const uint8_t lane[16], const uint8_t *data,
 
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 9)
 #define SUM_X86 1
+/* A shorter copy is over before streaming gains anything: its end waits for all stores. */
+#define SUM_STREAM_MIN (8u << 10)
+/* What is copied may be the program's to free and to change: os->copy_guarded. */
+#define SUM_ANY_MEMORY __attribute__((no_sanitize_address, no_sanitize_thread))
 extern const struct sum_ops sum_pclmul;  /* crc_pclmul.c */
 extern const struct sum_ops sum_vpclmul; /* crc_vpclmul.c */
 /* copy_x86.c; sum_copy_avx* only where the processor has it. */
 void sum_copy_sse2(void *to, const void *from, size_t size);
 void sum_copy_avx2(void *to, const void *from, size_t size);
 void sum_copy_avx512(void *to, const void *from, size_t size);
+/* What comes before the first 64-byte boundary of `to`, and what is left of a copy of 64 bytes or more; both in copy_x86.c. */
+size_t sum_copy_head(uint8_t *to, const uint8_t *from);
+void sum_copy_rest(uint8_t *to, const uint8_t *from, size_t size);
 #endif
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "agent/agent_client.h"
 #include "image/image.h"
+#include "sum/sum.h"
 #include "tap.h"
 
 #define MIB ((size_t)1 << 20)
@@ -589,7 +590,46 @@ static void what_is_found_to_be_no_file_when_it_is_sealed_is_loaded_by_nobody(vo
         tear_down();
 }
 
-TAP_MAIN(TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_a_copy_up_leaves_nothing_in_storage),
+/* Saves a file of which the trainer has summed a piece; how it is loaded when memory is gone. */
+static enum nebula_status load_after_sums(uint64_t nonce, uint64_t crc64_is_off_by)
+{
+        struct ipc_captured request = { .commits = true, .sum_count = 1 };
+        struct nebula_error error;
+        struct image_sum *sum;
+        struct copying copying;
+        struct ipc_found found;
+        enum nebula_status status;
+
+        if (!set_up(nonce, 1) || !lend(&client, "global_step1", "m", 1, SIZE, IPC_FORMAT_RAW, &copying))
+                return NEBULA_INTERNAL;
+        fill(&copying, 1, 0, SIZE);
+        sum = (struct image_sum *)(void *)(copying.data + image_sums_offset(SIZE));
+        *sum = (struct image_sum){ .offset = 5 * MIB, .size = MIB, .crc64 = sum_crc64(0, copying.data + 5 * MIB, MIB) + crc64_is_off_by };
+        request.image_id = copying.image;
+        request.sum_count = image_sums_room(SIZE, copying.capacity) + 1;
+        CHECK(ask(&client, IPC_CAPTURED, &request, sizeof request) == NEBULA_INVALID && strstr(client.error.message, "sums"));
+        request.sum_count = 1;
+        CHECK(!ask(&client, IPC_CAPTURED, &request, sizeof request));
+        CHECK(!wait_for(&client, copying.version, NEBULA_STATE_DURABLE, 20000));
+        munmap(copying.data, copying.capacity);
+        client_done(&client);
+        agent_stop(agent, true);
+        if (agent_start(&place.place, true, &agent, &error) || !open_all(nonce + 1, 1, 0, &client) ||
+            find(&client, "", "global_step1", &found))
+                return NEBULA_INTERNAL;
+        status = load(&client, found.version_id, "m", 1, SIZE, NULL);
+        tear_down();
+        return status;
+}
+
+/* What it says is what is written beside the bytes, which are not read for it: damage between its copy and storage is found. */
+static void the_sums_of_a_trainer_s_copy_are_those_of_its_file(void)
+{
+        CHECK(load_after_sums(51, 0) == NEBULA_OK);
+        CHECK(load_after_sums(53, 1) == NEBULA_CORRUPT);
+}
+
+TAP_MAIN(TEST(the_sums_of_a_trainer_s_copy_are_those_of_its_file), TEST(what_is_copied_is_written_while_the_rest_follows), TEST(who_gives_a_copy_up_leaves_nothing_in_storage),
          TEST(a_trainer_that_stands_still_holds_up_no_other_version),
          TEST(a_file_that_is_asked_for_again_is_written_as_it_was_saved_last),
          TEST(nothing_is_written_before_all_ranks_will_have_closed), TEST(a_tag_written_again_is_not_written_ahead),

@@ -123,7 +123,7 @@ static void memory_that_the_machine_refuses_fails_that_save_alone(void)
         memory_is_refused = true;
         version = begin(&client, "global_step2", NEBULA_FILES_ALL_RANKS);
         REQUIRE(version);
-        CHECK(copy_image(&client, version, "m", 2, 40u << 20, &grant) == NEBULA_NO_MEMORY);
+        CHECK(copy_image(&client, version, "m", 2, 39u << 20, &grant) == NEBULA_NO_MEMORY);
         CHECK(strstr(client.error.message, "40 MiB") && strstr(client.error.message, "memory directory"));
         CHECK(!find(&client, "", "", &found) && !strcmp(found.tag, "global_step1"));
         memory_is_refused = false;

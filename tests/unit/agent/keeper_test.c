@@ -8,6 +8,7 @@
 
 #define MIB (1u << 20)
 #define IMAGE_BYTES (10 * MIB) /* two steps and a half */
+#define FILE_BYTES (9 * MIB) /* what such an image is taken for */
 
 static struct os_table table;
 static struct bench bench;
@@ -160,7 +161,7 @@ static void an_image_must_have_served_often_first(void)
         image->served = 0;
         for (unsigned i = 0; i < MEMORY_SERVED; i++) {
                 CHECK(!join(&join_at_ns) && !joined_count);
-                CHECK(memory_take(&bench.catalogue.memory, IMAGE_BYTES, 1, bench.job) == image);
+                CHECK(memory_take(&bench.catalogue.memory, FILE_BYTES, 1, bench.job) == image);
         }
         CHECK(join(&join_at_ns) && joined_count == 2);
         end();
@@ -178,7 +179,7 @@ static void an_image_that_serves_no_more_is_left_alone(void)
         image->taken_ns -= image->pause_ns;
         join_at_ns = 0;
         CHECK(!join(&join_at_ns) && joined_count == 2 && !bench.catalogue.memory.joining);
-        CHECK(memory_take(&bench.catalogue.memory, IMAGE_BYTES, 1, bench.job) == image);
+        CHECK(memory_take(&bench.catalogue.memory, FILE_BYTES, 1, bench.job) == image);
         CHECK(join(&join_at_ns) && joined_count == 4);
         end();
 }

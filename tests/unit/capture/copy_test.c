@@ -1,4 +1,5 @@
 #include "capture/capture.h"
+#include "sum/sum.h"
 
 #include <pthread.h>
 #include <stdint.h>
@@ -30,6 +31,37 @@ static char *random_bytes(size_t size)
         return bytes;
 }
 
+static struct image_sums sums_for(uint64_t size)
+{
+        uint32_t room = (uint32_t)(size / IMAGE_SUM_MIN) + 1;
+
+        return (struct image_sums){ .list = sum_copies_both() ? calloc(room, sizeof(struct image_sum)) : NULL, .room = room };
+}
+
+/* Every range that is long enough within its part, its piece of the copy and its chunk has its sums. Takes the list over. */
+static void check_sums(struct image_sums *sums, const struct capture_part *parts, size_t count, const char *image)
+{
+        uint64_t end = 0, summed = 0, least = 0;
+
+        image_sums_sort(sums, 0);
+        for (uint32_t i = 0; i < sums->count; i++) {
+                const struct image_sum *sum = &sums->list[i];
+                uint32_t crc32 = 0;
+                uint64_t crc64 = 0;
+
+                CHECK(sum->offset >= end && sum->size >= IMAGE_SUM_MIN);
+                end = sum->offset + sum->size;
+                CHECK(sum->offset / IMAGE_CHUNK_BYTES == (end - 1) / IMAGE_CHUNK_BYTES);
+                sum_both(image + sum->offset, sum->size, &crc32, &crc64);
+                CHECK(crc32 == sum->crc32 && crc64 == sum->crc64);
+                summed += sum->size;
+        }
+        for (size_t i = 0; i < count; i++) /* of each 4 MiB, two ends at most are too short */
+                least += parts[i].size > 4 * IMAGE_SUM_MIN ? parts[i].size - (parts[i].size >> 22) * 2 * IMAGE_SUM_MIN - 4 * IMAGE_SUM_MIN : 0;
+        CHECK(!sums->list || summed >= least);
+        free(sums->list);
+}
+
 /* Parts of the given sizes with gaps between them, which the caller writes meanwhile, or leaves; checks every byte, and
  * that nothing else was written. */
 static void check_copy(const uint64_t *sizes, size_t count, bool is_fresh)
@@ -57,7 +89,9 @@ static void check_copy(const uint64_t *sizes, size_t count, bool is_fresh)
                 source_size += sizes[i];
         }
         if (is_fresh) {
-                struct capture_job job = { .image = image, .parts = parts, .count = count, .is_fresh = true };
+                struct image_sums sums = sums_for(size);
+                struct capture_job job = { .image = image, .parts = parts, .count = count, .is_fresh = true,
+                                           .sums = sums.list ? &sums : NULL };
 
                 capture_copy_begin(&job);
                 for (size_t i = 0; i < count; i++) {
@@ -67,6 +101,7 @@ static void check_copy(const uint64_t *sizes, size_t count, bool is_fresh)
                         memset(expected + gap, 'h', i % 70);
                 }
                 cpu_ns = capture_copy_end(&job);
+                check_sums(&sums, parts, count, image);
         } else {
                 cpu_ns = capture_copy(image, parts, count);
         }

@@ -15,9 +15,11 @@
 
 #include "capture/cow.h"
 #include "os/os.h"
+#include "sum/sum.h"
 #include "tap.h"
 
 #define MIB ((size_t)1 << 20)
+#define SUMS_BYTES (1 * MIB) /* behind a file, for sums */
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -1332,9 +1334,9 @@ static void *write_late(void *argument)
 }
 
 /* The copy of cow_own, before whose end a page beside what it holds is asked for, and after which a page that it holds is. */
-static int copy_among_writes(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size)
+static int copy_among_writes(os_copy *copy, void *argument, void *to, uint64_t from, size_t size)
 {
-        int status = os_linux.copy_guarded(copy, to, from, size);
+        int status = os_linux.copy_guarded(copy, argument, to, from, size);
         pthread_t writer;
 
         if (from != (uintptr_t)block_of_two + MIB || atomic_exchange(&is_copied, true))
@@ -1592,9 +1594,9 @@ static int64_t held_copy_self(void *to, uint64_t from, size_t size)
         return os_linux.copy_self(to, from, size);
 }
 
-static int no_guard(void (*copy)(void *to, const void *from, size_t size), void *to, uint64_t from, size_t size)
+static int no_guard(os_copy *copy, void *argument, void *to, uint64_t from, size_t size)
 {
-        (void)copy, (void)to, (void)from, (void)size;
+        (void)copy, (void)argument, (void)to, (void)from, (void)size;
         return -ENOTSUP;
 }
 
@@ -1785,30 +1787,67 @@ static void kernels_without_the_newer_calls_are_served_as_well(void)
         CHECK(HAVE_TSAN || in_child(as_on_an_old_kernel));
 }
 
+/* Those of [first, count): in the order of the image behind `end_before`, of bytes that are copied, right, and of one chunk each. */
+static uint64_t check_sums(const struct image_sum *sums, uint32_t first, uint32_t count, const unsigned char *image, uint64_t copied,
+                           uint64_t end_before)
+{
+        for (uint32_t i = first; i < count; i++) {
+                const struct image_sum *sum = &sums[i];
+                uint32_t crc32 = 0;
+                uint64_t crc64 = 0, end = sum->offset + sum->size;
+
+                CHECK(sum->offset >= end_before && end <= copied);
+                CHECK(sum->size >= IMAGE_SUM_MIN && sum->offset / IMAGE_CHUNK_BYTES == (end - 1) / IMAGE_CHUNK_BYTES);
+                sum_both(image + sum->offset, sum->size, &crc32, &crc64);
+                CHECK(crc32 == sum->crc32 && crc64 == sum->crc64);
+                end_before = end;
+        }
+        return end_before;
+}
+
+static uint64_t bytes_summed(const struct image_sum *sums, uint32_t count)
+{
+        uint64_t size = 0;
+
+        for (uint32_t i = 0; i < count; i++)
+                size += sums[i].size;
+        return size;
+}
+
 /* Watches one capture of four parts. True: the middle of the image was seen to be the end of what was copied. */
 static bool watch_copying(unsigned char *memory, unsigned char *image, const unsigned char *wanted, const struct capture_part *parts,
                           size_t part_size)
 {
         size_t size = 4 * part_size;
-        uint64_t copied = 0, before = 0;
+        uint64_t copied = 0, before = 0, summed_end = 0;
+        struct image_sums sums = image_sums_in(image, size, size + SUMS_BYTES);
+        uint32_t summed = 0;
         bool was_between = false;
         struct cow_capture *capture;
 
         memset(image, 0x77, size);
-        capture = start(image, parts, 4);
+        if (cow_prepare(parts, 4, &capture, NULL) != NEBULA_OK)
+                abort();
+        cow_sum(capture, &sums);
+        cow_begin(capture, image, parts, 4);
         CHECK(cow_copied(capture) == 0);
         memory[3 * part_size] ^= 1; /* copies go on behind what is written: here, what comes first in the image */
         while (copied != UINT64_MAX) {
+                uint32_t count;
                 uint64_t end;
 
                 copied = cow_copied(capture);
                 end = copied < size ? copied : size;
                 CHECK(end >= before && !memcmp(image + before, wanted + before, end - before));
+                count = cow_summed(capture, copied);
+                summed_end = check_sums(sums.list, summed, count, image, copied, summed_end);
+                summed = count;
                 was_between = was_between || (end > part_size && end < 3 * part_size);
                 before = end;
                 cow_wait(capture, 0, NULL);
         }
         CHECK(before == size && complete(capture));
+        CHECK(!sums.list || bytes_summed(sums.list, summed) == size); /* parts are whole blocks here, and so are their pieces */
         cow_free(capture);
         memory[3 * part_size] ^= 1;
         return was_between;
@@ -1818,7 +1857,7 @@ static bool watch_copying(unsigned char *memory, unsigned char *image, const uns
 static void watch_copies(bool is_reversed)
 {
         size_t part_size = 12 * MIB, size = 4 * part_size;
-        unsigned char *memory = memory_new(size, true), *image = image_new(size), *wanted = image_new(size);
+        unsigned char *memory = memory_new(size, true), *image = image_new(size + SUMS_BYTES), *wanted = image_new(size);
         struct capture_part parts[4];
         bool was_between = false;
 
@@ -1831,7 +1870,7 @@ static void watch_copies(bool is_reversed)
                 was_between = watch_copying(memory, image, wanted, parts, part_size);
         CHECK(was_between || is_reversed);
         munmap(memory, size);
-        munmap(image, size);
+        munmap(image, size + SUMS_BYTES);
         munmap(wanted, size);
 }
 

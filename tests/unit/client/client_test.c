@@ -886,6 +886,7 @@ static int copies_heard_of(bool overwrites)
                 heard_of += fake_seen(IPC_COPIED) > before;
         }
         CHECK(fake.torn_count == 0 && released == LARGE_SAVES && fake.commit_count == LARGE_SAVES);
+        CHECK(fake.wrong_sum_count == 0 && (!sum_copies_both() || fake.summed_bytes > LARGE_BYTES / 10 * 9));
         end();
         unsetenv("NEBULA_CAPTURE");
         munmap(data, LARGE_BYTES);
@@ -913,6 +914,21 @@ static void the_agent_hears_of_no_copy_that_the_program_waits_for(void)
         }
         heard_of = copies_heard_of(true);
         CHECK(heard_of >= 0 && heard_of <= LARGE_SAVES / 2);
+}
+
+static void what_is_copied_at_once_is_summed_too(void)
+{
+        char *data = malloc(LARGE_BYTES);
+        struct nebula_range range = { data, LARGE_BYTES };
+
+        REQUIRE(data);
+        memset(data, 'a', LARGE_BYTES);
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
+        CHECK(fake.wrong_sum_count == 0 && fake.summed_bytes == (sum_copies_both() ? LARGE_BYTES : 0));
+        end();
+        free(data);
 }
 
 /* Such as one that has failed the version meanwhile. */
@@ -1350,7 +1366,8 @@ static const struct tap_test tests[] = {
         TEST(an_inline_agent_that_is_not_there_is_named),
         TEST(nothing_is_freed_twice_or_without_need),
         /* Last: they start threads that stay, and others replace the table of system calls. */
-        TEST(the_agent_hears_how_much_of_a_large_file_is_copied), TEST(the_agent_hears_of_no_copy_that_the_program_waits_for),
+        TEST(the_agent_hears_how_much_of_a_large_file_is_copied),
+         TEST(what_is_copied_at_once_is_summed_too), TEST(the_agent_hears_of_no_copy_that_the_program_waits_for),
         TEST(an_agent_that_does_not_want_to_hear_of_it_is_told_when_all_is_copied),
 };
 

@@ -15,8 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "image/image.h"
 #include "ipc/ipc.h"
 #include "os/os.h"
+#include "sum/sum.h"
 
 #define FAKE_COUNT_MAX 256
 #define FAKE_TYPE_COUNT (IPC_TYPE_LAST + 1)
@@ -48,6 +50,8 @@ static struct {
         struct ipc_hello hello; /* the last one */
         struct ipc_captured captured;
         struct ipc_copied copied; /* the last one */
+        int wrong_sum_count;
+        uint64_t summed_bytes; /* of the last file */
         int torn_count;           /* bytes other than 'a' in what was said to be copied */
         int commit_count, captured_at_commit; /* captured_at_commit: files of that version, at the last one */
         int seen[FAKE_TYPE_COUNT];
@@ -144,11 +148,39 @@ static void fake_commit(uint64_t version_id)
                 fake.captured_at_commit += fake.images[i].version_id == version_id && fake.images[i].is_captured;
 }
 
+/* What the client has summed: bytes of the first `size` of the file, in order, and right. */
+static void fake_look_at_sums(const struct fake_image *image, uint64_t size, uint32_t count)
+{
+        uint64_t end = 0;
+
+        for (uint32_t i = 0; i < count; i++) {
+                struct image_sum sum;
+                uint32_t crc32 = 0;
+                uint64_t crc64 = 0;
+                void *bytes;
+
+                os->pread(image->fd, &sum, sizeof sum, image_sums_offset(image->size) + i * sizeof sum);
+                if (sum.offset < end || sum.size > IMAGE_CHUNK_BYTES || sum.offset + sum.size > size) {
+                        fake.wrong_sum_count++;
+                        return;
+                }
+                end = sum.offset + sum.size;
+                bytes = malloc(sum.size);
+                os->pread(image->fd, bytes, sum.size, sum.offset);
+                sum_both(bytes, sum.size, &crc32, &crc64);
+                free(bytes);
+                fake.wrong_sum_count += crc32 != sum.crc32 || crc64 != sum.crc64;
+                fake.summed_bytes += sum.size;
+        }
+}
+
 static void fake_captured(int fd, const struct ipc_captured *request)
 {
         for (size_t i = 0; i < fake.image_count; i++) {
                 if (fake.images[i].id == request->image_id) {
                         fake.images[i].is_captured = true;
+                        fake.summed_bytes = 0;
+                        fake_look_at_sums(&fake.images[i], fake.images[i].size, request->sum_count);
                         fake.captured = *request;
                         if (request->commits)
                                 fake_commit(fake.images[i].version_id);
@@ -165,6 +197,9 @@ static void fake_copied(int fd, const struct ipc_copied *request)
         char read[4096];
 
         fake.copied = *request;
+        for (size_t i = 0; i < fake.image_count; i++)
+                if (fake.images[i].id == request->image_id)
+                        fake_look_at_sums(&fake.images[i], request->size, request->sum_count);
         for (size_t i = 0; i < fake.image_count; i++)
                 for (uint64_t at = 0; fake.images[i].id == request->image_id && at + sizeof read <= request->size; at += 64 * sizeof read) {
                         os->pread(fake.images[i].fd, read, sizeof read, at);

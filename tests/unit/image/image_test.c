@@ -1,3 +1,4 @@
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "image/image.h"
@@ -312,6 +313,100 @@ static void a_file_is_sealed_while_it_is_copied(void)
         }
 }
 
+/* Of some ranges of `image` the sums, as a copy makes them; `image` is spoilt there: nobody may read it any more. */
+static uint32_t sum_and_spoil(uint8_t *image, uint64_t start, uint64_t end, struct image_sum *sums, uint32_t count)
+{
+        for (uint64_t at = start + 1000; at < end; at += 150000) {
+                struct image_sum *sum = &sums[count];
+                uint64_t size = image_sum_size(at, end - at < 100000 ? end - at : 100000);
+
+                if (size < IMAGE_SUM_MIN)
+                        continue;
+                *sum = (struct image_sum){ .offset = at, .size = (uint32_t)size };
+                sum_both(image + at, (size_t)size, &sum->crc32, &sum->crc64);
+                memset(image + at, 0x99, (size_t)size);
+                count++;
+        }
+        return count;
+}
+
+static void what_was_summed_while_it_was_copied_is_not_read_again(void)
+{
+        uint64_t sizes[] = { 9000001, 5, 5200000, 0, 100, 700000, 262144 };
+
+        for (int is_zip = 0; is_zip < 2; is_zip++) {
+                struct image_sum sums[200];
+                _Atomic uint32_t sum_count = 0;
+                struct image_flow flow = { .sums = sums, .sum_count = &sum_count };
+                uint64_t *chunks, *wanted;
+                size_t chunk_count, wanted_count;
+                struct zip_layout layout;
+                struct zip_entry *entries, *wanted_entries;
+                size_t entry_count;
+                uint8_t *whole, *image;
+                uint32_t count = 0;
+
+                REQUIRE(zip_layout_init(&layout, 2, sizes, 7, &error) == NEBULA_OK);
+                whole = calloc(1, (size_t)layout.size);
+                zip_layout_write(&layout, "}.", whole);
+                for (size_t k = 0; k < 7; k++)
+                        for (uint64_t i = 0; i < sizes[k]; i++)
+                                whole[layout.storage_offsets[k] + i] = (uint8_t)(i * 7 + i / 4096 + k);
+                image = malloc((size_t)layout.size);
+                memcpy(image, whole, (size_t)layout.size);
+                for (size_t k = 0; k < 3; k += 2) /* the others are too small to be looked for */
+                        count = sum_and_spoil(image, layout.storage_offsets[k], layout.storage_offsets[k] + sizes[k], sums, count);
+                CHECK(count > 80);
+                atomic_store(&sum_count, count);
+                REQUIRE(image_seal_flowing(image, layout.size, is_zip, IMAGE_CHUNK_BYTES, &flow, &chunks, &chunk_count, &error) == NEBULA_OK);
+                REQUIRE(image_seal(whole, layout.size, is_zip, IMAGE_CHUNK_BYTES, &wanted, &wanted_count, &error) == NEBULA_OK);
+                CHECK(chunk_count == wanted_count && !memcmp(chunks, wanted, chunk_count * sizeof *chunks));
+                REQUIRE(zip_read(image, layout.size, &entries, &entry_count, &error) == NEBULA_OK);
+                REQUIRE(zip_read(whole, layout.size, &wanted_entries, &entry_count, &error) == NEBULA_OK);
+                for (size_t k = 0; k < entry_count; k++)
+                        CHECK(entries[k].crc32 == wanted_entries[k].crc32);
+                free(entries);
+                free(wanted_entries);
+                free(chunks);
+                free(wanted);
+                free(whole);
+                free(image);
+                zip_layout_done(&layout);
+        }
+}
+
+/* Its trainer may write anything there: sealing ends, and what no sum speaks of is right. */
+static void sums_of_any_kind_do_no_harm(void)
+{
+        static const struct image_sum odd[] = {
+                { 0, 0, 0, 0 }, { UINT64_MAX, UINT32_MAX, 1, 1 }, { 100, UINT32_MAX, 1, 1 }, { 1u << 20, 5u << 20, 1, 1 }, { 50, 3, 0, 0 },
+                { UINT64_MAX - 3, 2, 1, 1 }, { 0, 1, 1, 1 },
+        };
+        uint64_t sizes[] = { 3000001, 5000000 };
+
+        for (size_t first = 0; first < sizeof odd / sizeof odd[0]; first++) {
+                for (int is_zip = 0; is_zip < 2; is_zip++) {
+                        _Atomic uint32_t sum_count = (uint32_t)(sizeof odd / sizeof odd[0] - first);
+                        struct image_flow flow = { .sums = odd + first, .sum_count = &sum_count };
+                        struct zip_layout layout;
+                        size_t chunk_count;
+                        uint64_t *chunks;
+                        uint8_t *image;
+
+                        REQUIRE(zip_layout_init(&layout, 2, sizes, 2, &error) == NEBULA_OK);
+                        image = calloc(1, (size_t)layout.size);
+                        zip_layout_write(&layout, "}.", image);
+                        REQUIRE(image_seal_flowing(image, layout.size, is_zip, IMAGE_CHUNK_BYTES, &flow, &chunks, &chunk_count, &error) ==
+                                NEBULA_OK);
+                        CHECK(chunk_count == (layout.size + IMAGE_CHUNK_BYTES - 1) / IMAGE_CHUNK_BYTES);
+                        CHECK(chunks[1] == sum_crc64(0, image + IMAGE_CHUNK_BYTES, (size_t)(layout.size - IMAGE_CHUNK_BYTES)));
+                        free(chunks);
+                        free(image);
+                        zip_layout_done(&layout);
+                }
+        }
+}
+
 static void headers_are_found_by_the_directory_alone(void)
 {
         uint64_t directory, *offsets;
@@ -583,7 +678,8 @@ TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_al
          TEST(a_file_without_storages_is_whole), TEST(every_tensor_is_found_again),
          TEST(looking_for_one_tensor_gives_its_caller_s_name), TEST(chunk_checksums_equal_those_of_the_sealed_bytes),
          TEST(every_chunk_is_told_once_and_final), TEST(chunks_of_large_records_are_joined_from_their_pieces),
-         TEST(a_file_is_sealed_while_it_is_copied), TEST(headers_are_found_by_the_directory_alone),
+         TEST(a_file_is_sealed_while_it_is_copied),
+         TEST(what_was_summed_while_it_was_copied_is_not_read_again), TEST(sums_of_any_kind_do_no_harm), TEST(headers_are_found_by_the_directory_alone),
          TEST(a_raw_file_is_summed_and_not_touched), TEST(sealing_twice_changes_nothing),
          TEST(an_image_that_is_being_sealed_is_completed_and_damage_in_it_is_still_found),
          TEST(any_flipped_payload_bit_is_found_with_its_record), TEST(every_truncation_is_refused),

@@ -22,24 +22,30 @@ static unsigned char *memory_new(void)
         return memory;
 }
 
-/* As copies do: by a thread that cannot know what others do to its source. */
-static void copy_and_unmap(void *to, const void *from, size_t size)
+static void copy_all(void *argument, void *to, const void *from, size_t size)
 {
-        sum_copy_stream(to, from, size / 2);
-        munmap((void *)((uintptr_t)from + size / 2), size / 2);
-        sum_copy_stream((char *)to + size / 2, (const char *)from + size / 2, size / 2);
+        (void)argument;
+        sum_copy_stream(to, from, size);
 }
 
-static void copy_and_forbid(void *to, const void *from, size_t size)
+/* As copies do: by a thread that cannot know what others do to its source. */
+static void copy_and_unmap(void *argument, void *to, const void *from, size_t size)
+{
+        copy_all(argument, to, from, size / 2);
+        munmap((void *)((uintptr_t)from + size / 2), size / 2);
+        copy_all(argument, (char *)to + size / 2, (const char *)from + size / 2, size / 2);
+}
+
+static void copy_and_forbid(void *argument, void *to, const void *from, size_t size)
 {
         mprotect((void *)((uintptr_t)from + size / 2), 4096, PROT_NONE);
-        sum_copy_stream(to, from, size);
+        copy_all(argument, to, from, size);
 }
 
-static void copy_and_lose_image(void *to, const void *from, size_t size)
+static void copy_and_lose_image(void *argument, void *to, const void *from, size_t size)
 {
         munmap((char *)to + size / 2, 4096);
-        sum_copy_stream(to, from, size);
+        copy_all(argument, to, from, size);
 }
 
 static void what_is_there_is_copied(void)
@@ -49,7 +55,7 @@ static void what_is_there_is_copied(void)
         memset(image, 0, SIZE);
         REQUIRE(os->guard() == 0);
         for (size_t shift = 0; shift < 100; shift += 33) {
-                CHECK(os->copy_guarded(sum_copy_stream, image, (uintptr_t)source + shift, SIZE - shift) == 0);
+                CHECK(os->copy_guarded(copy_all, NULL, image, (uintptr_t)source + shift, SIZE - shift) == 0);
                 CHECK(!memcmp(image, source + shift, SIZE - shift));
         }
 }
@@ -59,14 +65,14 @@ static void what_vanishes_ends_the_copy_and_not_the_program(void)
         for (int round = 0; round < 40; round++) { /* more often than copies may be made at a time */
                 source = memory_new();
                 image = memory_new();
-                CHECK(os->copy_guarded(copy_and_unmap, image, (uintptr_t)source, SIZE) == -EFAULT);
+                CHECK(os->copy_guarded(copy_and_unmap, NULL, image, (uintptr_t)source, SIZE) == -EFAULT);
                 source = memory_new();
-                CHECK(os->copy_guarded(copy_and_forbid, image, (uintptr_t)source, SIZE) == -EFAULT);
+                CHECK(os->copy_guarded(copy_and_forbid, NULL, image, (uintptr_t)source, SIZE) == -EFAULT);
                 source = memory_new();
-                CHECK(os->copy_guarded(copy_and_lose_image, image, (uintptr_t)source, SIZE) == -EFAULT);
+                CHECK(os->copy_guarded(copy_and_lose_image, NULL, image, (uintptr_t)source, SIZE) == -EFAULT);
                 source = memory_new();
                 image = memory_new();
-                CHECK(os->copy_guarded(sum_copy_stream, image, (uintptr_t)source, SIZE) == 0);
+                CHECK(os->copy_guarded(copy_all, NULL, image, (uintptr_t)source, SIZE) == 0);
         }
 }
 
@@ -162,9 +168,9 @@ static void faults_of_others_end_as_without_a_guard(void)
 }
 
 /* In the middle of a copy, too, where what is read is not what is copied. */
-static void copy_something_else(void *to, const void *from, size_t size)
+static void copy_something_else(void *argument, void *to, const void *from, size_t size)
 {
-        (void)to, (void)from, (void)size;
+        (void)argument, (void)to, (void)from, (void)size;
         read_nothing();
 }
 
@@ -172,7 +178,7 @@ static void copy_that_reads_elsewhere(void)
 {
         source = memory_new();
         image = memory_new();
-        os->copy_guarded(copy_something_else, image, (uintptr_t)source, SIZE);
+        os->copy_guarded(copy_something_else, NULL, image, (uintptr_t)source, SIZE);
 }
 
 static void a_fault_elsewhere_is_not_taken_for_one_of_the_copy(void)
@@ -186,7 +192,7 @@ static void copy_under_another_handler(void)
         source = memory_new();
         image = memory_new();
         signal(SIGSEGV, say_so);
-        _exit(os->copy_guarded(sum_copy_stream, image, (uintptr_t)source, SIZE) == -ENOTSUP ? 50 : 51);
+        _exit(os->copy_guarded(copy_all, NULL, image, (uintptr_t)source, SIZE) == -ENOTSUP ? 50 : 51);
 }
 
 static void under_a_handler_that_came_later_no_copy_is_made(void)
