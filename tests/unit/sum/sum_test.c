@@ -189,6 +189,10 @@ static void copies_that_sum_are_exact_too_and_sum_right(void)
 
 static atomic_bool changes_end;
 
+/* What it does is a race, which is what the test is about. */
+#if defined(__SANITIZE_THREAD__) || defined(__clang__)
+__attribute__((no_sanitize("thread")))
+#endif
 static void *change_bytes(void *argument)
 {
         for (uint32_t turn = 1; !atomic_load(&changes_end); turn++)
@@ -203,6 +207,8 @@ static void check_sums_under_changes(void)
         static uint8_t to[BIG + 64];
         pthread_t thread;
 
+        if (!sum_copies_both()) /* else it copies with memcpy, which a sanitizer watches */
+                return;
         atomic_store(&changes_end, false);
         if (pthread_create(&thread, NULL, change_bytes, NULL))
                 abort();
@@ -222,10 +228,8 @@ static void check_sums_under_changes(void)
 
 static void sums_are_of_what_was_copied_whatever_changes_meanwhile(void)
 {
-#if !defined(__SANITIZE_THREAD__) /* that is the race which it is about */
         fill();
         each_isa(check_sums_under_changes);
-#endif
 }
 
 static void an_unknown_instruction_set_is_refused(void)
