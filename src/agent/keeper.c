@@ -13,6 +13,7 @@
 struct join {
         struct image *image;
         uint64_t size;
+        bool was_pinned; /* such pages cannot be joined */
         int64_t took_ns;
 };
 
@@ -90,6 +91,8 @@ static void join(void *argument)
         struct join *join = argument;
         int64_t begun_ns = os->now_ns();
 
+        if (join->was_pinned)
+                memory_unpin(join->image);
         if (memory_join(join->image, join->image->joined, join->size) < 0)
                 join->size = join->image->capacity - join->image->joined; /* nor will the rest be */
         join->took_ns = os->now_ns() - begun_ns;
@@ -105,6 +108,8 @@ bool keeper_join(struct catalogue *catalogue, int64_t *join_at_ns)
                 return false;
         left = work.image->capacity - work.image->joined;
         work.size = left < JOIN_BYTES ? left : JOIN_BYTES;
+        work.was_pinned = work.image->pinned;
+        work.image->pinned = false;
         work.image->faulting = true;
         catalogue_unlock(catalogue);
         background_run(join, &work);

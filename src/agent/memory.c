@@ -7,6 +7,7 @@
 #include "agent/memory.h"
 #include "base/error.h"
 #include "image/image.h"
+#include "os/bulk.h"
 #include "os/os.h"
 
 #define MIB (1u << 20)
@@ -114,8 +115,7 @@ void memory_configure(struct memory *memory, uint64_t budget)
 
 static void image_free(struct image *image)
 {
-        if (image->data)
-                os->unmap(image->data, image->capacity);
+        memory_unmap(image);
         if (image->fd >= 0)
                 os->close(image->fd);
         free(image);
@@ -415,9 +415,27 @@ enum nebula_status memory_map(struct image *image, void **ret_data, struct nebul
 
 void memory_unmap(struct image *image)
 {
-        if (image->data)
-                os->unmap(image->data, image->capacity);
+        if (!image->data)
+                return;
+        memory_unpin(image);
+        os->unmap(image->data, image->capacity);
         image->data = NULL;
+}
+
+bool memory_wants_pin(const struct image *image)
+{
+        return image->served && !image->joined && !image->faulting && !image->pinned && !image->unpinnable && !image->exposed &&
+               !image->restored && !image->spilled;
+}
+
+bool memory_pin(const struct image *image)
+{
+        return bulk_pin(image->data, image->capacity) == 0;
+}
+
+void memory_unpin(const struct image *image)
+{
+        bulk_unpin(image->data);
 }
 
 void memory_set_copied(struct image *image, uint64_t copied)

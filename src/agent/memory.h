@@ -42,6 +42,7 @@ struct image {
         bool from_peer;                /* read back from another node's memory */
         bool spilled;                  /* its pages are a disk's: not of the budget, never reused (spill.h) */
         bool faulting;                 /* the keeper is making or joining its pages; may be lent meanwhile, not buried */
+        bool pinned, unpinnable;       /* its small pages are looked up once for all that is written from it; tried in vain */
         uint32_t users;                /* files and grants that hold it; 0: free */
         uint64_t owner_nonce;          /* the session that last wrote it */
         const void *job;               /* whose spare it is when free */
@@ -113,6 +114,13 @@ struct image *memory_next_doomed(struct memory *memory);
 /* Frees it; the caller then calls memory_unreserve(capacity). */
 void memory_bury(struct memory *memory, struct image *image);
 uint64_t memory_free_bytes(const struct memory *memory, const void *job); /* in images that are free for reuse */
+
+/* Serves again, from small pages that nobody is joining: then memory_pin pays with the first write. Lock held. */
+bool memory_wants_pin(const struct image *image);
+/* For the one thread that works on the image, which has mapped it; whether they are pinned now. And its opposite, at any time when
+ * nothing is written from it. */
+bool memory_pin(const struct image *image);
+void memory_unpin(const struct image *image);
 
 enum nebula_status memory_map(struct image *image, void **ret_data, struct nebula_error *error);
 void memory_unmap(struct image *image);

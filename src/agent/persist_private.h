@@ -76,8 +76,8 @@ struct sealing {
 void *sealing_run(void *sealing); /* ends every feed, also when it fails */
 /* The checksums belong to the version from now on, if it has the file. */
 void sealing_keep_chunks(struct version *version, struct plan_file *file);
-/* The mapped bytes of an image, whoever else maps it at this time. */
-enum nebula_status sealing_map(struct image *image, void **ret_data, struct nebula_error *error);
+/* The mapped bytes of an image, whoever else maps it at this time, for who writes them to storage. */
+enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image, void **ret_data, struct nebula_error *error);
 
 enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
                                  struct nebula_error *error);

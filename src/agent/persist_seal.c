@@ -159,14 +159,27 @@ void *sealing_run(void *argument)
         return NULL;
 }
 
-enum nebula_status sealing_map(struct image *image, void **ret_data, struct nebula_error *error)
+enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image, void **ret_data, struct nebula_error *error)
 {
         enum nebula_status status;
+        bool wants_pin, is_pinned;
 
         seal_begin();
         status = memory_map(image, ret_data, error);
         pthread_mutex_unlock(&seal_lock);
-        return status;
+        if (status)
+                return status;
+        catalogue_lock(catalogue);
+        wants_pin = memory_wants_pin(image);
+        catalogue_unlock(catalogue);
+        if (!wants_pin)
+                return NEBULA_OK;
+        is_pinned = memory_pin(image);
+        catalogue_lock(catalogue);
+        image->pinned = is_pinned;
+        image->unpinnable = !is_pinned;
+        catalogue_unlock(catalogue);
+        return NEBULA_OK;
 }
 
 /* What was just sealed, so that nothing that happens to the version takes it away. Lock held. */

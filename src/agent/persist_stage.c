@@ -15,7 +15,8 @@
 _Static_assert(IMAGE_CHUNK_BYTES == BULK_REQUEST_BYTES, "a chunk that was summed is a piece that may be written");
 
 /* What is written, and the keys, which the caller frees. Images are mapped: the writer needs them before they are sealed. */
-static enum nebula_status list_objects(struct plan *plan, struct store_object *objects, size_t *ret_count, struct nebula_error *error)
+static enum nebula_status list_objects(struct catalogue *catalogue, struct plan *plan, struct store_object *objects, size_t *ret_count,
+                                       struct nebula_error *error)
 {
         size_t count = 0;
 
@@ -27,7 +28,7 @@ static enum nebula_status list_objects(struct plan *plan, struct store_object *o
 
                 if (file->carried)
                         continue;
-                status = sealing_map(file->image, &data, error);
+                status = sealing_map(catalogue, file->image, &data, error);
                 if (status)
                         return status;
                 if (manifest_find_file(&plan->before, file->name))
@@ -53,7 +54,7 @@ enum nebula_status persist_stage(struct catalogue *catalogue, struct version *ve
         size_t count = 0;
         pthread_t thread;
         bool is_started;
-        enum nebula_status status = objects ? list_objects(plan, objects, &count, error)
+        enum nebula_status status = objects ? list_objects(catalogue, plan, objects, &count, error)
                                             : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
 
         if (!status && count) {

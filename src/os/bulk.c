@@ -303,6 +303,19 @@ static void feed_attach(struct bulk_feed *feed, bool is_written)
         pthread_mutex_unlock(&feed->lock);
 }
 
+int bulk_pin(const void *data, uint64_t size)
+{
+        return bulk_engine_used() == BULK_ENGINE_URING ? atomic_load(&bulk_ring)->pin(data, size) : -ENOSYS;
+}
+
+void bulk_unpin(const void *data)
+{
+        const struct bulk_ring *ring = atomic_load(&bulk_ring);
+
+        if (ring)
+                ring->unpin(data);
+}
+
 int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct bulk_feed *feed)
 {
         struct bulk_job job = {

@@ -13,7 +13,7 @@
  * data + size is touched. -EINVAL from a direct file means that its file system
  * can't do it: open it again without.
  *
- * Threads: no shared state but the one-time probe. Nothing that a call
+ * Threads: no shared state but the one-time probe and what is pinned. Nothing else that a call
  * starts outlives it.
  */
 #ifndef NB_OS_BULK_H
@@ -83,6 +83,15 @@ int bulk_buffer_open(struct bulk_buffer *buffer, uint64_t size); /* 0 or a negat
 int bulk_buffer_map(struct bulk_buffer *buffer, uint64_t size);
 bool bulk_buffer_make(char *data, uint64_t size);
 void bulk_buffer_close(struct bulk_buffer *buffer); /* one that is not open, too, if it was zeroed */
+
+/*
+ * Memory that is written from again and again, from its beginning: with io_uring its pages are looked up once, and not with every write,
+ * which is most of what a write from small pages costs a processor. They stay where they are until bulk_unpin, which comes before they are
+ * unmapped and while nothing is written from them. 0, also when they are pinned already; -ENOSYS without io_uring; -ENOMEM: this user
+ * may not pin so much (RLIMIT_MEMLOCK). Nothing but speed depends on it.
+ */
+int bulk_pin(const void *data, uint64_t size);
+void bulk_unpin(const void *data); /* what is not pinned, too */
 
 /*
  * Writes `size` bytes at the beginning of the file and sets its size. Not synced. `feed`: NULL, or what says which

@@ -46,6 +46,8 @@ void bulk_run_threads(struct bulk_job *job);
 struct bulk_ring {
         bool (*works)(void);
         bool (*run)(struct bulk_job *job); /* false when no ring could be had: nothing was done */
+        int (*pin)(const char *data, uint64_t size);
+        void (*unpin)(const char *data);
 };
 extern const struct bulk_ring *_Atomic bulk_ring; /* NULL: not offered */
 

@@ -4,6 +4,7 @@
  * when no thread can be had.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "os/bulk_private.h"
@@ -14,6 +15,7 @@
 
 #define CHECKERS_MAX 4u
 #define REQUEST_MAX (1u << 30) /* a request's length is 32 bits */
+#define PIN_BYTES (1u << 30)   /* what the kernel takes as one buffer */
 
 struct request {
         uint64_t offset, size; /* the chunk */
@@ -21,9 +23,22 @@ struct request {
         bool is_used;
 };
 
+/* Memory with a ring of its own, which has its pages. */
+struct pinned {
+        struct pinned *next;
+        const char *data;
+        uint64_t size;
+        bool is_used;
+        struct io_uring ring;
+};
+
+static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows, but for a ring that is used */
+static struct pinned *pinned_list;
+
 struct uring_run {
         struct bulk_job *job;
-        struct io_uring ring;
+        struct io_uring *ring;
+        const struct pinned *pinned; /* NULL: of this run alone */
         struct request requests[BULK_DEPTH];
 
         pthread_mutex_t queue_lock; /* guards the rest */
@@ -50,6 +65,111 @@ static bool ring_works(void)
         return works;
 }
 
+/* pinned_lock held. */
+static struct pinned **pinned_find(const char *data)
+{
+        struct pinned **link = &pinned_list;
+
+        while (*link && (*link)->data != data)
+                link = &(*link)->next;
+        return link;
+}
+
+static void pinned_free(struct pinned *pinned)
+{
+        io_uring_unregister_buffers(&pinned->ring); /* the end of a ring takes a while */
+        io_uring_queue_exit(&pinned->ring);
+        free(pinned);
+}
+
+static int pinned_open(struct pinned *pinned)
+{
+        unsigned count = (unsigned)((pinned->size + PIN_BYTES - 1) / PIN_BYTES);
+        struct iovec *buffers = calloc(count, sizeof *buffers);
+        int result = buffers ? io_uring_queue_init(BULK_DEPTH, &pinned->ring, 0) : -ENOMEM;
+
+        if (result)
+                goto free;
+        for (unsigned i = 0; i < count; i++) {
+                uint64_t offset = i * (uint64_t)PIN_BYTES, left = pinned->size - offset;
+
+                buffers[i] = (struct iovec){ (char *)(uintptr_t)pinned->data + offset, left < PIN_BYTES ? left : PIN_BYTES };
+        }
+        result = io_uring_register_buffers(&pinned->ring, buffers, count);
+        if (result)
+                io_uring_queue_exit(&pinned->ring);
+free:
+        free(buffers);
+        return result;
+}
+
+static int ring_pin(const char *data, uint64_t size)
+{
+        struct pinned *pinned;
+        int result = 0;
+
+        if (!size)
+                return -EINVAL;
+        pthread_mutex_lock(&pinned_lock);
+        if (*pinned_find(data))
+                goto unlock;
+        pinned = calloc(1, sizeof *pinned);
+        if (!pinned) {
+                result = -ENOMEM;
+                goto unlock;
+        }
+        pinned->data = data;
+        pinned->size = size;
+        result = pinned_open(pinned);
+        if (result) {
+                free(pinned);
+                goto unlock;
+        }
+        pinned->next = pinned_list;
+        pinned_list = pinned;
+unlock:
+        pthread_mutex_unlock(&pinned_lock);
+        return result;
+}
+
+static void ring_unpin(const char *data)
+{
+        struct pinned **link, *pinned;
+
+        pthread_mutex_lock(&pinned_lock);
+        link = pinned_find(data);
+        pinned = *link;
+        if (pinned)
+                *link = pinned->next;
+        pthread_mutex_unlock(&pinned_lock);
+        if (pinned)
+                pinned_free(pinned);
+}
+
+/* The ring of the memory that is written from, if it is pinned and nobody else uses it. */
+static struct pinned *pinned_take(const struct bulk_job *job)
+{
+        struct pinned *pinned;
+
+        if (!job->is_write)
+                return NULL;
+        pthread_mutex_lock(&pinned_lock);
+        pinned = *pinned_find(job->data);
+        if (pinned && (pinned->is_used || pinned->size < job->size))
+                pinned = NULL;
+        if (pinned)
+                pinned->is_used = true;
+        pthread_mutex_unlock(&pinned_lock);
+        return pinned;
+}
+
+static void pinned_return(struct pinned *pinned)
+{
+        pthread_mutex_lock(&pinned_lock);
+        pinned->is_used = false;
+        pthread_mutex_unlock(&pinned_lock);
+}
+
 static uint64_t direct_end(const struct bulk_job *job, const struct request *request)
 {
         uint64_t end = request->offset + request->size;
@@ -60,11 +180,13 @@ static uint64_t direct_end(const struct bulk_job *job, const struct request *req
 static void submit(struct uring_run *run, struct request *request)
 {
         struct bulk_job *job = run->job;
-        struct io_uring_sqe *sqe = io_uring_get_sqe(&run->ring); /* there is one: as many as requests */
+        struct io_uring_sqe *sqe = io_uring_get_sqe(run->ring); /* there is one: as many as requests */
         uint64_t at = request->offset + request->done;
         unsigned size = (unsigned)(direct_end(job, request) - at);
 
-        if (job->is_write)
+        if (run->pinned)
+                io_uring_prep_write_fixed(sqe, job->fd, job->data + at, size, at, (int)(at / PIN_BYTES));
+        else if (job->is_write)
                 io_uring_prep_write(sqe, job->fd, job->data + at, size, at);
         else
                 io_uring_prep_read(sqe, job->fd, job->data + at, size, at);
@@ -171,11 +293,11 @@ static size_t reap(struct uring_run *run)
         struct io_uring_cqe *cqe;
         size_t ended = 0;
 
-        while (!io_uring_peek_cqe(&run->ring, &cqe)) {
+        while (!io_uring_peek_cqe(run->ring, &cqe)) {
                 struct request *request = io_uring_cqe_get_data(cqe);
                 int count = cqe->res;
 
-                io_uring_cqe_seen(&run->ring, cqe);
+                io_uring_cqe_seen(run->ring, cqe);
                 if (!complete(run, request, count)) {
                         request->is_used = false;
                         ended++;
@@ -184,60 +306,81 @@ static size_t reap(struct uring_run *run)
         return ended;
 }
 
-/* Until everything is back: the kernel uses the caller's memory as long as it isn't. */
-static void pump(struct uring_run *run)
+/* Until everything is back: the kernel uses the caller's memory as long as it isn't. False: the ring is of no more use. */
+static bool pump(struct uring_run *run)
 {
         size_t in_flight = fill(run, 0);
         bool is_broken = false;
 
         while (in_flight) {
                 struct io_uring_cqe *cqe;
-                int result = is_broken ? io_uring_wait_cqe(&run->ring, &cqe) : io_uring_submit_and_wait(&run->ring, 1);
+                int result = is_broken ? io_uring_wait_cqe(run->ring, &cqe) : io_uring_submit_and_wait(run->ring, 1);
 
                 if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
                         bulk_fail(run->job, 0, result, NULL);
                         if (!is_broken)
-                                in_flight -= io_uring_sq_ready(&run->ring); /* the kernel never saw these */
+                                in_flight -= io_uring_sq_ready(run->ring); /* the kernel never saw these */
                         is_broken = true;
                 }
                 in_flight -= reap(run);
                 if (!is_broken)
                         in_flight += fill(run, in_flight);
         }
+        return !is_broken;
+}
+
+/* With a ring at hand: arrived chunks are checked beside it. */
+static bool pump_and_check(struct uring_run *run)
+{
+        struct bulk_job *job = run->job;
+        pthread_t threads[CHECKERS_MAX];
+        size_t wanted = os->cpu_count() < CHECKERS_MAX ? os->cpu_count() : CHECKERS_MAX;
+        size_t count = 0;
+        bool is_whole;
+
+        pthread_mutex_init(&run->queue_lock, NULL);
+        pthread_cond_init(&run->queue_changed, NULL);
+        while (job->check && count < wanted && count + 1 < job->chunk_count &&
+               !bulk_start(&threads[count], check_queue, run))
+                count++;
+        run->checker_count = count;
+        is_whole = pump(run);
+        pthread_mutex_lock(&run->queue_lock);
+        run->is_ended = true;
+        pthread_cond_broadcast(&run->queue_changed);
+        pthread_mutex_unlock(&run->queue_lock);
+        check_queue(run); /* helps with what is left */
+        while (count)
+                pthread_join(threads[--count], NULL);
+        pthread_cond_destroy(&run->queue_changed);
+        pthread_mutex_destroy(&run->queue_lock);
+        return is_whole;
 }
 
 static bool ring_run(struct bulk_job *job)
 {
-        struct uring_run run = { .job = job };
-        pthread_t threads[CHECKERS_MAX];
-        size_t wanted = os->cpu_count() < CHECKERS_MAX ? os->cpu_count() : CHECKERS_MAX;
-        size_t count = 0;
+        struct pinned *pinned = pinned_take(job);
+        struct io_uring ring;
+        struct uring_run run = { .job = job, .ring = pinned ? &pinned->ring : &ring, .pinned = pinned };
 
-        if (job->chunk_bytes > REQUEST_MAX || io_uring_queue_init(BULK_DEPTH, &run.ring, 0))
+        if (pinned) {
+                bool is_whole = pump_and_check(&run);
+
+                pinned_return(pinned);
+                if (!is_whole)
+                        ring_unpin(job->data);
+                return true;
+        }
+        if (job->chunk_bytes > REQUEST_MAX || io_uring_queue_init(BULK_DEPTH, &ring, 0))
                 return false;
-        pthread_mutex_init(&run.queue_lock, NULL);
-        pthread_cond_init(&run.queue_changed, NULL);
-        while (job->check && count < wanted && count + 1 < job->chunk_count &&
-               !bulk_start(&threads[count], check_queue, &run))
-                count++;
-        run.checker_count = count;
-        pump(&run);
-        pthread_mutex_lock(&run.queue_lock);
-        run.is_ended = true;
-        pthread_cond_broadcast(&run.queue_changed);
-        pthread_mutex_unlock(&run.queue_lock);
-        check_queue(&run); /* helps with what is left */
-        while (count)
-                pthread_join(threads[--count], NULL);
-        pthread_cond_destroy(&run.queue_changed);
-        pthread_mutex_destroy(&run.queue_lock);
-        io_uring_queue_exit(&run.ring);
+        pump_and_check(&run);
+        io_uring_queue_exit(&ring);
         return true;
 }
 
 void bulk_offer_uring(void)
 {
-        static const struct bulk_ring ring = { .works = ring_works, .run = ring_run };
+        static const struct bulk_ring ring = { .works = ring_works, .run = ring_run, .pin = ring_pin, .unpin = ring_unpin };
 
         atomic_store(&bulk_ring, &ring);
 }

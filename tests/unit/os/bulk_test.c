@@ -105,6 +105,83 @@ static void through_threads_every_size_comes_back_as_it_was(void)
         every_size_comes_back_as_it_was();
 }
 
+/* The same file again and again from pinned memory, whose bytes change in between; other memory and a part of it beside. */
+static void pinned_memory_is_written_as_it_is_then(void)
+{
+        static const uint64_t sizes[] = { BYTES_MAX, 1, 4096, (4u << 20) + 1, (9u << 20) + 12345 };
+        unsigned char *other;
+
+        begin();
+        other = aligned_alloc(4096, BYTES_MAX);
+        memset(other, 0x33, BYTES_MAX);
+        bulk_unpin(data); /* which is not pinned: fine */
+        if (bulk_pin(data, BYTES_MAX) == -ENOSYS)
+                printf("# this machine has no io_uring\n");
+        else
+                CHECK(bulk_pin(data, BYTES_MAX) == 0); /* twice: fine */
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                data[i] ^= 0xff;
+                round_trip(true, sizes[i], 4u << 20);
+                round_trip(false, sizes[i], 64u << 10);
+        }
+        CHECK(bulk_pin(other, 4096) == bulk_pin(data, BYTES_MAX)); /* too little for what is written from it: the ordinary way */
+        memcpy(other, data, BYTES_MAX);
+        {
+                int fd = open_as(true, OS_WRITE | OS_CREATE | OS_TRUNCATE);
+
+                CHECK(fd == -EINVAL || bulk_write(fd, true, other, BYTES_MAX, NULL) == 0);
+                if (fd >= 0)
+                        os->close(fd);
+                fd = open_as(false, OS_READ);
+                CHECK(fd < 0 || (os_read_at(fd, back, BYTES_MAX, 0) == 0 && !memcmp(back, data, BYTES_MAX)));
+                if (fd >= 0)
+                        os->close(fd);
+        }
+        bulk_unpin(other);
+        bulk_unpin(data);
+        bulk_unpin(data);
+        round_trip(true, BYTES_MAX, 4u << 20);
+        free(other);
+        end();
+}
+
+static void *write_pinned(void *argument)
+{
+        int *result = argument;
+        char name[540];
+        int fd;
+
+        snprintf(name, sizeof name, "%s-%p", path, argument);
+        for (int i = 0; i < 20 && !*result; i++) {
+                fd = os->open(name, OS_WRITE | OS_CREATE | OS_TRUNCATE);
+                *result = fd < 0 ? fd : bulk_write(fd, false, data, BYTES_MAX, NULL);
+                if (fd >= 0)
+                        os->close(fd);
+        }
+        return NULL;
+}
+
+static void pinned_memory_may_be_written_from_by_several_threads(void)
+{
+        pthread_t threads[3];
+        int results[3] = { 0 };
+
+#if defined(__SANITIZE_THREAD__) /* which does not see that a ring's memory is unmapped before another one is mapped there */
+        return;
+#endif
+        begin();
+        bulk_pin(data, BYTES_MAX);
+        for (int i = 0; i < 3; i++)
+                if (pthread_create(&threads[i], NULL, write_pinned, &results[i]))
+                        abort();
+        for (int i = 0; i < 3; i++) {
+                pthread_join(threads[i], NULL);
+                CHECK(results[i] == 0);
+        }
+        bulk_unpin(data);
+        end();
+}
+
 static void a_flipped_byte_stops_the_read_and_tells_the_first_place(void)
 {
         struct nebula_error error = { 0 };
@@ -344,7 +421,9 @@ static void unaligned_memory_is_refused_for_a_direct_file(void)
         end();
 }
 
-TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was), TEST(through_threads_every_size_comes_back_as_it_was),
+TAP_MAIN(TEST(through_a_ring_every_size_comes_back_as_it_was),
+         TEST(pinned_memory_is_written_as_it_is_then), TEST(pinned_memory_may_be_written_from_by_several_threads),
+         TEST(through_threads_every_size_comes_back_as_it_was),
          TEST(a_flipped_byte_stops_the_read_and_tells_the_first_place), TEST(a_file_that_ends_early_is_no_data),
          TEST(a_large_read_into_new_memory_is_checked_before_it_is_there), TEST(a_failed_write_is_told), TEST(bytes_are_written_when_they_are_final), TEST(a_feed_that_ends_early_cancels_the_write),
          TEST(who_tells_is_held_back_only_while_a_write_runs), TEST(unaligned_memory_is_refused_for_a_direct_file))
