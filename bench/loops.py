@@ -21,7 +21,7 @@ WARMING = 4  # versions saved and finished one by one before anything is measure
 IN_A_ROW = 10
 PERIOD = 0.5  # seconds between the beginnings of two saves
 EVERY = 10  # steps between two saves of the training loop
-SAVES = 12
+SAVES = 24
 # The C library keeps what a step frees for the next one, as the caching allocators do that torch's guides advise. As it comes it gives it back
 # to the kernel, and the host of a virtual machine takes that: single steps then take three times as long, with a save or without.
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
@@ -112,17 +112,19 @@ def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]
 
 
 def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
-    """Ten steps without a save and ten with one, in turns: what a save costs is how much longer those behind it take than those around them."""
+    """Ten steps without a save and ten with one, in turns: what a save costs is the call, and how much longer the steps behind it take."""
     peer.prepare()
     step, state = training(scale)
     peer.open()
     warm(peer, lambda: step(lambda: None), state)
 
-    def steps(before_change: Callable[[], None]) -> float:
-        begun = time.perf_counter()
+    def steps(before_change: Callable[[], None]) -> list[float]:
+        took = []
         for _ in range(EVERY):
+            begun = time.perf_counter()
             step(before_change)
-        return time.perf_counter() - begun
+            took.append(time.perf_counter() - begun)
+        return took
 
     kept: State = {}
     quiet, saving, blocked, taken = [steps(lambda: None)], [], [], []
@@ -135,21 +137,24 @@ def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
         if took:
             kept = values
             taken.append(tag)
-        saving.append(blocked[-1] + steps(peer.before_change))
+        saving.append(steps(peer.before_change))
         # What is still being written then is no cost of the quiet steps; nobody would have waited for it either.
         if took:
             peer.wait_durable(tag)
         quiet.append(steps(lambda: None))
     torch.save({"tag": taken[-1], "state": kept}, peer.memory / "expected.pt")
-    lost = [
-        with_save - (before + after) / 2
-        for before, with_save, after in zip(quiet, saving, quiet[1:], strict=False)
+    quiet_step = median(took for window in quiet for took in window)
+    # Step by step: what happens to the machine now and then makes one step long, and with it every sum that it is part of.
+    slower = [median(window[place] for window in saving) - quiet_step for place in range(EVERY)]
+    windows = [
+        call + sum(with_save) - (sum(before) + sum(after)) / 2
+        for call, before, with_save, after in zip(blocked, quiet, saving, quiet[1:], strict=False)
     ]
     tell(
         "saved",
-        step=median(quiet) / EVERY,
-        lost=median(lost),
-        spread=[min(lost), max(lost)],
+        step=quiet_step,
+        lost=median(blocked) + sum(slower),
+        spread=[min(windows), max(windows)],
         blocked=blocked,
         took=len(taken),
         copying_cpu=peer.copying_cpu(taken),
