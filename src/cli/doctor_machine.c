@@ -105,7 +105,7 @@ static void check_memlock(const char *path, struct doctor_finding *finding)
         } else {
                 FOUND(finding, "%s", human_size(bytes, text));
                 if (bytes < (uint64_t)1 << 30)
-                        ADVICE(finding, "only copies from GPUs want more: ulimit -l unlimited");
+                        ADVICE(finding, "copies from GPUs want more, and writes to disk then take less CPU: ulimit -l unlimited");
         }
 }
 
