@@ -1,7 +1,8 @@
 /*
  * sum_bench.c - GB/s of every checksum and copy path, on one thread.
  *
- *      sum_bench [MiB]         default 256: larger than any cache
+ *      ninja -C build tests/unit/sum/sum_bench     after make units
+ *      build/tests/unit/sum/sum_bench [MiB]        default 256: larger than any cache
  *
  * One line per path: the best of five passes over memory that was touched before,
  * by the processor time of the thread, so that other work on the machine counts less.

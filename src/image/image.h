@@ -92,7 +92,7 @@ const struct nebula_tensor *image_index_tensors(const struct image_index *index,
 void image_index_free(struct image_index *index);
 
 /*
- * What was summed while it was copied, which costs nothing, the copy waits for memory: CRC-32 and CRC-64 of some ranges of a
+ * What was summed while it was copied, which costs little, since the copy waits for memory: CRC-32 and CRC-64 of some ranges of a
  * file, none across a border of IMAGE_CHUNK_BYTES. The list lies behind the file, in the same image.
  */
 struct image_sum {

@@ -27,7 +27,7 @@ uint64_t sum_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t size_b);
 void sum_copy_stream(void *to, const void *from, size_t size);
 /* sum_copy_stream and, on the way, sum_both of what is at `to` then, also when somebody changes `from` meanwhile. */
 void sum_copy_both(void *to, const void *from, size_t size, uint32_t *crc32, uint64_t *crc64);
-/* Whether that takes no longer than the copy alone, which waits for memory. */
+/* Whether that takes hardly longer than the copy alone, which waits for memory. */
 bool sum_copies_both(void);
 
 enum sum_isa { SUM_ISA_PORTABLE, SUM_ISA_PCLMUL, SUM_ISA_VPCLMUL };
