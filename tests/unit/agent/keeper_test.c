@@ -3,6 +3,7 @@
 
 #include "agent/agent_catalogue.h"
 #include "agent/keeper.h"
+#include "os/bulk.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -14,7 +15,7 @@ static struct os_table table;
 static struct bench bench;
 static struct image *image;
 static unsigned joined_count; /* calls */
-static bool lends, dooms, was_buried;
+static bool lends, dooms, was_buried, can_join;
 
 /* The rest of the program goes on while pages are joined. */
 static int advise_meanwhile(void *data, uint64_t size, enum os_advice advice)
@@ -130,6 +131,7 @@ static void pages_of_an_image_are_joined_with_pauses(void)
                 printf("# this kernel can't join pages, or has none to join them into\n");
         else
                 CHECK(huge == 5);
+        can_join = huge > 0;
         end();
 }
 
@@ -257,7 +259,35 @@ static void the_keeper_joins_what_has_become_durable(void)
         test_dir_remove(directory);
 }
 
-TAP_MAIN(TEST(pages_of_an_image_are_joined_with_pauses), TEST(what_is_in_use_is_left_alone),
+/* Its writer has pinned it, on a machine with io_uring. Pinned pages are not joined, and joined ones need no pin. */
+static void an_image_is_pinned_only_while_its_pages_are_small(void)
+{
+        int64_t join_at_ns = 0;
+        unsigned char *data;
+        int result;
+
+        bulk_offer_uring();
+        data = begin(advise_meanwhile);
+        REQUIRE(data);
+        CHECK(memory_wants_pin(image));
+        image->served = 0; /* it may never serve again */
+        CHECK(!memory_wants_pin(image));
+        serve_often(image);
+        os = &os_linux; /* else no ring is used */
+        result = bulk_pin(data, IMAGE_BYTES);
+        image->pinned = result == 0;
+        os = &table;
+        printf("# pinning: %d\n", result);
+        CHECK(memory_wants_pin(image) == !image->pinned);
+        CHECK(join(&join_at_ns) && !image->pinned && image->joined && !memory_wants_pin(image));
+        for (join_at_ns = 0; join(&join_at_ns); join_at_ns = 0)
+                ;
+        CHECK(holds(data));
+        CHECK(!can_join || count_huge(data) == 5); /* none of which would be, were they still pinned */
+        end();
+}
+
+TAP_MAIN(TEST(pages_of_an_image_are_joined_with_pauses), TEST(an_image_is_pinned_only_while_its_pages_are_small), TEST(what_is_in_use_is_left_alone),
          TEST(an_image_must_have_served_often_first), TEST(an_image_that_serves_no_more_is_left_alone),
          TEST(an_image_that_is_dropped_meanwhile_is_buried_afterwards),
          TEST(a_machine_that_joins_no_pages_is_asked_once_per_image), TEST(the_keeper_joins_what_has_become_durable))
