@@ -12,7 +12,7 @@
 #include "image/image.h"
 #include "os/os.h"
 
-#define PACE_PIECES 16u /* of BULK_REQUEST_BYTES: twice what is on its way to storage */
+#define PACE_BYTES (64u << 20) /* somewhat more than what is on its way to storage */
 
 /* A file that is being summed. */
 struct flowing {
@@ -53,7 +53,7 @@ static void tell(void *argument, uint64_t offset)
         struct bulk_feed *feed = &flowing->file->feed;
 
         bulk_feed_tell(feed, offset);
-        while (flowing->sealing->file_count == 1 && !atomic_load(&seal_waiting) && bulk_feed_pace(feed, PACE_PIECES))
+        while (flowing->sealing->file_count == 1 && !atomic_load(&seal_waiting) && bulk_feed_pace(feed, PACE_BYTES))
                 ;
 }
 

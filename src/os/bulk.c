@@ -47,12 +47,36 @@ int bulk_engine_force(enum bulk_engine engine)
         return 0;
 }
 
+/* Each answer of a disk wakes a thread, for which one that trains stands still, and then those that wait for that one. Where a few large
+ * requests are as fast as many small ones, they are large. */
+static uint64_t write_chunk_bytes(uint64_t size)
+{
+        return size / BULK_WRITE_BYTES >= BULK_THREADS ? BULK_WRITE_BYTES : BULK_REQUEST_BYTES;
+}
+
+static uint64_t count_of(uint64_t bytes, uint64_t part)
+{
+        return (bytes + part - 1) / part;
+}
+
 int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
 {
-        *feed = (struct bulk_feed){ .wanted = (size_t)((size + BULK_REQUEST_BYTES - 1) / BULK_REQUEST_BYTES) };
+        uint64_t chunk_bytes = write_chunk_bytes(size);
+
+        *feed = (struct bulk_feed){ .size = size, .chunk_bytes = chunk_bytes, .wanted = (size_t)count_of(size, chunk_bytes) };
         feed->offsets = calloc(feed->wanted + 1, sizeof *feed->offsets);
-        if (!feed->offsets)
+        feed->missing = calloc(feed->wanted + 1, sizeof *feed->missing);
+        if (!feed->offsets || !feed->missing) {
+                free(feed->offsets);
+                free(feed->missing);
+                feed->offsets = NULL;
                 return -ENOMEM;
+        }
+        for (size_t i = 0; i < feed->wanted; i++) {
+                uint64_t left = size - i * chunk_bytes;
+
+                feed->missing[i] = (uint8_t)count_of(left < chunk_bytes ? left : chunk_bytes, BULK_REQUEST_BYTES);
+        }
         pthread_mutex_init(&feed->lock, NULL);
         os_cond_init(&feed->changed);
         return 0;
@@ -63,26 +87,36 @@ void bulk_feed_done(struct bulk_feed *feed)
         if (!feed->offsets)
                 return;
         free(feed->offsets);
+        free(feed->missing);
         pthread_mutex_destroy(&feed->lock);
         pthread_cond_destroy(&feed->changed);
         feed->offsets = NULL;
 }
 
+/* feed->lock held. */
+static void tell_piece(struct bulk_feed *feed, uint64_t offset)
+{
+        uint64_t chunk = offset / feed->chunk_bytes;
+
+        if (!feed->missing[chunk] || --feed->missing[chunk])
+                return;
+        feed->offsets[feed->count++] = chunk * feed->chunk_bytes;
+        pthread_cond_broadcast(&feed->changed);
+}
+
 void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset)
 {
         pthread_mutex_lock(&feed->lock);
-        if (feed->count < feed->wanted)
-                feed->offsets[feed->count++] = offset;
-        pthread_cond_broadcast(&feed->changed);
+        tell_piece(feed, offset);
         pthread_mutex_unlock(&feed->lock);
 }
 
 void bulk_feed_tell_all(struct bulk_feed *feed)
 {
         pthread_mutex_lock(&feed->lock);
-        for (feed->count = 0; feed->count < feed->wanted; feed->count++)
-                feed->offsets[feed->count] = feed->count * (uint64_t)BULK_REQUEST_BYTES;
-        pthread_cond_broadcast(&feed->changed);
+        for (size_t i = 0; i < feed->wanted; i++)
+                while (feed->missing[i])
+                        tell_piece(feed, i * feed->chunk_bytes);
         pthread_mutex_unlock(&feed->lock);
 }
 
@@ -94,14 +128,19 @@ void bulk_feed_end(struct bulk_feed *feed)
         pthread_mutex_unlock(&feed->lock);
 }
 
-bool bulk_feed_pace(struct bulk_feed *feed, size_t ahead)
+static bool is_far_ahead(const struct bulk_feed *feed, uint64_t ahead)
+{
+        return feed->is_written && (feed->count - feed->taken) * feed->chunk_bytes > ahead;
+}
+
+bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead)
 {
         bool is_ahead;
 
         pthread_mutex_lock(&feed->lock);
-        if (feed->is_written && feed->count - feed->taken > ahead)
+        if (is_far_ahead(feed, ahead))
                 os_cond_wait(&feed->changed, &feed->lock, PACE_MS);
-        is_ahead = feed->is_written && feed->count - feed->taken > ahead;
+        is_ahead = is_far_ahead(feed, ahead);
         pthread_mutex_unlock(&feed->lock);
         return is_ahead;
 }
@@ -118,7 +157,7 @@ bool bulk_feed_wait(struct bulk_feed *feed)
         return is_whole;
 }
 
-/* The offset that was told next. 0; -EAGAIN: not yet; -ENODATA: all were taken; -ECANCELED: it will never be told. */
+/* The offset of the chunk that became final next. 0; -EAGAIN: not yet; -ENODATA: all were taken; -ECANCELED: it will never be told. */
 static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
 {
         struct bulk_feed *feed = job->feed;
@@ -282,7 +321,7 @@ int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument)
 static int run_job(struct bulk_job *job)
 {
         job->direct_size = job->is_direct ? job->size & ~(uint64_t)(BULK_PAGE_BYTES - 1) : job->size;
-        job->chunk_count = (job->size + job->chunk_bytes - 1) / job->chunk_bytes;
+        job->chunk_count = count_of(job->size, job->chunk_bytes);
         if (job->is_direct && (((uintptr_t)job->data | job->chunk_bytes) & (BULK_PAGE_BYTES - 1)))
                 return -EINVAL;
         pthread_mutex_init(&job->result_lock, NULL);
@@ -320,7 +359,7 @@ int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct b
 {
         struct bulk_job job = {
                 .fd = fd, .is_write = true, .is_direct = is_direct, .data = (char *)(uintptr_t)data, .size = size,
-                .chunk_bytes = BULK_REQUEST_BYTES, .feed = feed,
+                .chunk_bytes = write_chunk_bytes(size), .feed = feed,
         };
         int result;
 

@@ -29,6 +29,8 @@
 #define BULK_PAGE_BYTES 4096u
 #define BULK_REQUEST_BYTES (4u << 20) /* large enough for full speed, small enough to spread over threads */
 #define BULK_DEPTH 8u                 /* requests in flight: 32 MiB under way */
+#define BULK_WRITE_BYTES (16u << 20)  /* a request of a large file that is written */
+#define BULK_WRITE_DEPTH 3u
 #define BULK_THREADS 8u               /* of the thread engine, the caller included */
 
 enum bulk_engine { BULK_ENGINE_THREADS, BULK_ENGINE_URING };
@@ -46,14 +48,16 @@ enum bulk_engine bulk_engine_used(void);
 int bulk_engine_force(enum bulk_engine engine);
 
 /*
- * Bytes that become final while they are written: one thread tells pieces of BULK_REQUEST_BYTES as they are, in any
- * order, and ends the feed when all were told or none will be any more. bulk_write may be called with it
- * again, also later. Whoever made it frees it when both are done.
+ * Bytes that become final while they are written: one thread tells pieces of BULK_REQUEST_BYTES as they are, each once, in any
+ * order, and ends the feed when all were told or none will be any more. A request of a write is taken when all its pieces
+ * were told. bulk_write may be called with it again, also later. Whoever made it frees it when both are done.
  */
 struct bulk_feed {
         pthread_mutex_t lock; /* guards the rest */
         pthread_cond_t changed;
-        uint64_t *offsets; /* in the order they were told */
+        uint64_t size, chunk_bytes; /* of the file; of a request */
+        uint8_t *missing;  /* pieces of each chunk that were not told */
+        uint64_t *offsets; /* of the chunks that are final, in the order in which they became it */
         size_t count, wanted;
         size_t taken;    /* so many of them, by the bulk_write that runs */
         bool is_ended, is_written; /* is_written: one runs */
@@ -63,8 +67,8 @@ void bulk_feed_done(struct bulk_feed *feed);
 void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset);
 void bulk_feed_tell_all(struct bulk_feed *feed);
 void bulk_feed_end(struct bulk_feed *feed);
-/* True: more than `ahead` pieces are told that the bulk_write which runs has not taken. Waits a moment before it says so. */
-bool bulk_feed_pace(struct bulk_feed *feed, size_t ahead);
+/* True: more than `ahead` bytes are final that the bulk_write which runs has not taken. Waits a moment before it says so. */
+bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead);
 /* Until all were told, or none will be: then false. */
 bool bulk_feed_wait(struct bulk_feed *feed);
 

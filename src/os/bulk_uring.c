@@ -264,12 +264,17 @@ static bool complete(struct uring_run *run, struct request *request, int result)
         return true;
 }
 
+static size_t depth(const struct bulk_job *job)
+{
+        return job->chunk_bytes > BULK_REQUEST_BYTES && job->is_write ? BULK_WRITE_DEPTH : BULK_DEPTH;
+}
+
 /* Fills free slots; waits for a chunk only when none is in flight. Chunks that have no direct part are finished at once. */
 static size_t fill(struct uring_run *run, size_t in_flight)
 {
         size_t started = 0;
 
-        for (size_t i = 0; i < BULK_DEPTH; i++) {
+        for (size_t i = 0; i < depth(run->job); i++) {
                 struct request *request = &run->requests[i];
 
                 if (request->is_used)

@@ -309,46 +309,66 @@ static void a_failed_write_is_told(void)
         end();
 }
 
-/* Makes the bytes as it tells them: back to front, the last one late. */
+struct telling {
+        struct bulk_feed feed;
+        const unsigned char *from;
+        unsigned char *to;
+        uint64_t size;
+};
+
+static void make_piece(struct telling *telling, uint64_t piece)
+{
+        uint64_t offset = piece * BULK_REQUEST_BYTES, left = telling->size - offset;
+
+        memcpy(telling->to + offset, telling->from + offset, left < BULK_REQUEST_BYTES ? left : BULK_REQUEST_BYTES);
+        bulk_feed_tell(&telling->feed, offset);
+        os->sleep_ms(2);
+}
+
+/* Makes the bytes as it tells them: back to front, of each four pieces the second one at the end. */
 static void *tell_backwards(void *argument)
 {
-        struct bulk_feed *feed = argument;
+        struct telling *telling = argument;
+        uint64_t count = (telling->size + BULK_REQUEST_BYTES - 1) / BULK_REQUEST_BYTES;
 
-        for (size_t i = feed->wanted; i--;) {
-                uint64_t offset = i * (uint64_t)BULK_REQUEST_BYTES;
-                uint64_t size = BYTES_MAX - offset < BULK_REQUEST_BYTES ? BYTES_MAX - offset : BULK_REQUEST_BYTES;
-
-                os->sleep_ms(3);
-                memcpy(back + offset, data + offset, size);
-                bulk_feed_tell(feed, offset);
-        }
-        bulk_feed_end(feed);
+        for (uint64_t i = count; i--;)
+                if (i % 4 != 1)
+                        make_piece(telling, i);
+        for (uint64_t i = count; i--;)
+                if (i % 4 == 1)
+                        make_piece(telling, i);
+        bulk_feed_end(&telling->feed);
         return NULL;
 }
 
-static void write_told(bool is_direct)
+static void write_told(bool is_direct, uint64_t size)
 {
-        struct bulk_feed feed;
+        struct telling telling = { .from = aligned_alloc(4096, LARGE_ROOM), .to = aligned_alloc(4096, LARGE_ROOM), .size = size };
         pthread_t thread;
         int fd = open_as(is_direct, OS_WRITE | OS_CREATE | OS_TRUNCATE);
 
         if (fd == -EINVAL)
-                return;
-        memset(back, 0, BYTES_MAX);
-        REQUIRE(fd >= 0 && !bulk_feed_init(&feed, BYTES_MAX));
-        REQUIRE(!pthread_create(&thread, NULL, tell_backwards, &feed));
-        CHECK(bulk_write(fd, is_direct, back, BYTES_MAX, &feed) == 0);
+                goto free;
+        REQUIRE(fd >= 0 && telling.from && telling.to && !bulk_feed_init(&telling.feed, size));
+        for (uint64_t i = 0; i < size / 8; i++)
+                ((uint64_t *)(void *)(uintptr_t)telling.from)[i] = i * 0x9e3779b97f4a7c15u;
+        memset(telling.to, 0, LARGE_ROOM);
+        REQUIRE(!pthread_create(&thread, NULL, tell_backwards, &telling));
+        CHECK(bulk_write(fd, is_direct, telling.to, size, &telling.feed) == 0);
         pthread_join(thread, NULL);
         os->close(fd);
-        memset(back, 0, BYTES_MAX);
+        memset(telling.to, 0, LARGE_ROOM);
         fd = open_as(false, OS_READ);
-        CHECK(!os_read_at(fd, back, BYTES_MAX, 0) && !memcmp(back, data, BYTES_MAX));
+        CHECK(!os_read_at(fd, telling.to, size, 0) && !memcmp(telling.to, telling.from, size));
         os->close(fd);
         /* Once more: all is told already. */
         fd = open_as(is_direct, OS_WRITE | OS_TRUNCATE);
-        CHECK(bulk_write(fd, is_direct, data, BYTES_MAX, &feed) == 0);
+        CHECK(bulk_write(fd, is_direct, telling.from, size, &telling.feed) == 0);
         os->close(fd);
-        bulk_feed_done(&feed);
+        bulk_feed_done(&telling.feed);
+free:
+        free(telling.to);
+        free((void *)(uintptr_t)telling.from);
 }
 
 static void bytes_are_written_when_they_are_final(void)
@@ -356,8 +376,9 @@ static void bytes_are_written_when_they_are_final(void)
         begin();
         for (int engine = 0; engine < 2; engine++)
                 if (!bulk_engine_force((enum bulk_engine)engine)) {
-                        write_told(true);
-                        write_told(false);
+                        write_told(true, BYTES_MAX);
+                        write_told(false, BYTES_MAX);
+                        write_told(true, LARGE_BYTES);
                 }
         end();
 }
@@ -397,8 +418,8 @@ static void who_tells_is_held_back_only_while_a_write_runs(void)
         CHECK(!bulk_feed_pace(&feed, 0));
         feed.is_written = true; /* as during a write that has taken one of three */
         feed.taken = 1;
-        CHECK(bulk_feed_pace(&feed, 1));
-        CHECK(!bulk_feed_pace(&feed, 2));
+        CHECK(bulk_feed_pace(&feed, BULK_REQUEST_BYTES));
+        CHECK(!bulk_feed_pace(&feed, 2 * BULK_REQUEST_BYTES));
         fd = open_as(false, OS_WRITE | OS_CREATE);
         for (int engine = 0; engine < 2; engine++) {
                 if (bulk_engine_force((enum bulk_engine)engine))
