@@ -150,11 +150,15 @@ static enum nebula_status probe(struct cow_engine *new_engine, struct nebula_err
         return NEBULA_OK;
 }
 
+/*
+ * Two where there are two processors: threads that train wait for each other at the end of each part of a step, so what one copying thread
+ * takes from one of them costs all of them as much, while the processors of those that wait could copy too.
+ */
 static size_t worker_count(void)
 {
-        size_t count = os->cpu_count() / 2;
+        size_t cpus = os->cpu_count(), count = cpus / 2 < 2 ? 2 : cpus / 2;
 
-        return count < 1 ? 1 : count > COW_WORKER_MAX ? COW_WORKER_MAX : count;
+        return cpus < 2 ? 1 : count > COW_WORKER_MAX ? COW_WORKER_MAX : count;
 }
 
 static enum nebula_status engine_open(struct cow_engine **ret_engine, struct nebula_error *error)

@@ -133,7 +133,6 @@ struct cow_fault {
 struct cow_spare {
         unsigned char *begin, *made, *end;
         uint32_t passed; /* calls since the last one that wanted some */
-        bool is_making;
         int64_t next_ns;
 };
 
@@ -144,6 +143,7 @@ struct cow_engine {
         bool unpopulated;
         uint64_t probe_page; /* registered, of the engine's own: see cow_events_settle */
         size_t worker_count;
+        atomic_bool has_keeper; /* a worker has taken over what is to be done between captures */
         atomic_bool is_broken; /* `fd` is not ours any more */
         /* Odd while the fault thread has read events that it has not yet marked. */
         _Atomic uint32_t read_turn;
@@ -268,7 +268,7 @@ void *cow_worker_main(void *engine);
 
 /* cow_huge.c: sorts spans and joins those that touch. Returns how many are left. */
 size_t cow_spans_join(struct cow_span *spans, size_t count);
-/* cow_huge.c: works for about a millisecond; how long to sleep before the next step, -1 when there is nothing to do.
+/* cow_huge.c, in one worker: works for about a millisecond; how long to sleep before the next step, -1 when there is nothing to do.
  * is_registered: what was captured last may still be registered. */
 int64_t cow_huge_step(struct cow_engine *engine, bool is_registered);
 
@@ -277,7 +277,7 @@ int64_t cow_huge_step(struct cow_engine *engine, bool is_registered);
 void *cow_spare_take(struct cow_engine *engine, uint64_t *size);
 /* So many bytes could have been taken just now, had they been there. */
 void cow_spare_want(struct cow_engine *engine, uint64_t size);
-/* Makes some; likewise. */
+/* Makes some, like cow_huge_step. */
 int64_t cow_spare_step(struct cow_engine *engine);
 
 #endif

@@ -38,7 +38,7 @@ static struct cow_spare spare_drop(struct cow_engine *engine)
 {
         struct cow_spare spare = engine->spare;
 
-        engine->spare = (struct cow_spare){ .is_making = spare.is_making };
+        engine->spare = (struct cow_spare){ 0 };
         return spare;
 }
 
@@ -83,8 +83,7 @@ int64_t cow_spare_step(struct cow_engine *engine)
 
         pthread_mutex_lock(&engine->huge_lock);
         early_ns = engine->spare.next_ns - started_ns;
-        more = has_more(engine) && !engine->spare.is_making;
-        engine->spare.is_making |= more && early_ns <= 0;
+        more = has_more(engine);
         block = engine->spare.made;
         pthread_mutex_unlock(&engine->huge_lock);
         if (!more || early_ns > 0)
@@ -100,7 +99,6 @@ int64_t cow_spare_step(struct cow_engine *engine)
                 pthread_mutex_unlock(&engine->huge_lock);
         } while (more && os->now_ns() - started_ns < STEP_NS && atomic_load(&engine->work_turn) == turn);
         pthread_mutex_lock(&engine->huge_lock);
-        engine->spare.is_making = false;
         engine->spare.next_ns = os->now_ns() + (os->now_ns() - started_ns) * (STEP_SHARE - 1);
         pthread_mutex_unlock(&engine->huge_lock);
         return 0;

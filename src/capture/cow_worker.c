@@ -125,6 +125,7 @@ static int64_t idle_step(struct cow_engine *engine)
 void *cow_worker_main(void *argument)
 {
         struct cow_engine *engine = argument;
+        bool is_keeper = !atomic_exchange(&engine->has_keeper, true); /* one is enough, and takes the share of a processor that it may */
         uint64_t start, end;
 
         os->thread_nice(COW_WORKER_NICE); /* training comes first */
@@ -136,7 +137,7 @@ void *cow_worker_main(void *argument)
                         cow_blocks_serve(engine, start, end, NULL);
                         continue;
                 }
-                wait_ms = idle_step(engine);
+                wait_ms = is_keeper ? idle_step(engine) : -1;
                 if (wait_ms != 0)
                         os->futex_wait(&engine->work_turn, turn, wait_ms);
         }
