@@ -6,9 +6,11 @@
  */
 #include "sum/sum_private.h"
 
+#define SQUARES 67 /* of powers up to that of 2^64 bytes */
+
 /* x^(2^k): by squaring, any power takes at most 64 multiplications. */
-static uint32_t squares32[64];
-static uint64_t squares64[64];
+static uint32_t squares32[SQUARES];
+static uint64_t squares64[SQUARES];
 
 /* Bit W-1 of a register is x^0, and multiplying by x shifts right. */
 uint32_t sum_multiply32(uint32_t a, uint32_t b)
@@ -37,30 +39,51 @@ void sum_combine_prepare(void)
 {
         squares32[0] = UINT32_C(1) << 30;
         squares64[0] = UINT64_C(1) << 62;
-        for (int k = 1; k < 64; k++) {
+        for (int k = 1; k < SQUARES; k++) {
                 squares32[k] = sum_multiply32(squares32[k - 1], squares32[k - 1]);
                 squares64[k] = sum_multiply64(squares64[k - 1], squares64[k - 1]);
         }
 }
 
-uint32_t sum_power32(uint64_t n)
+/* x^(n * 2^first) */
+static uint32_t power32(uint64_t n, int first)
 {
         uint32_t power = UINT32_C(1) << 31;
 
-        for (int k = 0; n; k++, n >>= 1) {
+        for (int k = first; n; k++, n >>= 1) {
                 if (n & 1)
                         power = sum_multiply32(power, squares32[k]);
         }
         return power;
 }
 
-uint64_t sum_power64(uint64_t n)
+static uint64_t power64(uint64_t n, int first)
 {
         uint64_t power = UINT64_C(1) << 63;
 
-        for (int k = 0; n; k++, n >>= 1) {
+        for (int k = first; n; k++, n >>= 1) {
                 if (n & 1)
                         power = sum_multiply64(power, squares64[k]);
         }
         return power;
+}
+
+uint32_t sum_power32(uint64_t bits)
+{
+        return power32(bits, 0);
+}
+
+uint64_t sum_power64(uint64_t bits)
+{
+        return power64(bits, 0);
+}
+
+uint32_t sum_byte_power32(uint64_t bytes)
+{
+        return power32(bytes, 3);
+}
+
+uint64_t sum_byte_power64(uint64_t bytes)
+{
+        return power64(bytes, 3);
 }

@@ -76,24 +76,14 @@ void sum_both(const void *data, size_t size, uint32_t *crc32, uint64_t *crc64)
 
 uint32_t sum_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
 {
-        uint32_t power;
-
         ops(); /* prepares the powers */
-        power = sum_power32(size_b);
-        for (int k = 0; k < 3; k++) /* bytes to bits: (x^n)^8; 8 * n might not fit */
-                power = sum_multiply32(power, power);
-        return sum_multiply32(crc_a, power) ^ crc_b;
+        return sum_multiply32(crc_a, sum_byte_power32(size_b)) ^ crc_b;
 }
 
 uint64_t sum_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t size_b)
 {
-        uint64_t power;
-
         ops();
-        power = sum_power64(size_b);
-        for (int k = 0; k < 3; k++)
-                power = sum_multiply64(power, power);
-        return sum_multiply64(crc_a, power) ^ crc_b;
+        return sum_multiply64(crc_a, sum_byte_power64(size_b)) ^ crc_b;
 }
 
 void sum_copy_stream(void *to, const void *from, size_t size)
