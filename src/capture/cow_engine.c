@@ -151,7 +151,7 @@ static enum nebula_status probe(struct cow_engine *new_engine, struct nebula_err
 }
 
 /*
- * Two where there are two processors: threads that train wait for each other at the end of each part of a step, so what one copying thread
+ * At least two where there are two processors: threads that train wait for each other at the end of each part of a step, so what one copying thread
  * takes from one of them costs all of them as much, while the processors of those that wait could copy too.
  */
 static size_t worker_count(void)

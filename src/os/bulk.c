@@ -63,7 +63,7 @@ int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
 {
         uint64_t chunk_bytes = write_chunk_bytes(size);
 
-        *feed = (struct bulk_feed){ .size = size, .chunk_bytes = chunk_bytes, .wanted = (size_t)count_of(size, chunk_bytes) };
+        *feed = (struct bulk_feed){ .chunk_bytes = chunk_bytes, .wanted = (size_t)count_of(size, chunk_bytes) };
         feed->offsets = calloc(feed->wanted + 1, sizeof *feed->offsets);
         feed->missing = calloc(feed->wanted + 1, sizeof *feed->missing);
         if (!feed->offsets || !feed->missing) {

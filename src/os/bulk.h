@@ -55,7 +55,7 @@ int bulk_engine_force(enum bulk_engine engine);
 struct bulk_feed {
         pthread_mutex_t lock; /* guards the rest */
         pthread_cond_t changed;
-        uint64_t size, chunk_bytes; /* of the file; of a request */
+        uint64_t chunk_bytes; /* of a request */
         uint8_t *missing;  /* pieces of each chunk that were not told */
         uint64_t *offsets; /* of the chunks that are final, in the order in which they became it */
         size_t count, wanted;

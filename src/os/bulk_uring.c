@@ -16,6 +16,7 @@
 #define CHECKERS_MAX 4u
 #define REQUEST_MAX (1u << 30) /* a request's length is 32 bits */
 #define PIN_BYTES (1u << 30)   /* what the kernel takes as one buffer */
+_Static_assert(PIN_BYTES % BULK_WRITE_BYTES == 0, "a request lies in one buffer");
 
 struct request {
         uint64_t offset, size; /* the chunk */

@@ -6,7 +6,7 @@
  */
 #include "sum/sum_private.h"
 
-#define SQUARES 67 /* of powers up to that of 2^64 bytes */
+#define SQUARES (64 + SUM_BYTES)
 
 /* x^(2^k): by squaring, any power takes at most 64 multiplications. */
 static uint32_t squares32[SQUARES];
@@ -45,8 +45,7 @@ void sum_combine_prepare(void)
         }
 }
 
-/* x^(n * 2^first) */
-static uint32_t power32(uint64_t n, int first)
+uint32_t sum_power32(uint64_t n, int first)
 {
         uint32_t power = UINT32_C(1) << 31;
 
@@ -57,7 +56,7 @@ static uint32_t power32(uint64_t n, int first)
         return power;
 }
 
-static uint64_t power64(uint64_t n, int first)
+uint64_t sum_power64(uint64_t n, int first)
 {
         uint64_t power = UINT64_C(1) << 63;
 
@@ -66,24 +65,4 @@ static uint64_t power64(uint64_t n, int first)
                         power = sum_multiply64(power, squares64[k]);
         }
         return power;
-}
-
-uint32_t sum_power32(uint64_t bits)
-{
-        return power32(bits, 0);
-}
-
-uint64_t sum_power64(uint64_t bits)
-{
-        return power64(bits, 0);
-}
-
-uint32_t sum_byte_power32(uint64_t bytes)
-{
-        return power32(bytes, 3);
-}
-
-uint64_t sum_byte_power64(uint64_t bytes)
-{
-        return power64(bytes, 3);
 }

@@ -24,9 +24,9 @@ void sum_folds_prepare(void)
         for (int k = 0; k < SUM_DISTANCE_COUNT; k++) {
                 uint64_t bits = 8 * (uint64_t)distance_bytes[k];
 
-                sum_folds32[k].low = (uint64_t)sum_power32(bits + 63) << 32;
-                sum_folds32[k].high = (uint64_t)sum_power32(bits - 1) << 32;
-                sum_folds64[k].low = sum_power64(bits + 63);
-                sum_folds64[k].high = sum_power64(bits - 1);
+                sum_folds32[k].low = (uint64_t)sum_power32(bits + 63, SUM_BITS) << 32;
+                sum_folds32[k].high = (uint64_t)sum_power32(bits - 1, SUM_BITS) << 32;
+                sum_folds64[k].low = sum_power64(bits + 63, SUM_BITS);
+                sum_folds64[k].high = sum_power64(bits - 1, SUM_BITS);
         }
 }

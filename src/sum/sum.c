@@ -77,13 +77,13 @@ void sum_both(const void *data, size_t size, uint32_t *crc32, uint64_t *crc64)
 uint32_t sum_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
 {
         ops(); /* prepares the powers */
-        return sum_multiply32(crc_a, sum_byte_power32(size_b)) ^ crc_b;
+        return sum_multiply32(crc_a, sum_power32(size_b, SUM_BYTES)) ^ crc_b;
 }
 
 uint64_t sum_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t size_b)
 {
         ops();
-        return sum_multiply64(crc_a, sum_byte_power64(size_b)) ^ crc_b;
+        return sum_multiply64(crc_a, sum_power64(size_b, SUM_BYTES)) ^ crc_b;
 }
 
 void sum_copy_stream(void *to, const void *from, size_t size)

@@ -40,11 +40,10 @@ void sum_portable_prepare(void);
 void sum_folds_prepare(void);
 void sum_combine_prepare(void);
 
-/* x^bits modulo the polynomial, as a register of 64 or 32 bits; x^(8 * bytes), where that many bits may not fit. */
-uint64_t sum_power64(uint64_t bits);
-uint32_t sum_power32(uint64_t bits);
-uint64_t sum_byte_power64(uint64_t bytes);
-uint32_t sum_byte_power32(uint64_t bytes);
+/* x^(n * 2^first) modulo the polynomial, as a register of 64 or 32 bits. `first`: SUM_BITS or SUM_BYTES, what n counts; 8 times n may not fit. */
+enum { SUM_BITS = 0, SUM_BYTES = 3 };
+uint64_t sum_power64(uint64_t n, int first);
+uint32_t sum_power32(uint64_t n, int first);
 uint64_t sum_multiply64(uint64_t a, uint64_t b);
 uint32_t sum_multiply32(uint32_t a, uint32_t b);
 

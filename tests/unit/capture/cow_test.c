@@ -2,6 +2,7 @@
  * Every test fills memory, starts a capture, does something nasty, and
  * compares the image with the values of the start.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -1513,6 +1514,54 @@ static void as_without_permission(void)
         cow_free(capture);
 }
 
+static unsigned pretended_cpus;
+
+static unsigned pretended_cpu_count(void)
+{
+        return pretended_cpus;
+}
+
+static unsigned count_threads(const char *name)
+{
+        DIR *directory = opendir("/proc/self/task");
+        unsigned count = 0;
+
+        for (struct dirent *entry; directory && (entry = readdir(directory));) {
+                char path[300], comm[32] = "";
+                int fd;
+
+                snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
+                fd = open(path, O_RDONLY | O_CLOEXEC);
+                if (fd < 0)
+                        continue;
+                if (read(fd, comm, sizeof comm - 1) > 0)
+                        count += !strncmp(comm, name, strlen(name));
+                close(fd);
+        }
+        if (directory)
+                closedir(directory);
+        return count;
+}
+
+static void as_on_a_machine_of_any_size(void)
+{
+        static const unsigned wanted[][2] = { { 1, 1 }, { 2, 2 }, { 3, 2 }, { 6, 3 }, { 64, 4 } };
+
+        old_table = os_linux;
+        old_table.cpu_count = pretended_cpu_count;
+        os = &old_table;
+        for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+                pid_t child;
+                int status = 1;
+
+                pretended_cpus = wanted[i][0];
+                child = fork();
+                if (!child)
+                        _exit(cow_available(NULL) != NEBULA_OK || count_threads("nebula-copy") != wanted[i][1]);
+                CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+        }
+}
+
 static int own_uffd = -1;
 
 static int known_uffd_open(uint32_t *ret_abilities)
@@ -1910,10 +1959,16 @@ static void a_descriptor_that_the_program_closes_fails_the_capture_and_nothing_e
         CHECK(HAVE_TSAN || in_child(as_with_a_descriptor_closed));
 }
 
+static void at_least_two_threads_copy_where_there_are_two_processors(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_on_a_machine_of_any_size));
+}
+
 int main(void)
 {
         static const struct tap_test tests[] = {
                 TEST(without_permission_everything_is_copied_at_once),
+                TEST(at_least_two_threads_copy_where_there_are_two_processors),
                 TEST(a_descriptor_that_the_program_closes_fails_the_capture_and_nothing_else),
                 TEST(news_of_memory_that_is_gone_never_fails_what_is_there_now),
                 TEST(kernels_without_the_newer_calls_are_served_as_well),
