@@ -6,11 +6,13 @@ is copied.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import os
 import pickle
-import pickletools
 import sys
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,12 +23,7 @@ from .errors import NebulaConfigError, NebulaError
 __all__ = ["load", "load_into"]
 
 # What builds objects without a look at the values of tensors.
-_PLAIN = {
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("torch._utils", "_rebuild_tensor_v3"),
-    ("torch._utils", "_rebuild_parameter"),
-    ("collections", "OrderedDict"),
-}
+_REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 
 # Layouts whose tensors keep their number of elements.
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -68,6 +65,44 @@ class _MapFile(io.RawIOBase):
         return len(part)
 
 
+class _NotPlain(Exception):
+    """A pickle needs more than what _PlainUnpickler finds."""
+
+
+class _Rebuild:
+    """A function that a pickle may call, but not change: BUILD sets attributes."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Python's own, in C, for tensors in plain containers: as safe as torch's for weights_only, which is in Python, and as it
+    reaches nothing else, no object built here has looked at the values of a tensor."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        # Storages, torch.serialization._load finds itself.
+        if module == "torch._utils" and name in _REBUILD:
+            return _Rebuild(getattr(torch._utils, name))
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        found = getattr(torch, name, None) if module == "torch" else None
+        if found is torch.Size or isinstance(found, torch.dtype):
+            return found
+        raise _NotPlain(f"{module}.{name}")
+
+
+class _Plain:
+    """What torch.serialization._load takes for a pickle module."""
+
+    Unpickler = _PlainUnpickler
+
+
 def load(
     mapped: _nebula.Map,
     map_location: Any = None,
@@ -80,23 +115,41 @@ def load(
     ``storage``: that of the map, for who needs its address.
     """
     weights_only = _is_weights_only(weights_only)
-    file = _MapFile(mapped)
     if not _is_zip(mapped):
-        return torch.load(file, map_location=map_location, weights_only=weights_only)
-    # What torch.load(path, mmap=True) does, over memory instead of a path.
+        return torch.load(_MapFile(mapped), map_location=map_location, weights_only=weights_only)
     storage = _storage_of(mapped) if storage is None else storage
-    module = torch._weights_only_unpickler if weights_only else pickle
-    reader = torch.serialization._open_zipfile_reader(file)
+    if not weights_only:
+        return _load_with(pickle, mapped, map_location, storage)
     try:
-        with reader as archive:
-            return torch.serialization._load(archive, map_location, module, overall_storage=storage, encoding="utf-8")
+        return _load_plain(mapped, map_location, storage)
+    except _NotPlain:
+        pass
+    try:
+        return _load_with(torch._weights_only_unpickler, mapped, map_location, storage)
     except pickle.UnpicklingError as failure:
-        if not weights_only:
-            raise
         raise pickle.UnpicklingError(
             f"{failure}. The file holds more than tensors and plain values; load it with weights_only=False if you "
             "trust it, or allow the class with torch.serialization.add_safe_globals"
         ) from None
+
+
+def _load_with(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """What torch.load(path, mmap=True) does, over memory instead of a path."""
+    file = _MapFile(mapped)
+    try:
+        with torch.serialization._open_zipfile_reader(file) as archive:
+            return torch.serialization._load(archive, map_location, module, overall_storage=storage, encoding="utf-8")
+    except Exception:
+        if file.failure:
+            raise file.failure from None
+        raise
+
+
+def _load_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """Raises _NotPlain before anything but plain objects was built."""
+    if copyreg._extension_registry:  # type: ignore[attr-defined]  # whose codes are looked up without find_class
+        raise _NotPlain("copyreg")
+    return _load_with(_Plain, mapped, map_location, storage)
 
 
 def torch_is_told(variable: str) -> bool:
@@ -125,31 +178,6 @@ def _storage_of(mapped: _nebula.Map) -> torch.UntypedStorage:
     return torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()
 
 
-def _needs_no_values(mapped: _nebula.Map) -> bool:
-    """Whether the file's objects can be built before their tensors' values are there.
-
-    What rebuilds plain tensors only notes where their values will be; any other function in the pickle may look.
-    """
-    file = _MapFile(mapped)
-    try:
-        with torch.serialization._open_zipfile_reader(file) as archive:
-            plain = archive.get_record("data.pkl")
-    except Exception as failure:
-        raise file.failure or failure from None
-    for opcode, argument, _ in pickletools.genops(plain):
-        if opcode.name == "GLOBAL" and not _is_plain(*argument.split(" ", 1)):
-            return False
-        if opcode.name in ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"):
-            return False
-    return True
-
-
-def _is_plain(module: str, name: str) -> bool:
-    if module == "torch":
-        return name.endswith("Storage") or name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)
-    return (module, name) in _PLAIN
-
-
 def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | None = None) -> Any:
     """Copies the values of a map, whose bytes may still be in storage, into existing tensors, in place.
 
@@ -158,10 +186,14 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
     """
     view = memoryview(mapped)
     mapped.fetch_headers()
-    if not _is_zip(mapped) or not _needs_no_values(mapped):
-        mapped.fetch(0, len(view))
     storage = _storage_of(mapped)
-    source = load(mapped, "cpu", weights_only, storage)
+    try:
+        if not _is_zip(mapped):
+            raise _NotPlain
+        source = _load_plain(mapped, "cpu", storage)
+    except _NotPlain:
+        mapped.fetch(0, len(view))
+        source = load(mapped, "cpu", weights_only, storage)
     root, state = target, source
     made: set[str] = set()
     if isinstance(root, torch.nn.Module):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import importlib
 import io
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -219,3 +222,29 @@ def test_map_location_and_weights_only_are_torch_loads(nm, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "True")
     with pytest.raises(Exception, match="weights_only"):
         checkpoint.load("n.pt", weights_only=False)
+
+
+def _with_attributes(module: str, name: str) -> bytes:
+    """A pickle that gets a global and sets an attribute of it: BUILD with a state for slots."""
+    return f"c{module}\n{name}\n(N(dS'nebula_was_here'\nI1\nstb.".encode()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("torch._utils", "_rebuild_tensor_v2"), ("torch", "UntypedStorage"), ("os", "getpid")]
+)
+def test_weights_only_lets_a_file_change_nothing_of_the_program(nm, module, name):
+    file = io.BytesIO()
+    torch.save({"w": torch.ones(3)}, file)
+    source, made = zipfile.ZipFile(file), io.BytesIO()
+    with zipfile.ZipFile(made, "w") as target:
+        for entry in source.infolist():
+            is_pickle = entry.filename.endswith("data.pkl")
+            target.writestr(entry.filename, _with_attributes(module, name) if is_pickle else source.read(entry))
+    checkpoint = nm.Checkpoint("attributes")
+    checkpoint.save_bytes("x.pt", [made.getvalue()])
+    checkpoint.commit()
+    with contextlib.suppress(Exception):
+        checkpoint.load("x.pt", weights_only=True)
+    with contextlib.suppress(Exception):
+        checkpoint.load_into("x.pt", {"w": torch.zeros(3)}, weights_only=True)
+    assert not hasattr(getattr(importlib.import_module(module), name), "nebula_was_here")
