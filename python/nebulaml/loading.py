@@ -22,7 +22,7 @@ from .errors import NebulaConfigError, NebulaError
 
 __all__ = ["load", "load_into"]
 
-# What builds objects without a look at the values of tensors.
+# Functions that build objects without a look at the values of tensors.
 _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 
 # Layouts whose tensors keep their number of elements.
@@ -91,7 +91,7 @@ class _PlainUnpickler(pickle.Unpickler):
             return _Rebuild(getattr(torch._utils, name))
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
-        found = getattr(torch, name, None) if module == "torch" else None
+        found = vars(torch).get(name) if module == "torch" else None  # getattr imports parts of torch by their names
         if found is torch.Size or isinstance(found, torch.dtype):
             return found
         raise _NotPlain(f"{module}.{name}")
@@ -184,6 +184,7 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
     Containers must have the same keys and lengths, tensors the same shape and dtype; all is checked before anything
     is changed. Values that are not tensors replace those of ``target``. Returns ``target``.
     """
+    weights_only = _is_weights_only(weights_only)
     view = memoryview(mapped)
     mapped.fetch_headers()
     storage = _storage_of(mapped)

@@ -230,7 +230,14 @@ def _with_attributes(module: str, name: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("torch._utils", "_rebuild_tensor_v2"), ("torch", "UntypedStorage"), ("os", "getpid")]
+    ("module", "name"),
+    [
+        ("torch._utils", "_rebuild_tensor_v2"),
+        ("torch", "UntypedStorage"),
+        ("torch", "Size"),
+        ("collections", "OrderedDict"),
+        ("os", "getpid"),
+    ],
 )
 def test_weights_only_lets_a_file_change_nothing_of_the_program(nm, module, name):
     file = io.BytesIO()
@@ -248,3 +255,13 @@ def test_weights_only_lets_a_file_change_nothing_of_the_program(nm, module, name
     with contextlib.suppress(Exception):
         checkpoint.load_into("x.pt", {"w": torch.zeros(3)}, weights_only=True)
     assert not hasattr(getattr(importlib.import_module(module), name), "nebula_was_here")
+
+
+def test_a_switch_that_cannot_be_meant_is_refused_whatever_the_file_holds(nm, monkeypatch):
+    checkpoint = nm.Checkpoint("switch")
+    checkpoint.save("t.pt", {"w": torch.ones(3)})
+    checkpoint.commit()
+    monkeypatch.setenv("NEBULA_WEIGHTS_ONLY", "true")
+    for load in (checkpoint.load, lambda name: checkpoint.load_into(name, {"w": torch.zeros(3)})):
+        with pytest.raises(NebulaConfigError, match="neither 0 nor 1"):
+            load("t.pt")
