@@ -3,8 +3,12 @@
  *
  *      bench-limits BYTES BLOCKS THREADS SHARED-DIR STORAGE-DIR
  *      bench-limits read FILE SHARED-DIR
+ *      bench-limits write FILE BYTES
  *
- * The second reads a file that is there, since one at another place of a disk may be read at another speed. Measures, once each unless it says otherwise, with nothing else to do, and prints one JSON object of seconds:
+ * The second reads a file that is there, since one at another place of a disk may be read at another speed. The third measures nothing
+ * itself: for each line of its input it writes BYTES with O_DIRECT into a file that has the space, by one call from huge pages, syncs
+ * them and answers with the seconds that took; it does so once by itself, when it is ready. The others measure, once each unless it says otherwise, with nothing
+ * else to do, and print one JSON object of seconds:
  *
  *      copy       a streaming copy of BLOCKS blocks in private memory into a file in SHARED-DIR whose pages exist: the median of five
  *      copy_cpu, sum_cpu  the CPU time of all threads for that copy, and of one for the checksums of as many bytes
@@ -225,7 +229,7 @@ static double write_once(struct work *work, const char *path, unsigned depth)
         return seconds;
 }
 
-/* Of 8 requests, aligned for huge pages. */
+/* Aligned for them; they exist. */
 static char *huge_pages(size_t size)
 {
         char *memory = mmap(NULL, size + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -285,6 +289,28 @@ static void read_file(const char *path, const char *shared)
         print_reads(&work, path);
 }
 
+/* Until the input ends. */
+static void write_when_asked(const char *path, size_t size)
+{
+        struct work work = { .kind = WORK_WRITE, .size = size / DIRECT_ALIGN * DIRECT_ALIGN };
+
+        work.memory = huge_pages(work.size);
+        work.memory_bytes = work.size;
+        work.fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_DIRECT, 0600);
+        if (work.fd < 0 || posix_fallocate(work.fd, 0, (off_t)work.size))
+                die(path);
+        do {
+                double begun = now();
+
+                transfer(&work, 0, work.size);
+                if (fsync(work.fd))
+                        die("fsync");
+                printf("%.6f\n", now() - begun);
+                fflush(stdout);
+        } while (getchar() != EOF);
+        close(work.fd);
+}
+
 int main(int argc, char **argv)
 {
         struct work work = {0};
@@ -296,9 +322,14 @@ int main(int argc, char **argv)
                 read_file(argv[2], argv[3]);
                 return 0;
         }
+        if (argc == 4 && !strcmp(argv[1], "write")) {
+                write_when_asked(argv[2], strtoul(argv[3], NULL, 10));
+                return 0;
+        }
         if (argc != 6) {
                 fprintf(stderr, "usage: bench-limits BYTES BLOCKS THREADS SHARED-DIR STORAGE-DIR\n"
-                                "       bench-limits read FILE SHARED-DIR\n");
+                                "       bench-limits read FILE SHARED-DIR\n"
+                                "       bench-limits write FILE BYTES\n");
                 return 2;
         }
         count = strtoul(argv[2], NULL, 10);

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ WARMING = 4  # versions saved and finished one by one before anything is measure
 IN_A_ROW = 10
 PERIOD = 0.5  # seconds between the beginnings of two saves
 EVERY = 10  # steps between two saves of the training loop
-SAVES = 24
 # The C library keeps what a step frees for the next one, as the caching allocators do that torch's guides advise. As it comes it gives it back
 # to the kernel, and the host of a virtual machine takes that: single steps then take three times as long, with a save or without.
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
@@ -111,8 +110,19 @@ def training(scale: float) -> tuple[Callable[[Callable[[], None]], None], State]
     return step, state
 
 
+def lost_per_save(quiet: list[list[float]], saving: list[list[float]], blocked: list[float], slowed: int) -> tuple[float, float]:
+    """Seconds that one save costs, and the standard error of that: the call to it, and how much longer the first ``slowed`` steps behind it
+    take than steps beside them without a save."""
+    windows = [
+        call + sum(with_save[:slowed]) - slowed * median([*before, *with_save[slowed:], *after])
+        for call, before, with_save, after in zip(blocked, quiet, saving, quiet[1:], strict=False)
+    ]
+    low, middle, high = quantiles(windows, n=4)
+    return middle, 1.25 * (high - low) / 1.35 / len(windows) ** 0.5  # as of a normal distribution, whose tails single long steps would be
+
+
 def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
-    """Ten steps without a save and ten with one, in turns: what a save costs is the call, and how much longer the steps behind it take."""
+    """Ten steps without a save and ten behind one, in turns."""
     peer.prepare()
     step, state = training(scale)
     peer.open()
@@ -128,7 +138,7 @@ def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
 
     kept: State = {}
     quiet, saving, blocked, taken = [steps(lambda: None)], [], [], []
-    for index in range(SAVES):
+    for index in range(peer.trains):
         tag = f"step{WARMING + index + 1}"
         values = {name: tensor.clone() for name, tensor in state.items()}
         begun = time.perf_counter()
@@ -143,18 +153,18 @@ def train(peer: Peer, workload: Workload, tell: Tell, scale: float) -> None:
             peer.wait_durable(tag)
         quiet.append(steps(lambda: None))
     torch.save({"tag": taken[-1], "state": kept}, peer.memory / "expected.pt")
-    quiet_step = median(took for window in quiet for took in window)
-    # Step by step: what happens to the machine now and then makes one step long, and with it every sum that it is part of.
-    slower = [median(window[place] for window in saving) - quiet_step for place in range(EVERY)]
-    windows = [
-        call + sum(with_save) - (sum(before) + sum(after)) / 2
-        for call, before, with_save, after in zip(blocked, quiet, saving, quiet[1:], strict=False)
-    ]
+    step_time = median(took for window in quiet for took in window)
+    ends = peer.ends_after(taken)
+    # The step in which it ends, and one for what it leaves in the caches.
+    slowed = EVERY if ends is None else min(EVERY, int(ends / step_time) + 2)
+    lost, error = lost_per_save(quiet, saving, blocked, slowed)
     tell(
         "saved",
-        step=quiet_step,
-        lost=median(blocked) + sum(slower),
-        spread=[min(windows), max(windows)],
+        step=step_time,
+        lost=lost,
+        error=error,
+        slowed=slowed,
+        saves=peer.trains,
         blocked=blocked,
         took=len(taken),
         copying_cpu=peer.copying_cpu(taken),

@@ -21,6 +21,7 @@ class Peer:
     verified: ClassVar[bool] = False  # whether load() checks every byte against a checksum
     python: ClassVar[str | None] = None  # the interpreter of an environment of its own
     packages: ClassVar[tuple[str, ...]] = ("torch",)  # whose versions a figure depends on
+    trains: ClassVar[int] = 24  # saves in the training loop; more where one costs little and must be told from the noise of the machine
     durable: ClassVar[bool] = True  # whether it syncs by itself; otherwise the benchmark does, and the row says so
 
     def __init__(self, folder: Path, memory: Path) -> None:
@@ -52,7 +53,11 @@ class Peer:
         """For a peer that copies while training computes and asks training to wait with its next change."""
 
     def copying_cpu(self, tags: list[str]) -> float | None:
-        """CPU seconds that copying these versions took, where the peer tells."""
+        """CPU seconds that copying one of these versions took, the median, where the peer tells."""
+        return None
+
+    def ends_after(self, tags: list[str]) -> float | None:
+        """Seconds from a save of these versions until its engine has nothing left to do, where it tells."""
         return None
 
     def wait_durable(self, tag: str) -> None:

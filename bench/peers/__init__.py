@@ -8,12 +8,14 @@ import pkgutil
 from ..peer import Peer
 
 VARIANTS = ["nebula_cow", "nebula_interval"]  # of Nebula, for some workloads
+LIMITS = ["bare_write"]  # of the machine, measured like a peer
 BASIC = ["nebula", "dcp_async", "safetensors_file", "torch_save"]  # what `make bench` measures; they need no environment
 
 
 def names() -> list[str]:
     """All peers by the names of their modules, Nebula first."""
-    return sorted((module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name != "nebula", name))
+    found = {module.name for module in pkgutil.iter_modules(__path__)} - set(LIMITS)
+    return sorted(found, key=lambda name: (name != "nebula", name))
 
 
 def others() -> list[str]:

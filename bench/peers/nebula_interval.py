@@ -8,6 +8,7 @@ from .nebula import RETENTION, Nebula
 class NebulaInterval(Nebula):
     title = "Nebula, persisting every 100 s"
     durable = False
+    last_event = "captured"
 
     def open(self) -> None:
         self.nm.init(
