@@ -7,8 +7,8 @@
  *
  * The second reads a file that is there, since one at another place of a disk may be read at another speed. The third measures nothing
  * itself: for each line of its input it writes BYTES with O_DIRECT into a file that has the space, by one call from huge pages, syncs
- * them and answers with the seconds that took; it does so once by itself, when it is ready. The others measure, once each unless it says otherwise, with nothing
- * else to do, and print one JSON object of seconds:
+ * them and answers with the seconds that took; it does so once by itself, when it is ready. The others measure, once each unless it
+ * says otherwise, with nothing else to do, and print one JSON object of seconds:
  *
  *      copy       a streaming copy of BLOCKS blocks in private memory into a file in SHARED-DIR whose pages exist: the median of five
  *      copy_cpu, sum_cpu  the CPU time of all threads for that copy, and of one for the checksums of as many bytes
