@@ -5,6 +5,10 @@
  */
 #include "_nebula.h"
 
+#include <stdlib.h>
+
+#include "image/image.h"
+
 struct map {
         PyObject_HEAD
         PyObject *checkpoint;
@@ -107,9 +111,41 @@ static PyObject *map_read(PyObject *self, PyObject *list)
         Py_RETURN_NONE;
 }
 
+static PyObject *map_records(PyObject *self, PyObject *unused)
+{
+        const nebula_map *handle = ((struct map *)self)->handle;
+        PyObject *records = PyDict_New();
+        struct nebula_error error = { 0 };
+        struct zip_entry *entries;
+        size_t count;
+
+        (void)unused;
+        if (!records)
+                return NULL;
+        if (zip_read(nebula_map_data(handle), nebula_map_size(handle), &entries, &count, &error) != NEBULA_OK) {
+                Py_DECREF(records);
+                return nebula_raise(&error);
+        }
+        for (size_t i = 0; i < count; i++) {
+                PyObject *name = PyUnicode_DecodeUTF8(entries[i].name, (Py_ssize_t)strlen(entries[i].name), "surrogateescape");
+                PyObject *place = Py_BuildValue("KK", (unsigned long long)entries[i].payload_offset, (unsigned long long)entries[i].size);
+                int status = name && place ? PyDict_SetItem(records, name, place) : -1;
+
+                Py_XDECREF(name);
+                Py_XDECREF(place);
+                if (status)
+                        Py_CLEAR(records);
+                if (!records)
+                        break;
+        }
+        free(entries);
+        return records;
+}
+
 static PyMethodDef map_methods[] = {
         { "fetch", map_fetch, METH_VARARGS, "fetch(offset, size): after it these bytes are there." },
         { "fetch_headers", map_fetch_headers, METH_NOARGS, "fetch_headers(): after it a zip reader finds the directory and every header." },
+        { "records", map_records, METH_NOARGS, "records(): {name: (offset, size)} of a zip file, in the order of the file; its headers must be there." },
         { "read", map_read, METH_O, "read([(offset, size, address)]): brings bytes to where they belong; parts in the order of their offsets." },
         { NULL, NULL, 0, NULL },
 };

@@ -6,101 +6,19 @@ is copied.
 
 from __future__ import annotations
 
-import copyreg
-import io
 import os
-import pickle
 import sys
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import _nebula
+from . import _nebula, unpickling
 from .errors import NebulaConfigError, NebulaError
 
 __all__ = ["load", "load_into"]
 
-# Functions that build objects without a look at the values of tensors.
-_REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
-
 # Layouts whose tensors keep their number of elements.
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-
-
-class _MapFile(io.RawIOBase):
-    """A map as a file, for readers that want one."""
-
-    def __init__(self, mapped: _nebula.Map) -> None:
-        self._mapped = mapped
-        self.failure: NebulaError | None = None
-        self._view = memoryview(mapped)
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = (0, self._position, len(self._view))[whence]
-        self._position = max(start + offset, 0)
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        target = memoryview(buffer).cast("B")
-        part = self._view[self._position : self._position + len(target)]
-        try:
-            self._mapped.fetch(self._position, len(part))
-        except NebulaError as failure:
-            self.failure = failure  # readers in C++ make other errors of it
-            raise
-        target[: len(part)] = part
-        self._position += len(part)
-        return len(part)
-
-
-class _NotPlain(Exception):
-    """A pickle needs more than what _PlainUnpickler finds."""
-
-
-class _Rebuild:
-    """A function that a pickle may call, but not change: BUILD sets attributes."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*args)
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Python's own, in C, for tensors in plain containers: as safe as torch's for weights_only, which is in Python, and as it
-    reaches nothing else, no object built here has looked at the values of a tensor."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        # Storages, torch.serialization._load finds itself.
-        if module == "torch._utils" and name in _REBUILD:
-            return _Rebuild(getattr(torch._utils, name))
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        found = vars(torch).get(name) if module == "torch" else None  # getattr imports parts of torch by their names
-        if found is torch.Size or isinstance(found, torch.dtype):
-            return found
-        raise _NotPlain(f"{module}.{name}")
-
-
-class _Plain:
-    """What torch.serialization._load takes for a pickle module."""
-
-    Unpickler = _PlainUnpickler
 
 
 def load(
@@ -116,40 +34,9 @@ def load(
     """
     weights_only = _is_weights_only(weights_only)
     if not _is_zip(mapped):
-        return torch.load(_MapFile(mapped), map_location=map_location, weights_only=weights_only)
-    storage = _storage_of(mapped) if storage is None else storage
-    if not weights_only:
-        return _load_with(pickle, mapped, map_location, storage)
-    try:
-        return _load_plain(mapped, map_location, storage)
-    except _NotPlain:
-        pass
-    try:
-        return _load_with(torch._weights_only_unpickler, mapped, map_location, storage)
-    except pickle.UnpicklingError as failure:
-        raise pickle.UnpicklingError(
-            f"{failure}. The file holds more than tensors and plain values; load it with weights_only=False if you "
-            "trust it, or allow the class with torch.serialization.add_safe_globals"
-        ) from None
-
-
-def _load_with(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """What torch.load(path, mmap=True) does, over memory instead of a path."""
-    file = _MapFile(mapped)
-    try:
-        with torch.serialization._open_zipfile_reader(file) as archive:
-            return torch.serialization._load(archive, map_location, module, overall_storage=storage, encoding="utf-8")
-    except Exception:
-        if file.failure:
-            raise file.failure from None
-        raise
-
-
-def _load_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """Raises _NotPlain before anything but plain objects was built."""
-    if copyreg._extension_registry:  # type: ignore[attr-defined]  # whose codes are looked up without find_class
-        raise _NotPlain("copyreg")
-    return _load_with(_Plain, mapped, map_location, storage)
+        return torch.load(unpickling.MapFile(mapped), map_location=map_location, weights_only=weights_only)
+    read = unpickling.read_weights if weights_only else unpickling.read
+    return read(mapped, map_location, _storage_of(mapped) if storage is None else storage)
 
 
 def torch_is_told(variable: str) -> bool:
@@ -190,9 +77,9 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
     storage = _storage_of(mapped)
     try:
         if not _is_zip(mapped):
-            raise _NotPlain
-        source = _load_plain(mapped, "cpu", storage)
-    except _NotPlain:
+            raise unpickling.NotPlain
+        source = unpickling.read_plain(mapped, "cpu", storage)
+    except unpickling.NotPlain:
         mapped.fetch(0, len(view))
         source = load(mapped, "cpu", weights_only, storage)
     root, state = target, source

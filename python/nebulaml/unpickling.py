@@ -1,0 +1,258 @@
+"""Mapped torch files to objects: what torch.load makes of them, over memory that is there.
+
+For each tensor torch looks three times whether it shall be a fake one, and looks its place up through a file: most of the
+time that many small ones take. Here that is looked at once, and the directory is read in C. What is unusual is left to torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import gc
+import io
+import os
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import _nebula
+from .errors import NebulaError
+
+__all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_weights"]
+
+# Functions that build objects without a look at the values of tensors.
+_REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
+
+_REBUILD_V2 = ("torch._utils", "_rebuild_tensor_v2")
+
+_RENAMED = {"torch.tensor": "torch._tensor"}  # modules, since old files were written
+
+
+class MapFile(io.RawIOBase):
+    """A map as a file, for readers that want one."""
+
+    def __init__(self, mapped: _nebula.Map) -> None:
+        self._mapped = mapped
+        self.failure: NebulaError | None = None
+        self._view = memoryview(mapped)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = (0, self._position, len(self._view))[whence]
+        self._position = max(start + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        part = self._view[self._position : self._position + len(target)]
+        try:
+            self._mapped.fetch(self._position, len(part))
+        except NebulaError as failure:
+            self.failure = failure  # readers in C++ make other errors of it
+            raise
+        target[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+
+class NotPlain(Exception):
+    """A file needs more than what read_plain finds."""
+
+
+class _Unusual(Exception):
+    """A file, or a way to load it, that only torch knows."""
+
+
+class _Records:
+    """The records of a file."""
+
+    def __init__(self, mapped: _nebula.Map, storage: torch.UntypedStorage) -> None:
+        self._mapped, self._storage = mapped, storage
+        try:
+            self._places = mapped.records()
+        except NebulaError as failure:
+            raise _Unusual("not a zip file as torch.save writes it") from failure
+        self._folder = next(iter(self._places), "").partition("/")[0]
+
+    def _place(self, name: str) -> tuple[int, int]:
+        place = self._places.get(f"{self._folder}/{name}")
+        if place is None:
+            raise _Unusual(f"no record {name}")
+        return place
+
+    def content(self, name: str) -> bytes:
+        offset, size = self._place(name)
+        self._mapped.fetch(offset, size)
+        return bytes(memoryview(self._mapped)[offset : offset + size])
+
+    def storage(self, key: str, size: int) -> torch.UntypedStorage:
+        offset, stored = self._place(f"data/{key}")
+        if not 0 <= size <= stored:
+            raise _Unusual(f"{size} bytes are asked of data/{key}, which has {stored}")
+        return self._storage[offset : offset + size]
+
+
+def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> torch.Tensor:
+    """torch._utils._rebuild_tensor_v2, of a tensor that is not fake."""
+    memory = storage._untyped_storage
+    tensor = torch.empty((0,), dtype=storage.dtype, device=memory.device).set_(memory, offset, size, stride)
+    if grad:
+        tensor.requires_grad = True
+    if metadata:
+        torch._utils.set_tensor_metadata(tensor, metadata)
+    if hooks:
+        tensor._backward_hooks = hooks
+    return tensor
+
+
+class _Rebuild:
+    """A function that a pickle may call, but not change: BUILD sets attributes."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python's own, in C, with what torch adds to it."""
+
+    def __init__(self, records: _Records, map_location: Any) -> None:
+        super().__init__(io.BytesIO(records.content("data.pkl")), encoding="utf-8")
+        self._records, self._map_location = records, map_location
+        self._restore = torch.serialization._get_restore_location(map_location)
+        self._storages: dict[str, torch.storage.TypedStorage] = {}
+
+    def persistent_load(self, saved: Any) -> Any:
+        if type(saved) is not tuple or len(saved) != 5 or saved[0] != "storage":
+            raise _Unusual(f"a reference to {saved!r:.80}")
+        _, storage_type, key, location, count = saved
+        found = self._storages.get(key)
+        if found is None:
+            dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
+            storage = self._records.storage(key, count * dtype.itemsize)
+            if location != "cpu" or self._map_location is not None:
+                storage = self._restore(storage, location)
+            found = self._storages[key] = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        return found
+
+    def find_class(self, module: str, name: str) -> Any:
+        if "Storage" in name:
+            with contextlib.suppress(KeyError):
+                return torch.serialization.StorageType(name)
+        return self.find(_RENAMED.get(module, module), name)
+
+    def find(self, module: str, name: str) -> Any:
+        return _rebuild_tensor if (module, name) == _REBUILD_V2 else super().find_class(module, name)
+
+
+class _PlainUnpickler(_Unpickler):
+    """For tensors in plain containers: as safe as torch's for weights_only, which is in Python, and as it reaches nothing
+    else, no object built here has looked at the values of a tensor."""
+
+    def find(self, module: str, name: str) -> Any:
+        if module == "torch._utils" and name in _REBUILD:
+            return _Rebuild(_rebuild_tensor if (module, name) == _REBUILD_V2 else getattr(torch._utils, name))
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        found = vars(torch).get(name) if module == "torch" else None  # getattr imports parts of torch by their names
+        if found is torch.Size or isinstance(found, torch.dtype):
+            return found
+        raise NotPlain(f"{module}.{name}")
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the cycle collector: it would go again and again through objects that are all wanted."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    told = getattr(torch.serialization, "_serialization_tls", None)  # not in every torch, as the next
+    if (
+        told is None
+        or not hasattr(torch.serialization, "_get_restore_location")
+        or not hasattr(torch.serialization, "StorageType")
+        or getattr(told, "skip_data", False)
+        or torch._guards.detect_fake_mode(None) is not None
+        or (isinstance(map_location, (str, torch.device)) and torch.device(map_location).type == "meta")
+    ):
+        raise _Unusual("what is wanted are no tensors with values")
+    records = _Records(mapped, storage)
+    if records.content("byteorder") != sys.byteorder.encode():
+        raise _Unusual("other byte order")
+    told.map_location = map_location  # for those that are rebuilt otherwise
+    try:
+        with _uncollected():
+            return kind(records, map_location).load()
+    finally:
+        told.map_location = None
+
+
+def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """The object of a file that is trusted."""
+    try:
+        found = _unpickled(_Unpickler, mapped, map_location, storage)
+    except _Unusual:
+        return _with_torch(pickle, mapped, map_location, storage)
+    torch._utils._validate_loaded_sparse_tensors()
+    return found
+
+
+def read_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """The same of tensors and plain values in plain containers. Raises NotPlain before anything else was built."""
+    if copyreg._extension_registry:  # type: ignore[attr-defined]  # whose codes are looked up without find_class
+        raise NotPlain("copyreg")
+    try:
+        return _unpickled(_PlainUnpickler, mapped, map_location, storage)
+    except _Unusual as failure:
+        raise NotPlain(str(failure)) from failure
+
+
+def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """The object of a file that is not trusted: as torch.load with weights_only=True."""
+    try:
+        return read_plain(mapped, map_location, storage)
+    except NotPlain:
+        pass
+    try:
+        return _with_torch(torch._weights_only_unpickler, mapped, map_location, storage)
+    except pickle.UnpicklingError as failure:
+        raise pickle.UnpicklingError(
+            f"{failure}. The file holds more than tensors and plain values; load it with weights_only=False if you "
+            "trust it, or allow the class with torch.serialization.add_safe_globals"
+        ) from None
+
+
+def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+    """What torch.load(path, mmap=True) does, over memory instead of a path."""
+    file = MapFile(mapped)
+    try:
+        with torch.serialization._open_zipfile_reader(file) as archive:
+            return torch.serialization._load(archive, map_location, module, overall_storage=storage, encoding="utf-8")
+    except Exception:
+        if file.failure:
+            raise file.failure from None
+        raise
