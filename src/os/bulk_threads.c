@@ -8,7 +8,10 @@
 #include "os/bulk_private.h"
 #include "os/os.h"
 
-#define BUFFERED_MIN (128u << 20) /* to make the buffers' pages may take a tenth of a second, where a host has to find them */
+/* To make the pages of eight buffers may take a tenth of a second, where a host has to find them. A short job has half as many, and where
+ * that would not pay for itself, none. */
+#define BUFFERED_MIN (32u << 20)
+#define LONG_MIN (128u << 20)
 
 static int move_pieces(struct bulk_job *job, char *data, uint64_t offset, uint64_t size)
 {
@@ -94,14 +97,16 @@ void bulk_run_threads(struct bulk_job *job)
         struct mover movers[BULK_THREADS];
         struct bulk_buffer buffers = { 0 };
         pthread_t threads[BULK_THREADS - 1], maker;
-        size_t count = 0;
+        size_t count = 0, wanted = BULK_THREADS;
         bool is_making;
 
-        if (wants_buffers(job))
-                bulk_buffer_map(&buffers, BULK_THREADS * (uint64_t)BULK_REQUEST_BYTES);
-        for (size_t i = 0; i < BULK_THREADS; i++)
+        if (wants_buffers(job)) {
+                wanted = job->size < LONG_MIN ? BULK_THREADS / 2 : BULK_THREADS;
+                bulk_buffer_map(&buffers, wanted * (uint64_t)BULK_REQUEST_BYTES);
+        }
+        for (size_t i = 0; i < wanted; i++)
                 movers[i] = (struct mover){ job, buffers.data ? buffers.data + i * BULK_REQUEST_BYTES : NULL };
-        while (count < BULK_THREADS - 1 && count + 1 < job->chunk_count &&
+        while (count + 1 < wanted && count + 1 < job->chunk_count &&
                !bulk_start(&threads[count], move_chunks, &movers[count + 1]))
                 count++;
         is_making = job->is_new && job->chunk_count > BULK_THREADS && !bulk_start(&maker, make_pages, job);

@@ -221,6 +221,7 @@ static void a_file_that_ends_early_is_no_data(void)
 }
 
 #define LARGE_BYTES ((133u << 20) + 12344u)
+#define MEDIUM_BYTES ((33u << 20) + 12344u)
 #define LARGE_ROOM (134u << 20)
 
 struct large {
@@ -243,7 +244,7 @@ static enum nebula_status compare_words(void *argument, const void *chunk, uint6
         return NEBULA_OK;
 }
 
-static void read_large(uint64_t bad)
+static void read_large(uint64_t length, uint64_t bad)
 {
         struct large large = { .bad = bad };
         struct nebula_error error = { 0 };
@@ -257,17 +258,17 @@ static void read_large(uint64_t bad)
         large.words = aligned_alloc(4096, LARGE_ROOM);
         REQUIRE(fd >= 0 && large.words);
         memset(large.words, 0xff, LARGE_ROOM);
-        if (bad < LARGE_BYTES) {
-                CHECK(bulk_read(fd, true, large.words, true, LARGE_BYTES, BULK_REQUEST_BYTES, compare_words, &large, &error) ==
+        if (bad < length) {
+                CHECK(bulk_read(fd, true, large.words, true, length, BULK_REQUEST_BYTES, compare_words, &large, &error) ==
                       NEBULA_CORRUPT);
                 CHECK(strstr(error.message, "differs at 73400320"));
                 CHECK(!large.elsewhere || large.words[(bad - bad % BULK_REQUEST_BYTES) / 8] == UINT64_MAX);
         } else {
-                CHECK(bulk_read(fd, true, large.words, true, LARGE_BYTES, BULK_REQUEST_BYTES, compare_words, &large, &error) == 0);
-                for (size_t i = 0; i < LARGE_BYTES / 8; i++)
+                CHECK(bulk_read(fd, true, large.words, true, length, BULK_REQUEST_BYTES, compare_words, &large, &error) == 0);
+                for (size_t i = 0; i < length / 8; i++)
                         is_whole &= large.words[i] == i;
                 CHECK(is_whole);
-                CHECK(large.seen == LARGE_BYTES);
+                CHECK(large.seen == length);
                 CHECK(!is_huge || large.elsewhere);
         }
         free(large.words);
@@ -287,8 +288,9 @@ static void a_large_read_into_new_memory_is_checked_before_it_is_there(void)
         if (fd >= 0) {
                 CHECK(bulk_write(fd, true, words, LARGE_BYTES, NULL) == 0);
                 os->close(fd);
-                read_large(LARGE_BYTES);
-                read_large(70u << 20);
+                read_large(LARGE_BYTES, LARGE_BYTES);
+                read_large(LARGE_BYTES, 70u << 20);
+                read_large(MEDIUM_BYTES, MEDIUM_BYTES);
         }
         free(words);
         end();
