@@ -16,6 +16,7 @@
  *      read_N     O_DIRECT reads, N at a time, into memory whose pages exist
  *      read_huge  8 at a time, each into the same 4 MiB of huge pages (where the machine has them) again and again
  *      buffered   reads through the page cache, from front to back, with read-ahead
+ *      new_N, new_huge, new_buffered  the same reads into memory that is made for it, as a load must, and those into huge pages copied there
  *
  * These are the best that an engine could reach, not what one does: one thing at a time, no second copy, no name. The
  * program makes its own system calls, so that it also judges what the engine makes of them.
@@ -50,6 +51,7 @@ struct work {
         char **blocks; /* WORK_COPY: where the bytes come from */
         size_t size, block_bytes;
         size_t memory_bytes; /* of reads: less than size where they use the same memory again */
+        char *copy_to; /* of reads: where each piece then goes, or NULL */
         unsigned index, threads; /* this thread's turn among so many */
         int fd;
 };
@@ -89,6 +91,8 @@ static void transfer(const struct work *work, size_t offset, size_t size)
                         die(work->kind == WORK_WRITE ? "write" : "read");
                 done += (size_t)moved;
         }
+        if (work->copy_to)
+                memcpy(work->copy_to + offset, work->memory + offset % work->memory_bytes, size);
 }
 
 static void *work_run(void *argument)
@@ -261,17 +265,55 @@ static double read_once(struct work *work, const char *path, unsigned depth)
         return seconds;
 }
 
+static void *new_memory(size_t size)
+{
+        void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (memory == MAP_FAILED)
+                die("mmap");
+        return memory;
+}
+
+/* Into memory that has no pages yet. */
+static double read_into_new(const struct work *model, const char *path, unsigned depth)
+{
+        struct work work = *model;
+        double seconds;
+
+        work.memory = new_memory(work.size);
+        work.memory_bytes = work.size;
+        seconds = read_once(&work, path, depth);
+        munmap(work.memory, work.size);
+        return seconds;
+}
+
+/* By way of work->memory. */
+static double read_through(const struct work *model, const char *path, unsigned depth)
+{
+        struct work work = *model;
+        double seconds;
+
+        work.copy_to = new_memory(work.size);
+        seconds = read_once(&work, path, depth);
+        munmap(work.copy_to, work.size);
+        return seconds;
+}
+
 static const unsigned depths[] = {1, 4, 8};
 
 /* work->memory: as many bytes, whose pages exist. */
 static void print_reads(struct work *work, const char *path)
 {
-        for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++)
+        for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++) {
                 printf("\"read_%u\": %.6f, ", depths[i], read_once(work, path, depths[i]));
+                printf("\"new_%u\": %.6f, ", depths[i], read_into_new(work, path, depths[i]));
+        }
         printf("\"buffered\": %.6f, ", read_once(work, path, 0));
+        printf("\"new_buffered\": %.6f, ", read_into_new(work, path, 0));
         work->memory_bytes = HUGE_DEPTH * REQUEST_BYTES;
         work->memory = huge_pages(work->memory_bytes);
-        printf("\"read_huge\": %.6f}\n", read_once(work, path, HUGE_DEPTH));
+        printf("\"read_huge\": %.6f, ", read_once(work, path, HUGE_DEPTH));
+        printf("\"new_huge\": %.6f}\n", read_through(work, path, HUGE_DEPTH));
 }
 
 /* But for the bytes behind the last whole page. */
