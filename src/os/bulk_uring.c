@@ -370,10 +370,9 @@ static bool ring_run(struct bulk_job *job)
         struct uring_run run = { .job = job, .ring = pinned ? &pinned->ring : &ring, .pinned = pinned };
 
         if (pinned) {
-                bool is_whole = pump_and_check(&run);
-
-                pinned_return(pinned);
-                if (!is_whole)
+                if (pump_and_check(&run))
+                        pinned_return(pinned);
+                else /* while it counts as used: nobody else may take it */
                         ring_unpin(job->data);
                 return true;
         }
