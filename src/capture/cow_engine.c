@@ -10,6 +10,7 @@ static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what f
 static struct cow_engine *engine;
 static bool engine_refused;
 static struct nebula_error engine_refusal;
+static bool fork_has_fd; /* the child's copy of the descriptor is to be closed */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static uint64_t whole_blocks(uint64_t size)
@@ -69,7 +70,7 @@ __attribute__((noinline)) void cow_stack_touch(void)
 /* The child has none of the threads, and the descriptor acts on the parent's memory: forget all of it. */
 static void child_after_fork(void)
 {
-        if (engine && !atomic_load(&engine->is_broken)) /* else the number is another's */
+        if (fork_has_fd) /* else the number is another's */
                 os->close(engine->fd);
         engine = NULL;
         pthread_mutex_init(&engine_lock, NULL);
@@ -78,6 +79,8 @@ static void child_after_fork(void)
 static void lock_before_fork(void)
 {
         pthread_mutex_lock(&engine_lock);
+        /* Nothing wakes the fault thread when the program closes the descriptor: it may not know yet. */
+        fork_has_fd = engine && !atomic_load(&engine->is_broken) && !cow_is_closed(engine);
 }
 
 static void unlock_after_fork(void)

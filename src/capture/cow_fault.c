@@ -89,8 +89,7 @@ static void serve_pending(struct cow_engine *engine)
         }
 }
 
-/* Whether the number stands for our descriptor still: a program may close what it does not know. What has it now must not be read. */
-static bool is_closed(const struct cow_engine *engine)
+bool cow_is_closed(const struct cow_engine *engine)
 {
         int status = os->uffd_protect(engine->fd, engine->probe_page, engine->probe_page + COW_PAGE_BYTES, false);
 
@@ -106,7 +105,7 @@ void *cow_fault_main(void *argument)
 
         for (;;) {
                 os->poll(engine->fd, ahead ? 0 : -1);
-                if (is_closed(engine)) { /* nobody waits: the kernel let go of all pages */
+                if (cow_is_closed(engine)) { /* nobody waits: the kernel let go of all pages */
                         cow_engine_break(engine);
                         break;
                 }

@@ -258,6 +258,8 @@ void cow_capture_settle(struct cow_engine *engine, struct cow_capture *capture);
 
 /* cow_fault.c */
 void *cow_fault_main(void *engine);
+/* Whether the number stands for our descriptor no more: a program may close what it does not know. What has it now must not be read. */
+bool cow_is_closed(const struct cow_engine *engine);
 /* In the fault thread: reads and marks what has happened, queues faults. */
 void cow_events_drain(struct cow_engine *engine);
 
