@@ -163,10 +163,11 @@ static bool touches_image(const void *image, const struct capture_part *parts, s
         return false;
 }
 
-/* The caller waits, so a copy now is as exact. */
+/* The caller waits, so a copy now is as exact. Where a write came while protection failed, some was copied, and summed, before it. */
 static void copy_all(struct cow_capture *capture, void *image, const struct capture_part *parts, size_t count)
 {
         capture_copy(image, parts, count);
+        capture->blocks.sums.count = 0;
         capture->direct_bytes = 0;
         for (size_t i = 0; i < count; i++)
                 capture->direct_bytes += parts[i].size;

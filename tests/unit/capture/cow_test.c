@@ -1596,6 +1596,71 @@ static void as_with_a_descriptor_closed(void)
         cow_free(capture);
 }
 
+/* As by os.closerange(3, 1024) while nothing is saved: the fault thread is not woken by that. */
+static void as_with_a_descriptor_closed_before_a_fork(void)
+{
+        size_t size = 4 * MIB;
+        unsigned char *memory = memory_new(size, true), *image = image_new(size);
+        struct cow_capture *capture;
+        int status = 1, other;
+        pid_t child;
+
+        old_table = os_linux;
+        old_table.uffd_open = known_uffd_open;
+        os = &old_table;
+        capture = start_one(image, memory, size);
+        CHECK(complete(capture));
+        cow_free(capture);
+        REQUIRE(own_uffd > 2);
+        close(own_uffd);
+        other = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        REQUIRE(other == own_uffd);
+        child = fork();
+        if (!child)
+                _exit(fcntl(other, F_GETFD) < 0);
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+}
+
+static unsigned char *first_of_two, *second_of_two;
+
+/* A write comes after the first was protected, and the second cannot be. */
+static int half_uffd_protect(int fd, uint64_t start, uint64_t end, bool on)
+{
+        if (on && start <= (uintptr_t)second_of_two && (uintptr_t)second_of_two < end) {
+                memset(first_of_two, 9, 2 * MIB);
+                return -ENOMEM;
+        }
+        return os_linux.uffd_protect(fd, start, end, on);
+}
+
+static void as_where_half_can_be_protected(void)
+{
+        size_t size = 4 * MIB;
+        struct capture_part parts[2];
+        unsigned char *image = image_new(2 * size + SUMS_BYTES);
+        struct image_sums sums = image_sums_in(image, 2 * size, 2 * size + SUMS_BYTES);
+        struct cow_capture *capture;
+        uint32_t count;
+
+        first_of_two = memory_new(3 * size, true);
+        second_of_two = first_of_two + 2 * size; /* too far to be protected together */
+        pattern_fill(first_of_two, size, 1);
+        pattern_fill(second_of_two, size, 2);
+        parts[0] = (struct capture_part){ first_of_two, size, 0 };
+        parts[1] = (struct capture_part){ second_of_two, size, size };
+        old_table = os_linux;
+        old_table.uffd_protect = half_uffd_protect;
+        os = &old_table;
+        REQUIRE(cow_prepare(parts, 2, &capture, NULL) == NEBULA_OK);
+        cow_sum(capture, &sums);
+        cow_begin(capture, image, parts, 2);
+        CHECK(complete(capture) && !memcmp(image, parts[0].data, size) && !memcmp(image + size, parts[1].data, size));
+        count = cow_summed(capture, UINT64_MAX);
+        for (uint32_t i = 0; i < count; i++)
+                CHECK(sums.list[i].crc64 == sum_crc64(0, image + sums.list[i].offset, sums.list[i].size));
+        cow_free(capture);
+}
+
 /* The fault thread hears of an unmap, and then is not scheduled for a while. */
 static int slow_uffd_read(int fd, struct os_uffd_event *events, size_t count)
 {
@@ -1959,6 +2024,16 @@ static void a_descriptor_that_the_program_closes_fails_the_capture_and_nothing_e
         CHECK(HAVE_TSAN || in_child(as_with_a_descriptor_closed));
 }
 
+static void a_fork_closes_no_descriptor_that_has_become_the_program_s(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_with_a_descriptor_closed_before_a_fork));
+}
+
+static void what_is_copied_again_keeps_no_sums_of_what_was_there_before(void)
+{
+        CHECK(HAVE_TSAN || in_child(as_where_half_can_be_protected));
+}
+
 static void at_least_two_threads_copy_where_there_are_two_processors(void)
 {
         CHECK(HAVE_TSAN || in_child(as_on_a_machine_of_any_size));
@@ -1970,6 +2045,8 @@ int main(void)
                 TEST(without_permission_everything_is_copied_at_once),
                 TEST(at_least_two_threads_copy_where_there_are_two_processors),
                 TEST(a_descriptor_that_the_program_closes_fails_the_capture_and_nothing_else),
+                TEST(a_fork_closes_no_descriptor_that_has_become_the_program_s),
+                TEST(what_is_copied_again_keeps_no_sums_of_what_was_there_before),
                 TEST(news_of_memory_that_is_gone_never_fails_what_is_there_now),
                 TEST(kernels_without_the_newer_calls_are_served_as_well),
                 TEST(a_write_during_the_start_holds_nothing_up),
