@@ -294,6 +294,8 @@ void stored_free(struct client_stored *stored);
  * they go does not matter. */
 bool stored_fetch(struct client_stored *stored, void *data, const struct nebula_part *parts, size_t count);
 bool stored_fetch_all(struct client_stored *stored, void *data);
+/* The chunks that are not at `data` yet, from all of the file: the program may have changed the others. */
+void stored_fill(const struct client_stored *stored, void *data, const void *file);
 /* Copies ranges of a file to where they belong, on a few threads: from `data`, and what was not fetched there from storage, through
  * one buffer for each thread. stored NULL: all of it is at `data`. Parts are in the order of their offsets and do not overlap. */
 bool stored_scatter(const struct client_stored *stored, const void *data, uint64_t size, const struct nebula_part *parts,

@@ -101,7 +101,7 @@ static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula
         if (status == NEBULA_OK)
                 status = map_image(&image, wire.frame.fd, error);
         if (status == NEBULA_OK && map->size) {
-                memcpy(map->data, image.data, map->size);
+                stored_fill(map->stored, map->data, image.data);
                 os->unmap(image.data, map->size);
         }
         session_wire_done(map->checkpoint->session, &wire);

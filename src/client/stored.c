@@ -100,6 +100,16 @@ bool stored_fetch_all(struct client_stored *stored, void *data)
         return true;
 }
 
+void stored_fill(const struct client_stored *stored, void *data, const void *file)
+{
+        for (uint64_t i = 0; i < stored->chunk_count; i++) {
+                uint64_t offset = i * stored->chunk_bytes;
+
+                if (!stored->present[i])
+                        memcpy((char *)data + offset, (const char *)file + offset, chunk_size(stored, i));
+        }
+}
+
 /* Chunks that are wanted in the map. */
 struct fetching {
         struct client_stored *stored;

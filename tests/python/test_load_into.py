@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 
 import nebulaml
@@ -257,6 +258,22 @@ def test_what_only_storage_has_is_read_by_the_program_first_and_kept_when_asked_
     loaded["w"].zero_()
     assert_same(state, checkpoint.load("s.pt"))
     assert memory_used() > 700_001 * 4
+
+
+def test_what_a_program_has_changed_of_a_lazy_map_stays_when_the_rest_comes_from_the_agent(cold, place):
+    checkpoint = cold({"w": torch.ones(3 << 20)})
+    mapped = checkpoint._map("s.pt", lazily=True)
+    view = memoryview(mapped)
+    mapped.fetch(0, 4096)
+    view[1000:1004] = b"mine"
+    lent = [fd for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}").endswith("cold/s.pt")]
+    assert len(lent) == 1
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), int(lent[0]))  # reads fail here from now on, and not there
+    mapped.fetch(0, len(view))
+    assert bytes(view[1000:1004]) == b"mine"
+    stored = (place.storage / "cold" / "s.pt").read_bytes()
+    assert view[:1000] == stored[:1000] and view[1004:] == stored[1004:]
 
 
 def test_bytes_from_storage_go_straight_into_all_kinds_of_tensors(cold):
