@@ -133,12 +133,18 @@ static PyObject *map_records(PyObject *self, PyObject *unused)
 
                 Py_XDECREF(name);
                 Py_XDECREF(place);
-                if (status)
-                        Py_CLEAR(records);
-                if (!records)
-                        break;
+                if (status) {
+                        free(entries);
+                        Py_DECREF(records);
+                        return NULL;
+                }
         }
         free(entries);
+        if ((size_t)PyDict_GET_SIZE(records) < count) { /* readers do not agree on which of them counts */
+                error = (struct nebula_error){ .status = NEBULA_INVALID, .message = "two records of a zip file have one name" };
+                Py_DECREF(records);
+                return nebula_raise(&error);
+        }
         return records;
 }
 

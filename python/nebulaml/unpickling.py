@@ -13,6 +13,7 @@ import io
 import os
 import pickle
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +28,7 @@ __all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_weights"]
 # Functions that build objects without a look at the values of tensors.
 _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 
-_REBUILD_V2 = ("torch._utils", "_rebuild_tensor_v2")
+_TORCHS_REBUILD = torch._utils._rebuild_tensor_v2  # a program may put another in its place
 
 _RENAMED = {"torch.tensor": "torch._tensor"}  # modules, since old files were written
 
@@ -86,12 +87,20 @@ class _Records:
         except NebulaError as failure:
             raise _Unusual("not a zip file as torch.save writes it") from failure
         self._folder = next(iter(self._places), "").partition("/")[0]
+        begin = f"{self._folder}/"
+        if not all(name.startswith(begin) for name in self._places) or f"{begin}version" not in self._places:
+            raise _Unusual("not a zip file as torch.save writes it")
+        if f"{begin}constants.pkl" in self._places:
+            raise _Unusual("a TorchScript archive")
 
     def _place(self, name: str) -> tuple[int, int]:
         place = self._places.get(f"{self._folder}/{name}")
         if place is None:
-            raise _Unusual(f"no record {name}")
+            raise pickle.UnpicklingError(f"the file has no record {name!r}")
         return place
+
+    def has(self, name: str) -> bool:
+        return f"{self._folder}/{name}" in self._places
 
     def content(self, name: str) -> bytes:
         offset, size = self._place(name)
@@ -101,7 +110,7 @@ class _Records:
     def storage(self, key: str, size: int) -> torch.UntypedStorage:
         offset, stored = self._place(f"data/{key}")
         if not 0 <= size <= stored:
-            raise _Unusual(f"{size} bytes are asked of data/{key}, which has {stored}")
+            raise pickle.UnpicklingError(f"{size} bytes are asked of data/{key}, which has {stored}")
         return self._storage[offset : offset + size]
 
 
@@ -109,8 +118,7 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, grad: Any
     """torch._utils._rebuild_tensor_v2, of a tensor that is not fake."""
     memory = storage._untyped_storage
     tensor = torch.empty((0,), dtype=storage.dtype, device=memory.device).set_(memory, offset, size, stride)
-    if grad:
-        tensor.requires_grad = True
+    tensor.requires_grad = grad
     if metadata:
         torch._utils.set_tensor_metadata(tensor, metadata)
     if hooks:
@@ -129,27 +137,30 @@ class _Rebuild:
     def __call__(self, *args: Any) -> Any:
         return self._function(*args)
 
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("a function has no state")
+
 
 class _Unpickler(pickle.Unpickler):
     """Python's own, in C, with what torch adds to it."""
 
     def __init__(self, records: _Records, map_location: Any) -> None:
         super().__init__(io.BytesIO(records.content("data.pkl")), encoding="utf-8")
-        self._records, self._map_location = records, map_location
+        self._records = records
         self._restore = torch.serialization._get_restore_location(map_location)
         self._storages: dict[str, torch.storage.TypedStorage] = {}
 
     def persistent_load(self, saved: Any) -> Any:
         if type(saved) is not tuple or len(saved) != 5 or saved[0] != "storage":
-            raise _Unusual(f"a reference to {saved!r:.80}")
+            raise pickle.UnpicklingError(f"a storage is referred to by a {type(saved).__name__} of another form")
         _, storage_type, key, location, count = saved
         found = self._storages.get(key)
         if found is None:
             dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
-            storage = self._records.storage(key, count * dtype.itemsize)
-            if location != "cpu" or self._map_location is not None:
-                storage = self._restore(storage, location)
-            found = self._storages[key] = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+            storage = self._restore(self._records.storage(key, count * dtype.itemsize), location)
+            found = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+            if found._data_ptr():  # of an empty one torch makes another for each reference, which may have another dtype
+                self._storages[key] = found
         return found
 
     def find_class(self, module: str, name: str) -> Any:
@@ -159,7 +170,7 @@ class _Unpickler(pickle.Unpickler):
         return self.find(_RENAMED.get(module, module), name)
 
     def find(self, module: str, name: str) -> Any:
-        return _rebuild_tensor if (module, name) == _REBUILD_V2 else super().find_class(module, name)
+        return super().find_class(module, name)
 
 
 class _PlainUnpickler(_Unpickler):
@@ -168,7 +179,8 @@ class _PlainUnpickler(_Unpickler):
 
     def find(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in _REBUILD:
-            return _Rebuild(_rebuild_tensor if (module, name) == _REBUILD_V2 else getattr(torch._utils, name))
+            function = getattr(torch._utils, name)
+            return _Rebuild(_rebuild_tensor if function is _TORCHS_REBUILD else function)
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         found = vars(torch).get(name) if module == "torch" else None  # getattr imports parts of torch by their names
@@ -177,16 +189,43 @@ class _PlainUnpickler(_Unpickler):
         raise NotPlain(f"{module}.{name}")
 
 
+_rest_lock = threading.RLock()  # guards the next two; a signal handler may load while its thread is here
+_resting = 0  # loads for which the cycle collector rests
+_was_enabled = False  # before the first of them
+
+
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """Without the cycle collector: it would go again and again through objects that are all wanted."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+    global _resting, _was_enabled
+    is_counted = False
     try:
+        with _rest_lock:
+            if not _resting:
+                _was_enabled = gc.isenabled()
+            _resting += 1
+            is_counted = True
+            gc.disable()
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _rest_lock:
+            _resting -= is_counted
+            if not _resting and _was_enabled:
+                gc.enable()
+
+
+def _after_fork() -> None:
+    """In the child, which has none of the threads that load."""
+    global _rest_lock, _resting
+    _rest_lock = threading.RLock()
+    if _resting and _was_enabled:
+        gc.enable()
+    _resting = 0
+
+
+def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> Any:
+    with _uncollected():
+        return kind(records, map_location).load()
 
 
 def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
@@ -197,16 +236,17 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
         or not hasattr(torch.serialization, "StorageType")
         or getattr(told, "skip_data", False)
         or torch._guards.detect_fake_mode(None) is not None
-        or (isinstance(map_location, (str, torch.device)) and torch.device(map_location).type == "meta")
+        or map_location in ("meta", torch.device("meta"))
     ):
         raise _Unusual("what is wanted are no tensors with values")
     records = _Records(mapped, storage)
-    if records.content("byteorder") != sys.byteorder.encode():
+    if not records.has("byteorder") or records.content("byteorder") != sys.byteorder.encode():
         raise _Unusual("other byte order")
     told.map_location = map_location  # for those that are rebuilt otherwise
+    compiler = sys.modules.get("torch._dynamo")  # which cannot follow us; where it was never imported, nothing is compiled
+    load = compiler.disable(_unpickle) if compiler else _unpickle
     try:
-        with _uncollected():
-            return kind(records, map_location).load()
+        return load(kind, records, map_location)
     finally:
         told.map_location = None
 
@@ -256,3 +296,6 @@ def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: to
         if file.failure:
             raise file.failure from None
         raise
+
+
+os.register_at_fork(after_in_child=_after_fork)

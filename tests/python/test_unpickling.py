@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import io
+import os
 import pickle
+import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -132,12 +136,13 @@ def test_more_bytes_than_a_record_has_are_never_taken_from_it(saved, nm):
     records = unpickling._Records(mapped, torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage())
     assert records.storage("0", 12).nbytes() == 12
     for size in (13, -1):
-        with pytest.raises(unpickling._Unusual, match="which has 12"):
+        with pytest.raises(pickle.UnpicklingError, match="which has 12"):
             records.storage("0", size)
 
 
 def test_records_are_those_of_the_file_and_other_bytes_have_none(saved, nm):
     checkpoint = saved({"a": torch.ones(3), "b": torch.zeros(5)})
+    checkpoint.wait("durable", timeout=60)  # then zipfile finds each CRC-32, too
     mapped = checkpoint._map("x.pt")
     with checkpoint.view("x.pt") as data, zipfile.ZipFile(io.BytesIO(data)) as file:
         assert list(mapped.records()) == file.namelist()
@@ -147,6 +152,107 @@ def test_records_are_those_of_the_file_and_other_bytes_have_none(saved, nm):
     other.commit()
     with pytest.raises(NebulaError, match="zip"):
         other._map("b.bin").records()
+
+
+def test_readers_that_do_not_agree_on_a_file_are_not_added_to(saved, nm, torchs_reader):
+    file, made = io.BytesIO(), io.BytesIO()
+    torch.save(torch.ones(2), file)
+    with zipfile.ZipFile(file) as source:
+        records = [(entry.filename, source.read(entry)) for entry in source.infolist()]
+    pickled = next(content for name, content in records if name.endswith("data.pkl"))
+    for changed in (
+        [*records, ("archive/data.pkl", pickled)],
+        [*records, ("other/data.pkl", pickled)],
+        [*records, ("archive/constants.pkl", b"")],
+        [record for record in records if not record[0].endswith("/version")],
+    ):
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w") as target, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, content in changed:
+                target.writestr(name, content)
+        checkpoint = nm.Checkpoint("changed")
+        checkpoint.save_bytes("x.pt", [made.getvalue()])
+        checkpoint.commit()
+        torchs_reader.clear()
+        with contextlib.suppress(Exception):
+            checkpoint.load("x.pt")
+        assert len(torchs_reader) == 1 or changed[-1][0] != "archive/constants.pkl"
+        assert not unpickling_alone(checkpoint)
+
+
+def unpickling_alone(checkpoint: Any) -> bool:
+    mapped = checkpoint._map("x.pt")
+    try:
+        unpickling._Records(mapped, torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage())
+    except unpickling._Unusual:
+        return False
+    return True
+
+
+@pytest.fixture
+def packages() -> Iterator[Callable[..., None]]:
+    """register(priority, restore) adds a package to those that torch asks where a storage goes."""
+    before = list(torch.serialization._package_registry)
+    yield lambda priority, restore: torch.serialization.register_package(priority, lambda _: None, restore)
+    torch.serialization._package_registry[:] = before
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_packages_that_are_registered_are_asked(saved, packages, weights_only):
+    checkpoint = saved({"w": torch.ones(3)})
+    packages(21.5, lambda storage, place: storage if place.startswith("mine") else None)
+    assert (checkpoint.load("x.pt", "mine:0", weights_only=weights_only)["w"] == 1).all()
+    packages(1, lambda storage, place: storage.clone() if place == "cpu" else None)
+    assert checkpoint.load("x.pt", weights_only=weights_only)["w"].untyped_storage().resizable()
+
+
+def test_tensors_of_one_empty_storage_keep_their_dtypes(saved):
+    empty = torch.zeros(0)
+    other = torch.empty(0, dtype=torch.int32).set_(empty.untyped_storage(), 0, (0,), (1,))
+    found = saved([empty, other]).load("x.pt", {"cpu": "meta"})
+    assert [tensor.dtype for tensor in found] == [torch.float32, torch.int32]
+
+
+def test_a_reference_to_torchs_function_stays_one(saved):
+    found = saved(functools.partial(torch._utils._rebuild_tensor_v2)).load("x.pt")
+    assert found.func is torch._utils._rebuild_tensor_v2
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_function_that_a_program_has_put_in_torchs_place_is_called(saved, monkeypatch, weights_only):
+    rebuild = torch._utils._rebuild_tensor_v2
+    checkpoint = saved(torch.ones(2))
+    monkeypatch.setattr(torch._utils, "_rebuild_tensor_v2", lambda *arguments: rebuild(*arguments) + 1)
+    assert (checkpoint.load("x.pt", weights_only=weights_only) == 2).all()
+
+
+def test_no_pickle_changes_a_function_that_it_may_call():
+    rebuild = unpickling._Rebuild(print)
+    with pytest.raises(pickle.UnpicklingError):
+        rebuild.__setstate__((None, {"_function": exec}))
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_load_in_what_is_compiled_works(saved, weights_only):
+    checkpoint = saved(torch.nn.Parameter(torch.ones(2)))
+    compiled = torch.compile(lambda x: x + checkpoint.load("x.pt", weights_only=weights_only).sum(), backend="eager")
+    assert (compiled(torch.ones(1)) == 3).all()
+
+
+def test_the_cycle_collector_rests_until_the_last_of_several_loads_ends_and_not_in_a_child():
+    first, second = unpickling._uncollected(), unpickling._uncollected()
+    assert gc.isenabled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if gc.isenabled() and not unpickling._resting else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
