@@ -35,6 +35,8 @@ PyObject *map_object(PyObject *checkpoint, nebula_map *map);
 
 /* watch_images(f): f(address) is called before an image leaves this process's memory. */
 PyObject *session_watch_images(PyObject *module, PyObject *watcher);
+/* pickle_is_modest(pickle): False also for what is cut off, or no pickle. */
+PyObject *pickle_is_modest(PyObject *module, PyObject *pickle);
 /* Session, the type, and its handle. */
 PyTypeObject *session_type(void);
 nebula_session *session_handle(PyObject *session);

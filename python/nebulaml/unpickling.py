@@ -177,6 +177,11 @@ class _PlainUnpickler(_Unpickler):
     """For tensors in plain containers: as safe as torch's for weights_only, which is in Python, and as it reaches nothing
     else, no object built here has looked at the values of a tensor."""
 
+    def __init__(self, records: _Records, map_location: Any) -> None:
+        if not _nebula.pickle_is_modest(records.content("data.pkl")):
+            raise NotPlain("a memo that is larger than the pickle")
+        super().__init__(records, map_location)
+
     def find(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in _REBUILD:
             function = getattr(torch._utils, name)

@@ -8,14 +8,17 @@ import gc
 import io
 import os
 import pickle
+import resource
+import struct
 import warnings
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from nebulaml import unpickling
+from nebulaml import _nebula, unpickling
 from nebulaml.errors import NebulaError
 from same import assert_same
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -225,6 +228,23 @@ def test_a_function_that_a_program_has_put_in_torchs_place_is_called(saved, monk
     checkpoint = saved(torch.ones(2))
     monkeypatch.setattr(torch._utils, "_rebuild_tensor_v2", lambda *arguments: rebuild(*arguments) + 1)
     assert (checkpoint.load("x.pt", weights_only=weights_only) == 2).all()
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_all_kinds_of_values_are_modest(protocol):
+    values = [1, 300, 70000, -1, 1 << 70, 1 << 3000, 1.5, "x", "x" * 300, "ü", b"b", b"b" * 300, bytearray(b"a"), None, True, False, (), (1,), (1, 2)]
+    values += [(1, 2, 3), (1, 2, 3, 4), {1, 2}, frozenset([1]), {"a": [1, 2]}, OrderedDict(a=1), functools.partial(print, 1), list(range(2000))]
+    content = pickle.dumps([values, values, [str(i) for i in range(500)]], protocol)
+    assert _nebula.pickle_is_modest(content)
+    assert not _nebula.pickle_is_modest(content[:-1])
+
+
+def test_a_few_bytes_that_are_not_trusted_take_no_memory(saved):
+    content = b"\x80\x02Nr" + struct.pack("<I", 0x0FFFFFFF) + b"."
+    checkpoint = saved(1, lambda name, old: content if name == "data.pkl" else old)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert checkpoint.load("x.pt", weights_only=True) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 18  # KiB
 
 
 def test_no_pickle_changes_a_function_that_it_may_call():
