@@ -117,6 +117,7 @@ class Checkpoint:
         self._handle: _nebula.Checkpoint | None = None
         self._begun_at: tuple[str | None, str] | None = None  # path and job
         self._failure: NebulaError | None = None  # the last one
+        self._newest: dict[str, object | None] = {}  # the last save of each name, of which alone news counts
         self._lost_files: set[str] = set()  # saves that failed: what is there must not be called whole
         self._late_failure: NebulaError | None = None  # of a save that had returned
         _nebula.encode_name(self._tag)  # refuses what no storage can hold, also while no agent answers
@@ -126,7 +127,7 @@ class Checkpoint:
     def _found(cls, handle: _nebula.Checkpoint) -> Checkpoint:
         self = cls.__new__(cls)
         self._tag, self._count, self._handle, self._begun_at = handle.tag, _nebula.FILES_OPEN, handle, None
-        self._failure, self._lost_files, self._late_failure = None, set(), None
+        self._failure, self._lost_files, self._late_failure, self._newest = None, set(), None, {}
         return self
 
     def __repr__(self) -> str:
@@ -168,40 +169,45 @@ class Checkpoint:
 
     def _attempt(self, name: str, save: Callable[..., None], argument: Any) -> bool:
         """One try to save a file; a second one that succeeds makes up for the first."""
-        lost_before = name in self._lost_files
+        lost_before, newest_before = name in self._lost_files, self._newest.get(name)
         self._lost_files.discard(name)
+        self._newest[name] = object()
+        failure: BaseException | None = None
         try:
             failure = engine.guarded(f"saving {name!r} of checkpoint {self._tag!r}", save, name, argument)
-        except (NebulaConfigError, NebulaPicklingError):
-            if lost_before:
-                self._lost_files.add(name)
+        except BaseException as error:  # Ctrl-C too: then nobody knows whether it was saved
+            failure = error
             raise
-        except NebulaError as error:
-            self._failure = error
-            self._lost_files.add(name)
-            raise
-        if failure is not None:
-            self._failure = failure
-            self._lost_files.add(name)
+        finally:
+            if failure is not None:
+                self._newest[name] = newest_before
+                if isinstance(failure, NebulaError) and not isinstance(failure, (NebulaConfigError, NebulaPicklingError)):
+                    self._failure = failure
+                    lost_before = True
+                if lost_before:
+                    self._lost_files.add(name)
         return failure is None
 
     def _save(self, name: str, taken: Any) -> None:
         if taken.whole:
             self._open().save_bytes(name, taken.pickle)
         else:
-            lost = functools.partial(self._lost, name)
+            lost = functools.partial(self._lost, name, self._newest[name])
             self._open().save_pickle(name, taken.pickle, taken.storages, lost, taken.unprotectable, taken.filler)
 
     def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool]) -> None:
         from . import device, pickling
 
         ranges, overlap = taken
-        lost = functools.partial(self._lost, name)
+        lost = functools.partial(self._lost, name, self._newest[name])
         filler = device.plan(ranges, overlap)
         self._open().save_ranges(name, ranges, lost, pickling.unprotectable(ranges), filler)
 
-    def _lost(self, name: str, failure: BaseException) -> None:
+    def _lost(self, name: str, save: object, failure: BaseException) -> None:
         """Called on any thread: the bytes of a save that had returned could not be copied."""
+        if self._newest.get(name) is not save:
+            log.info("nebula: a save of %r that a later one has replaced failed: %s", name, failure)
+            return
         what = f"file {name!r} of checkpoint {self._tag!r}"
         log.error("nebula: %s is lost: %s. Training goes on; older checkpoints are untouched.", what, failure)
         if isinstance(failure, NebulaError):

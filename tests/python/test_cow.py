@@ -261,6 +261,31 @@ def test_a_name_saved_again_before_its_first_copy_ended_is_not_called_lost(nm, c
     assert torch.equal(loaded(checkpoint), large) and torch.equal(checkpoint.load("n.pt"), second)
 
 
+def test_a_save_that_fails_after_a_later_one_has_replaced_it_is_no_loss(nm):
+    large, first, second = big(count=128 * MIB), big(2, 4 * MIB), big(3, 4 * MIB)
+    checkpoint = saved("again", large)  # what follows is told to the agent behind it
+    assert checkpoint.save("n.pt", first)
+    start, size = (first.data_ptr() + 4095) & ~4095, (first.nbytes - 8192) & ~4095
+    assert ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), 4) == 0  # MADV_DONTNEED
+    assert checkpoint.save("n.pt", second)
+    nebulaml.engine.session().settle(60_000)
+    assert checkpoint.commit()
+    assert torch.equal(checkpoint.load("n.pt"), second)
+
+
+def test_a_retry_that_is_interrupted_leaves_the_file_lost(nm, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    checkpoint = nebulaml.Checkpoint("interrupted")
+    assert checkpoint.save("m.pt", torch.ones(2))
+    checkpoint._lost_files.add("m.pt")  # as by a save that failed
+    monkeypatch.setattr(checkpoint, "_save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save("m.pt", torch.ones(2))
+    assert not checkpoint.commit()
+
+
 def test_commit_comes_before_captured(nm):
     t = big(1, 8 * COUNT)
     checkpoint = saved("early", t)
