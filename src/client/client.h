@@ -258,8 +258,8 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
 /* copies.c */
 void copies_init(struct nebula_session *session);
 void copies_fork(struct nebula_session *session); /* in the child: the parent's copies are none of its business */
-/* Starts the thread, and waits for room in the list. Not OK: nothing can be copied in the background, or this is that thread, in a
- * `release`, and the list is full. */
+/* Starts the thread. Not OK: nothing can be copied in the background, or the list is full. Nobody waits for room: request_lock is held, for
+ * which a `release` on that thread may wait. */
 enum nebula_status copies_ready(struct nebula_session *session);
 /* Takes over `copy`, which malloc made; holds its checkpoint. */
 void copies_add(struct nebula_session *session, struct client_copy *copy);

@@ -334,8 +334,6 @@ enum nebula_status copies_ready(struct nebula_session *session)
         pthread_mutex_lock(&copies->copies_lock);
         if (!copies->has_thread)
                 copies->has_thread = os_thread_start(&copies->thread, copies_main, session, false) == 0;
-        while (copies->has_thread && !is_own_thread(copies) && copies->count >= CLIENT_COPY_MAX)
-                os_cond_wait(&copies->moved, &copies->copies_lock, -1);
         is_ready = copies->has_thread && copies->count < CLIENT_COPY_MAX;
         pthread_mutex_unlock(&copies->copies_lock);
         return is_ready ? NEBULA_OK : NEBULA_UNAVAILABLE;

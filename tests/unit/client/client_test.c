@@ -672,8 +672,8 @@ static void a_release_may_ask_while_the_tag_waits_to_be_begun_again(void)
         end();
 }
 
-/* The save that finds the list of copies full holds the session until there is room. */
-static void a_release_may_ask_while_a_save_waits_for_room(void)
+/* The save that finds the list of copies full is done when it returns; it waits for none of them, whose `release` may wait for it. */
+static void a_release_may_ask_while_a_save_finds_no_room(void)
 {
         static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
         struct filling last = { .may_end = true };
@@ -1337,7 +1337,7 @@ static const struct tap_test tests[] = {
         TEST(a_commit_while_the_last_copy_is_told_is_told_once),
         TEST(a_tag_is_not_begun_again_before_its_commit_is_told),
         TEST(a_release_may_ask_while_the_tag_waits_to_be_begun_again),
-        TEST(a_release_may_ask_while_a_save_waits_for_room),
+        TEST(a_release_may_ask_while_a_save_finds_no_room),
         TEST(a_release_is_told_that_it_cannot_wait_for_later_copies),
         TEST(a_release_before_the_save_returns_may_ask_and_close_the_session),
         TEST(an_agent_that_dies_before_the_copies_end_is_told_of_the_commit_last),
