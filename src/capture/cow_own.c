@@ -13,11 +13,13 @@
  * a device) nothing may be under way into the parts then, and nobody can tell
  * when else that is so.
  */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "capture/cow_private.h"
 
 #define OWN_BYTES (16u << 20) /* at a time: so long a write may wait */
+#define MOVE_TRIES 200
 #define OWN_NS 20000000       /* in one call, for what moves to small pages */
 
 struct span_list {
@@ -33,6 +35,19 @@ static void hold(struct cow_engine *engine, struct cow_span span)
         pthread_mutex_unlock(&engine->blocks_lock);
 }
 
+/* Whether the kernel has unmapped `to` before it finds no memory for the rest, nobody learns. What was there is at `from`, so that there is
+ * no way but on. */
+static int move_over(void *from, uint64_t size, void *to)
+{
+        int status = os->move(from, size, to);
+
+        for (int tries = 0; status == -ENOMEM && tries < MOVE_TRIES; tries++) {
+                os->sleep_ms(1);
+                status = os->move(from, size, to);
+        }
+        return status;
+}
+
 /* start_lock held. `to` lies in a huge page as the span does. 0 or negative: then nothing has changed. */
 static int span_move(struct cow_engine *engine, const struct cow_span *span, unsigned char *to)
 {
@@ -46,7 +61,7 @@ static int span_move(struct cow_engine *engine, const struct cow_span *span, uns
         if (status >= 0) /* unless the program has closed the descriptor: then nothing is protected any more */
                 status = cow_protect(engine, &(struct cow_span){ span->start, span->start + COW_PAGE_BYTES });
         if (status >= 0)
-                status = os->move(to, span->end - span->start, (void *)(uintptr_t)span->start);
+                status = move_over(to, span->end - span->start, (void *)(uintptr_t)span->start);
         if (status < 0)
                 os->uffd_unregister(engine->fd, span->start, span->end);
         return status;

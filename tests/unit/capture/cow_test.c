@@ -1447,6 +1447,41 @@ static void memory_of_a_file_moves_bit_by_bit_where_there_is_little_room(void)
         CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_with_little_memory));
 }
 
+static int moves_to_fail = 2;
+
+/* As mremap where the kernel has no memory: the place is unmapped then. */
+static int move_without_memory(void *data, uint64_t size, void *to)
+{
+        if (moves_to_fail > 0) {
+                moves_to_fail--;
+                munmap(to, size);
+                return -ENOMEM;
+        }
+        return os_linux.move(data, size, to);
+}
+
+static void as_where_moves_find_no_memory(void)
+{
+        struct capture_part part = written_file_new(32 * MIB);
+        const unsigned char *memory = part.data;
+
+        old_table = os_linux;
+        old_table.move = move_without_memory;
+        os = &old_table;
+        for (int tries = 0; tries < 2000 && !is_anonymous(memory + part.size - 1); tries++) {
+                cow_own(&part, 1);
+                os->sleep_ms(2);
+        }
+        CHECK(!moves_to_fail);
+        for (size_t at = 0; at < part.size; at += MIB)
+                CHECK(is_anonymous(memory + at) && memory[at] == 7);
+}
+
+static void memory_that_is_moved_is_never_left_without_a_place(void)
+{
+        CHECK(HAVE_TSAN || !can_tell_pages() || in_child(as_where_moves_find_no_memory));
+}
+
 static uint64_t largest_unmapped;
 
 static int unmap_counting(void *data, uint64_t size)
@@ -2085,6 +2120,7 @@ int main(void)
                 TEST(memory_of_a_file_that_was_not_written_to_stays_its_own),
                 TEST(memory_of_a_file_is_protected_whatever_lies_beside_it),
                 TEST(memory_of_a_file_is_protected_to_its_last_page),
+                TEST(memory_that_is_moved_is_never_left_without_a_place),
          TEST(memory_of_a_file_moves_bit_by_bit_where_there_is_little_room), TEST(room_that_nobody_takes_goes_back),
                 TEST(what_is_written_while_memory_changes_its_place_is_not_lost),
                 TEST(a_write_beside_memory_that_changes_its_place_lets_no_other_through),
