@@ -181,10 +181,10 @@ class Checkpoint:
         finally:
             if failure is not None:
                 self._newest[name] = newest_before
-                if isinstance(failure, NebulaError) and not isinstance(failure, (NebulaConfigError, NebulaPicklingError)):
+                is_callers = isinstance(failure, (NebulaConfigError, NebulaPicklingError))
+                if isinstance(failure, NebulaError) and not is_callers:
                     self._failure = failure
-                    lost_before = True
-                if lost_before:
+                if lost_before or not is_callers:
                     self._lost_files.add(name)
         return failure is None
 
@@ -257,7 +257,7 @@ class Checkpoint:
         """
         if self._lost_files:
             if self._handle is not None:
-                self._give_up(f"a save failed before the commit: {self._failure}")
+                self._give_up(f"a save failed before the commit: {self._failure or 'it was interrupted'}")
             if self._late_failure is not None and engine.settings().on_error == "raise":
                 raise self._late_failure
             return False

@@ -144,8 +144,8 @@ class _Rebuild:
 class _Unpickler(pickle.Unpickler):
     """Python's own, in C, with what torch adds to it."""
 
-    def __init__(self, records: _Records, map_location: Any) -> None:
-        super().__init__(io.BytesIO(records.content("data.pkl")), encoding="utf-8")
+    def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
         self._records = records
         self._restore = torch.serialization._get_restore_location(map_location)
         self._storages: dict[str, torch.storage.TypedStorage] = {}
@@ -177,10 +177,10 @@ class _PlainUnpickler(_Unpickler):
     """For tensors in plain containers: as safe as torch's for weights_only, which is in Python, and as it reaches nothing
     else, no object built here has looked at the values of a tensor."""
 
-    def __init__(self, records: _Records, map_location: Any) -> None:
-        if not _nebula.pickle_is_modest(records.content("data.pkl")):
+    def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
+        if not _nebula.pickle_is_modest(content):
             raise NotPlain("a memo that is larger than the pickle")
-        super().__init__(records, map_location)
+        super().__init__(records, content, map_location)
 
     def find(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in _REBUILD:
@@ -230,7 +230,7 @@ def _after_fork() -> None:
 
 def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> Any:
     with _uncollected():
-        return kind(records, map_location).load()
+        return kind(records, records.content("data.pkl"), map_location).load()
 
 
 def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:

@@ -286,6 +286,18 @@ def test_a_retry_that_is_interrupted_leaves_the_file_lost(nm, monkeypatch):
     assert not checkpoint.commit()
 
 
+def test_a_first_save_that_is_interrupted_is_not_left_out_of_a_whole_checkpoint(nm, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    checkpoint = nebulaml.Checkpoint("interrupted")
+    assert checkpoint.save("m.pt", torch.ones(2))
+    monkeypatch.setattr(checkpoint, "_save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save("n.pt", torch.ones(2))
+    assert not checkpoint.commit()
+
+
 def test_commit_comes_before_captured(nm):
     t = big(1, 8 * COUNT)
     checkpoint = saved("early", t)

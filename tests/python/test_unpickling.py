@@ -158,7 +158,7 @@ def test_records_are_those_of_the_file_and_other_bytes_have_none(saved, nm):
 
 
 def test_readers_that_do_not_agree_on_a_file_are_not_added_to(saved, nm, torchs_reader):
-    file, made = io.BytesIO(), io.BytesIO()
+    file = io.BytesIO()
     torch.save(torch.ones(2), file)
     with zipfile.ZipFile(file) as source:
         records = [(entry.filename, source.read(entry)) for entry in source.infolist()]
