@@ -219,7 +219,6 @@ int64_t capture_copy_end(struct capture_job *job)
         struct piece piece;
         int64_t cpu_ns;
 
-
         if (!job->has_crew) {
                 while (take_piece(job, &piece))
                         copy_piece(job, &piece);

@@ -5,6 +5,20 @@
 #include "base/error.h"
 #include "capture/cow_private.h"
 
+/* For who changes a capture from outside its protection. */
+static void blocks_lock(struct cow_engine *engine)
+{
+        pthread_mutex_lock(&engine->start_lock); /* so that nobody protects the stack again once it was touched */
+        cow_stack_touch();
+        pthread_mutex_lock(&engine->blocks_lock);
+}
+
+static void blocks_unlock(struct cow_engine *engine)
+{
+        pthread_mutex_unlock(&engine->blocks_lock);
+        pthread_mutex_unlock(&engine->start_lock);
+}
+
 /* start.registered becomes its union with the capture's spans; both are sorted. */
 static bool registered_merge(struct cow_engine *engine, const struct cow_capture *capture)
 {
@@ -279,17 +293,14 @@ uint64_t cow_copied(struct cow_capture *capture)
                 return UINT64_MAX;
         if (state != COW_STATE_RUNNING || capture->pid != os->pid() || cow_engine_get(&engine, NULL) != NEBULA_OK)
                 return 0;
-        pthread_mutex_lock(&engine->start_lock);
-        cow_stack_touch();
-        pthread_mutex_lock(&engine->blocks_lock);
+        blocks_lock(engine);
         while (*turn < capture->chunk_count && capture->chunks[capture->order[*turn]].state == COW_CHUNK_DONE)
                 (*turn)++;
         if (*turn < capture->chunk_count)
                 copied = capture->chunks[capture->order[*turn]].image_offset;
         if (capture->blocks.failure != COW_FAILURE_NONE)
                 copied = 0;
-        pthread_mutex_unlock(&engine->blocks_lock);
-        pthread_mutex_unlock(&engine->start_lock);
+        blocks_unlock(engine);
         return copied;
 }
 
@@ -326,12 +337,9 @@ uint32_t cow_summed(struct cow_capture *capture, uint64_t copied)
         } else {
                 if (state != COW_STATE_RUNNING || capture->pid != os->pid() || cow_engine_get(&engine, NULL) != NEBULA_OK)
                         return before;
-                pthread_mutex_lock(&engine->start_lock);
-                cow_stack_touch();
-                pthread_mutex_lock(&engine->blocks_lock);
+                blocks_lock(engine);
                 taken = take_sums(capture, copied);
-                pthread_mutex_unlock(&engine->blocks_lock);
-                pthread_mutex_unlock(&engine->start_lock);
+                blocks_unlock(engine);
         }
         image_sums_sort(&taken, before); /* nobody else looks at these any more */
         return capture->summed_count = taken.count;
@@ -354,15 +362,12 @@ void cow_cancel(struct cow_capture *capture)
         if (capture->pid != os->pid() || atomic_load(&capture->state) != COW_STATE_RUNNING ||
             cow_engine_get(&engine, NULL) != NEBULA_OK)
                 return;
-        pthread_mutex_lock(&engine->start_lock);
-        cow_stack_touch();
-        pthread_mutex_lock(&engine->blocks_lock);
+        blocks_lock(engine);
         if (atomic_load(&capture->state) == COW_STATE_RUNNING) {
                 cow_capture_fail(capture, COW_FAILURE_CANCELLED, 0);
                 cow_capture_settle(engine, capture);
         }
-        pthread_mutex_unlock(&engine->blocks_lock);
-        pthread_mutex_unlock(&engine->start_lock);
+        blocks_unlock(engine);
 }
 
 void cow_stats(const struct cow_capture *capture, struct cow_stats *ret_stats)
