@@ -242,6 +242,9 @@ static enum nebula_status failure_describe(const struct cow_capture *capture, st
         if (capture->blocks.failure == COW_FAILURE_UNWATCHED)
                 return error_set(error, NEBULA_FAILED, 0, "the program closed a descriptor that was not its own, a userfaultfd, while "
                                  "memory was being saved that is watched through it");
+        if (capture->blocks.failure == COW_FAILURE_IMAGE)
+                return error_set(error, NEBULA_FAILED, 0, "what was being saved could not be written to its image: the storage of the image "
+                                 "fails, or is full");
         return error_set(error, NEBULA_FAILED, 0,
                          "memory at 0x%llx changed its place while it was being saved: %s; keep what is saved alive "
                          "until the capture is complete", (unsigned long long)capture->blocks.failure_address,

@@ -11,7 +11,8 @@
 struct claim {
         struct cow_capture *capture;
         struct cow_chunk *chunk;
-        uint64_t unreadable; /* the address where copying failed, or 0 */
+        uint64_t failed; /* the address of the byte that could not be copied, or 0 */
+        enum cow_failure failure;
         struct image_sum sums[CLAIM_SUMS];
         uint32_t sum_count;
 };
@@ -159,17 +160,27 @@ uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end, struct i
         return 0;
 }
 
+/* What kept a byte from being copied: where it was, or where it was to go, an image in a file on a disk that fails or is full. */
+static enum cow_failure failure_at(uint64_t address)
+{
+        unsigned char byte;
+
+        return os->copy_self(&byte, address, 1) == 1 ? COW_FAILURE_IMAGE : COW_FAILURE_UNREADABLE;
+}
+
 /* [from, end) of memory to `image_offset`, in pieces that can be summed where the capture wants sums. */
 static void copy_range(struct claim *claim, uint64_t image_offset, uint64_t from, uint64_t end)
 {
         const struct cow_capture *capture = claim->capture;
         bool is_summed = capture->blocks.sums.list != NULL;
 
-        while (from < end && !claim->unreadable) {
+        while (from < end && !claim->failed) {
                 uint64_t size = is_summed ? image_sum_size(image_offset, end - from) : end - from;
                 struct image_sum *sum = is_summed && claim->sum_count < CLAIM_SUMS ? &claim->sums[claim->sum_count] : NULL;
 
-                claim->unreadable = cow_copy_piece(capture->image + image_offset, from, from + size, sum);
+                claim->failed = cow_copy_piece(capture->image + image_offset, from, from + size, sum);
+                if (claim->failed)
+                        claim->failure = failure_at(claim->failed);
                 if (sum && sum->size) {
                         sum->offset = image_offset;
                         claim->sum_count++;
@@ -185,7 +196,7 @@ static void copy_chunk(struct claim *claim)
         uint64_t block = claim->chunk->block, block_end = block + COW_BLOCK_BYTES;
 
         for (size_t i = cow_part_find(capture, block);
-             i < capture->part_count && capture->parts[i].start < block_end && !claim->unreadable; i++) {
+             i < capture->part_count && capture->parts[i].start < block_end && !claim->failed; i++) {
                 const struct cow_part *part = &capture->parts[i];
                 uint64_t from = part->start > block ? part->start : block;
                 uint64_t end = part->end < block_end ? part->end : block_end;
@@ -390,8 +401,8 @@ static void chunk_finish(const struct claim *claim, int64_t cpu_ns)
 {
         struct cow_capture *capture = claim->capture;
 
-        if (claim->unreadable)
-                cow_capture_fail(capture, COW_FAILURE_UNREADABLE, claim->unreadable);
+        if (claim->failed)
+                cow_capture_fail(capture, claim->failure, claim->failed);
         for (uint32_t i = 0; i < claim->sum_count; i++)
                 image_sums_add(&capture->blocks.sums, &claim->sums[i]);
         claim->chunk->state = COW_CHUNK_DONE;

@@ -88,6 +88,7 @@ enum cow_failure {
         COW_FAILURE_REMOVED,
         COW_FAILURE_MOVED,
         COW_FAILURE_UNREADABLE,
+        COW_FAILURE_IMAGE,
         COW_FAILURE_CANCELLED,
         COW_FAILURE_UNWATCHED,
 };

@@ -385,6 +385,30 @@ static void memory_that_becomes_unreadable_does_not_crash_the_program(void)
         munmap(image, size);
 }
 
+/* As when the disk under a spilled image fails. */
+static void an_image_that_cannot_be_written_is_not_blamed_on_the_memory(void)
+{
+        size_t size = 8 * MIB;
+        unsigned char *memory = memory_new(size, false), *image;
+        struct nebula_error error = { 0 };
+        struct cow_capture *capture;
+        int fd = os->memfd("test");
+
+        REQUIRE(fd >= 0 && ftruncate(fd, (off_t)(size / 2)) == 0);
+        image = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        REQUIRE(image != MAP_FAILED);
+        pattern_fill(memory, size, 13);
+        capture = start_one(image, memory, size);
+        CHECK(cow_wait(capture, 20000, &error) == NEBULA_FAILED);
+        CHECK(strstr(error.message, "the storage of the image fails") != NULL);
+        cow_free(capture);
+        CHECK(pattern_holds(memory, size, 13));
+        memset(memory, 1, size);
+        munmap(memory, size);
+        munmap(image, size);
+        close(fd);
+}
+
 static void children_of_fork_neither_hang_nor_disturb_the_capture(void)
 {
         if (HAVE_TSAN) /* it allows no threads after fork */
@@ -2096,6 +2120,7 @@ int main(void)
                 TEST(pages_given_back_fail_the_capture_and_nothing_else),
                 TEST(memory_that_is_resized_fails_the_capture_and_nothing_else),
                 TEST(memory_that_becomes_unreadable_does_not_crash_the_program),
+                TEST(an_image_that_cannot_be_written_is_not_blamed_on_the_memory),
                 TEST(children_of_fork_neither_hang_nor_disturb_the_capture),
                 TEST(overlapping_captures_each_see_their_own_start),
                 TEST(more_captures_than_are_followed_are_copied_at_once),
