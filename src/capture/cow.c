@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "capture/cow_private.h"
 
-/* For who changes a capture from outside its protection. */
+/* For who looks at a capture that may be running, or ends it. */
 static void blocks_lock(struct cow_engine *engine)
 {
         pthread_mutex_lock(&engine->start_lock); /* so that nobody protects the stack again once it was touched */

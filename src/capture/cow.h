@@ -22,9 +22,10 @@
  * (pinned, registered), and I/O that already runs into a part.
  *
  * The parts must stay allocated until cow_wait says OK. Memory that is
- * unmapped, moved (mremap) or emptied (MADV_DONTNEED) before it was copied
- * makes the capture fail and nothing else: no torn image is called good, no
- * thread crashes. fork is safe: the child's memory is its own and unprotected.
+ * unmapped, moved (mremap) or emptied (MADV_DONTNEED) before it was copied, or
+ * an image in a file whose storage fails meanwhile, makes the capture fail and
+ * nothing else: no torn image is called good, no thread crashes. fork is safe:
+ * the child's memory is its own and unprotected.
  * In the child every capture has failed, and new ones can be started.
  *
  * Ownership: `image` stays mapped and is written to until cow_wait returned a
