@@ -10,6 +10,8 @@
 #include "agent/storage.h"
 #include "base/error.h"
 
+#define LOOKS_MAX 20 /* at storage in which every version that is found goes before it was looked at */
+
 static bool is_newer(const struct version *a, const struct version *b)
 {
         const struct retain_entry entries[2] = { retain_complete(a->tag, a->sequence), retain_complete(b->tag, b->sequence) };
@@ -52,31 +54,26 @@ static struct version *find_in_memory(struct catalogue *catalogue, struct job *o
         return found;
 }
 
-/* Every file is where it should be, and as long. */
+/* Every file is where it should be, and as long. NEBULA_BUSY: the version went meanwhile, which is to be looked for again. */
 static enum nebula_status check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
-        for (size_t i = 0; i < manifest->file_count; i++) {
-                const struct manifest_file *file = &manifest->files[i];
-                struct store_entry entry;
-                char key[MANIFEST_KEY_MAX];
-                enum nebula_status status = manifest_file_key(store, manifest, file, key, error);
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = NEBULA_OK;
 
-                if (!status)
-                        status = store->ops->stat(store, key, &entry, error);
+        for (size_t i = 0; i < manifest->file_count && !status; i++) {
+                const struct manifest_file *file = &manifest->files[i];
+
+                status = manifest_check_file(store, manifest, file, &failure);
                 if (status == NEBULA_NOT_FOUND)
-                        return error_set(error, NEBULA_CORRUPT, 0, "file \"%.200s\" of checkpoint \"%.100s\" is missing from %.150s",
-                                         file->name, manifest->tag, store->root);
-                if (status)
-                        return status;
-                if (entry.size != file->size)
-                        status = error_set(error, NEBULA_CORRUPT, 0,
-                                           "file \"%.150s\" of checkpoint \"%.100s\" has %" PRIu64 " bytes where its manifest says %" PRIu64,
-                                           file->name, manifest->tag, entry.size, file->size);
-                store_entry_done(&entry);
-                if (status)
-                        return status;
+                        status = error_set(&failure, NEBULA_CORRUPT, 0, "file \"%.200s\" of checkpoint \"%.100s\" is missing from %.150s",
+                                           file->name, manifest->tag, store->root);
         }
-        return NEBULA_OK;
+        if (status == NEBULA_CORRUPT && manifest_is_gone(store, manifest))
+                status = error_set(&failure, NEBULA_BUSY, 0, "checkpoint \"%.100s\" was removed or written again while it was looked at in %.150s",
+                                   manifest->tag, store->root);
+        if (status && error)
+                *error = failure;
+        return status;
 }
 
 static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, struct manifest *ret_manifest,
@@ -185,7 +182,9 @@ static enum nebula_status find_stored(struct catalogue *catalogue, struct job *j
         struct store *store;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
-        if (!status)
+        if (status)
+                return status;
+        for (int look = 0; look < LOOKS_MAX && (!look || status == NEBULA_BUSY); look++)
                 status = *wanted->tag ? stored_tag(store, wanted, job->name, any_job, &manifest, error) :
                                         stored_newest(store, job->name, any_job, &manifest, error);
         if (status)

@@ -89,6 +89,12 @@ static bool same_writing(const struct manifest *manifest, const char *name, uint
         return false;
 }
 
+static enum nebula_status gone(const char *tag, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NOT_FOUND, 0,
+                         "checkpoint \"%.200s\" was removed or written again since it was found: look it up once more", tag);
+}
+
 /* From storage into a fresh image; no lock held. `generation` is that of the file, which may be carried over. */
 static enum nebula_status read_back(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation,
                                     const char *name, struct image **ret_image, struct record_file *ret_file,
@@ -104,8 +110,7 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         if (!status)
                 status = manifest_load(store, tag, &manifest, error);
         if (!status && !same_writing(&manifest, name, generation))
-                status = error_set(error, NEBULA_NOT_FOUND, 0,
-                                   "checkpoint \"%.200s\" was written again since it was found: look it up once more", tag);
+                status = gone(tag, error);
         if (!status)
                 status = manifest_load_file(store, &manifest, name, &file, error);
         if (!status)
@@ -119,6 +124,8 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
                 memset(&file, 0, sizeof file);
         }
 done:
+        if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && manifest.file_count && manifest_is_gone(store, &manifest))
+                status = gone(tag, error);
         record_file_done(&file);
         manifest_done(&manifest);
         return status;

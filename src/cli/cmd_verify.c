@@ -123,18 +123,6 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
         return status;
 }
 
-/* Retention takes versions away, and trainers write tags again, while they are looked at: what is missing then is no damage. */
-static bool is_gone(struct store *store, const struct manifest *manifest)
-{
-        struct manifest now = { 0 };
-        enum nebula_status status = manifest_load(store, manifest->tag, &now, NULL);
-        bool gone = status == NEBULA_NOT_FOUND ||
-                    (!status && (now.generation != manifest->generation || now.sequence != manifest->sequence));
-
-        manifest_done(&now);
-        return gone;
-}
-
 static void append_version(const struct verify_target *target, const char *tag, json_t *versions)
 {
         struct manifest manifest = { 0 };
@@ -149,7 +137,7 @@ static void append_version(const struct verify_target *target, const char *tag, 
                 version = check_version(target->store, &manifest, *target->name ? target->name : NULL);
                 progress_end();
         }
-        if (status == NEBULA_NOT_FOUND || (!status && !check_ok(version) && is_gone(target->store, &manifest)))
+        if (status == NEBULA_NOT_FOUND || (!status && !check_ok(version) && manifest_is_gone(target->store, &manifest)))
                 cli_complain("%s was removed or written again meanwhile; it was not checked", tag);
         else
                 json_array_append(versions, version);

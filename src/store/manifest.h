@@ -83,6 +83,12 @@ void record_file_done(struct record_file *file);
 /* Where the bytes of a file are right now: waiting in g<generation>/, or in place. The key includes the tag's directory. */
 enum nebula_status manifest_file_key(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
                                      char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error);
+/* The file is where it should be, and as long: else NEBULA_NOT_FOUND or NEBULA_CORRUPT. */
+enum nebula_status manifest_check_file(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
+                                       struct nebula_error *error);
+/* Retention takes versions away, and trainers write tags again, while they are looked at: what is missing, or is other bytes,
+ * in one that this manifest does not stand for any more is no damage. False also where storage does not tell. */
+bool manifest_is_gone(struct store *store, const struct manifest *manifest);
 /* Step 5 of "Order of writing": moves waiting files into place, removes what no manifest names. Idempotent. */
 enum nebula_status manifest_settle(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 

@@ -124,6 +124,17 @@ enum nebula_status manifest_load(struct store *store, const char *tag, struct ma
         return NEBULA_OK;
 }
 
+bool manifest_is_gone(struct store *store, const struct manifest *manifest)
+{
+        struct manifest now = { 0 };
+        enum nebula_status status = manifest_load(store, manifest->tag, &now, NULL);
+        bool gone = status == NEBULA_NOT_FOUND ||
+                    (!status && (now.generation != manifest->generation || now.sequence != manifest->sequence));
+
+        manifest_done(&now);
+        return gone;
+}
+
 static enum nebula_status check_record(const struct manifest *manifest, const struct manifest_record *entry,
                                        const char *text, size_t size, struct record *ret_record,
                                        struct nebula_error *error)

@@ -40,13 +40,12 @@ static enum nebula_status check_size(struct store *store, const char *key, uint6
         return status;
 }
 
-/* Calls `take` with the key of the file's bytes, which are as many as was recorded. */
-static enum nebula_status at_its_place(struct store *store, const struct manifest *manifest, const struct record_file *recorded,
+/* Calls `take`, which may be NULL, with the key of the file's bytes, which are as many as was recorded. */
+static enum nebula_status at_its_place(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
                                        enum nebula_status (*take)(struct store *store, const char *key, void *argument,
                                                                   struct nebula_error *error),
                                        void *argument, struct nebula_error *error)
 {
-        const struct manifest_file *file = manifest_find_file(manifest, recorded->name);
         enum nebula_status status = NEBULA_NOT_FOUND;
         char key[MANIFEST_KEY_MAX];
 
@@ -55,11 +54,17 @@ static enum nebula_status at_its_place(struct store *store, const struct manifes
                 status = manifest_file_key(store, manifest, file, key, error);
                 if (status)
                         break;
-                status = check_size(store, key, recorded->size, error);
-                if (!status)
+                status = check_size(store, key, file->size, error);
+                if (!status && take)
                         status = take(store, key, argument, error);
         }
         return status;
+}
+
+enum nebula_status manifest_check_file(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
+                                       struct nebula_error *error)
+{
+        return at_its_place(store, manifest, file, NULL, NULL, error);
 }
 
 static enum nebula_status take_bytes(struct store *store, const char *key, void *argument, struct nebula_error *error)
@@ -77,7 +82,7 @@ enum nebula_status manifest_read_file(struct store *store, const struct manifest
 {
         struct read_argument read = { .file = recorded, .root = store->root, .data = data };
 
-        return at_its_place(store, manifest, recorded, take_bytes, &read, error);
+        return at_its_place(store, manifest, manifest_find_file(manifest, recorded->name), take_bytes, &read, error);
 }
 
 struct open_argument {
@@ -96,7 +101,7 @@ enum nebula_status manifest_open_file(struct store *store, const struct manifest
                                       int *ret_fd, bool *ret_direct, struct nebula_error *error)
 {
         struct open_argument opened = { .fd = -1 };
-        enum nebula_status status = at_its_place(store, manifest, recorded, take_descriptor, &opened, error);
+        enum nebula_status status = at_its_place(store, manifest, manifest_find_file(manifest, recorded->name), take_descriptor, &opened, error);
 
         *ret_fd = opened.fd;
         *ret_direct = opened.is_direct;

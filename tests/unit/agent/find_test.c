@@ -110,6 +110,120 @@ static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
         test_dir_remove(storage);
 }
 
-TAP_MAIN(TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
+static const struct store_ops *stored_ops;
+static struct manifest goes; /* the version that goes when its file is looked at; no tag: none does */
+
+static enum nebula_status stat_after_removal(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error)
+{
+        if (*goes.tag && !strncmp(key, goes.tag, strlen(goes.tag)) && strstr(key, "/a")) {
+                if (manifest_remove(store, &goes, NULL))
+                        abort();
+                *goes.tag = 0;
+        }
+        return stored_ops->stat(store, key, ret_entry, error);
+}
+
+struct shelf { /* checkpoints that only storage has */
+        struct bench bench;
+        struct session other;
+        struct store_ops ops;
+        char storage[256];
+};
+
+static void shelf_init(struct shelf *shelf, int count)
+{
+        struct bench *bench = &shelf->bench;
+
+        test_dir_make_quick(shelf->storage);
+        bench_init(bench, NULL, shelf->storage);
+        for (int step = 1; step <= count; step++) {
+                char tag[16];
+                struct version *version;
+
+                snprintf(tag, sizeof tag, "step%d", step);
+                version = bench_version(bench, tag, (unsigned)step, 0);
+                if (!version || bench_persist(bench, version))
+                        abort();
+                version_forget_memory(&bench->catalogue, version);
+        }
+        shelf->other = (struct session){ .nonce = 2, .pid = os->pid(), .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL,
+                                         .job = bench->job };
+        stored_ops = bench->job->store->ops;
+        shelf->ops = *stored_ops;
+        shelf->ops.stat = stat_after_removal;
+        bench->job->store->ops = &shelf->ops;
+}
+
+static void shelf_goes(struct shelf *shelf, const char *tag)
+{
+        if (manifest_load(shelf->bench.job->store, tag, &goes, NULL))
+                abort();
+}
+
+static enum nebula_status shelf_find(struct shelf *shelf, const char *tag, struct ipc_found *found)
+{
+        static struct ipc_find find;
+
+        strcpy(find.tag, tag);
+        return restore_find(&shelf->bench.catalogue, &shelf->other, &find, found, &shelf->bench.error);
+}
+
+static void shelf_done(struct shelf *shelf)
+{
+        CHECK(!*goes.tag);
+        manifest_done(&goes);
+        shelf->bench.job->store->ops = stored_ops;
+        bench_done(&shelf->bench, true);
+        test_dir_remove(shelf->storage);
+}
+
+/* Retention takes an old version while somebody asks for it: it is not damaged, it is not there any more. */
+static void a_version_that_is_removed_while_it_is_looked_at_is_not_found(void)
+{
+        struct ipc_found found;
+        struct shelf shelf;
+
+        shelf_init(&shelf, 2);
+        shelf_goes(&shelf, "step1");
+        CHECK(shelf_find(&shelf, "step1", &found) == NEBULA_NOT_FOUND);
+        CHECK(!shelf_find(&shelf, "step2", &found) && found.step == 2);
+        shelf_done(&shelf);
+}
+
+static void the_newest_is_looked_for_again_when_it_is_removed_meanwhile(void)
+{
+        struct ipc_found found;
+        struct shelf shelf;
+
+        shelf_init(&shelf, 2);
+        shelf_goes(&shelf, "step2");
+        CHECK(!shelf_find(&shelf, "", &found) && found.step == 1);
+        manifest_done(&goes);
+        shelf_goes(&shelf, "step1");
+        CHECK(shelf_find(&shelf, "", &found) == NEBULA_NOT_FOUND); /* and training begins anew */
+        shelf_done(&shelf);
+}
+
+static void a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again(void)
+{
+        struct ipc_opened *opened = NULL;
+        struct ipc_open open = { .name = "a" };
+        struct ipc_found found;
+        struct shelf shelf;
+        int fd = -1;
+
+        shelf_init(&shelf, 1);
+        REQUIRE(!shelf_find(&shelf, "step1", &found));
+        shelf_goes(&shelf, "step1");
+        open.version_id = found.version_id;
+        CHECK(restore_open(&shelf.bench.catalogue, &open, &opened, &fd, &shelf.bench.error) == NEBULA_NOT_FOUND);
+        CHECK(strstr(shelf.bench.error.message, "look it up once more"));
+        shelf_done(&shelf);
+}
+
+TAP_MAIN(TEST(a_version_that_is_removed_while_it_is_looked_at_is_not_found),
+         TEST(the_newest_is_looked_for_again_when_it_is_removed_meanwhile),
+         TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
+         TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
          TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it),
          TEST(half_a_copy_is_not_whole))
