@@ -149,6 +149,7 @@ class Checkpoint:
     def _known(self) -> _nebula.Checkpoint:
         if self._handle is None:
             raise NebulaUnavailable(f"checkpoint {self._tag!r} was never started: {self._failure}")
+        engine.refuse_within_save()
         return self._handle
 
     # -- writing
@@ -302,7 +303,7 @@ class Checkpoint:
     @property
     def state(self) -> str:
         """ "capturing", "captured", "committed", "replicated", "durable" or "failed"."""
-        return "failed" if self._handle is None else self._handle.state()
+        return "failed" if self._handle is None else self._known().state()
 
     @property
     def step(self) -> int | None:
@@ -322,7 +323,7 @@ class Checkpoint:
         return reported or (str(self._failure) if self._failure else None)
 
     def _report(self) -> dict[str, Any]:
-        return {} if self._handle is None else json.loads(self._handle.report())
+        return {} if self._handle is None else json.loads(self._known().report())
 
     def wait(self, state: str = "durable", timeout: float | None = None) -> None:
         """Returns when ``state`` is reached; waiting for "durable" asks for it. Seconds; None waits for ever.

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import _nebula
+from . import _nebula, engine
 
 __all__ = ["Backend", "Copy", "Filler", "covers", "plan", "takes_cuda", "use"]
 
@@ -138,7 +138,7 @@ class _Part(NamedTuple):
     size: int
 
 
-_lock = threading.Lock()  # guards all below
+_lock = threading.RLock()  # guards all below; a signal handler may save while its thread is here
 _backend: Backend | None = None
 _registered: dict[int, Backend | None] = {}  # images by address; None: it was refused
 _refusal_said = False
@@ -146,7 +146,7 @@ _pending: list[Filler] = []  # overlapped copies that may still be running
 _has_hook = False
 _watches = False
 
-_staging_lock = threading.Lock()  # held while the staging memory is in use
+_staging_lock = threading.Lock()  # within a save only; held while the staging memory is in use
 _staging: list[tuple[int, Any]] = []
 
 
@@ -210,6 +210,10 @@ class Filler:
 
     def start(self, image: int, size: int, offsets: list[int]) -> None:
         """Queues all copies into the image at that address, of ``size`` bytes."""
+        with engine.within_save():
+            self._start(image, size, offsets)
+
+    def _start(self, image: int, size: int, offsets: list[int]) -> None:
         self._events.clear()
         if not _is_registered(self._backend, image, size):
             self._copy_staged(image, offsets)
@@ -233,8 +237,9 @@ class Filler:
     def finish(self) -> None:
         """Returns when every byte is there."""
         try:
-            for _, event in self._events:
-                event.synchronize()
+            with engine.within_save():
+                for _, event in self._events:
+                    event.synchronize()
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -351,7 +356,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 def _forget_in_child() -> None:
     """A forked child has no device and none of the parent's copies."""
     global _lock, _staging_lock
-    _lock, _staging_lock = threading.Lock(), threading.Lock()
+    _lock, _staging_lock = threading.RLock(), threading.Lock()
     _pending.clear()
     _registered.clear()
 

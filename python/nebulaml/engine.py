@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from . import _nebula, config, locate, ranks, watching
 from .errors import NebulaConfigError, NebulaError, NebulaPicklingError, NebulaUnavailable, from_status
 
-__all__ = ["configure", "guarded", "has_session", "interruptible", "is_initialized", "outlook", "session", "settings", "shutdown", "watch"]
+__all__ = [
+    "configure",
+    "guarded",
+    "has_session",
+    "interruptible",
+    "is_initialized",
+    "outlook",
+    "refuse_within_save",
+    "session",
+    "settings",
+    "shutdown",
+    "watch",
+    "within_save",
+]
 
 log = logging.getLogger("nebulaml")
 
@@ -31,6 +45,8 @@ _opened_at: tuple[config.Settings, object] | None = None  # settings and mark of
 _failure: NebulaError | None = None
 _retry_at = 0.0
 _pause = RETRY_S[0]
+
+_thread = threading.local()  # is_in_save: this thread runs Python code within a save, which holds the session until it is done
 
 
 def is_initialized() -> bool:
@@ -68,12 +84,32 @@ def place() -> ranks.Place:
     return ranks.Place() if settings().alone else ranks.current()
 
 
+@contextlib.contextmanager
+def within_save() -> Iterator[None]:
+    """For what a save calls and waits for: a signal handler that runs meanwhile would wait for the save that it interrupts."""
+    _thread.is_in_save = True
+    try:
+        yield
+    finally:
+        _thread.is_in_save = False
+
+
+def refuse_within_save() -> None:
+    """Raises NebulaUnavailable in such a signal handler."""
+    if getattr(_thread, "is_in_save", False):
+        raise NebulaUnavailable(
+            "this signal handler has interrupted a save that waits for a device, and that one is to end first: leave the work to the "
+            "program, for example by a flag that it looks at after each step"
+        )
+
+
 def session(patient: bool = False) -> _nebula.Session:
     """The session, opened or brought up to date if need be.
 
     After a failure nobody is held up by another attempt for a while, unless ``patient``: then this raises at once.
     """
     global _session, _opened_with, _opened_at, _failure, _retry_at, _pause
+    refuse_within_save()
     with _lock:
         chosen = settings()
         now = (chosen, ranks.mark())
@@ -167,6 +203,7 @@ def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError
     """Runs `call`. With on_error="warn" a failure of Nebula is one loud line and is returned; the caller's own errors
     are raised always."""
     try:
+        refuse_within_save()
         call(*arguments)
     except (NebulaConfigError, NebulaPicklingError):
         raise
@@ -180,6 +217,7 @@ def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError
 
 def interruptible(call: Callable[..., T], *arguments: Any) -> T:
     """Runs a call that may wait for long so that Ctrl-C still works."""
+    refuse_within_save()
     if threading.current_thread() is not threading.main_thread():
         return call(*arguments)
     results: list[T] = []

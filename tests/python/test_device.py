@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import signal
 import threading
 
 import pytest
 import torch
 from fake_device import SGD, Device
 from nebulaml import device
-from nebulaml.errors import NebulaError
+from nebulaml.errors import NebulaError, NebulaUnavailable
 
 LARGE = 3 * (1 << 20) // 4 + 5  # elements: more than SMALL_BYTES
 
@@ -50,6 +52,35 @@ def test_without_overlap_the_file_is_whole_when_save_returns(nm, fake):
     assert loaded["large"].eq(2).all() and loaded["small"].eq(1).all() and loaded["step"] == 3
     assert loaded["host"].equal(torch.arange(9))
     assert loaded["view"].data_ptr() == loaded["large"][5:].data_ptr()
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["registered", "staged"])
+def test_a_signal_handler_that_saves_while_its_thread_waits_for_a_device_is_told_so(nm, fake, is_refused, caplog):
+    """It cannot wait for the save that it interrupts: that would be for ever."""
+    nm.init(on_error="warn")
+    state = {"large": on(fake, LARGE)}
+    fake.refuses = is_refused
+    first, second = nm.Checkpoint("global_step1"), nm.Checkpoint("global_step2")
+    assert second.save("m.pt", {"host": torch.ones(3)})
+    answers = []
+
+    def handler(number, frame):
+        fake.let_go()
+        answers.extend([second.save("n.pt", state), second.commit(), nm.flush_persistence("global_step2")])
+        for question in (second.wait, lambda: second.state, lambda: second.load("m.pt"), nm.list_checkpoints):
+            with pytest.raises(NebulaUnavailable, match="interrupted a save"):
+                question()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        fake.hold_up()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        assert first.save("m.pt", state) and first.commit()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert answers == [False, False, False] and "interrupted a save" in caplog.text
+    assert first.load("m.pt")["large"].eq(1).all()
+    assert nm.Checkpoint("global_step3").save("m.pt", state)  # nothing is left of it
 
 
 def test_dcp_leaves_to_the_device_what_it_copies_by_itself(nm, monkeypatch):
