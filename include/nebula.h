@@ -45,10 +45,11 @@
  * named ret_..., and written only on success. The library never prints,
  * exits or raises a signal of its own.
  *
- * Signals: a save that returns before its values are copied (capture "auto" or
- * "cow") installs a handler for SIGSEGV and SIGBUS. It ends a copy whose source
- * is freed meanwhile, and leaves every other fault to the handler that was
- * there before, or to the default. See docs/capture.md, No crash.
+ * Signals: the first save that is large enough to return before its values are
+ * copied (capture "auto" or "cow"), whether it does or not, installs a handler
+ * for SIGSEGV and SIGBUS. It ends a copy whose source is freed meanwhile, and
+ * leaves every other fault to the handler that was there before, or to the
+ * default. See docs/capture.md, No crash.
  */
 #ifndef NEBULA_H
 #define NEBULA_H

@@ -108,33 +108,41 @@ static void add_parts(struct plan *plan, const struct nebula_range *ranges, cons
         plan->offsets = offsets;
 }
 
-/* How this save's values are to be fixed: cow only where it can be and, unless it is asked for, where it pays. */
-static bool wants_cow(struct plan *plan)
+static enum client_capture capture_setting(struct nebula_session *session)
 {
-        struct nebula_session *session = plan->checkpoint->session;
-        enum client_capture choice;
-        uint64_t size = 0;
+        enum client_capture setting;
 
-        plan->ask_huge = false;
-        if (!plan->keep)
-                return false;
         pthread_mutex_lock(&session->settings_lock);
-        choice = session->settings.capture;
+        setting = session->settings.capture;
         pthread_mutex_unlock(&session->settings_lock);
-        for (size_t i = 0; i < plan->cow_count; i++)
-                size += plan->parts[i].size >= COW_PART_BYTES ? plan->parts[i].size : 0;
-        if (choice == CLIENT_CAPTURE_COPY || size < (choice == CLIENT_CAPTURE_COW ? COW_PART_BYTES : CLIENT_COW_BYTES) ||
-            cow_available(NULL) != NEBULA_OK || copies_ready(session) != NEBULA_OK)
-                return false;
-        plan->ask_huge = choice == CLIENT_CAPTURE_AUTO && !cow_pays(plan->parts, plan->cow_count);
-        return !plan->ask_huge;
+        return setting;
 }
 
+/* The caller keeps its memory, enough of it can be protected, and there is who copies it then. */
+static bool can_use_cow(const struct plan *plan, enum client_capture setting)
+{
+        uint64_t size = 0;
+
+        if (!plan->keep || setting == CLIENT_CAPTURE_COPY)
+                return false;
+        for (size_t i = 0; i < plan->cow_count; i++)
+                size += plan->parts[i].size >= COW_PART_BYTES ? plan->parts[i].size : 0;
+        return size >= (setting == CLIENT_CAPTURE_COW ? COW_PART_BYTES : CLIENT_COW_BYTES) && cow_available(NULL) == NEBULA_OK &&
+               copies_ready(plan->checkpoint->session) == NEBULA_OK;
+}
+
+/* Chooses how the values are to be fixed: by cow where that is possible and, unless it is asked for, where it pays. */
 static void prepare_capture(struct plan *plan)
 {
+        enum client_capture setting = capture_setting(plan->checkpoint->session);
+
         cow_free(plan->capture);
         plan->capture = NULL;
-        if (wants_cow(plan))
+        plan->ask_huge = false;
+        if (!can_use_cow(plan, setting))
+                return;
+        plan->ask_huge = setting == CLIENT_CAPTURE_AUTO && !cow_pays(plan->parts, plan->cow_count);
+        if (!plan->ask_huge)
                 cow_prepare(plan->parts, plan->cow_count, &plan->capture, NULL);
 }
 
