@@ -18,7 +18,7 @@
 
 static void check_versions(const char *path, struct doctor_finding *finding)
 {
-        static const char *const sums[] = { "portable, slow", "pclmul", "vpclmul" };
+        static const char *const sums[] = { "portable, slow", "pclmul", "vpclmul-256", "vpclmul-512" };
         char *kernel = NULL;
         size_t size;
 

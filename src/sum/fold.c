@@ -18,7 +18,7 @@ struct sum_fold sum_folds32[SUM_DISTANCE_COUNT], sum_folds64[SUM_DISTANCE_COUNT]
 void sum_folds_prepare(void)
 {
         static const uint32_t distance_bytes[SUM_DISTANCE_COUNT] = {
-                [SUM_FOLD_16] = 16, [SUM_FOLD_64] = 64, [SUM_FOLD_128] = 128, [SUM_FOLD_256] = 256,
+                [SUM_FOLD_16] = 16, [SUM_FOLD_32] = 32, [SUM_FOLD_64] = 64, [SUM_FOLD_128] = 128, [SUM_FOLD_256] = 256,
         };
 
         for (int k = 0; k < SUM_DISTANCE_COUNT; k++) {

@@ -17,12 +17,16 @@ static const struct sum_ops *ops_of(enum sum_isa isa)
 #ifdef SUM_X86
         case SUM_ISA_PCLMUL:
                 return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1") ? &sum_pclmul : NULL;
-        case SUM_ISA_VPCLMUL: /* the kernel's part, saving the registers, is looked at by avx512f */
-                return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                       __builtin_cpu_supports("vpclmulqdq") && ops_of(SUM_ISA_PCLMUL) ? &sum_vpclmul : NULL;
+        case SUM_ISA_VPCLMUL_256: /* the kernel's part, saving the registers, is looked at by avx2 and avx512f */
+                return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq") && ops_of(SUM_ISA_PCLMUL) ?
+                       &sum_vpclmul_256 : NULL;
+        case SUM_ISA_VPCLMUL_512:
+                return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && ops_of(SUM_ISA_VPCLMUL_256) ?
+                       &sum_vpclmul_512 : NULL;
 #else
         case SUM_ISA_PCLMUL:
-        case SUM_ISA_VPCLMUL:
+        case SUM_ISA_VPCLMUL_256:
+        case SUM_ISA_VPCLMUL_512:
                 break;
 #endif
         }
@@ -39,7 +43,7 @@ static void prepare(void)
         sum_portable_prepare();
         sum_combine_prepare();
         sum_folds_prepare();
-        for (int isa = SUM_ISA_VPCLMUL; !best; isa--)
+        for (int isa = SUM_ISA_VPCLMUL_512; !best; isa--)
                 best = ops_of((enum sum_isa)isa);
         atomic_store(&chosen, best);
 }
@@ -96,7 +100,7 @@ void sum_copy_both(void *to, const void *from, size_t size, uint32_t *crc32, uin
         uint32_t raw32 = ~*crc32;
         uint64_t raw64 = ~*crc64;
 
-        if (ops()->copy_both) {
+        if (ops()->copy_both && size >= SUM_STREAM_MIN) {
                 ops()->copy_both(to, from, size, &raw32, &raw64);
         } else {
                 ops()->copy_stream(to, from, size);
@@ -114,7 +118,7 @@ bool sum_copies_both(void)
 enum sum_isa sum_isa_used(void)
 {
         const struct sum_ops *used = ops();
-        int isa = SUM_ISA_VPCLMUL;
+        int isa = SUM_ISA_VPCLMUL_512;
 
         while (isa > SUM_ISA_PORTABLE && ops_of((enum sum_isa)isa) != used)
                 isa--;

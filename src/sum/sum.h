@@ -27,10 +27,10 @@ uint64_t sum_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t size_b);
 void sum_copy_stream(void *to, const void *from, size_t size);
 /* sum_copy_stream and, on the way, sum_both of what is at `to` then, also when somebody changes `from` meanwhile. */
 void sum_copy_both(void *to, const void *from, size_t size, uint32_t *crc32, uint64_t *crc64);
-/* Whether that takes hardly longer than the copy alone, which waits for memory. */
+/* Whether that takes little longer than the copy alone, which waits for memory (VPCLMULQDQ). */
 bool sum_copies_both(void);
 
-enum sum_isa { SUM_ISA_PORTABLE, SUM_ISA_PCLMUL, SUM_ISA_VPCLMUL };
+enum sum_isa { SUM_ISA_PORTABLE, SUM_ISA_PCLMUL, SUM_ISA_VPCLMUL_256, SUM_ISA_VPCLMUL_512 };
 /* For tests and doctor: what is in use; forcing returns 0, or -1 when this machine lacks it. */
 enum sum_isa sum_isa_used(void);
 int sum_isa_force(enum sum_isa isa);

@@ -12,6 +12,9 @@
 
 #include "sum/sum.h"
 
+/* A shorter copy is over before streaming gains anything: its end waits for all stores. */
+#define SUM_STREAM_MIN (8u << 10)
+
 #define SUM_POLY32 UINT32_C(0xedb88320)
 #define SUM_POLY64 UINT64_C(0x9a6c9329ac4bc9b5)
 
@@ -21,7 +24,8 @@ struct sum_ops {
         uint64_t (*crc64)(uint64_t raw, const uint8_t *data, size_t size);
         void (*both)(const uint8_t *data, size_t size, uint32_t *raw32, uint64_t *raw64);
         void (*copy_stream)(void *to, const void *from, size_t size);
-        void (*copy_both)(void *to, const void *from, size_t size, uint32_t *raw32, uint64_t *raw64); /* NULL: not in one pass */
+        /* copy_stream and both in one pass, of SUM_STREAM_MIN bytes or more; NULL: not where it takes much longer than the copy. */
+        void (*copy_both)(uint8_t *to, const uint8_t *from, size_t size, uint32_t *raw32, uint64_t *raw64);
 };
 
 extern const struct sum_ops sum_portable; /* crc_portable.c */
@@ -32,7 +36,7 @@ struct sum_fold {
         uint64_t high; /* for the other 8 */
 };
 /* Distances that the carry-less files use, by index. */
-enum sum_distance { SUM_FOLD_16, SUM_FOLD_64, SUM_FOLD_128, SUM_FOLD_256, SUM_DISTANCE_COUNT };
+enum sum_distance { SUM_FOLD_16, SUM_FOLD_32, SUM_FOLD_64, SUM_FOLD_128, SUM_FOLD_256, SUM_DISTANCE_COUNT };
 extern struct sum_fold sum_folds32[SUM_DISTANCE_COUNT], sum_folds64[SUM_DISTANCE_COUNT];
 
 /* Computed once, by sum.c, before anything else is called. */
@@ -60,12 +64,11 @@ static inline uint64_t sum_finish64(const uint8_t lane[16], const uint8_t *data,
 
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 9)
 #define SUM_X86 1
-/* A shorter copy is over before streaming gains anything: its end waits for all stores. */
-#define SUM_STREAM_MIN (8u << 10)
 /* What is copied may be the program's to free and to change: os->copy_guarded. */
 #define SUM_ANY_MEMORY __attribute__((no_sanitize_address, no_sanitize_thread))
-extern const struct sum_ops sum_pclmul;  /* crc_pclmul.c */
-extern const struct sum_ops sum_vpclmul; /* crc_vpclmul.c */
+extern const struct sum_ops sum_pclmul;      /* crc_pclmul.c */
+extern const struct sum_ops sum_vpclmul_256; /* crc_vpclmul_256.c */
+extern const struct sum_ops sum_vpclmul_512; /* crc_vpclmul_512.c */
 /* copy_x86.c; sum_copy_avx* only where the processor has it. */
 void sum_copy_sse2(void *to, const void *from, size_t size);
 void sum_copy_avx2(void *to, const void *from, size_t size);

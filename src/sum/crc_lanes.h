@@ -1,0 +1,173 @@
+/*
+ * crc_lanes.h - the loops of the carry-less files, over vectors of one to four lanes of 16 bytes. Four vectors are moved
+ * one step forward at a time (fold.c has the derivation). What is left, one lane congruent to all before, is finished by
+ * the portable code.
+ *
+ * Each of those files includes it, and nobody else, after it has said what its instruction set is:
+ *
+ *      TARGET                      the attribute of its functions
+ *      vector, VECTOR_BYTES        a register, and its size
+ *      FOLD_VECTOR, FOLD_STEP      the distances of one and of four of them (enum sum_distance)
+ *      SIZE_MIN, smaller           below this the set-up costs more than it saves: then those of `smaller` do it
+ *      vector_load(from), vector_store(to, v)      any alignment
+ *      vector_first(lane), vector_each(lane)       with zeros in the other lanes; in each lane
+ *      vector_xor(a, b)
+ *      vector_fold(v, by, there)   each lane moved forward, plus what stands there
+ *      COPIES_BOTH                 only where a copy has time for the sums: then there is lanes_copy_both, and it needs
+ *      vector_stream(to, v)        past the caches; `to` is aligned
+ */
+#include <immintrin.h>
+
+#define REGISTERS 4
+#define STEP (VECTOR_BYTES * REGISTERS)
+#define PREFETCH_BYTES 1024
+/* In front of a loop over them: unrolled, so that they are registers and no array in memory. */
+#ifdef __clang__
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 4")
+#endif
+
+TARGET static inline __m128i load_fold(const struct sum_fold *fold)
+{
+        return _mm_set_epi64x((long long)fold->high, (long long)fold->low);
+}
+
+TARGET static inline __m128i fold_lane(__m128i lane, __m128i by, __m128i there)
+{
+        return _mm_xor_si128(there, _mm_xor_si128(_mm_clmulepi64_si128(lane, by, 0x00),
+                                                  _mm_clmulepi64_si128(lane, by, 0x11)));
+}
+
+/* Registers of one polynomial into one lane, over all whole 16 bytes of the rest. */
+TARGET static inline void join(const vector registers[REGISTERS], const struct sum_fold *folds, const uint8_t *data, size_t size,
+                               uint8_t ret_lane[16])
+{
+        vector by = vector_each(load_fold(&folds[FOLD_VECTOR])), lanes = registers[0];
+        __m128i by_lane = load_fold(&folds[SUM_FOLD_16]), lane, each[VECTOR_BYTES / 16];
+
+        UNROLLED
+        for (int k = 1; k < REGISTERS; k++)
+                lanes = vector_fold(lanes, by, registers[k]);
+        for (; size >= VECTOR_BYTES; data += VECTOR_BYTES, size -= VECTOR_BYTES)
+                lanes = vector_fold(lanes, by, vector_load(data));
+        vector_store(each, lanes);
+        lane = each[0];
+        for (size_t k = 1; k < VECTOR_BYTES / 16; k++)
+                lane = fold_lane(lane, by_lane, each[k]);
+        for (; size >= 16; data += 16, size -= 16)
+                lane = fold_lane(lane, by_lane, _mm_loadu_si128((const __m128i *)(const void *)data));
+        _mm_storeu_si128((__m128i *)(void *)ret_lane, lane);
+}
+
+/* All whole 16 bytes of one polynomial into one lane; `raw`: the register to begin with. */
+TARGET static inline void fold_all(__m128i raw, const struct sum_fold *folds, const uint8_t *data, size_t size,
+                                   uint8_t ret_lane[16])
+{
+        vector by = vector_each(load_fold(&folds[FOLD_STEP])), registers[REGISTERS];
+
+        UNROLLED
+        for (int k = 0; k < REGISTERS; k++)
+                registers[k] = vector_load(data + VECTOR_BYTES * k);
+        registers[0] = vector_xor(registers[0], vector_first(raw));
+        for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
+                UNROLLED
+                for (int k = 0; k < REGISTERS; k++)
+                        registers[k] = vector_fold(registers[k], by, vector_load(data + VECTOR_BYTES * k));
+        }
+        join(registers, folds, data, size, ret_lane);
+}
+
+TARGET static uint32_t lanes_crc32(uint32_t raw, const uint8_t *data, size_t size)
+{
+        uint8_t lane[16];
+
+        if (size < SIZE_MIN)
+                return smaller.crc32(raw, data, size);
+        fold_all(_mm_cvtsi32_si128((int)raw), sum_folds32, data, size, lane);
+        return sum_finish32(lane, data, size);
+}
+
+TARGET static uint64_t lanes_crc64(uint64_t raw, const uint8_t *data, size_t size)
+{
+        uint8_t lane[16];
+
+        if (size < SIZE_MIN)
+                return smaller.crc64(raw, data, size);
+        fold_all(_mm_cvtsi64_si128((long long)raw), sum_folds64, data, size, lane);
+        return sum_finish64(lane, data, size);
+}
+
+/* Each byte is loaded once for both. */
+TARGET static void lanes_both(const uint8_t *data, size_t size, uint32_t *raw32, uint64_t *raw64)
+{
+        vector by32 = vector_each(load_fold(&sum_folds32[FOLD_STEP])), by64 = vector_each(load_fold(&sum_folds64[FOLD_STEP]));
+        vector registers32[REGISTERS], registers64[REGISTERS];
+        uint8_t lane32[16], lane64[16];
+
+        if (size < SIZE_MIN) {
+                smaller.both(data, size, raw32, raw64);
+                return;
+        }
+        UNROLLED
+        for (int k = 0; k < REGISTERS; k++)
+                registers32[k] = registers64[k] = vector_load(data + VECTOR_BYTES * k);
+        registers32[0] = vector_xor(registers32[0], vector_first(_mm_cvtsi32_si128((int)*raw32)));
+        registers64[0] = vector_xor(registers64[0], vector_first(_mm_cvtsi64_si128((long long)*raw64)));
+        for (data += STEP, size -= STEP; size >= STEP; data += STEP, size -= STEP) {
+                UNROLLED
+                for (int k = 0; k < REGISTERS; k++) {
+                        vector there = vector_load(data + VECTOR_BYTES * k);
+
+                        registers32[k] = vector_fold(registers32[k], by32, there);
+                        registers64[k] = vector_fold(registers64[k], by64, there);
+                }
+        }
+        join(registers32, sum_folds32, data, size, lane32);
+        join(registers64, sum_folds64, data, size, lane64);
+        *raw32 = sum_finish32(lane32, data, size);
+        *raw64 = sum_finish64(lane64, data, size);
+}
+
+#ifdef COPIES_BOTH
+/* lanes_both over what a streaming copy of SUM_STREAM_MIN bytes or more has in its registers. Ends that no step fills are summed where
+ * they were copied to; each byte of the rest is read and stored once, so that its sum is of what was stored. */
+SUM_ANY_MEMORY TARGET static void lanes_copy_both(uint8_t *to, const uint8_t *from, size_t size, uint32_t *raw32, uint64_t *raw64)
+{
+        vector by32 = vector_each(load_fold(&sum_folds32[FOLD_STEP])), by64 = vector_each(load_fold(&sum_folds64[FOLD_STEP]));
+        vector registers32[REGISTERS], registers64[REGISTERS];
+        uint8_t lane32[16], lane64[16];
+        size_t head = sum_copy_head(to, from);
+
+        sum_portable.both(to, head, raw32, raw64);
+        to += head;
+        from += head;
+        size -= head;
+        UNROLLED
+        for (int k = 0; k < REGISTERS; k++) {
+                registers32[k] = registers64[k] = vector_load(from + VECTOR_BYTES * k);
+                vector_stream(to + VECTOR_BYTES * k, registers32[k]);
+        }
+        registers32[0] = vector_xor(registers32[0], vector_first(_mm_cvtsi32_si128((int)*raw32)));
+        registers64[0] = vector_xor(registers64[0], vector_first(_mm_cvtsi64_si128((long long)*raw64)));
+        for (to += STEP, from += STEP, size -= STEP; size >= STEP + 64; to += STEP, from += STEP, size -= STEP) {
+                for (size_t k = 0; k < STEP; k += 64) /* the processor looks ahead too, but less when it multiplies */
+                        _mm_prefetch((const char *)from + PREFETCH_BYTES + k, _MM_HINT_T0);
+                UNROLLED
+                for (int k = 0; k < REGISTERS; k++) {
+                        vector there = vector_load(from + VECTOR_BYTES * k);
+
+                        vector_stream(to + VECTOR_BYTES * k, there);
+                        registers32[k] = vector_fold(registers32[k], by32, there);
+                        registers64[k] = vector_fold(registers64[k], by64, there);
+                }
+        }
+        _mm_sfence();
+        sum_copy_rest(to, from, size); /* 64 bytes or more, none of them summed yet */
+        join(registers32, sum_folds32, to, 0, lane32);
+        join(registers64, sum_folds64, to, 0, lane64);
+        *raw32 = sum_finish32(lane32, to, 0);
+        *raw64 = sum_finish64(lane64, to, 0);
+        lanes_both(to, size, raw32, raw64);
+}
+#endif
