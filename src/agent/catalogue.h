@@ -287,6 +287,8 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
 void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence);
 struct part *version_part(struct version *version, uint32_t rank); /* or NULL */
 struct part *version_part_get(struct version *version, uint32_t rank); /* or new; NULL: no memory */
+/* Whether it is that writing of its tag: a tag that was removed may be written again with the same generation. */
+bool version_is(const struct version *version, uint64_t generation, uint64_t sequence);
 /* Whether a version of these numbers is one that is looked for. */
 bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t sequence);
 /* Complete, and every file's image is held. */

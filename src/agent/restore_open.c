@@ -81,12 +81,26 @@ static void end_image(struct catalogue *catalogue, struct image *image, enum neb
         *ret_image = image;
 }
 
-static bool same_writing(const struct manifest *manifest, const char *name, uint64_t generation)
+/* What of a version is read from storage. */
+struct wanted {
+        char tag[256], name[256];
+        uint64_t generation; /* of the file, which may be carried over */
+        uint64_t sequence;   /* of the version, when storage has it; 0: it is to follow the one that is there, and takes the file over */
+};
+
+/* Lock held. */
+static void want(const struct version *version, const struct agent_file *file, struct wanted *ret_wanted)
 {
-        for (size_t i = 0; i < manifest->file_count; i++)
-                if (!strcmp(manifest->files[i].name, name))
-                        return manifest->files[i].generation == generation;
-        return false;
+        *ret_wanted = (struct wanted){ .generation = file->generation, .sequence = version->stored ? version->sequence : 0 };
+        snprintf(ret_wanted->tag, sizeof ret_wanted->tag, "%s", version->tag);
+        snprintf(ret_wanted->name, sizeof ret_wanted->name, "%s", file->name);
+}
+
+static bool same_writing(const struct manifest *manifest, const struct wanted *wanted)
+{
+        const struct manifest_file *file = manifest_find_file(manifest, wanted->name);
+
+        return file && file->generation == wanted->generation && (!wanted->sequence || manifest->sequence == wanted->sequence);
 }
 
 static enum nebula_status gone(const char *tag, struct nebula_error *error)
@@ -95,10 +109,9 @@ static enum nebula_status gone(const char *tag, struct nebula_error *error)
                          "checkpoint \"%.200s\" was removed or written again since it was found: look it up once more", tag);
 }
 
-/* From storage into a fresh image; no lock held. `generation` is that of the file, which may be carried over. */
-static enum nebula_status read_back(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation,
-                                    const char *name, struct image **ret_image, struct record_file *ret_file,
-                                    struct nebula_error *error)
+/* From storage into a fresh image; no lock held. */
+static enum nebula_status read_back(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, struct image **ret_image,
+                                    struct record_file *ret_file, struct nebula_error *error)
 {
         struct manifest manifest = { 0 };
         struct record_file file = { 0 };
@@ -108,13 +121,13 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         if (!status)
-                status = manifest_load(store, tag, &manifest, error);
-        if (!status && !same_writing(&manifest, name, generation))
-                status = gone(tag, error);
+                status = manifest_load(store, wanted->tag, &manifest, error);
+        if (status == NEBULA_NOT_FOUND || (!status && !same_writing(&manifest, wanted)))
+                status = gone(wanted->tag, error);
         if (!status)
-                status = manifest_load_file(store, &manifest, name, &file, error);
+                status = manifest_load_file(store, &manifest, wanted->name, &file, error);
         if (!status)
-                status = new_image(catalogue, name, file.size, &image, &data, error);
+                status = new_image(catalogue, wanted->name, file.size, &image, &data, error);
         if (status)
                 goto done;
         status = manifest_read_file(store, &manifest, &file, data, error);
@@ -125,7 +138,7 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         }
 done:
         if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && manifest.file_count && manifest_is_gone(store, &manifest))
-                status = gone(tag, error);
+                status = gone(wanted->tag, error);
         record_file_done(&file);
         manifest_done(&manifest);
         return status;
@@ -153,7 +166,8 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         struct agent_file *file = version_file(version, name);
         struct record_file stored = { 0 };
         struct image *image = NULL;
-        uint64_t generation, size;
+        struct wanted wanted;
+        uint64_t size;
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         while (file->reading) {
@@ -163,7 +177,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         if (file->image)
                 return NEBULA_OK; /* another rank's request brought it */
         file->reading = true;
-        generation = file->generation;
+        want(version, file, &wanted);
         size = file->size;
         catalogue_unlock(catalogue);
         if (version->remote) {
@@ -177,7 +191,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
                                   failure.message);
         }
         if (status && (!version->remote || version->job->persist_path[0]))
-                status = read_back(catalogue, version->job, version->tag, generation, name, &image, &stored, error);
+                status = read_back(catalogue, version->job, &wanted, &image, &stored, error);
         catalogue_lock(catalogue);
         file = version_file(version, name);
         file->reading = false;
@@ -200,8 +214,8 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
  * The stored file itself, for a trainer that reads it straight into its own memory: fresh shared pages cost as much as
  * the disk, and a copy of them more. Who asks for a file next gets an image, since then it is worth sharing.
  */
-static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *job, const char *tag, const char *name,
-                                      uint64_t generation, struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
+static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *job, const struct wanted *wanted,
+                                      struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
 {
         struct manifest manifest = { 0 };
         struct record_file file = { 0 };
@@ -213,11 +227,11 @@ static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *j
         if (!status && !store->ops->open_read)
                 status = NEBULA_UNAVAILABLE;
         if (!status)
-                status = manifest_load(store, tag, &manifest, error);
-        if (!status && !same_writing(&manifest, name, generation))
+                status = manifest_load(store, wanted->tag, &manifest, error);
+        if (!status && !same_writing(&manifest, wanted))
                 status = NEBULA_NOT_FOUND;
         if (!status)
-                status = manifest_load_file(store, &manifest, name, &file, error);
+                status = manifest_load_file(store, &manifest, wanted->name, &file, error);
         if (!status)
                 opened = calloc(1, sizeof *opened + file.chunk_count * sizeof opened->crc64[0]);
         if (!status && !opened)
@@ -247,7 +261,7 @@ static void list_names(const struct version *version, char *text, size_t size)
                 used += (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "", version->files[i].name);
 }
 
-/* The complete version behind a handle that only began its tag. */
+/* What a handle leads to. One that only began its tag leads to the complete version before; any other to its own writing, or none. */
 static struct version *complete_one(struct version *version, const char *name)
 {
         struct version *best = NULL;
@@ -256,6 +270,7 @@ static struct version *complete_one(struct version *version, const char *name)
                 return version;
         for (struct version *other = version->job->versions; other; other = other->next)
                 if (!strcmp(other->tag, version->tag) && version_file(other, name) &&
+                    (!version->sequence || version_is(other, version->generation, version->sequence)) &&
                     (version_whole_in_memory(other) || other->stored || other->remote) && (!best || other->generation > best->generation))
                         best = other;
         return best;
@@ -280,19 +295,23 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
         source = complete_one(version, request->name);
         if (!source) {
                 list_names(version, names, sizeof names);
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" has no file \"%.100s\"; it has: %.200s",
-                                   version->tag, request->name, *names ? names : "none");
+                if (version_file(version, request->name) && version->sequence)
+                        status = gone(version->tag, error);
+                else
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" has no file \"%.100s\"; it has: %.200s",
+                                           version->tag, request->name, *names ? names : "none");
                 catalogue_unlock(catalogue);
                 return status;
         }
         source->pins++;
         file = version_file(source, request->name);
         if (request->reads_storage && !file->image && !file->reading && !file->lent && !source->remote) {
-                uint64_t generation = file->generation;
+                struct wanted wanted;
 
+                want(source, file, &wanted);
                 file->lent = true;
                 catalogue_unlock(catalogue);
-                lend_stored(catalogue, source->job, source->tag, request->name, generation, &opened, ret_fd, NULL);
+                lend_stored(catalogue, source->job, &wanted, &opened, ret_fd, NULL);
                 catalogue_lock(catalogue);
                 if (opened)
                         goto done;

@@ -98,7 +98,7 @@ static bool in_use(const struct job *job, const struct manifest *manifest)
 {
         for (const struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, manifest->tag) &&
-                    ((version->stored && version->generation == manifest->generation && version->pins) ||
+                    ((version->stored && version_is(version, manifest->generation, manifest->sequence) && version->pins) ||
                      (version->generation > manifest->generation && is_to_follow(version))))
                         return true;
         return false;
@@ -140,7 +140,7 @@ static struct manifest *take_dropped(struct job *job, size_t *ret_count)
 static void mark_removed(struct job *job, const struct manifest *manifest)
 {
         for (struct version *version = job->versions; version; version = version->next)
-                if (!strcmp(version->tag, manifest->tag) && version->generation == manifest->generation)
+                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->generation, manifest->sequence))
                         version->stored = false;
 }
 

@@ -141,7 +141,7 @@ static void shelf_init(struct shelf *shelf, int count)
                 struct version *version;
 
                 snprintf(tag, sizeof tag, "step%d", step);
-                version = bench_version(bench, tag, (unsigned)step, 0);
+                version = bench_version(bench, tag, (unsigned)step, (unsigned)step + 8);
                 if (!version || bench_persist(bench, version))
                         abort();
                 version_forget_memory(&bench->catalogue, version);
@@ -221,7 +221,89 @@ static void a_version_that_is_removed_between_finding_and_reading_is_to_be_looke
         shelf_done(&shelf);
 }
 
-TAP_MAIN(TEST(a_version_that_is_removed_while_it_is_looked_at_is_not_found),
+/* What a loader with that version's number is given for file `name`: the seed of its bytes, or -1 when it is told to look again. */
+static int seed_of(struct bench *bench, uint64_t version_id, const char *name)
+{
+        struct ipc_opened *opened = NULL;
+        struct ipc_open open = { .version_id = version_id };
+        unsigned char *data;
+        int fd = -1, seed = -2;
+
+        strcpy(open.name, name);
+        if (restore_open(&bench->catalogue, &open, &opened, &fd, &bench->error))
+                return strstr(bench->error.message, "look it up once more") ? -1 : -2;
+        if (opened->size == BENCH_FILE_BYTES && !os->map(fd, 0, opened->size, OS_MAP_READ, (void **)&data)) {
+                for (int k = 1; k < 16 && seed < 0; k++)
+                        seed = data[0] == bench_byte((unsigned)k, 0) && data[BENCH_FILE_BYTES - 1] == bench_byte((unsigned)k, BENCH_FILE_BYTES - 1) ? k : seed;
+                os->unmap(data, opened->size);
+        }
+        os->close(fd);
+        free(opened);
+        return seed;
+}
+
+/* Two files of one checkpoint must not come from two. */
+static void a_handle_leads_to_no_other_writing_of_its_tag(void)
+{
+        struct version *first;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        first = bench_version(&bench, "best", 1, 2);
+        REQUIRE(first);
+        id = first->id;
+        CHECK(seed_of(&bench, id, "a") == 1);
+        REQUIRE(bench_version(&bench, "best", 3, 4) && bench_version(&bench, "best", 5, 6));
+        version_forget_memory(&bench.catalogue, catalogue_version(&bench.catalogue, id));
+        CHECK(seed_of(&bench, id, "b") == -1);
+        bench_done(&bench, true);
+}
+
+static void a_handle_that_only_began_its_tag_leads_to_the_one_before(void)
+{
+        struct version *begun;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        REQUIRE(bench_version(&bench, "best", 1, 2));
+        catalogue_lock(&bench.catalogue);
+        begun = commit_begin(&bench.catalogue, &bench.session, "best", NEBULA_FILES_OPEN, &bench.error);
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(begun);
+        CHECK(seed_of(&bench, begun->id, "b") == 2);
+        bench_done(&bench, true);
+}
+
+/* By a trainer with another agent, which finds nothing in storage and counts its generations anew. */
+static void a_tag_that_was_removed_and_written_again_with_its_generation_is_another_one(void)
+{
+        struct manifest removed = { 0 };
+        struct ipc_found found, again;
+        struct version *version;
+        struct bench writer;
+        struct shelf shelf;
+
+        shelf_init(&shelf, 1);
+        REQUIRE(!shelf_find(&shelf, "step1", &found));
+        CHECK(seed_of(&shelf.bench, found.version_id, "a") == 1);
+        REQUIRE(!manifest_load(shelf.bench.job->store, "step1", &removed, NULL));
+        REQUIRE(!manifest_remove(shelf.bench.job->store, &removed, NULL));
+        bench_init(&writer, NULL, shelf.storage);
+        version = bench_version(&writer, "step1", 7, 8);
+        REQUIRE(version && !bench_persist(&writer, version) && version->generation == removed.generation);
+        CHECK(seed_of(&shelf.bench, found.version_id, "b") == -1);
+        CHECK(!shelf_find(&shelf, "step1", &again) && again.version_id != found.version_id);
+        CHECK(seed_of(&shelf.bench, again.version_id, "a") == 7);
+        bench_done(&writer, true);
+        manifest_done(&removed);
+        shelf_done(&shelf);
+}
+
+TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
+         TEST(a_handle_that_only_began_its_tag_leads_to_the_one_before),
+         TEST(a_tag_that_was_removed_and_written_again_with_its_generation_is_another_one),
+         TEST(a_version_that_is_removed_while_it_is_looked_at_is_not_found),
          TEST(the_newest_is_looked_for_again_when_it_is_removed_meanwhile),
          TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
          TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
