@@ -8,6 +8,8 @@
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 
+#define SCAN_ROUNDS 20 /* where versions always come and go faster than they are read */
+
 bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256])
 {
         char again[256];
@@ -32,27 +34,64 @@ static int compare_sequences(const void *a, const void *b)
         return strcmp(x->tag, y->tag);
 }
 
-enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
+static int compare_names(const void *a, const void *b)
 {
-        struct manifest_scan scan = { 0 };
-        struct nebula_error failure;
+        const struct store_entry *x = a, *y = b;
+
+        return strcmp(x->name, y->name);
+}
+
+/* The directories that a tag may live in, by name. */
+static enum nebula_status list_tags(struct store *store, struct store_list *ret_list, struct nebula_error *error)
+{
         struct store_list list;
         char tag[256];
+        size_t kept = 0;
         enum nebula_status status = store->ops->list(store, "", &list, error);
 
         if (status)
                 return status;
-        scan.manifests = calloc(list.count + 1, sizeof *scan.manifests);
+        for (size_t i = 0; i < list.count; i++) {
+                if (manifest_tag_of(&list.entries[i], tag))
+                        list.entries[kept++] = list.entries[i];
+                else
+                        store_entry_done(&list.entries[i]);
+        }
+        list.count = kept;
+        if (kept)
+                qsort(list.entries, kept, sizeof *list.entries, compare_names);
+        *ret_list = list;
+        return NEBULA_OK;
+}
+
+static bool same_names(const struct store_list *a, const struct store_list *b)
+{
+        if (a->count != b->count)
+                return false;
+        for (size_t i = 0; i < a->count; i++)
+                if (strcmp(a->entries[i].name, b->entries[i].name))
+                        return false;
+        return true;
+}
+
+static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
+                                      struct nebula_error *error)
+{
+        struct manifest_scan scan = { .manifests = calloc(list->count + 1, sizeof *scan.manifests) };
+        struct nebula_error failure;
+        char tag[256];
+        enum nebula_status status = NEBULA_OK;
+
         if (!scan.manifests)
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %zu checkpoints", list.count);
-        for (size_t i = 0; i < list.count && !status; i++) {
-                if (!manifest_tag_of(&list.entries[i], tag))
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %zu checkpoints", list->count);
+        for (size_t i = 0; i < list->count && !status; i++) {
+                if (!manifest_tag_of(&list->entries[i], tag))
                         continue;
                 switch (manifest_load(store, tag, &scan.manifests[scan.count], &failure)) {
                 case NEBULA_OK:
                         scan.count++;
                         break;
-                case NEBULA_NOT_FOUND: /* foreign, or not complete */
+                case NEBULA_NOT_FOUND: /* foreign, not complete, or gone */
                         break;
                 case NEBULA_NO_MEMORY:
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "%s", failure.message);
@@ -60,6 +99,37 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
                 default:
                         note_broken(&scan, &failure);
                 }
+        }
+        if (status)
+                manifest_scan_done(&scan);
+        else
+                *ret_scan = scan;
+        return status;
+}
+
+/*
+ * Versions come and go meanwhile: the newest of the listing may be gone when its turn comes, and the one that took its place be in no
+ * listing. So the root is listed again afterwards, and where it is another now, all is read once more.
+ */
+enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
+{
+        struct manifest_scan scan = { 0 };
+        struct store_list list, later = { 0 };
+        bool is_same = false;
+        enum nebula_status status = list_tags(store, &list, error);
+
+        if (status)
+                return status;
+        for (int round = 0; round < SCAN_ROUNDS && !is_same && !status; round++) {
+                manifest_scan_done(&scan);
+                status = load_listed(store, &list, &scan, error);
+                if (!status)
+                        status = list_tags(store, &later, error);
+                if (status)
+                        break;
+                is_same = same_names(&list, &later);
+                store_list_done(&list);
+                list = later;
         }
         store_list_done(&list);
         if (status) {

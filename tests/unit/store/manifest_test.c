@@ -732,6 +732,132 @@ static void a_scan_lists_the_sound_oldest_first_and_counts_the_broken(void)
         store_close(store);
 }
 
+static struct {
+        void (*then)(struct store *store); /* another program, just before a manifest is read; once, unless it is set again */
+        size_t root_lists, reads, round;
+} meanwhile;
+static struct store_ops meanwhile_ops;
+
+static void let_go(struct store *store, const char *tag)
+{
+        struct manifest manifest;
+
+        if (manifest_load(store, tag, &manifest, NULL) || manifest_remove(store, &manifest, NULL))
+                abort();
+        manifest_done(&manifest);
+}
+
+static void act(struct store *store)
+{
+        void (*then)(struct store *) = meanwhile.then;
+
+        if (!then)
+                return;
+        meanwhile.then = NULL;
+        store->ops = &store_mem;
+        then(store);
+        store->ops = &meanwhile_ops;
+}
+
+static enum nebula_status read_meanwhile(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                         struct nebula_error *error)
+{
+        meanwhile.reads++;
+        act(store);
+        return store_mem.read_text(store, key, limit, ret_text, ret_size, error);
+}
+
+static enum nebula_status list_meanwhile(struct store *store, const char *prefix, struct store_list *ret_list,
+                                         struct nebula_error *error)
+{
+        meanwhile.root_lists += !*prefix;
+        return store_mem.list(store, prefix, ret_list, error);
+}
+
+static void begin_meanwhile(struct store *store, void (*then)(struct store *store))
+{
+        memset(&meanwhile, 0, sizeof meanwhile);
+        meanwhile.then = then;
+        meanwhile_ops = store_mem;
+        meanwhile_ops.read_text = read_meanwhile;
+        meanwhile_ops.list = list_meanwhile;
+        store->ops = &meanwhile_ops;
+}
+
+/* Sequence of the newest, 0: nothing there. */
+static uint64_t newest_sequence(struct store *store)
+{
+        struct manifest_scan scan;
+        uint64_t sequence = 0;
+        int64_t newest;
+
+        if (manifest_scan(store, &scan, NULL))
+                abort();
+        newest = manifest_scan_newest(&scan, NULL);
+        if (newest >= 0)
+                sequence = scan.manifests[newest].sequence;
+        manifest_scan_done(&scan);
+        return sequence;
+}
+
+static void save_the_next(struct store *store)
+{
+        char tag[32], before[32];
+
+        snprintf(before, sizeof before, "global_step%zu", ++meanwhile.round);
+        snprintf(tag, sizeof tag, "global_step%zu", meanwhile.round + 1);
+        write_version(store, tag, 1, meanwhile.round + 1, "a", false, NULL, true);
+        let_go(store, before);
+        if (meanwhile.round % 5)
+                meanwhile.then = save_the_next;
+}
+
+/* As with keep_last=1, whose one version is another each time it is looked at. */
+static void a_scan_finds_what_took_the_place_of_what_it_had_listed(void)
+{
+        struct store *store = new_store();
+
+        write_version(store, "global_step1", 1, 1, "a", false, NULL, true);
+        begin_meanwhile(store, save_the_next);
+        CHECK(newest_sequence(store) == 6 && meanwhile.round == 5);
+        meanwhile.then = save_the_next;
+        CHECK(newest_sequence(store) == 11 && meanwhile.round == 10);
+        store_close(store);
+}
+
+static void go_on_for_ever(struct store *store)
+{
+        save_the_next(store);
+        meanwhile.then = go_on_for_ever;
+}
+
+static void a_scan_ends_also_where_versions_come_and_go_for_ever(void)
+{
+        struct store *store = new_store();
+
+        write_version(store, "global_step1", 1, 1, "a", false, NULL, true);
+        begin_meanwhile(store, go_on_for_ever);
+        newest_sequence(store);
+        CHECK(meanwhile.root_lists > 10 && meanwhile.root_lists < 30);
+        store_close(store);
+}
+
+static void a_scan_of_what_stands_still_reads_each_manifest_once(void)
+{
+        struct store *store = new_store();
+        char name[32];
+
+        for (int i = 0; i < 8; i++) {
+                snprintf(name, sizeof name, "foreign%d/file", i);
+                put(store, name, "x", 1);
+        }
+        write_version(store, "global_step1", 1, 1, "a", false, NULL, true);
+        write_version(store, "global_step2", 1, 2, "a", false, NULL, true);
+        begin_meanwhile(store, NULL);
+        CHECK(newest_sequence(store) == 2 && meanwhile.root_lists == 2 && meanwhile.reads == 10);
+        store_close(store);
+}
+
 TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read),
          TEST(a_record_comes_back_as_it_was_written),
          TEST(the_golden_record_of_version_1_0_is_read),
@@ -754,4 +880,7 @@ TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read),
          TEST(a_remove_that_dies_leaves_a_whole_version_or_debris_that_a_sweep_takes),
          TEST(a_sweep_takes_old_debris_and_leaves_what_is_young_foreign_or_whole),
          TEST(a_sweep_leaves_what_has_come_since_it_looked_how_old_all_is),
-         TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken))
+         TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken),
+         TEST(a_scan_finds_what_took_the_place_of_what_it_had_listed),
+         TEST(a_scan_ends_also_where_versions_come_and_go_for_ever),
+         TEST(a_scan_of_what_stands_still_reads_each_manifest_once))
