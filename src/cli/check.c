@@ -138,13 +138,20 @@ static json_t *check_file(struct store *store, const struct manifest *manifest, 
         struct record_file recorded = { 0 };
         struct nebula_error error;
         char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = record_take_file(record, entry, &recorded, &error);
 
-        if (!file)
-                return NULL;
-        if (record_take_file(record, entry, &recorded, &error) || manifest_file_key(store, manifest, entry, key, &error))
-                add_damage(file, 0, entry->size, error.message);
-        else
+        while (file && !status) {
+                status = manifest_file_key(store, manifest, entry, key, &error);
+                if (status)
+                        break;
                 check_bytes(store, key, &recorded, file);
+                if (check_ok(file) || !manifest_file_moved(store, manifest, entry, key))
+                        break;
+                json_decref(file);
+                file = new_file(entry->name, entry->path, entry->size);
+        }
+        if (file && status)
+                add_damage(file, 0, entry->size, error.message);
         record_file_done(&recorded);
         return file;
 }

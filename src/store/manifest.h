@@ -83,6 +83,8 @@ void record_file_done(struct record_file *file);
 /* Where the bytes of a file are right now: waiting in g<generation>/, or in place. The key includes the tag's directory. */
 enum nebula_status manifest_file_key(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
                                      char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error);
+/* A settle has moved the file since `key` was said: what was not found there, or only half of it, is to be looked at again. */
+bool manifest_file_moved(struct store *store, const struct manifest *manifest, const struct manifest_file *file, const char *key);
 /* The file is where it should be, and as long: else NEBULA_NOT_FOUND or NEBULA_CORRUPT. */
 enum nebula_status manifest_check_file(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
                                        struct nebula_error *error);

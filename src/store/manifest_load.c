@@ -256,3 +256,10 @@ enum nebula_status manifest_file_key(struct store *store, const struct manifest 
                 return status;
         return manifest_key(ret_key, directory, file->path, error);
 }
+
+bool manifest_file_moved(struct store *store, const struct manifest *manifest, const struct manifest_file *file, const char *key)
+{
+        char now[MANIFEST_KEY_MAX];
+
+        return !manifest_file_key(store, manifest, file, now, NULL) && strcmp(now, key) != 0;
+}

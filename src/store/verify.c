@@ -147,9 +147,11 @@ static enum nebula_status verify_recorded(struct store *store, const struct mani
 
         if (status)
                 return status;
-        status = manifest_file_key(store, manifest, file, key, error);
-        if (!status)
-                status = verify_file(store, key, &recorded, &watch, error);
+        do {
+                status = manifest_file_key(store, manifest, file, key, error);
+                if (!status)
+                        status = verify_file(store, key, &recorded, &watch, error);
+        } while (status && manifest_file_moved(store, manifest, file, key));
         record_file_done(&recorded);
         return status;
 }

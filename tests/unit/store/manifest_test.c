@@ -1,6 +1,7 @@
 #include "store/manifest.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 
 #include "store/document.h"
 #include "sum/sum.h"
@@ -537,6 +538,39 @@ static void a_rewritten_file_is_read_where_it_waits_and_then_in_place(void)
         store_close(store);
 }
 
+static atomic_uint reads_left;
+static struct manifest settled;
+
+static enum nebula_status read_after_settling(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
+                                              struct nebula_error *error)
+{
+        if (atomic_fetch_sub(&reads_left, 1) == 1 && manifest_settle(store, &settled, NULL))
+                abort();
+        return store_mem.read(store, key, data, offset, size, error);
+}
+
+/* Whoever checks it has asked where it is, and reads the first or the third of its chunks. */
+static void a_file_that_is_put_in_its_place_while_it_is_checked_is_not_damaged(void)
+{
+        for (unsigned reads = 1; reads <= 3; reads += 2) {
+                struct store *store = new_store();
+                struct store_ops ops = store_mem;
+
+                write_version(store, "t", 2, 6, "a", true, NULL, true);
+                REQUIRE(manifest_load(store, "t", &settled, NULL) == NEBULA_OK);
+                ops.read = read_after_settling;
+                atomic_store(&reads_left, reads);
+                store->ops = &ops;
+                CHECK(manifest_verify(store, &settled, NULL, NULL, NULL) == NEBULA_OK);
+                store->ops = &store_mem;
+                CHECK(has(store, "t/a") && !has(store, "t/.nebula/g2/a"));
+                flip(store, "t/a", 30);
+                CHECK(manifest_verify(store, &settled, NULL, NULL, NULL) == NEBULA_CORRUPT);
+                manifest_done(&settled);
+                store_close(store);
+        }
+}
+
 static void remove_takes_all_that_is_ours_and_nothing_else(void)
 {
         struct store *store = new_store();
@@ -880,6 +914,7 @@ TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read),
          TEST(a_remove_that_dies_leaves_a_whole_version_or_debris_that_a_sweep_takes),
          TEST(a_sweep_takes_old_debris_and_leaves_what_is_young_foreign_or_whole),
          TEST(a_sweep_leaves_what_has_come_since_it_looked_how_old_all_is),
+         TEST(a_file_that_is_put_in_its_place_while_it_is_checked_is_not_damaged),
          TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken),
          TEST(a_scan_finds_what_took_the_place_of_what_it_had_listed),
          TEST(a_scan_ends_also_where_versions_come_and_go_for_ever),
