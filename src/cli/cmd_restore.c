@@ -15,6 +15,14 @@
 #include "store/verify.h"
 
 #define PIECE_BYTES (8u << 20)
+#define LOOKS_MAX 20 /* for a checkpoint that is removed or written again while it is read */
+
+/* A file that waits for the others before it gets its name. */
+struct waiting {
+        struct sink sink;
+        char name[256];
+        uint64_t size;
+};
 
 struct restore {
         const struct cli_common *common;
@@ -23,6 +31,9 @@ struct restore {
         const char *const *names; /* only these; none: all */
         size_t name_count;
         bool force;
+        bool is_gone; /* the checkpoint was removed or written again while it was read, and is to be looked for once more */
+        struct waiting *waiting;
+        size_t waiting_count;
         json_t *files; /* what was restored: {"name", "path", "size"} */
         uint64_t bytes;
 };
@@ -62,15 +73,53 @@ static enum nebula_status check_names(const struct restore *restore, const char 
         return NEBULA_OK;
 }
 
-static void note_restored(struct restore *restore, const char *name, const char *path, uint64_t size)
+/* The next file. It is in the list, and to be taken out by `abandon_last` when it does not become whole. */
+static enum nebula_status begin_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct sink **ret_sink,
+                                     struct nebula_error *error)
 {
-        char *target;
+        struct waiting *grown = realloc(restore->waiting, (restore->waiting_count + 1) * sizeof *grown), *one;
+        enum nebula_status status;
 
-        restore->bytes += size;
-        if (asprintf(&target, "%s/%s", restore->to, path) < 0)
-                return;
-        json_array_append_new(restore->files, json_pack("{s:s, s:s, s:I}", "name", name, "path", target, "size", (json_int_t)size));
-        free(target);
+        if (!grown)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of files");
+        restore->waiting = grown;
+        one = &grown[restore->waiting_count];
+        status = sink_begin(&one->sink, restore->to, path, size, error);
+        if (status)
+                return status;
+        snprintf(one->name, sizeof one->name, "%s", name);
+        one->size = size;
+        restore->waiting_count++;
+        *ret_sink = &one->sink;
+        return NEBULA_OK;
+}
+
+static void abandon_last(struct restore *restore)
+{
+        sink_abandon(&restore->waiting[--restore->waiting_count].sink);
+}
+
+/* All are whole, and get their names; or, after a failure, none does. */
+static enum nebula_status end_files(struct restore *restore, enum nebula_status status, struct nebula_error *error)
+{
+        for (size_t i = 0; i < restore->waiting_count; i++) {
+                struct waiting *one = &restore->waiting[i];
+
+                if (status) {
+                        sink_abandon(&one->sink);
+                        continue;
+                }
+                status = sink_place(&one->sink, restore->force, error);
+                if (status)
+                        continue;
+                restore->bytes += one->size;
+                json_array_append_new(restore->files, json_pack("{s:s, s:s, s:I}", "name", one->name, "path", one->sink.path, "size",
+                                                                (json_int_t)one->size));
+        }
+        free(restore->waiting);
+        restore->waiting = NULL;
+        restore->waiting_count = 0;
+        return status;
 }
 
 static void on_progress(void *argument, uint64_t bytes)
@@ -92,29 +141,41 @@ static enum nebula_status make_directory(const struct restore *restore, struct n
         return result ? error_set(error, NEBULA_STORAGE, -result, "cannot make the directory %s", restore->to) : NEBULA_OK;
 }
 
+static enum nebula_status gone(struct restore *restore, struct nebula_error *error)
+{
+        restore->is_gone = true;
+        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" was removed or written again each time while it was read", restore->tag);
+}
+
 static enum nebula_status restore_stored_file(struct restore *restore, struct store *store, const struct manifest *manifest,
                                               const struct manifest_file *file, struct nebula_error *error)
 {
         struct record_file recorded = { 0 };
-        struct sink sink;
-        const struct verify_watch watch = { .argument = &sink, .progress = on_progress, .chunk = on_chunk };
+        struct verify_watch watch = { .progress = on_progress, .chunk = on_chunk };
+        struct sink *sink;
         char key[MANIFEST_KEY_MAX];
+        bool is_moved = true;
         enum nebula_status status = manifest_load_file(store, manifest, file->name, &recorded, error);
 
-        if (!status)
+        while (!status && is_moved) {
                 status = manifest_file_key(store, manifest, file, key, error);
-        if (!status)
-                status = sink_begin(&sink, restore->to, file->path, file->size, error);
-        if (!status) {
-                status = verify_file(store, key, &recorded, &watch, error);
+                if (!status)
+                        status = begin_file(restore, file->name, file->path, file->size, &sink, error);
                 if (status)
-                        sink_abandon(&sink);
-                else
-                        status = sink_finish(&sink, restore->force, error);
+                        break;
+                watch.argument = sink;
+                status = verify_file(store, key, &recorded, &watch, error);
+                is_moved = status && manifest_file_moved(store, manifest, file, key);
+                if (is_moved) {
+                        abandon_last(restore);
+                        status = NEBULA_OK;
+                } else if (!status) {
+                        status = sink_sync(sink, error);
+                }
         }
-        if (!status)
-                note_restored(restore, file->name, file->path, file->size);
         record_file_done(&recorded);
+        if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && manifest_is_gone(store, manifest))
+                status = gone(restore, error);
         return status;
 }
 
@@ -144,33 +205,32 @@ static enum nebula_status restore_stored(struct restore *restore, struct store *
                 if (wants(restore, manifest->files[i].name))
                         status = restore_stored_file(restore, store, manifest, &manifest->files[i], error);
         progress_end();
-        return status;
+        return end_files(restore, status, error);
 }
 
 static enum nebula_status restore_memory_file(struct restore *restore, struct link *link, uint64_t version_id,
                                               const char *name, struct nebula_error *error)
 {
-        struct sink sink;
+        struct sink *sink;
         struct view view;
         char path[256];
         enum nebula_status status = name_encode(name, path, error);
 
-        if (!status)
-                status = view_open_memory(link, version_id, name, &view, error);
         if (status)
                 return status;
-        status = sink_begin(&sink, restore->to, path, view.size, error);
+        status = view_open_memory(link, version_id, name, &view, error);
+        if (status)
+                return status == NEBULA_NOT_FOUND ? gone(restore, error) : status; /* it was in the list */
+        status = begin_file(restore, name, path, view.size, &sink, error);
         if (!status) {
                 for (uint64_t offset = 0; offset < view.size; offset += PIECE_BYTES) {
                         uint64_t piece = view.size - offset < PIECE_BYTES ? view.size - offset : PIECE_BYTES;
 
-                        sink_write(&sink, (const char *)view.data + offset, offset, piece);
+                        sink_write(sink, (const char *)view.data + offset, offset, piece);
                         progress_add(piece);
                 }
-                status = sink_finish(&sink, restore->force, error);
+                status = sink_sync(sink, error);
         }
-        if (!status)
-                note_restored(restore, name, path, view.size);
         view_close(&view);
         return status;
 }
@@ -207,7 +267,7 @@ static enum nebula_status restore_memory(struct restore *restore, struct link *l
                         status = restore_memory_file(restore, link, version_id, found[i], error);
         progress_end();
         free(found);
-        return status;
+        return end_files(restore, status, error);
 }
 
 static int finish(const struct restore *restore, const char *tag, uint64_t generation, const char *source, double seconds)
@@ -229,31 +289,50 @@ static int finish(const struct restore *restore, const char *tag, uint64_t gener
 }
 
 /* Both places are asked; memory is used when it alone has the version, or has a younger one. */
+static enum nebula_status restore_once(struct restore *restore, struct link *link, struct manifest *ret_manifest,
+                                       json_t **ret_remembered, struct nebula_error *error)
+{
+        struct store *store = NULL;
+        enum nebula_status status;
+        uint64_t version_id;
+
+        if (*restore->path)
+                status = store_open(restore->path, &store, error);
+        else
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint \"%s\": no storage was named and no agent has it",
+                                   restore->tag);
+        if (!status)
+                status = target_load(store, restore->tag, ret_manifest, error);
+        if (link)
+                link_find_younger(link, restore->path, restore->tag, ret_manifest->sequence, &version_id, ret_remembered, NULL);
+        if (*ret_remembered)
+                status = restore_memory(restore, link, version_id, *ret_remembered, error);
+        else if (!status)
+                status = restore_stored(restore, store, ret_manifest, error);
+        if (store)
+                store_close(store);
+        return status;
+}
+
 static int restore_from_best(struct restore *restore)
 {
         int64_t begun_ns = os->now_ns();
         struct nebula_error error;
         struct manifest manifest = { 0 };
         json_t *remembered = NULL;
-        struct store *store = NULL;
         struct link *link = NULL;
-        uint64_t version_id;
-        enum nebula_status status;
+        enum nebula_status status = NEBULA_OK;
         int code;
 
-        if (*restore->path)
-                status = store_open(restore->path, &store, &error);
-        else
-                status = error_set(&error, NEBULA_NOT_FOUND, 0, "no checkpoint \"%s\": no storage was named and no agent has it",
-                                   restore->tag);
-        if (!status)
-                status = target_load(store, restore->tag, &manifest, &error);
-        if (link_open_if_any(restore->path, &link))
-                link_find_younger(link, restore->path, restore->tag, manifest.sequence, &version_id, &remembered, NULL);
-        if (remembered)
-                status = restore_memory(restore, link, version_id, remembered, &error);
-        else if (!status)
-                status = restore_stored(restore, store, &manifest, &error);
+        link_open_if_any(restore->path, &link);
+        for (int look = 0; look < LOOKS_MAX && (!look || restore->is_gone); look++) {
+                restore->is_gone = false;
+                json_decref(remembered);
+                manifest_done(&manifest);
+                memset(&manifest, 0, sizeof manifest);
+                remembered = NULL;
+                status = restore_once(restore, link, &manifest, &remembered, &error);
+        }
         if (!status && os_sync_dir(restore->to))
                 status = error_set(&error, NEBULA_STORAGE, 0, "cannot sync %s", restore->to);
         if (status)
@@ -267,8 +346,6 @@ static int restore_from_best(struct restore *restore)
                 code = CLI_REFUSED;
         json_decref(remembered);
         manifest_done(&manifest);
-        if (store)
-                store_close(store);
         link_close(link);
         return code;
 }

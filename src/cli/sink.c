@@ -52,29 +52,37 @@ static int give_name(const struct sink *sink, bool replaces)
         return result;
 }
 
-enum nebula_status sink_finish(struct sink *sink, bool replaces, struct nebula_error *error)
+enum nebula_status sink_sync(struct sink *sink, struct nebula_error *error)
 {
         int result = sink->result, closed;
 
         if (!result)
                 result = os_sync(sink->fd);
         closed = os->close(sink->fd);
+        sink->fd = -1;
         if (!result)
                 result = closed;
-        if (!result)
-                result = give_name(sink, replaces);
+        if (result)
+                return error_set(error, result == -ENOSPC ? NEBULA_NO_SPACE : NEBULA_STORAGE, -result, "cannot write %s", sink->path);
+        return NEBULA_OK;
+}
+
+enum nebula_status sink_place(struct sink *sink, bool replaces, struct nebula_error *error)
+{
+        int result = give_name(sink, replaces);
+
         if (result == -EEXIST)
                 return error_set(error, NEBULA_BUSY, 0, "%s is there already; --force overwrites", sink->path);
         if (result) {
                 os->unlink(sink->temporary);
-                return error_set(error, result == -ENOSPC ? NEBULA_NO_SPACE : NEBULA_STORAGE, -result, "cannot write %s",
-                                 sink->path);
+                return error_set(error, NEBULA_STORAGE, -result, "cannot write %s", sink->path);
         }
         return NEBULA_OK;
 }
 
 void sink_abandon(struct sink *sink)
 {
-        os->close(sink->fd);
+        if (sink->fd >= 0)
+                os->close(sink->fd);
         os->unlink(sink->temporary);
 }

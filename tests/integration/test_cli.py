@@ -382,6 +382,51 @@ def test_restore_never_hands_out_damaged_bytes(run, make, tmp_path):
     assert list(out.iterdir()) == []
 
 
+def test_a_restore_that_fails_leaves_what_was_there(run, make, tmp_path):
+    store = make("t", "a.pt=100", "b.pt=50000")
+    out = tmp_path / "out"
+    assert run("restore", "t", "--to", out, "--path", store).returncode == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    make("t", "a.pt=200", "b.pt=50000", "--generation", 2)
+    flip(store / "t/b.pt", 100000)
+    assert run("restore", "t", "--to", out, "--force", "--path", store).returncode == 1
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+WRITES_AGAIN_AND_AGAIN = """
+import torch, nebulaml as nm
+nm.init("store", persistent_time_interval=3600)
+for turn in range(1, 10_000):
+    checkpoint = nm.Checkpoint("best")
+    for name in "abcdef":
+        checkpoint.save(name, torch.full((100_000,), float(turn)))
+    checkpoint.commit()
+    print(turn, flush=True)
+"""
+
+
+def test_a_tag_that_is_written_again_and_again_is_restored_whole_or_not_at_all(run, tmp_path):
+    """From memory: the agent keeps two of its writings, and a restore takes longer than a save."""
+    places = {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime"), "NEBULA_MEMORY_DIR": str(tmp_path / "memory")}
+    arguments = [sys.executable, "-c", WRITES_AGAIN_AND_AGAIN]
+    whole = 0
+    with subprocess.Popen(arguments, cwd=tmp_path, env=os.environ | places, stdout=subprocess.PIPE) as trainer:
+        try:
+            assert trainer.stdout.readline() == b"1\n"
+            threading.Thread(target=trainer.stdout.read, daemon=True).start()
+            for turn in range(10):
+                out = tmp_path / f"out{turn}"
+                result = run("restore", "best", "--to", out, "--path", tmp_path / "store")
+                assert result.returncode in (0, 3), result.stderr
+                found = {float(torch.load(path)[0]) for path in out.iterdir()} if out.exists() else set()
+                assert len(found) == (1 if result.returncode == 0 else 0), found
+                whole += result.returncode == 0
+        finally:
+            trainer.kill()
+    run("stop", "--now", "--yes")
+    assert whole
+
+
 def test_a_rewritten_tag_is_read_where_it_waits(run, make, tmp_path):
     store = make("t", "model.pt=100", "keep.pt=5")
     make("t", "model.pt=100", "--generation", 2, "--waits")

@@ -212,12 +212,12 @@ static void files_that_are_restored_beside_each_other_do_not_mix(void)
         sink_write(&first, "aaaa", 0, 4);
         REQUIRE(!sink_begin(&second, directory, "b", 4, &error));
         sink_write(&second, "bb", 0, 2);
-        CHECK(!sink_finish(&first, false, &error));
+        CHECK(!sink_sync(&first, &error) && !sink_place(&first, false, &error));
         REQUIRE(!os_read_file(path, 100, &text, &size));
         CHECK(size == 4 && !memcmp(text, "aaaa", 4));
         free(text);
         sink_write(&second, "bb", 2, 2);
-        CHECK(!sink_finish(&second, false, &error));
+        CHECK(!sink_sync(&second, &error) && !sink_place(&second, false, &error));
         test_dir_remove(directory);
 }
 
@@ -234,7 +234,7 @@ static void a_name_that_somebody_gave_meanwhile_is_replaced_only_when_that_is_me
                 REQUIRE(!sink_begin(&sink, directory, "a", 3, &error));
                 sink_write(&sink, "new", 0, 3);
                 REQUIRE(!os_write_file_atomic(path, "other", 5));
-                CHECK(sink_finish(&sink, replaces, &error) == (replaces ? NEBULA_OK : NEBULA_BUSY));
+                CHECK(!sink_sync(&sink, &error) && sink_place(&sink, replaces, &error) == (replaces ? NEBULA_OK : NEBULA_BUSY));
                 REQUIRE(!os_read_file(path, 100, &text, &size));
                 CHECK(size == (replaces ? 3u : 5u));
                 free(text);
