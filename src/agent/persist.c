@@ -26,6 +26,8 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 memset(&plan.before, 0, sizeof plan.before);
                 status = persist_repeat_manifest(store, version, &plan, error);
                 if (!status)
+                        status = persist_check(store, &plan, error);
+                if (!status)
                         persist_conclude(catalogue, store, job, version, &plan);
                 goto done;
         }
@@ -59,6 +61,8 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
         }
         if (!status)
                 status = persist_write_manifest(store, job, version, &plan, error);
+        if (!status)
+                status = persist_check(store, &plan, error);
         if (!status)
                 persist_conclude(catalogue, store, job, version, &plan);
 done:

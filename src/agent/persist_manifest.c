@@ -173,6 +173,41 @@ static void write_latest(struct store *store, const struct plan *plan)
                 log_event(LOG_LEVEL_WARN, "the hint \"latest\" could not be written: %s", error.message);
 }
 
+static enum nebula_status find_all(struct store *store, const struct plan *plan, struct nebula_error *error)
+{
+        const struct manifest *manifest = &plan->manifest;
+        struct store_entry entry;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = manifest_is_gone(store, manifest) ? NEBULA_NOT_FOUND : NEBULA_OK;
+
+        for (size_t i = 0; i < manifest->record_count && !status; i++) {
+                snprintf(key, sizeof key, "%s/%s", plan->directory, manifest->records[i].path);
+                status = store->ops->stat(store, key, &entry, error);
+                if (!status)
+                        store_entry_done(&entry);
+        }
+        for (size_t i = 0; i < manifest->file_count && !status; i++)
+                status = manifest_check_file(store, manifest, &manifest->files[i], error);
+        return status;
+}
+
+enum nebula_status persist_check(struct store *store, const struct plan *plan, struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = plan->spread ? NEBULA_OK : find_all(store, plan, &failure);
+
+        if (status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT) {
+                if (status && error)
+                        *error = failure;
+                return status;
+        }
+        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", plan->directory);
+        if (!manifest_is_gone(store, &plan->manifest))
+                store->ops->remove(store, key, NULL); /* else the next try would take all for written */
+        return error_set(error, NEBULA_STORAGE, 0, "another program has removed files of \"%.200s\" while it was written", plan->tag);
+}
+
 void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan)
 {
         persist_settle(store, plan, &plan->manifest);

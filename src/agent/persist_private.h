@@ -87,6 +87,9 @@ enum nebula_status persist_place(struct store *store, struct plan *plan, struct 
 
 enum nebula_status persist_write_manifest(struct store *store, const struct job *job, const struct version *version,
                                           struct plan *plan, struct nebula_error *error);
+/* The manifest is there, and does all that it names stand? Somebody who began to remove an earlier writing of the tag may have taken
+ * some of it since. NEBULA_STORAGE: then it is to be written again. */
+enum nebula_status persist_check(struct store *store, const struct plan *plan, struct nebula_error *error);
 /* The plan's manifest was found in storage: once more, if it is this node that writes it, for its name may not have been synced. */
 enum nebula_status persist_repeat_manifest(struct store *store, const struct version *version, const struct plan *plan,
                                            struct nebula_error *error);

@@ -108,6 +108,7 @@ enum nebula_status manifest_verify(struct store *store, const struct manifest *m
                                    void *argument, struct nebula_error *error);
 /* Removes a version so that a crash in between leaves no half that looks whole: manifest first, then the rest; only
  * what the manifest and records name, temp files of ours, and directories that are empty then. Foreign files stay.
+ * Where another program has begun to write the tag again only the manifest goes: the rest is that writing's to take over, or a sweep's.
  * NEBULA_BUSY, and nothing is touched: the tag was written again since that manifest was loaded. Nor is it where that cannot be
  * told: storage failed, or what lies there now is damaged or of a newer version. */
 enum nebula_status manifest_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error);

@@ -4,8 +4,11 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/os.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
+
+#define IN_PROGRESS_NS (INT64_C(60) * 1000000000) /* a younger temporary file may be of a write that goes on; a sweep takes what stays */
 
 /* Absent is fine: another agent, or a crash before us, has been here. */
 static enum nebula_status move_waiting(struct store *store, const struct manifest *manifest, const char *directory,
@@ -142,24 +145,62 @@ enum nebula_status manifest_settle(struct store *store, const struct manifest *m
         return status;
 }
 
-static enum nebula_status remove_files(struct store *store, const struct manifest *manifest, const char *directory,
-                                       struct nebula_error *error)
+/* Another program writes the tag again. What lies in place may be of that writing, or be carried over by it. */
+static enum nebula_status is_followed(struct store *store, const struct manifest *manifest, const char *directory, bool *ret_followed,
+                                      struct nebula_error *error)
 {
-        for (size_t i = 0; i < manifest->file_count; i++) {
+        struct store_list list;
+        char prefix[MANIFEST_KEY_MAX];
+        enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
+
+        *ret_followed = false;
+        if (status)
+                return status;
+        status = store->ops->list(store, prefix, &list, error);
+        if (status)
+                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+        for (size_t i = 0; i < list.count; i++) {
+                uint64_t generation = 0;
+                enum manifest_entry_kind kind = manifest_entry_kind(list.entries[i].name, &generation);
+
+                *ret_followed = *ret_followed || kind == ENTRY_MANIFEST || (manifest_has_generation(kind) && generation > manifest->generation);
+        }
+        store_list_done(&list);
+        return NEBULA_OK;
+}
+
+static bool exists(struct store *store, const char *key)
+{
+        struct store_entry entry;
+
+        if (store->ops->stat(store, key, &entry, NULL))
+                return false;
+        store_entry_done(&entry);
+        return true;
+}
+
+/* Until another manifest, `manifest_at`, is there. */
+static enum nebula_status remove_files(struct store *store, const struct manifest *manifest, const char *directory,
+                                       const char *manifest_at, bool *ret_followed, struct nebula_error *error)
+{
+        enum nebula_status status = is_followed(store, manifest, directory, ret_followed, error);
+
+        for (size_t i = 0; i < manifest->file_count && !status && !*ret_followed; i++) {
                 const struct manifest_file *file = &manifest->files[i];
                 char key[MANIFEST_KEY_MAX];
-                enum nebula_status status = manifest_key(key, directory, file->path, error);
 
+                *ret_followed = exists(store, manifest_at);
+                if (*ret_followed)
+                        break;
+                status = manifest_key(key, directory, file->path, error);
                 if (!status)
                         status = store->ops->remove(store, key, error);
                 if (!status)
                         status = manifest_waiting_key(key, directory, file->generation, file->path, error);
                 if (!status)
                         status = store->ops->remove(store, key, error);
-                if (status)
-                        return status;
         }
-        return NEBULA_OK;
+        return status;
 }
 
 void manifest_remove_directories(struct store *store, const char *directory)
@@ -196,23 +237,28 @@ static enum nebula_status check_not_rewritten(struct store *store, const struct 
 enum nebula_status manifest_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
         char directory[256], key[MANIFEST_KEY_MAX];
+        bool followed = false;
         enum nebula_status status = name_encode(manifest->tag, directory, error);
 
         if (!status)
-                status = check_not_rewritten(store, manifest, error);
-        if (!status)
                 status = manifest_key(key, directory, MANIFEST_DIRECTORY "/manifest.json", error);
+        if (!status)
+                status = check_not_rewritten(store, manifest, error);
         if (!status)
                 status = store->ops->remove(store, key, error);
         /* The records go last: they are what tells a sweep after a crash which files were ours. */
         if (!status)
-                status = remove_files(store, manifest, directory, error);
-        if (!status)
-                status = manifest_clear_private(store, NULL, directory, 0, UINT64_MAX,
-                                                1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION |
-                                                        1u << ENTRY_TEMPORARY | 1u << ENTRY_COMMITTING,
+                status = remove_files(store, manifest, directory, key, &followed, error);
+        if (!status && !followed)
+                status = is_followed(store, manifest, directory, &followed, error);
+        if (!status && !followed)
+                status = manifest_clear_private(store, NULL, directory, 0, manifest->generation,
+                                                1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION | 1u << ENTRY_COMMITTING,
                                                 INT64_MAX, error);
-        if (!status)
+        if (!status && !followed)
+                status = manifest_clear_private(store, NULL, directory, 0, 0, 1u << ENTRY_TEMPORARY,
+                                                os->wall_ns() - IN_PROGRESS_NS, error);
+        if (!status && !followed)
                 manifest_remove_directories(store, directory);
         return status;
 }

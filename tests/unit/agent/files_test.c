@@ -1,9 +1,10 @@
-/* The files of a version: tens of thousands are found and carried over, and each belongs to one rank. */
+/* The files of a version: tens of thousands are found and carried over, each belongs to one rank, and all must stand in storage. */
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
 #include "base/log.h"
 #include "tap.h"
+#include "test_dir.h"
 
 #define STORED_COUNT 32768u
 
@@ -145,5 +146,55 @@ static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(vo
         close(ends[1]);
 }
 
-TAP_MAIN(TEST(each_of_many_files_is_found_and_carried_over), TEST(a_name_that_a_rank_saves_again_counts_once),
+static const struct store_ops *stored_ops;
+static const char *taken; /* the object that another program removes as soon as the manifest is there */
+
+static enum nebula_status write_and_lose(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error)
+{
+        enum nebula_status status = stored_ops->write(store, key, data, size, error);
+
+        if (taken && strstr(key, "manifest.json")) {
+                if (stored_ops->remove(store, taken, NULL))
+                        abort();
+                taken = NULL;
+        }
+        return status;
+}
+
+/* As a program does that began to remove the tag before it was written again. */
+static void a_version_is_not_durable_when_another_program_has_removed_some_of_it(void)
+{
+        static const char *const objects[] = { "step1/b", "step1/.nebula/rank-00000.json", "step1/.nebula/manifest.json" };
+
+        for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) {
+                struct manifest manifest = { 0 };
+                struct version *version;
+                struct store_ops ops;
+                struct store *store;
+                struct bench bench;
+                char storage[256];
+
+                test_dir_make_quick(storage);
+                bench_init(&bench, NULL, storage);
+                REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, NULL));
+                stored_ops = store->ops;
+                ops = *stored_ops;
+                ops.write = write_and_lose;
+                store->ops = &ops;
+                version = bench_version(&bench, "step1", 1, 2);
+                REQUIRE(version);
+                taken = objects[i];
+                CHECK(bench_persist(&bench, version) == NEBULA_STORAGE && !taken);
+                CHECK(!bench_persist(&bench, version)); /* the next try */
+                CHECK(!manifest_load(store, "step1", &manifest, NULL) && manifest.file_count == 2);
+                CHECK(stored_holds(store, &manifest, "a", 1) && stored_holds(store, &manifest, "b", 2));
+                manifest_done(&manifest);
+                store->ops = stored_ops;
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+}
+
+TAP_MAIN(TEST(a_version_is_not_durable_when_another_program_has_removed_some_of_it),
+         TEST(each_of_many_files_is_found_and_carried_over), TEST(a_name_that_a_rank_saves_again_counts_once),
          TEST(a_name_that_another_rank_saved_is_replaced_and_the_log_names_both))

@@ -575,17 +575,20 @@ static void remove_takes_all_that_is_ours_and_nothing_else(void)
 {
         struct store *store = new_store();
         struct manifest manifest;
+        size_t swept;
 
         write_version(store, "t", 1, 5, "a", false, NULL, true);
         put(store, "t/.nebula/tmp-9-1", "x", 1);
-        put(store, "t/.nebula/g7/a", "x", 1);
+        put(store, "t/.nebula/g1/a", "x", 1);
         put(store, "t/.nebula/committed.json", "x", 1);
         REQUIRE(manifest_load(store, "t", &manifest, NULL) == NEBULA_OK);
         put(store, "t/foreign", "x", 1);
         CHECK(manifest_remove(store, &manifest, NULL) == NEBULA_OK);
         CHECK(!has(store, "t/a") && !has(store, "t/.nebula/manifest.json") && !has(store, "t/.nebula/rank-00000.json"));
-        CHECK(!has(store, "t/.nebula/tmp-9-1") && !has(store, "t/.nebula/g7/a") && !has(store, "t/.nebula/committed.json"));
+        CHECK(!has(store, "t/.nebula/g1/a") && !has(store, "t/.nebula/committed.json"));
         CHECK(has(store, "t/foreign"));
+        CHECK(has(store, "t/.nebula/tmp-9-1")); /* somebody may be writing it */
+        CHECK(manifest_sweep(store, -1, &swept, NULL) == NEBULA_OK && !has(store, "t/.nebula/tmp-9-1"));
         CHECK(manifest_remove(store, &manifest, NULL) == NEBULA_OK); /* again is fine */
         manifest_done(&manifest);
         store_close(store);
@@ -606,6 +609,43 @@ static void a_version_that_was_written_again_is_not_removed_in_the_name_of_the_o
         manifest_done(&old);
         manifest_done(&now);
         store_close(store);
+}
+
+static size_t removals_until;
+static const struct manifest *carried;
+
+static enum nebula_status remove_and_write_again(struct store *store, const char *key, struct nebula_error *error)
+{
+        enum nebula_status status = store_mem.remove(store, key, error);
+
+        if (removals_until && !--removals_until)
+                write_version(store, "t", 2, 6, "a", true, carried, true);
+        return status;
+}
+
+/* By another program: after the manifest went, when it still knew the file to carry over, or after that file went. */
+static void a_tag_that_is_written_again_while_it_is_removed_keeps_what_it_needs(void)
+{
+        for (size_t removals = 1; removals <= 2; removals++) {
+                struct store *store = new_store();
+                struct store_ops ops = store_mem;
+                struct manifest old, now;
+
+                write_version(store, "t", 1, 5, removals == 1 ? "keep" : "a", false, NULL, true);
+                REQUIRE(manifest_load(store, "t", &old, NULL) == NEBULA_OK);
+                ops.remove = remove_and_write_again;
+                removals_until = removals;
+                carried = removals == 1 ? &old : NULL;
+                store->ops = &ops;
+                CHECK(manifest_remove(store, &old, NULL) == NEBULA_OK && !removals_until);
+                store->ops = &store_mem;
+                REQUIRE(manifest_load(store, "t", &now, NULL) == NEBULA_OK);
+                CHECK(now.generation == 2 && now.file_count == 3 - removals);
+                CHECK(manifest_verify(store, &now, NULL, NULL, NULL) == NEBULA_OK);
+                manifest_done(&old);
+                manifest_done(&now);
+                store_close(store);
+        }
 }
 
 /* A store whose removals fail from the k-th on: a crash in the middle. */
@@ -914,6 +954,7 @@ TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read),
          TEST(a_remove_that_dies_leaves_a_whole_version_or_debris_that_a_sweep_takes),
          TEST(a_sweep_takes_old_debris_and_leaves_what_is_young_foreign_or_whole),
          TEST(a_sweep_leaves_what_has_come_since_it_looked_how_old_all_is),
+         TEST(a_tag_that_is_written_again_while_it_is_removed_keeps_what_it_needs),
          TEST(a_file_that_is_put_in_its_place_while_it_is_checked_is_not_damaged),
          TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken),
          TEST(a_scan_finds_what_took_the_place_of_what_it_had_listed),
