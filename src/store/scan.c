@@ -74,14 +74,28 @@ static bool same_names(const struct store_list *a, const struct store_list *b)
         return true;
 }
 
+/* No manifest is there, but something else of ours: it is being written, or removed, or somebody has died of that. */
+static bool is_open(struct store *store, const char *directory)
+{
+        struct store_list list;
+        char key[MANIFEST_KEY_MAX];
+
+        if (manifest_key(key, directory, MANIFEST_DIRECTORY, NULL) || store->ops->list(store, key, &list, NULL))
+                return false;
+        store_list_done(&list);
+        return true;
+}
+
+/* *ret_open: some were neither whole nor foreign. */
 static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
-                                      struct nebula_error *error)
+                                      bool *ret_open, struct nebula_error *error)
 {
         struct manifest_scan scan = { .manifests = calloc(list->count + 1, sizeof *scan.manifests) };
         struct nebula_error failure;
         char tag[256];
         enum nebula_status status = NEBULA_OK;
 
+        *ret_open = false;
         if (!scan.manifests)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %zu checkpoints", list->count);
         for (size_t i = 0; i < list->count && !status; i++) {
@@ -92,6 +106,7 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
                         scan.count++;
                         break;
                 case NEBULA_NOT_FOUND: /* foreign, not complete, or gone */
+                        *ret_open = *ret_open || is_open(store, list->entries[i].name);
                         break;
                 case NEBULA_NO_MEMORY:
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "%s", failure.message);
@@ -109,20 +124,21 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
 
 /*
  * Versions come and go meanwhile: the newest of the listing may be gone when its turn comes, and the one that took its place be in no
- * listing. So the root is listed again afterwards, and where it is another now, all is read once more.
+ * listing. So the root is listed again afterwards, and where it is another now, all is read once more. That tells nothing where the
+ * newest is only about to go, and what took its place was about to be complete when it was looked at: then all is read twice.
  */
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
         struct store_list list, later = { 0 };
-        bool is_same = false;
+        bool is_same = false, is_open = false;
         enum nebula_status status = list_tags(store, &list, error);
 
         if (status)
                 return status;
-        for (int round = 0; round < SCAN_ROUNDS && !is_same && !status; round++) {
+        for (int round = 0; round < SCAN_ROUNDS && (!is_same || (is_open && round == 1)); round++) {
                 manifest_scan_done(&scan);
-                status = load_listed(store, &list, &scan, error);
+                status = load_listed(store, &list, &scan, &is_open, error);
                 if (!status)
                         status = list_tags(store, &later, error);
                 if (status)

@@ -916,6 +916,30 @@ static void a_scan_ends_also_where_versions_come_and_go_for_ever(void)
         store_close(store);
 }
 
+static void complete_a(struct store *store)
+{
+        write_version(store, "a", 1, 20, "x", false, NULL, true);
+        if (store->ops->remove(store, "b/.nebula/manifest.json", NULL))
+                abort();
+}
+
+static void look_at_a_first(struct store *store)
+{
+        meanwhile.then = complete_a;
+}
+
+/* Both directories stand all the time. */
+static void a_scan_finds_what_was_completed_after_its_look_when_the_other_is_being_removed(void)
+{
+        struct store *store = new_store();
+
+        write_version(store, "a", 1, 20, "x", false, NULL, false);
+        write_version(store, "b", 1, 10, "x", false, NULL, true);
+        begin_meanwhile(store, look_at_a_first);
+        CHECK(newest_sequence(store) == 20);
+        store_close(store);
+}
+
 static void a_scan_of_what_stands_still_reads_each_manifest_once(void)
 {
         struct store *store = new_store();
@@ -959,4 +983,5 @@ TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read),
          TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken),
          TEST(a_scan_finds_what_took_the_place_of_what_it_had_listed),
          TEST(a_scan_ends_also_where_versions_come_and_go_for_ever),
+         TEST(a_scan_finds_what_was_completed_after_its_look_when_the_other_is_being_removed),
          TEST(a_scan_of_what_stands_still_reads_each_manifest_once))
