@@ -427,6 +427,67 @@ def test_a_tag_that_is_written_again_and_again_is_restored_whole_or_not_at_all(r
     assert whole
 
 
+@pytest.fixture
+def held(nebula, tmp_path):
+    """Runs a command, does `meanwhile` while it is stopped in the middle of reading the file `name`, and lets it end."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NEBULA_")}
+    environment |= {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime"), "NEBULA_MEMORY_DIR": str(tmp_path / "memory")}
+
+    def call(name, meanwhile, *arguments):
+        with subprocess.Popen(
+            [nebula, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            while not has_open(process.pid, name):
+                assert process.poll() is None, "it was done before it could be held"
+            process.send_signal(signal.SIGSTOP)
+            meanwhile()
+            process.send_signal(signal.SIGCONT)
+            out, told = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, told)
+
+    return call
+
+
+LONG = f"a.pt={32 << 20}"  # long enough to be held while it is read
+
+
+@pytest.mark.parametrize("tag", ["best", "latest"])
+def test_what_is_written_again_while_it_is_restored_is_looked_for_once_more(held, make, tmp_path, tag):
+    store = make("best", LONG, "b.pt=100")
+    out = tmp_path / "out"
+    again = lambda: make("best", "a.pt=7", "b.pt=7", "--generation", 2)  # noqa: E731
+    result = held("best/a.pt", again, "restore", tag, "--to", out, "--path", store)
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["a.pt", "b.pt"]
+    for path in out.iterdir():
+        assert path.read_bytes() == (store / "best" / path.name).read_bytes()
+
+
+def test_what_is_removed_while_it_is_restored_is_not_there_and_replaces_nothing(held, run, make, tmp_path):
+    store = make("best", "small.pt=100", LONG)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "small.pt").write_text("of an earlier restore")
+    result = held("best/a.pt", lambda: shutil.rmtree(store / "best"), "restore", "best", "--to", out, "--force", "--path", store)
+    assert result.returncode == 3 and "no complete checkpoint" in result.stderr
+    assert [path.name for path in out.iterdir()] == ["small.pt"]
+    assert (out / "small.pt").read_text() == "of an earlier restore"
+
+
+@pytest.mark.parametrize("command", ["verify", "restore"])
+def test_files_that_are_put_in_their_places_while_they_are_read_are_sound(held, make, tmp_path, command):
+    store = make("best", "a.pt=100", "b.pt=100")
+    make("best", LONG, "b.pt=7", "--generation", 2, "--waits")
+
+    def settle():
+        for path in list((store / "best/.nebula/g2").iterdir()):
+            path.rename(store / "best" / path.name)
+
+    extra = ["--to", tmp_path / "out"] if command == "restore" else []
+    result = held("g2/a.pt", settle, command, "best", *extra, "--path", store)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_a_rewritten_tag_is_read_where_it_waits(run, make, tmp_path):
     store = make("t", "model.pt=100", "keep.pt=5")
     make("t", "model.pt=100", "--generation", 2, "--waits")
