@@ -10,10 +10,13 @@
 #include "cli/table.h"
 #include "os/os.h"
 
+#define LOOKS_MAX 20 /* how often something else is found, when it was removed or written again meanwhile */
+
 /* What is to be checked, as the command line names it. */
 struct verify_target {
         struct store *store; /* NULL: a lone file */
         char tag[256];       /* "" = every version of the store */
+        bool is_newest;      /* the tag was not given: it is the newest's */
         char name[256];      /* "" = every file */
         char path[TARGET_PATH_MAX];
 };
@@ -104,6 +107,7 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
                 status = target_load(target->store, word, &manifest, &absent);
                 if (!status) {
                         strcpy(target->tag, manifest.tag);
+                        target->is_newest = !word || !strcmp(word, "latest");
                         manifest_done(&manifest);
                         return NEBULA_OK;
                 }
@@ -123,12 +127,14 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
         return status;
 }
 
-static void append_version(const struct verify_target *target, const char *tag, json_t *versions)
+/* False: it went while it was looked at. */
+static bool append_once(const struct verify_target *target, const char *tag, json_t *versions, enum nebula_status *ret_status)
 {
         struct manifest manifest = { 0 };
         struct nebula_error error;
         json_t *version = NULL;
         enum nebula_status status = manifest_load(target->store, tag, &manifest, &error);
+        bool is_gone;
 
         if (status && status != NEBULA_NOT_FOUND)
                 version = check_broken(target->store, tag, &error);
@@ -137,12 +143,48 @@ static void append_version(const struct verify_target *target, const char *tag, 
                 version = check_version(target->store, &manifest, *target->name ? target->name : NULL);
                 progress_end();
         }
-        if (status == NEBULA_NOT_FOUND || (!status && !check_ok(version) && manifest_is_gone(target->store, &manifest)))
-                cli_complain("%s was removed or written again meanwhile; it was not checked", tag);
-        else
+        is_gone = status == NEBULA_NOT_FOUND || (!status && !check_ok(version) && manifest_is_gone(target->store, &manifest));
+        if (!is_gone)
                 json_array_append(versions, version);
         json_decref(version);
         manifest_done(&manifest);
+        *ret_status = status;
+        return !is_gone;
+}
+
+/* NEBULA_NOT_FOUND: it was removed; NEBULA_BUSY: it was written again each time. Then it is not among `versions`. */
+static enum nebula_status append_version(const struct verify_target *target, const char *tag, json_t *versions)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (int look = 0; look < LOOKS_MAX && status != NEBULA_NOT_FOUND; look++)
+                if (append_once(target, tag, versions, &status))
+                        return NEBULA_OK;
+        cli_complain("%s was removed or written again meanwhile; it was not checked", tag);
+        return status == NEBULA_NOT_FOUND ? status : NEBULA_BUSY;
+}
+
+/* One version. In place of the newest that is removed meanwhile comes the one that is the newest then. */
+static enum nebula_status append_one(const struct verify_target *target, json_t *versions, struct nebula_error *error)
+{
+        struct manifest newest;
+        char tag[256];
+
+        strcpy(tag, target->tag);
+        for (int look = 0; look < LOOKS_MAX; look++) {
+                enum nebula_status status = append_version(target, tag, versions);
+
+                if (!status)
+                        return status;
+                if (!target->is_newest || status != NEBULA_NOT_FOUND)
+                        break;
+                status = target_load(target->store, NULL, &newest, error);
+                if (status)
+                        return status;
+                strcpy(tag, newest.tag);
+                manifest_done(&newest);
+        }
+        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" is not there any more", tag);
 }
 
 static bool is_among(const struct manifest_scan *scan, const char *tag)
@@ -327,9 +369,7 @@ static int finish(bool json, json_t *versions, double seconds)
 static enum nebula_status check_target(const struct verify_target *target, json_t *versions, struct nebula_error *error)
 {
         if (target->store && *target->tag) {
-                append_version(target, target->tag, versions);
-                if (!json_array_size(versions))
-                        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" is not there any more", target->tag);
+                return append_one(target, versions, error);
         } else if (target->store) {
                 return append_all(target, versions, error);
         } else {

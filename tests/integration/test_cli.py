@@ -488,6 +488,24 @@ def test_files_that_are_put_in_their_places_while_they_are_read_are_sound(held, 
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("word", [[], ["latest"]])
+def test_verify_takes_the_newest_that_stands_when_the_newest_is_removed_meanwhile(held, make, tmp_path, word):
+    store = make("global_step1", "a.pt=100")
+    make("global_step2", LONG)
+    result = held("global_step2/a.pt", lambda: shutil.rmtree(store / "global_step2"), "verify", *word, "--json", "--path", store)
+    assert result.returncode == 0, result.stderr
+    assert [version["tag"] for version in json.loads(result.stdout)["versions"]] == ["global_step1"]
+
+
+@pytest.mark.parametrize("words", [[], ["best"], ["--all"]])
+def test_verify_checks_what_was_written_again_meanwhile(held, make, tmp_path, words):
+    store = make("best", LONG)
+    again = lambda: make("best", "a.pt=7", "--generation", 2)  # noqa: E731
+    result = held("best/a.pt", again, "verify", *words, "--json", "--path", store)
+    assert result.returncode == 0, result.stderr
+    assert [version["generation"] for version in json.loads(result.stdout)["versions"]] == [2]
+
+
 def test_a_rewritten_tag_is_read_where_it_waits(run, make, tmp_path):
     store = make("t", "model.pt=100", "keep.pt=5")
     make("t", "model.pt=100", "--generation", 2, "--waits")
