@@ -745,7 +745,7 @@ def test_versions_in_memory_are_listed_inspected_and_restored(run, train, tmp_pa
 def test_prune_leaves_what_the_agent_writes_again_with_files_of_it(run, train, tmp_path):
     store = tmp_path / "store"
     train(store, 0, 3)
-    while not (store / "global_step3/.nebula/manifest.json").exists():
+    while not all((store / f"global_step{step}/.nebula/manifest.json").exists() for step in (1, 2, 3)):
         time.sleep(0.05)
     with train.stay(store, 3600, 1, "other.pt"):
         refused = run("prune", "--tag", "global_step1", "--yes", "--path", store)
