@@ -9,6 +9,7 @@
 #include "client/client.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "sum/sum.h"
 
 #define PREPARED_NS 20000000 /* where memory lies may have changed since, then */
 
@@ -208,7 +209,8 @@ static void capture_now(const struct plan *plan, struct capture_pool *pool, cons
         struct image_sums sums = image_sums_in(lent->data, plan->size, lent->capacity_bytes);
         struct capture_job job = {
                 .image = lent->data, .parts = plan->parts, .count = plan->part_count,
-                .is_fresh = capture_pool_take_fresh(pool, lent->data), .sums = sums.list ? &sums : NULL,
+                .is_fresh = capture_pool_take_fresh(pool, lent->data),
+                .sums = sums.list && sum_copies_both_unnoticed() ? &sums : NULL, /* training waits for this copy */
         };
 
         capture_copy_begin(&job);

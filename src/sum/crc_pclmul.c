@@ -41,5 +41,5 @@ TARGET static void copy_stream(void *to, const void *from, size_t size)
                 sum_copy_sse2(to, from, size);
 }
 
-const struct sum_ops sum_pclmul = { lanes_crc32, lanes_crc64, lanes_both, copy_stream, NULL };
+const struct sum_ops sum_pclmul = { lanes_crc32, lanes_crc64, lanes_both, copy_stream, NULL, false };
 #endif

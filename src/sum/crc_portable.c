@@ -99,4 +99,4 @@ static void portable_copy(void *to, const void *from, size_t size)
                 memcpy(to, from, size);
 }
 
-const struct sum_ops sum_portable = { portable_crc32, portable_crc64, portable_both, portable_copy, NULL };
+const struct sum_ops sum_portable = { portable_crc32, portable_crc64, portable_both, portable_copy, NULL, false };

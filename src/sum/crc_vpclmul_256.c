@@ -52,5 +52,5 @@ TARGET static inline vector vector_fold(vector lanes, vector by, vector there)
 
 #include "sum/crc_lanes.h"
 
-const struct sum_ops sum_vpclmul_256 = { lanes_crc32, lanes_crc64, lanes_both, sum_copy_avx2, lanes_copy_both };
+const struct sum_ops sum_vpclmul_256 = { lanes_crc32, lanes_crc64, lanes_both, sum_copy_avx2, lanes_copy_both, false };
 #endif

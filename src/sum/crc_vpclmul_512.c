@@ -53,5 +53,5 @@ TARGET static inline vector vector_fold(vector lanes, vector by, vector there)
 
 #include "sum/crc_lanes.h"
 
-const struct sum_ops sum_vpclmul_512 = { lanes_crc32, lanes_crc64, lanes_both, sum_copy_avx512, lanes_copy_both };
+const struct sum_ops sum_vpclmul_512 = { lanes_crc32, lanes_crc64, lanes_both, sum_copy_avx512, lanes_copy_both, true };
 #endif

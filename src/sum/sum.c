@@ -115,6 +115,11 @@ bool sum_copies_both(void)
         return ops()->copy_both != NULL;
 }
 
+bool sum_copies_both_unnoticed(void)
+{
+        return ops()->is_unnoticed;
+}
+
 enum sum_isa sum_isa_used(void)
 {
         const struct sum_ops *used = ops();

@@ -29,6 +29,8 @@ void sum_copy_stream(void *to, const void *from, size_t size);
 void sum_copy_both(void *to, const void *from, size_t size, uint32_t *crc32, uint64_t *crc64);
 /* Whether that takes little longer than the copy alone, which waits for memory (VPCLMULQDQ). */
 bool sum_copies_both(void);
+/* Whether it takes hardly longer: nobody who waits for the copy notices (AVX-512). */
+bool sum_copies_both_unnoticed(void);
 
 enum sum_isa { SUM_ISA_PORTABLE, SUM_ISA_PCLMUL, SUM_ISA_VPCLMUL_256, SUM_ISA_VPCLMUL_512 };
 /* For tests and doctor: what is in use; forcing returns 0, or -1 when this machine lacks it. */

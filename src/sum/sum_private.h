@@ -26,6 +26,7 @@ struct sum_ops {
         void (*copy_stream)(void *to, const void *from, size_t size);
         /* copy_stream and both in one pass, of SUM_STREAM_MIN bytes or more; NULL: not where it takes much longer than the copy. */
         void (*copy_both)(uint8_t *to, const uint8_t *from, size_t size, uint32_t *raw32, uint64_t *raw64);
+        bool is_unnoticed; /* copy_both is about as fast as copy_stream */
 };
 
 extern const struct sum_ops sum_portable; /* crc_portable.c */
