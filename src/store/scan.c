@@ -86,16 +86,16 @@ static bool is_open(struct store *store, const char *directory)
         return true;
 }
 
-/* *ret_open: some were neither whole nor foreign. */
+/* *ret_has_open: some were neither whole nor foreign. */
 static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
-                                      bool *ret_open, struct nebula_error *error)
+                                      bool *ret_has_open, struct nebula_error *error)
 {
         struct manifest_scan scan = { .manifests = calloc(list->count + 1, sizeof *scan.manifests) };
         struct nebula_error failure;
         char tag[256];
         enum nebula_status status = NEBULA_OK;
 
-        *ret_open = false;
+        *ret_has_open = false;
         if (!scan.manifests)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %zu checkpoints", list->count);
         for (size_t i = 0; i < list->count && !status; i++) {
@@ -106,7 +106,7 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
                         scan.count++;
                         break;
                 case NEBULA_NOT_FOUND: /* foreign, not complete, or gone */
-                        *ret_open = *ret_open || is_open(store, list->entries[i].name);
+                        *ret_has_open = *ret_has_open || is_open(store, list->entries[i].name);
                         break;
                 case NEBULA_NO_MEMORY:
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "%s", failure.message);
@@ -131,14 +131,14 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
 {
         struct manifest_scan scan = { 0 };
         struct store_list list, later = { 0 };
-        bool is_same = false, is_open = false;
+        bool is_same = false, has_open = false;
         enum nebula_status status = list_tags(store, &list, error);
 
         if (status)
                 return status;
-        for (int round = 0; round < SCAN_ROUNDS && (!is_same || (is_open && round == 1)); round++) {
+        for (int round = 0; round < SCAN_ROUNDS && (!is_same || (has_open && round == 1)); round++) {
                 manifest_scan_done(&scan);
-                status = load_listed(store, &list, &scan, &is_open, error);
+                status = load_listed(store, &list, &scan, &has_open, error);
                 if (!status)
                         status = list_tags(store, &later, error);
                 if (status)
