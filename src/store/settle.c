@@ -89,19 +89,30 @@ static enum nebula_status clear_generation(struct store *store, const struct man
         return status;
 }
 
+/* What lies in <directory>/.nebula, whose key is `ret_prefix` then; nothing, when there is none. */
+static enum nebula_status list_private(struct store *store, const char *directory, char ret_prefix[MANIFEST_KEY_MAX],
+                                       struct store_list *ret_list, struct nebula_error *error)
+{
+        enum nebula_status status = manifest_key(ret_prefix, directory, MANIFEST_DIRECTORY, error);
+
+        if (!status)
+                status = store->ops->list(store, ret_prefix, ret_list, error);
+        if (status != NEBULA_NOT_FOUND)
+                return status;
+        memset(ret_list, 0, sizeof *ret_list);
+        return NEBULA_OK;
+}
+
 enum nebula_status manifest_clear_private(struct store *store, const struct manifest *keep, const char *directory,
                                           uint64_t generation_min, uint64_t generation_max, unsigned kinds,
                                           int64_t before_ns, struct nebula_error *error)
 {
         struct store_list list;
         char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
-        enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
+        enum nebula_status status = list_private(store, directory, prefix, &list, error);
 
         if (status)
                 return status;
-        status = store->ops->list(store, prefix, &list, error);
-        if (status)
-                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
         for (size_t i = 0; i < list.count && !status; i++) {
                 const struct store_entry *entry = &list.entries[i];
                 uint64_t generation = 0;
@@ -151,14 +162,11 @@ static enum nebula_status is_followed(struct store *store, const struct manifest
 {
         struct store_list list;
         char prefix[MANIFEST_KEY_MAX];
-        enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
+        enum nebula_status status = list_private(store, directory, prefix, &list, error);
 
         *ret_followed = false;
         if (status)
                 return status;
-        status = store->ops->list(store, prefix, &list, error);
-        if (status)
-                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
         for (size_t i = 0; i < list.count; i++) {
                 uint64_t generation = 0;
                 enum manifest_entry_kind kind = manifest_entry_kind(list.entries[i].name, &generation);
