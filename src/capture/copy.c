@@ -194,6 +194,20 @@ static void gather_crew(void)
         }
 }
 
+/* turn_lock is held, and crew_lock is not, on which helpers would only sleep again. */
+static void wake_crew(void)
+{
+        cpu_set_t before[THREAD_COUNT_MAX - 1];
+        bool is_kept_off[THREAD_COUNT_MAX - 1];
+
+        for (uint32_t i = 0; i < crew.helper_count; i++)
+                is_kept_off[i] = os_thread_keep_off(crew.helpers[i], &before[i]);
+        pthread_cond_broadcast(&crew.called);
+        for (uint32_t i = 0; i < crew.helper_count; i++)
+                if (is_kept_off[i])
+                        pthread_setaffinity_np(crew.helpers[i], sizeof before[i], &before[i]);
+}
+
 void capture_copy_begin(struct capture_job *job)
 {
         uint64_t size = 0;
@@ -209,8 +223,8 @@ void capture_copy_begin(struct capture_job *job)
         pthread_mutex_lock(&crew_lock);
         crew.job = job;
         crew.round++;
-        pthread_cond_broadcast(&crew.called);
         pthread_mutex_unlock(&crew_lock);
+        wake_crew();
 }
 
 int64_t capture_copy_end(struct capture_job *job)

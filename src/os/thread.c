@@ -65,6 +65,18 @@ int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument,
         return 0;
 }
 
+bool os_thread_keep_off(pthread_t thread, cpu_set_t *ret_before)
+{
+        int here = sched_getcpu();
+        cpu_set_t others;
+
+        if (here < 0 || here >= CPU_SETSIZE || pthread_getaffinity_np(thread, sizeof *ret_before, ret_before) != 0)
+                return false;
+        others = *ret_before;
+        CPU_CLR(here, &others);
+        return CPU_COUNT(&others) > 0 && pthread_setaffinity_np(thread, sizeof others, &others) == 0;
+}
+
 void os_cond_init(pthread_cond_t *cond)
 {
         pthread_condattr_t attributes;

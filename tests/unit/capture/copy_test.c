@@ -1,7 +1,9 @@
 #include "capture/capture.h"
 #include "sum/sum.h"
 
+#include <dirent.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -224,6 +226,34 @@ static void the_threads_can_rest_and_come_back(void)
         capture_copy_rest();
 }
 
+/* Each of this process may run where the caller may. Returns how many there are. */
+static int check_threads_are_free(void)
+{
+        DIR *tasks = opendir("/proc/self/task");
+        cpu_set_t own, other;
+        int count = 0;
+
+        CHECK(tasks && sched_getaffinity(0, sizeof own, &own) == 0);
+        for (struct dirent *task; tasks && (task = readdir(tasks)); ) {
+                if (task->d_name[0] == '.')
+                        continue;
+                CHECK(sched_getaffinity(atoi(task->d_name), sizeof other, &other) == 0 && CPU_EQUAL(&own, &other));
+                count++;
+        }
+        closedir(tasks);
+        return count;
+}
+
+/* A copy wakes its threads beside the caller, and no longer than that may it keep them off its processor. */
+static void the_threads_are_pinned_nowhere(void)
+{
+        static const uint64_t sizes[] = { 9u << 20 };
+
+        for (int i = 0; i < 5; i++)
+                check_copy(sizes, 1, false);
+        CHECK(check_threads_are_free() > 1 || os->cpu_count() == 1);
+}
+
 static int image_file(uint64_t size)
 {
         int fd = os->memfd("pool-test");
@@ -331,6 +361,7 @@ TAP_MAIN(
         TEST(captures_from_several_threads_do_not_mix),
         TEST(a_forked_child_can_copy_too),
         TEST(the_threads_can_rest_and_come_back),
+        TEST(the_threads_are_pinned_nowhere),
         TEST(an_image_is_mapped_once),
         TEST(another_file_under_the_same_id_is_mapped_anew),
         TEST(a_file_shorter_than_promised_is_refused_and_closed),

@@ -306,6 +306,40 @@ static void threads_leave_signals_to_the_program_but_those_of_their_own_faults(v
         }
 }
 
+static void *sleep_until_told(void *pipe)
+{
+        char byte;
+
+        return read(*(int *)pipe, &byte, 1) == 1 ? pipe : NULL;
+}
+
+static void a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another(void)
+{
+        cpu_set_t all, alone, before, now;
+        pthread_t thread;
+        void *told;
+        int ends[2], here;
+
+        REQUIRE(pipe(ends) == 0 && sched_getaffinity(0, sizeof all, &all) == 0);
+        REQUIRE(os_thread_start(&thread, sleep_until_told, &ends[0], false) == 0);
+        here = sched_getcpu();
+        CPU_ZERO(&alone);
+        CPU_SET(here, &alone);
+        REQUIRE(sched_setaffinity(0, sizeof alone, &alone) == 0);
+        if (CPU_COUNT(&all) > 1) {
+                CHECK(os_thread_keep_off(thread, &before) && CPU_EQUAL(&before, &all));
+                CHECK(pthread_getaffinity_np(thread, sizeof now, &now) == 0 && !CPU_ISSET(here, &now));
+                CHECK(CPU_COUNT(&now) == CPU_COUNT(&all) - 1);
+        }
+        CHECK(pthread_setaffinity_np(thread, sizeof alone, &alone) == 0);
+        CHECK(!os_thread_keep_off(thread, &before));
+        CHECK(pthread_getaffinity_np(thread, sizeof now, &now) == 0 && CPU_EQUAL(&now, &alone));
+        CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
+        CHECK(write(ends[1], "", 1) == 1 && pthread_join(thread, &told) == 0 && told);
+        close(ends[0]);
+        close(ends[1]);
+}
+
 static void memory_is_mapped_shared_and_punched(void)
 {
         void *data, *again;
@@ -419,5 +453,6 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(directories_are_made_and_trees_removed_without_following_links),
          TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it), TEST(who_never_accepts_holds_nobody_up),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
+         TEST(a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another),
          TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end),
          TEST(the_machine_tells_about_itself), TEST(a_process_is_alive_until_it_ends))
