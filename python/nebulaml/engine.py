@@ -46,7 +46,7 @@ _failure: NebulaError | None = None
 _retry_at = 0.0
 _pause = RETRY_S[0]
 
-_thread = threading.local()  # is_in_save: this thread runs Python code within a save, which holds the session until it is done
+_in_save: set[int] = set()  # threads that run Python code within a save, which holds the session until it is done
 
 
 def is_initialized() -> bool:
@@ -87,16 +87,17 @@ def place() -> ranks.Place:
 @contextlib.contextmanager
 def within_save() -> Iterator[None]:
     """For what a save calls and waits for: a signal handler that runs meanwhile would wait for the save that it interrupts."""
-    _thread.is_in_save = True
+    thread = threading.get_ident()
+    _in_save.add(thread)
     try:
         yield
     finally:
-        _thread.is_in_save = False
+        _in_save.discard(thread)
 
 
 def refuse_within_save() -> None:
     """Raises NebulaUnavailable in such a signal handler."""
-    if getattr(_thread, "is_in_save", False):
+    if _in_save and threading.get_ident() in _in_save:  # each save asks several times: no thread-local, which is slow to find
         raise NebulaUnavailable(
             "this signal handler has interrupted a save that waits for a device, and that one is to end first: leave the work to the "
             "program, for example by a flag that it looks at after each step"
