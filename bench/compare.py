@@ -400,7 +400,7 @@ def versions(found: dict[str, Any]) -> list[str]:
 
 
 def tables(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
-    """A table for each workload, and the commit at which it was measured."""
+    """A table for each workload, and where it was measured."""
     lines: list[str] = []
     for name, entry in found.items():
         workload = workload_of(name, args)
@@ -410,7 +410,7 @@ def tables(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
             lines += row_table(workload, entry["results"])
         else:
             lines += train_table(entry["limits"], entry["results"])
-        lines += [f"Measured at commit {entry['commit']}.", ""]
+        lines += [f"Measured at commit {entry['commit']} on {entry['processor']}.", ""]
     return lines
 
 
@@ -426,7 +426,7 @@ def main() -> int:
     measured: dict[str, Any] = {}
     for name in args.only:
         workload = workload_of(name, args)
-        entry: dict[str, Any] = {"commit": where["commit"]}
+        entry: dict[str, Any] = {key: where[key] for key in ("commit", "processor")}
         if name in SAVING:
             entry |= beside_limits(workload, args)
         elif name == "row":
