@@ -351,8 +351,8 @@ void copies_add(struct nebula_session *session, struct client_copy *copy)
                 link = &(*link)->next;
         *link = copy;
         copies->count++;
-        pthread_cond_broadcast(&copies->moved);
         pthread_mutex_unlock(&copies->copies_lock);
+        pthread_cond_broadcast(&copies->moved); /* behind the lock, which else the thread that wakes up would wait for, and be woken twice */
 }
 
 /* copies_lock is held. */
