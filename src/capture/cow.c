@@ -389,5 +389,5 @@ void cow_free(struct cow_capture *capture)
         cow_cancel(capture);
         if (capture->pid == os->pid())
                 cow_wait(capture, -1, NULL);
-        cow_unmap(capture, capture->mapped_bytes);
+        cow_capture_unmap(capture);
 }

@@ -13,6 +13,9 @@ static struct nebula_error engine_refusal;
 static bool fork_has_fd; /* the child's copy of the descriptor is to be closed */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
+#define KEPT_BYTES (16u << 20) /* of a capture of 700 GB */
+static struct cow_capture *_Atomic kept; /* zeroes but for its mapped_bytes: a new mapping and its page faults would hold up the next save */
+
 static uint64_t whole_blocks(uint64_t size)
 {
         return cow_block_of(size + COW_BLOCK_BYTES - 1);
@@ -50,6 +53,33 @@ void *cow_map(uint64_t size)
 void cow_unmap(void *data, uint64_t size)
 {
         os->unmap(data, whole_blocks(size));
+}
+
+struct cow_capture *cow_capture_map(uint64_t size)
+{
+        struct cow_capture *capture = atomic_exchange(&kept, NULL);
+
+        if (capture && capture->mapped_bytes >= size)
+                return capture;
+        if (capture)
+                cow_unmap(capture, capture->mapped_bytes);
+        capture = cow_map(size);
+        if (capture)
+                capture->mapped_bytes = size;
+        return capture;
+}
+
+void cow_capture_unmap(struct cow_capture *capture)
+{
+        uint64_t size = capture->mapped_bytes;
+
+        if (size <= KEPT_BYTES) {
+                memset(capture, 0, size);
+                capture->mapped_bytes = size;
+                capture = atomic_exchange(&kept, capture);
+        }
+        if (capture)
+                cow_unmap(capture, capture->mapped_bytes);
 }
 
 void cow_workers_wake(struct cow_engine *for_engine)

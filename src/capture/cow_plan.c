@@ -310,14 +310,13 @@ static enum nebula_status capture_make(const struct plan *plan, size_t given_cou
                         plan->span_count * sizeof(struct cow_span) + plan->part_count * sizeof(struct cow_part) +
                         plan->direct_count * sizeof(struct capture_part);
         const struct cow_part **by_turn = malloc((given_count ? given_count : 1) * sizeof *by_turn);
-        struct cow_capture *capture = by_turn ? cow_map(size) : NULL;
+        struct cow_capture *capture = by_turn ? cow_capture_map(size) : NULL;
         uint64_t reach = 0;
 
         if (!capture) {
                 free(by_turn);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a capture of %zu parts", plan->part_count);
         }
-        capture->mapped_bytes = size;
         capture->direct = (struct capture_part *)(capture + 1);
         capture->direct_count = plan->direct_count;
         capture->has_files = plan->has_files;

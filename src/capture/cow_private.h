@@ -201,6 +201,11 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
 void *cow_map(uint64_t size);
 void *cow_map_blocks(uint64_t size); /* likewise, never touched */
 void cow_unmap(void *data, uint64_t size);
+
+/* The same for a capture and its arrays, whose mapped_bytes are at least `size`: the mapping of the last one where that is large enough. */
+struct cow_capture *cow_capture_map(uint64_t size);
+
+void cow_capture_unmap(struct cow_capture *capture);
 void cow_workers_wake(struct cow_engine *engine);
 /* Makes the next 16 KiB of the caller's stack writable without a fault, before it takes blocks_lock: a stack may
  * hold an array that is being captured. start_lock held, so that no cow_start protects it again. */
