@@ -10,6 +10,7 @@
  *      FOLD_VECTOR, FOLD_STEP      the distances of one and of four of them (enum sum_distance)
  *      SIZE_MIN, smaller           below this the set-up costs more than it saves: then those of `smaller` do it
  *      vector_load(from), vector_store(to, v)      any alignment
+ *      vector_load_any(from)                       likewise, of memory that others may write to or free; for COPIES_BOTH
  *      vector_first(lane), vector_each(lane)       with zeros in the other lanes; in each lane
  *      vector_xor(a, b)
  *      vector_fold(v, by, there)   each lane moved forward, plus what stands there
@@ -145,7 +146,7 @@ SUM_ANY_MEMORY TARGET static void lanes_copy_both(uint8_t *to, const uint8_t *fr
         size -= head;
         UNROLLED
         for (int k = 0; k < REGISTERS; k++) {
-                registers32[k] = registers64[k] = vector_load(from + VECTOR_BYTES * k);
+                registers32[k] = registers64[k] = vector_load_any(from + VECTOR_BYTES * k);
                 vector_stream(to + VECTOR_BYTES * k, registers32[k]);
         }
         registers32[0] = vector_xor(registers32[0], vector_first(_mm_cvtsi32_si128((int)*raw32)));
@@ -155,7 +156,7 @@ SUM_ANY_MEMORY TARGET static void lanes_copy_both(uint8_t *to, const uint8_t *fr
                         _mm_prefetch((const char *)from + PREFETCH_BYTES + k, _MM_HINT_T0);
                 UNROLLED
                 for (int k = 0; k < REGISTERS; k++) {
-                        vector there = vector_load(from + VECTOR_BYTES * k);
+                        vector there = vector_load_any(from + VECTOR_BYTES * k);
 
                         vector_stream(to + VECTOR_BYTES * k, there);
                         registers32[k] = vector_fold(registers32[k], by32, there);

@@ -19,6 +19,11 @@ TARGET static inline vector vector_load(const void *from)
         return _mm256_loadu_si256(from);
 }
 
+SUM_ANY_MEMORY TARGET static inline vector vector_load_any(const void *from)
+{
+        return _mm256_loadu_si256(from);
+}
+
 TARGET static inline void vector_store(void *to, vector value)
 {
         _mm256_storeu_si256(to, value);

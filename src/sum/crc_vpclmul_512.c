@@ -19,6 +19,11 @@ TARGET static inline vector vector_load(const void *from)
         return _mm512_loadu_si512(from);
 }
 
+SUM_ANY_MEMORY TARGET static inline vector vector_load_any(const void *from)
+{
+        return _mm512_loadu_si512(from);
+}
+
 TARGET static inline void vector_store(void *to, vector value)
 {
         _mm512_storeu_si512(to, value);
