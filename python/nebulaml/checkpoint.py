@@ -323,7 +323,14 @@ class Checkpoint:
         return reported or (str(self._failure) if self._failure else None)
 
     def _report(self) -> dict[str, Any]:
-        return {} if self._handle is None else json.loads(self._known().report())
+        if self._handle is None:
+            return {}
+        try:
+            return json.loads(self._known().report())
+        except NebulaError as failure:
+            if failure.status != "failed":
+                raise
+            return {"error": str(failure)}  # committed once, and lost since
 
     def wait(self, state: str = "durable", timeout: float | None = None) -> None:
         """Returns when ``state`` is reached; waiting for "durable" asks for it. Seconds; None waits for ever.

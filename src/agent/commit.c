@@ -151,6 +151,19 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
         return version;
 }
 
+struct version *commit_known(struct job *job, const char *tag, uint64_t generation, struct nebula_error *error)
+{
+        struct version *known = NULL;
+
+        for (struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
+                if (!strcmp(version->tag, tag) && version->generation >= generation &&
+                    (!known || version->generation < known->generation))
+                        known = version;
+        if (!known)
+                error_set(error, NEBULA_NOT_FOUND, 0, "memory has no checkpoint \"%s\"", tag);
+        return known;
+}
+
 struct version *commit_target(struct catalogue *catalogue, struct session *session, struct version *version,
                               struct nebula_error *error)
 {

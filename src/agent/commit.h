@@ -24,6 +24,8 @@
 /* BEGIN of one rank: the tag's version that it may add to, or a new one. NULL, with an error: an impossible tag or goal, no memory. */
 struct version *commit_begin(struct catalogue *catalogue, struct session *session, const char *tag, int64_t file_goal,
                              struct nebula_error *error);
+/* Looks only: the tag's version in memory of this writing or, where that is gone, of the next later one. NULL: NEBULA_NOT_FOUND. */
+struct version *commit_known(struct job *job, const char *tag, uint64_t generation, struct nebula_error *error);
 /* The version that a file saved to `version` belongs to: itself, or the next generation. */
 struct version *commit_target(struct catalogue *catalogue, struct session *session, struct version *version,
                               struct nebula_error *error);

@@ -195,9 +195,10 @@ static enum nebula_status request_begin(struct connection *connection, const voi
         struct version *version;
 
         catalogue_lock(connection->catalogue);
-        version = commit_begin(connection->catalogue, connection->session, begin->tag, begin->file_count, error);
+        version = begin->generation ? commit_known(connection->session->job, begin->tag, begin->generation, error) :
+                                      commit_begin(connection->catalogue, connection->session, begin->tag, begin->file_count, error);
         if (version)
-                answer->body.begun.version_id = version->id;
+                answer->body.begun = (struct ipc_begun){ version->id, version->generation };
         catalogue_unlock(connection->catalogue);
         answer->size = sizeof answer->body.begun;
         return version ? NEBULA_OK : error->status;
@@ -228,6 +229,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
         } else if (!status) {
                 granted->image_id = grant->image->id;
                 granted->version_id = version->id;
+                granted->generation = version->generation;
                 granted->capacity_bytes = grant->image->capacity;
                 list_live(catalogue, connection->session, granted);
                 /* A duplicate, for the image may be given up before the answer is sent. */

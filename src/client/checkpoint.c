@@ -43,6 +43,8 @@ void checkpoint_saved(struct nebula_checkpoint *checkpoint, bool is_committed)
         atomic_store(&checkpoint->saved_agent_nonce, atomic_load(&checkpoint->agent_nonce));
         atomic_store(&checkpoint->saved_version_id,
                      is_committed || checkpoint->file_count > 0 ? 0 : atomic_load(&checkpoint->version_id));
+        if (is_committed || checkpoint->file_count > 0)
+                atomic_store(&checkpoint->done_generation, atomic_load(&checkpoint->begun_generation));
 }
 
 enum nebula_status checkpoint_check(const struct nebula_checkpoint *checkpoint, struct nebula_error *error)
@@ -57,43 +59,74 @@ bool checkpoint_is_known(const struct nebula_checkpoint *checkpoint, const struc
         return atomic_load(&checkpoint->agent_nonce) == wire->agent_nonce;
 }
 
-static enum nebula_status begin(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
-                                struct nebula_error *error)
+static void know_begun(struct nebula_checkpoint *checkpoint, const struct client_wire *wire)
 {
-        struct ipc_begin request = { .file_count = checkpoint->file_count };
+        const struct ipc_begun *begun = wire->frame.payload;
+
+        atomic_store(&checkpoint->begun_generation, begun->generation);
+        checkpoint_know(checkpoint, begun->version_id, wire->agent_nonce);
+}
+
+/* done_generation not 0: only what the agent has already. */
+static enum nebula_status begin(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
+                                bool *ret_broken, struct nebula_error *error)
+{
+        struct ipc_begin request = { .file_count = checkpoint->file_count, .generation = done_generation };
         enum nebula_status status;
 
         memcpy(request.tag, checkpoint->tag, sizeof request.tag);
         status = client_wire_call(wire, IPC_BEGIN, &request, sizeof request, CLIENT_ANSWER_MS, ret_broken, error);
         if (status == NEBULA_OK)
-                checkpoint_know(checkpoint, ((const struct ipc_begun *)wire->frame.payload)->version_id,
-                                wire->agent_nonce);
+                know_begun(checkpoint, wire);
         return status;
 }
 
-static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
-                                     struct nebula_error *error)
+/* done_generation not 0: of an earlier writing of the tag is NEBULA_NOT_FOUND. */
+static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
+                                     bool *ret_broken, struct nebula_error *error)
 {
-        struct ipc_find request = { .generation = checkpoint->generation };
+        struct ipc_find request = { .generation = done_generation ? 0 : checkpoint->generation };
+        const struct ipc_found *found;
         enum nebula_status status;
 
         memcpy(request.tag, checkpoint->tag, sizeof request.tag);
         memcpy(request.persist_path, checkpoint->persist_path, sizeof request.persist_path);
         status = client_wire_call(wire, IPC_FIND, &request, sizeof request, CLIENT_ANSWER_MS, ret_broken, error);
-        if (status == NEBULA_OK)
-                checkpoint_know(checkpoint, ((const struct ipc_found *)wire->frame.payload)->version_id,
-                                wire->agent_nonce);
-        return status;
+        if (status != NEBULA_OK)
+                return status;
+        found = wire->frame.payload;
+        if (found->generation < done_generation)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "storage has an earlier writing");
+        checkpoint_know(checkpoint, found->version_id, wire->agent_nonce);
+        return NEBULA_OK;
+}
+
+/* An agent may have dropped it from memory since it was durable, or have ended with the only copy. To begin it anew would make a version
+ * of that tag without files, which nobody would ever commit. */
+static enum nebula_status look_again(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
+                                     bool *ret_broken, struct nebula_error *error)
+{
+        enum nebula_status status = begin(checkpoint, done_generation, wire, ret_broken, error);
+
+        if (status == NEBULA_NOT_FOUND)
+                status = find_again(checkpoint, done_generation, wire, ret_broken, error);
+        return status != NEBULA_NOT_FOUND ? status :
+               error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" was committed, and neither memory nor storage has it any more",
+                         checkpoint->tag);
 }
 
 enum nebula_status checkpoint_renew(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
                                     struct nebula_error *error)
 {
+        uint64_t done_generation = atomic_load(&checkpoint->done_generation);
+
         *ret_broken = false;
         if (checkpoint_is_known(checkpoint, wire))
                 return NEBULA_OK;
-        return atomic_load(&checkpoint->is_found) ? find_again(checkpoint, wire, ret_broken, error) :
-                                                    begin(checkpoint, wire, ret_broken, error);
+        if (atomic_load(&checkpoint->is_found))
+                return find_again(checkpoint, 0, wire, ret_broken, error);
+        return done_generation ? look_again(checkpoint, done_generation, wire, ret_broken, error) :
+                                 begin(checkpoint, 0, wire, ret_broken, error);
 }
 
 void checkpoint_image_call(struct nebula_checkpoint *checkpoint, const char name[IPC_NAME_MAX], struct ipc_image *request,
@@ -111,10 +144,13 @@ void checkpoint_image_call(struct nebula_checkpoint *checkpoint, const char name
 void checkpoint_know_image(struct nebula_checkpoint *checkpoint, const struct client_wire *wire)
 {
         const struct ipc_granted *granted = wire->frame.payload;
+        bool is_granted = granted && wire->frame.header.status == NEBULA_OK;
         uint64_t version_id = 0;
 
         if (granted) /* else there was no answer */
-                version_id = wire->frame.header.status == NEBULA_OK ? granted->version_id : ipc_refused_version(&wire->frame);
+                version_id = is_granted ? granted->version_id : ipc_refused_version(&wire->frame);
+        if (is_granted)
+                atomic_store(&checkpoint->begun_generation, granted->generation);
         if (version_id)
                 checkpoint_know(checkpoint, version_id, wire->agent_nonce);
 }
@@ -137,8 +173,7 @@ static enum nebula_status tell_begun(struct nebula_checkpoint *checkpoint, struc
         if (status == NEBULA_OK && checkpoint->is_open_ended) {
                 status = session_call(session, &call, error);
                 if (status == NEBULA_OK)
-                        checkpoint_know(checkpoint, ((const struct ipc_begun *)session->wire.frame.payload)->version_id,
-                                        session->wire.agent_nonce);
+                        know_begun(checkpoint, &session->wire);
         }
         pthread_mutex_unlock(&session->request_lock);
         return status;
@@ -285,6 +320,10 @@ enum nebula_status nebula_checkpoint_state(nebula_checkpoint *checkpoint, enum n
         if (status == NEBULA_OK && state > NEBULA_STATE_FAILED)
                 status = session_break(session, ret_error, "the agent reported the unknown state %u", state);
         pthread_mutex_unlock(&session->request_lock);
+        if (status == NEBULA_FAILED) { /* it is lost: the report says why */
+                status = NEBULA_OK;
+                state = NEBULA_STATE_FAILED;
+        }
         if (status == NEBULA_OK)
                 *ret_state = (enum nebula_state)state;
         return status;

@@ -149,6 +149,9 @@ struct nebula_checkpoint {
         /* Likewise of files that are saved and not committed; 0: none, or counted ones, which are never called whole too early */
         _Atomic uint64_t saved_version_id, saved_agent_nonce;
         _Atomic uint64_t saved_flush;    /* flushes that had begun then */
+        _Atomic uint64_t begun_generation; /* the writing of the tag that it is, as the agent began it */
+        /* The same once that is committed, or may be, being counted: to look at it begins nothing any more. 0: not so since the last save */
+        _Atomic uint64_t done_generation;
         atomic_bool is_torn;             /* such files were lost: an agent ended, and the next one does not know of them */
         int64_t file_count;
         atomic_bool is_found;            /* by a search: not begun by this session */

@@ -394,13 +394,15 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
 {
         struct nebula_session *session = plan->checkpoint->session;
         enum nebula_status status;
-        bool releases = false;
+        bool releases = false, is_elsewhere;
 
         copies_lock_settled(session, plan->checkpoint->tag);
         copies_replace(session, plan->checkpoint->tag, plan->name);
         atomic_store(&plan->checkpoint->is_given_up, false);
-        /* Adding to a checkpoint that was found is writing its tag again. */
-        if (atomic_exchange(&plan->checkpoint->is_found, false))
+        /* Adding to a checkpoint that was found is writing its tag again; so is adding to one that another agent was asked for since. */
+        is_elsewhere = atomic_exchange(&plan->checkpoint->done_generation, 0) &&
+                       atomic_load(&plan->checkpoint->agent_nonce) != atomic_load(&plan->checkpoint->saved_agent_nonce);
+        if (atomic_exchange(&plan->checkpoint->is_found, false) || is_elsewhere)
                 checkpoint_know(plan->checkpoint, 0, 0);
         status = save_once(plan, &releases, error);
         if (status == NEBULA_NOT_FOUND) {

@@ -23,7 +23,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 5u
+#define IPC_VERSION 6u
 #define IPC_OTHER_VERSION 71 /* EPROTO, the errno of the refusal of a greeting of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -91,10 +91,12 @@ struct ipc_welcome {
 };
 struct ipc_begin {
         int64_t file_count;
+        uint64_t generation; /* not 0: begins nothing, and means a version that the agent has, of this writing of the tag or a later one */
         char tag[IPC_NAME_MAX];
 };
 struct ipc_begun {
         uint64_t version_id;
+        uint64_t generation; /* so far: what storage turns out to have may raise it */
 };
 enum ipc_format { IPC_FORMAT_ZIP = 0, IPC_FORMAT_RAW = 1 };
 struct ipc_image {
@@ -108,6 +110,7 @@ struct ipc_image {
 struct ipc_granted {
         uint64_t image_id;
         uint64_t version_id;     /* differs from the request's when it, or a new generation, began */
+        uint64_t generation;     /* as begun */
         uint64_t capacity_bytes; /* of the fd, >= size, a multiple of 2 MiB */
         uint32_t live_count, unused;
         uint64_t live_ids[IPC_LIVE_MAX]; /* images of this session that still exist: unmap all others */

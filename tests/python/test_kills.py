@@ -10,7 +10,7 @@ import time
 import nebulaml
 import pytest
 import torch
-from nebulaml import locate
+from nebulaml import NebulaError, locate
 from waiting import until
 
 TRAIN = """
@@ -126,6 +126,47 @@ def test_a_checkpoint_object_survives_the_agent(nm, place):
     checkpoint.wait("durable", 30)
     assert sorted(os.listdir(place.storage / "across")) == [".nebula", "a.pt", "b.pt"]
 
+
+def save(step, tag=None, count=None):
+    checkpoint = nebulaml.Checkpoint(tag or f"global_step{step}", count)
+    checkpoint.save("m.pt", torch.full((4,), step))
+    checkpoint.commit()
+    return checkpoint
+
+
+def durable(checkpoint):
+    checkpoint.wait("durable", 10)
+    return checkpoint
+
+
+def test_handles_of_what_was_committed_know_what_became_of_it_after_the_agent(nm, place):
+    held = [durable(save(step)) for step in range(1, 5)]  # memory keeps the last two
+    place.kill_agent()
+    assert [checkpoint.state for checkpoint in held] == ["durable"] * 4
+    for step, checkpoint in enumerate(held, 1):
+        checkpoint.wait("durable", 10)
+        assert checkpoint.error is None
+        assert (checkpoint.load("m.pt") == step).all()
+
+
+@pytest.mark.parametrize("count", [None, 1, -2])
+def test_a_handle_of_what_an_agent_took_with_it_says_so_and_nobody_waits(place, monkeypatch, count):
+    monkeypatch.setenv("NEBULA_MEMORY_DIR", "/proc/nowhere")  # images are memfds then
+    nebulaml.init(str(place.storage), 3600, 2, on_error="raise")
+    kept = durable(save(1, "best", count))
+    lost = save(2, "best", count)  # the same tag: what storage has of it is not this
+    place.kill_agent()
+    assert lost.state == "failed"
+    assert "neither memory nor storage" in lost.error
+    for state in ("committed", "durable"):
+        with pytest.raises(NebulaError, match="neither memory nor storage"):
+            lost.wait(state, 10)
+    assert kept.state == "durable"
+    assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()
+    lost.save("m.pt", torch.full((4,), 3))  # the object writes its tag again
+    assert lost.commit()
+    lost.wait("durable", 10)
+    assert (lost.load("m.pt") == 3).all()
 
 def test_a_normal_exit_without_flush_leaves_everything_to_the_agent(place):
     place.run(TRAIN, place.storage, 1000, 2, "done")
