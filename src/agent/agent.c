@@ -166,7 +166,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.end = in_process ? end_in_process : end_process;
         memory_init(&agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])
-                log_event(LOG_LEVEL_INFO, "images are memfds and end with this agent: %s", why);
+                log_event(LOG_LEVEL_WARN, "images are memfds and end with this agent: %s", why);
         note_adopt_all(&agent->catalogue);
         publish_adopt_all(&agent->catalogue);
         os->unlink(place->socket); /* of an agent that was killed; the lock says that none is alive */

@@ -53,10 +53,11 @@ static int directory_take(struct memory *memory, const char *directory, char *re
                 return result;
         }
         result = os->stat(directory, false, &stat);
-        if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 077)))
+        /* Whoever may only look into it sees names: all files have mode 0600. */
+        if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 022)))
                 result = -EPERM;
         if (result < 0) {
-                snprintf(ret_why, why_size, "%s is not a private directory of this user", directory);
+                snprintf(ret_why, why_size, "%s is no directory of this user that nobody else may write to", directory);
                 return result;
         }
         snprintf(path, sizeof path, "%s/lock", directory);

@@ -163,7 +163,14 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
         /* The directory itself comes with the first agent: its parent tells. */
         snprintf(memory, sizeof memory, "%s", place.memory);
         slash = strrchr(memory, '/');
-        if (os->stat(memory, true, &stat) && slash && slash != memory)
+        result = os->stat(memory, false, &stat);
+        if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 022))) {
+                finding->verdict = DOCTOR_SLOWER;
+                FOUND(finding, "%.100s: not yours, or others may write: memfds are used, which do not survive the agent", memory);
+                ADVICE(finding, "chmod 700 it, or remove it: the agent makes its own");
+                return;
+        }
+        if (result && slash && slash != memory)
                 *slash = '\0';
         result = os->space(memory, &space);
         if (result) {

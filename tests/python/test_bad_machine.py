@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -51,6 +52,20 @@ def test_a_memory_directory_that_is_too_small_is_made_up_for_by_memfds(small_mem
     assert (nebulaml.get_latest_checkpoint().load("m.pt") == 2).all()
     nebulaml.flush_persistence()
     assert (torch.load(place.storage / "global_step2" / "m.pt") == 2).all()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_memory_directory_that_others_may_read_is_used_and_one_that_they_may_write_to_is_not(place, mode):
+    place.memory.chmod(mode)
+    doctor = subprocess.run([locate.agent_path() or "nebula", "doctor", "--json"], capture_output=True, text=True)
+    tier = next(check for check in json.loads(doctor.stdout)["checks"] if check["check"] == "memory tier")
+    assert ("memfds" in tier["found"]) == (mode == 0o777)
+    nebulaml.init(str(place.storage), 3600, 2, on_error="raise")
+    save(1).wait("durable", 30)
+    save(2)
+    place.kill_agent()
+    assert nebulaml.get_latest_checkpoint().tag == ("global_step2" if mode == 0o755 else "global_step1")
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in place.memory.iterdir())
 
 
 def test_a_file_that_no_budget_can_hold_is_refused_with_both_numbers(place, monkeypatch):
