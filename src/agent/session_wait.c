@@ -23,6 +23,10 @@ static enum nebula_status durable_refused(const struct version *version, struct 
         if (!version->job->persist_path[0])
                 return error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" cannot become durable: no persistent storage path is set",
                                  version->tag);
+        if (version->remote)
+                return error_set(error, NEBULA_FAILED, 0,
+                                 "checkpoint \"%.200s\" lies in other nodes' memory alone, and this node does not make it durable",
+                                 version->tag);
         if (version->superseded)
                 return error_set(error, NEBULA_FAILED, 0,
                                  "checkpoint \"%.200s\" gave way to a newer one before it was due to be persisted", version->tag);
@@ -269,14 +273,14 @@ void session_await_answer(struct connection *connection)
         connection->has_waited = false;
 }
 
-/* Whether this version is one that FLUSH answers for: only this rank's copying stands between it and completion. */
+/* Whether this version is one that FLUSH answers for: this node holds it, and only this rank's copying stands between it and completion. */
 static bool flush_covers(const struct version *version, const struct session *session, const char *tag)
 {
         const struct part *own = version_part((struct version *)version, session->rank);
 
         if (*tag && strcmp(tag, version->tag))
                 return false;
-        if (version->life.state == NEBULA_STATE_FAILED || version->superseded)
+        if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->remote)
                 return false;
         if (!commit_open(version))
                 return (!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version);

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 import pytest
-from world_nodes import ALL_RANKS, OPEN, RankFailed, World, a_world, together, until
+from world_nodes import ALL_RANKS, OPEN, RankFailed, RankProcess, World, a_world, together, until
 from world_rank import content
 
 TWO = {"a": [0, 1], "b": [2]}
@@ -207,6 +207,29 @@ def test_two_jobs_on_one_path_are_refused_with_both_names(world):
     )
     error = failed.ask("report", "global_step1")["error"]
     assert '"gpt"' in error and '"bert"' in error
+
+
+def replace_b(world: World, state: str) -> list[RankProcess]:
+    """Node b is lost when versions have reached these states and copies, and another takes its place."""
+    ranks = world.start({"a": [0], "b": [1]}, "r1", interval=3600, replicas=1)
+    for step, reached in enumerate(("durable", state), 1):
+        together(ranks, "save", f"global_step{step}", ALL_RANKS, 1, 10_000)
+        together(ranks, "wait", f"global_step{step}", reached, 30)
+    world.lose_memory("b")
+    for rank in ranks:
+        rank.kill()
+        rank.end()
+    return world.start({"a": [0], "b2": [1]}, "r2", replicas=1)
+
+
+def test_what_peers_alone_hold_of_a_lost_node_is_not_waited_for_to_be_durable(world):
+    ranks = replace_b(world, "replicated")
+    assert ranks[1].ask("latest")["source"] == ["peer"]
+    with pytest.raises(RankFailed, match="other nodes' memory alone"):
+        ranks[1].ask("wait", "global_step2", "durable", 10)
+    together(ranks, "save", "global_step3", ALL_RANKS, 1, 10_000)
+    together(ranks, "wait", "global_step3", "durable", 30)
+    assert ranks[1].ask("flush", 10) == "flushed"
 
 
 def test_one_node_for_the_whole_world_writes_no_document_of_its_own(world):

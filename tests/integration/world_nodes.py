@@ -27,9 +27,9 @@ class RankFailed(Exception):
 
 class RankProcess:
     def __init__(
-        self, world: World, node: str, rank: int, count: int, local: int, run: str, interval: float, job: str
+        self, world: World, node: str, rank: int, count: int, local: int, run: str, interval: float, job: str, replicas: int
     ) -> None:
-        arguments = [str(world.storage) if world.persist else "", rank, count, local, run, interval, job]
+        arguments = [str(world.storage) if world.persist else "", rank, count, local, run, interval, job, replicas]
         self.rank = rank
         self.process = subprocess.Popen(
             [sys.executable, "-S", str(HERE / "world_rank.py"), *map(str, arguments)],
@@ -100,12 +100,19 @@ class World:
         }
 
     def start(
-        self, nodes: dict[str, list[int]], run: str, *, interval: float = 0, job: str = "", world: int | None = None
+        self,
+        nodes: dict[str, list[int]],
+        run: str,
+        *,
+        interval: float = 0,
+        job: str = "",
+        world: int | None = None,
+        replicas: int = 0,
     ) -> list[RankProcess]:
         """A run of the job: its ranks, in order, connected."""
         count = world or sum(map(len, nodes.values()))
         started = [
-            RankProcess(self, node, rank, count, len(ranks), run, interval, job)
+            RankProcess(self, node, rank, count, len(ranks), run, interval, job, replicas)
             for node, ranks in nodes.items()
             for rank in ranks
         ]

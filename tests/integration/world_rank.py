@@ -1,7 +1,7 @@
 """One rank that a test drives by lines on its standard input; no torch, so that many are cheap.
 
-Arguments: storage path ("" for none), rank, world, local world, run, persist interval in seconds, job. Each line is a
-command, each answer one line of JSON.
+Arguments: storage path ("" for none), rank, world, local world, run, persist interval in seconds, job, replicas. Each
+line is a command, each answer one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def content(tag: str, rank: int, index: int, size: int, writing: str = "") -> by
 
 
 def open_session(arguments: list[str]) -> _nebula.Session:
-    path, rank, world, local_world, run, interval, job = arguments
+    path, rank, world, local_world, run, interval, job, replicas = arguments
     return _nebula.Session(
         persist_path=path or None,
         rank=int(rank),
@@ -32,6 +32,7 @@ def open_session(arguments: list[str]) -> _nebula.Session:
         job=job,
         persist_interval_s=float(interval),
         retention_count=2,
+        replica_count=int(replicas),
     )
 
 
@@ -61,7 +62,9 @@ class Rank:
         return json.loads(self.session.report(_nebula.REPORT_VERSIONS, None))["versions"]
 
     def latest(self) -> object:
-        return json.loads(self.session.latest(None).report())
+        found = self.session.latest(None)
+        self.checkpoints[found.tag] = found
+        return json.loads(found.report())
 
     def load(self, tag: str, files: list[str]) -> object:
         """Digest and source of each file."""
