@@ -294,7 +294,7 @@ NEBULA_API void nebula_watch_close(nebula_watch *watch);
 NEBULA_API enum nebula_status nebula_checkpoint_publish(nebula_checkpoint *checkpoint, const char *name, const char *path,
         const char *staging, struct nebula_error *ret_error);
 /* The file or directory goes once everything published before has appeared; what was to appear there does not. A
- * directory that was published takes its checkpoint with it. */
+ * directory that was published takes its checkpoint with it. NEBULA_INVALID: it is, or holds, a job's storage path. */
 NEBULA_API enum nebula_status nebula_session_unpublish(nebula_session *session, const char *path,
         struct nebula_error *ret_error);
 /* What was published as `path`, whether it has appeared already or not; ret_name: the file, "" for a directory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -25,6 +26,8 @@ __all__ = [
     "stats",
     "unpublish",
 ]
+
+_MARK = ".nebula.json"  # in each directory that was published
 
 
 def init(
@@ -198,17 +201,44 @@ def _persist_in(path: str, keep_last: int | None = None) -> None:
 def unpublish(path: str | os.PathLike[str]) -> bool:
     """Removes a file or directory once everything published before has appeared, and cancels what was to appear there.
 
-    A directory that was published takes its checkpoint in memory and storage with it.
+    A directory that was published takes its checkpoint in memory and storage with it; one that was not is refused.
     """
-    target = config.check_text("a path", os.path.abspath(os.path.expanduser(path)))
+    target = _removable(path)
+
+    def remove() -> None:
+        is_directory = os.path.isdir(target) and not os.path.islink(target)
+        if is_directory and not os.path.exists(os.path.join(target, _MARK)) and find_published(target) is None:
+            raise NebulaConfigError(f"{target} stays: this directory was not published")
+        engine.session().unpublish(target)
+
+    return engine.guarded(f"removing {target}", remove) is None
+
+
+def _remove(path: str | os.PathLike[str]) -> bool:
+    """unpublish() for adapters: their framework also removes directories that it wrote without Nebula."""
+    target = _removable(path)
     return engine.guarded(f"removing {target}", lambda: engine.session().unpublish(target)) is None
+
+
+def _removable(path: str | os.PathLike[str]) -> str:
+    """The absolute path; refused where the working directory or the storage path would go with it."""
+    target = config.local_path("a path", path)
+    parent, name = os.path.split(target)
+    gone = os.path.join(os.path.realpath(parent), name)  # of a link only the link goes
+    kept = {"the storage path": (persist_path() or "").removeprefix("file://")}
+    with contextlib.suppress(FileNotFoundError):  # it may be gone
+        kept["the working directory"] = os.getcwd()
+    for what, place in kept.items():
+        if os.path.isabs(place) and os.path.commonpath([gone, os.path.realpath(place)]) == gone:
+            raise NebulaConfigError(f"{os.fspath(path)!r} stays: {what} {place} is that directory, or lies in it")
+    return target
 
 
 def find_published(path: str | os.PathLike[str]) -> tuple[Checkpoint, str] | None:
     """What was published as ``path``, there already or still on its way: the checkpoint and the file's name ("" for a
     directory). None: nothing that Nebula knows of, though a plain file may be there."""
     try:
-        target = config.check_text("a path", os.path.abspath(os.path.expanduser(path)))
+        target = config.local_path("a path", path)
     except NebulaConfigError:  # nothing can be published there
         return None
     try:

@@ -239,10 +239,10 @@ class Checkpoint:
         All its files, ``sub/x`` as a file in a sub-directory, join what already lies in ``staging`` (same file
         system), which then becomes ``path``. If ``path`` exists, the files join it one by one.
         """
-        return self._publish(None, path, os.path.abspath(staging))
+        return self._publish(None, path, config.local_path("a staging directory", staging))
 
     def _publish(self, name: str | None, path: str | os.PathLike[str], staging: str | None) -> bool:
-        target = config.check_text("a path", os.path.abspath(os.path.expanduser(path)))
+        target = config.local_path("a path", path)
         failure = engine.guarded(
             f"publishing checkpoint {self._tag!r} as {target}", lambda: self._open().publish(name, target, staging)
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import NebulaConfigError
 
-__all__ = ["Settings", "check_text", "parse_number", "parse_seconds", "resolve"]
+__all__ = ["Settings", "check_text", "local_path", "parse_number", "parse_seconds", "resolve"]
 
 log = logging.getLogger("nebulaml")
 
@@ -116,6 +116,14 @@ def _absolute(path: str) -> str:
         return os.path.abspath(os.path.expanduser(path))
     except FileNotFoundError:
         raise NebulaConfigError(f"{path!r} is relative, and the working directory is gone: give an absolute path") from None
+
+
+def local_path(what: str, path: Any) -> str:
+    """The absolute path of a file or directory. An empty one, which would lead to the working directory, is refused."""
+    given = os.fspath(path)
+    if not given:
+        raise NebulaConfigError(f"{what} is empty: give the path of a file or directory")
+    return check_text(what, _absolute(given))
 
 
 def _output_dir(given: str | None) -> str:

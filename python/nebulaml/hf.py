@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import types
@@ -20,6 +21,8 @@ from .errors import NebulaConfigError, NebulaError
 from .redirect import Capture, captured
 
 __all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
+
+log = logging.getLogger("nebulaml")
 
 # transformers takes what begins with "checkpoint" for one, and push_to_hub uploads all but what begins with "_".
 STAGING = "_nebula-staging"
@@ -80,7 +83,10 @@ class _Rotation:
             if left <= max(limit, len(protected)):
                 break
             if path not in protected:
-                api.unpublish(path)
+                try:
+                    api._remove(path)
+                except NebulaConfigError as failure:  # somebody works there: no reason to stop training
+                    log.warning("nebula: %s", failure)
                 self.pending.pop(path, None)
                 left -= 1
 

@@ -155,15 +155,18 @@ class NebulaCheckpointIO:
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a published file once every save made before has become durable; a save of it still in flight is
-        kept from appearing. When the last save failed, which was to take its place perhaps, it stays until one succeeds."""
-        target = _key(path)
+        kept from appearing. When the last save failed, which was to take its place perhaps, it stays until one succeeds.
+
+        Raises NebulaConfigError, a ValueError as stock Lightning's, for the working directory, which is also what "" leads to.
+        """
+        target = api._removable(path)
         if not self._sound:
             log.warning("nebula: %s stays until a checkpoint is saved again: the last one failed", target)
             self._held.append(target)
             self.removed.add(target)
             return
         _init_for(os.path.dirname(target))
-        if api.unpublish(target):
+        if api._remove(target):
             self.removed.add(target)
 
     def _remove_held(self) -> None:

@@ -58,12 +58,29 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
         return NEBULA_OK;
 }
 
+/* Nobody who removes `path` means the checkpoints that lie there: "" or "." may have led to it. */
+static enum nebula_status spare_storage(const struct catalogue *catalogue, const char *path, struct nebula_error *error)
+{
+        size_t length = strlen(path);
+
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                const char *storage = job->persist_path + (strncmp(job->persist_path, "file://", 7) ? 0 : 7);
+
+                if (!strncmp(storage, path, length) && (!storage[length] || storage[length] == '/'))
+                        return error_set(error, NEBULA_INVALID, 0, "%.300s stays: the storage path %.300s is that directory, or lies in it",
+                                         path, storage);
+        }
+        return NEBULA_OK;
+}
+
 enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, const char *path, struct nebula_error *error)
 {
         enum nebula_status status = publish_check_path(path, error);
         const char *staging = ""; /* of what never appears: it goes too */
         struct publish *removal;
 
+        if (!status)
+                status = spare_storage(catalogue, path, error);
         if (status)
                 return status;
         for (struct publish *publish = job->publishes; publish; publish = publish->next)

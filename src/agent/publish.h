@@ -66,6 +66,7 @@ void publish_look(const char *path, struct publish_look *ret_look);
 
 enum nebula_status publish_request(struct catalogue *catalogue, struct version *version, const struct ipc_publish *request,
                                    struct nebula_error *error);
+/* NEBULA_INVALID, too, for what is, or holds, the storage path of a job. */
 enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, const char *path, struct nebula_error *error);
 /* The loadable version that is, or will be, at `path`; NULL: none. *ret_open: one that is not whole yet may become it. */
 struct version *publish_find(struct catalogue *catalogue, struct job *job, const char *path, const struct publish_look *look,

@@ -158,6 +158,31 @@ assert (engine.settings().retention_count, engine.settings().keep_last) == (3, 5
 """)  # fmt: skip
 
 
+NEVER_SAVED = """
+import os, nebulaml as nm
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+open("train.py", "w").close()
+io = nm.NebulaCheckpointIO()
+io.save_checkpoint({"global_step": 1}, os.path.abspath("step=1.ckpt"))
+for plugin in (TorchCheckpointIO(), io):
+    for path in (ModelCheckpoint().best_model_path, os.getcwd()):
+        try:
+            plugin.remove_checkpoint(path)
+        except ValueError:
+            continue
+        assert path == "", path  # fsspec of another version sees no file there
+nm.flush_persistence()
+assert sorted(os.listdir()) == [".nebula", "step=1.ckpt", "train.py"], os.listdir()
+"""
+
+
+def test_what_never_was_a_published_path_is_not_removed(node):
+    (node.base / "work").mkdir()
+    environment = {**node.environment, "NEBULA_PERSISTENT_TIME_INTERVAL": "0"}
+    subprocess.run([interpreter(ENV), "-c", NEVER_SAVED], env=environment, cwd=node.base / "work", check=True, timeout=120)
+
+
 @pytest.mark.parametrize(("lost", "on_error"), [("_save", "warn"), ("_publish", "warn"), ("_open", "raise")])
 def test_nothing_is_removed_for_a_checkpoint_that_failed_until_one_is_saved(node, lost, on_error):
     script(node, f"""

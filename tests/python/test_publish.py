@@ -192,6 +192,62 @@ def test_a_path_that_nothing_can_be_published_as_is_refused_and_never_taken_for_
     assert value_at(out / "x.ckpt") == 1
 
 
+def test_directories_that_the_program_needs_or_that_were_not_published_are_never_removed(nm, place, out, monkeypatch):
+    work = out / "work"
+    (work / "sub").mkdir(parents=True)
+    (work / "train.py").write_text("precious")
+    (out / "link").symlink_to(out)
+    save(nm, "global_step1", 1).wait("durable")
+    monkeypatch.chdir(work)
+    above = [place.root, place.storage, place.storage / ".." / "storage", "/"]
+    for path in ("", ".", "..", work, out, out / "link" / "work", work / "sub", *above):
+        with pytest.raises(nm.NebulaConfigError, match=r"empty|stays"):
+            nm.unpublish(path)
+    _, on_its_way = whole(nm, out)
+    monkeypatch.chdir(place.root)
+    with pytest.raises(nm.NebulaConfigError, match="was not published"):
+        nm.unpublish("out/work")
+    nm.unpublish(out / "link")  # of which only the link goes
+    nm.unpublish(on_its_way)
+    nm.flush_persistence()
+    until(lambda: not (out / "link").is_symlink())
+    assert (work / "train.py").read_text() == "precious" and (work / "sub").exists()
+    assert nm.get_latest_checkpoint().tag == "global_step1"
+
+
+def test_an_adapter_removes_what_its_framework_wrote_without_nebula_and_not_what_is_needed(nm, place, out, monkeypatch):
+    from nebulaml import api
+
+    (out / "checkpoint-1" / "sub").mkdir(parents=True)
+    (out / "checkpoint-1" / "sub" / "model.bin").write_text("an earlier run's")
+    monkeypatch.chdir(out / "checkpoint-1")
+    with pytest.raises(nm.NebulaConfigError, match="stays"):
+        api._remove(out / "checkpoint-1")
+    monkeypatch.chdir(place.root)
+    api._remove(out / "checkpoint-1")
+    until(lambda: not (out / "checkpoint-1").exists())
+
+
+def test_a_file_goes_also_from_a_working_directory_that_is_gone(nm, place, out, monkeypatch):
+    save(nm, "global_step1", 1).publish("checkpoint", out / "x.ckpt")
+    nm.flush_persistence()
+    (place.root / "gone").mkdir()
+    monkeypatch.chdir(place.root / "gone")
+    (place.root / "gone").rmdir()
+    nm.unpublish(out / "x.ckpt")
+    until(lambda: not (out / "x.ckpt").exists())
+    with pytest.raises(nm.NebulaConfigError, match="working directory is gone"):
+        nm.unpublish("x.ckpt")
+
+
+def test_nothing_is_published_as_an_empty_path(nm, out):
+    checkpoint = save(nm, "global_step1", 1)
+    for attempt in (lambda: checkpoint.publish("checkpoint", ""), lambda: checkpoint.publish_directory("", out)):
+        with pytest.raises(nm.NebulaConfigError, match="empty"):
+            attempt()
+    assert nm.find_published("") is None
+
+
 def test_files_join_a_directory_that_is_there_already(nm, out):
     checkpoint, target = whole(nm, out)
     target.mkdir()

@@ -1,3 +1,4 @@
+#include <string.h>
 #include <unistd.h>
 #include <utime.h>
 
@@ -75,6 +76,20 @@ static void only_clean_absolute_paths_and_known_files_are_taken(void)
         CHECK(ask(&bench, version, "", at("x"), "") == NEBULA_INVALID); /* a directory wants a staging directory */
         CHECK(!ask(&bench, version, "a", "/a..b/..c", ""));
         CHECK(bench.job->publishes && !bench.job->publishes->next);
+        end();
+}
+
+static void neither_a_storage_path_nor_what_holds_one_is_removed(void)
+{
+        char inside[400], beside[400];
+
+        begin();
+        snprintf(inside, sizeof inside, "%s/a", storage);
+        snprintf(beside, sizeof beside, "%s2", storage);
+        CHECK(ask_removal(&bench, storage) == NEBULA_INVALID && strstr(bench.error.message, "stays"));
+        CHECK(ask_removal(&bench, base) == NEBULA_INVALID);
+        CHECK(!bench.job->publishes);
+        CHECK(!ask_removal(&bench, inside) && !ask_removal(&bench, beside));
         end();
 }
 
@@ -441,7 +456,8 @@ static void a_list_that_was_damaged_is_refused_as_a_whole(void)
         end();
 }
 
-TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(nothing_appears_before_its_version_is_stored),
+TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither_a_storage_path_nor_what_holds_one_is_removed),
+         TEST(nothing_appears_before_its_version_is_stored),
          TEST(a_publish_that_fails_does_not_hold_up_those_after_it),
          TEST(what_cannot_be_published_is_tried_less_and_less_often),
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
