@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _nebula, agree, config, engine, guards
-from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaPicklingError, NebulaUnavailable
+from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
 
 __all__ = ["Checkpoint"]
 
@@ -165,12 +165,16 @@ class Checkpoint:
         from . import pickling
 
         config.check_text("a file name", name)
-        taken = pickling.capture(obj, name, overlap)
+        try:
+            taken = pickling.capture(obj, name, overlap)
+        except BaseException as failure:
+            self._count_as_lost(name, failure)
+            raise
         return self._attempt(name, self._save, taken)
 
     def _attempt(self, name: str, save: Callable[..., None], argument: Any) -> bool:
         """One try to save a file; a second one that succeeds makes up for the first."""
-        lost_before, newest_before = name in self._lost_files, self._newest.get(name)
+        newest_before = self._newest.get(name)
         self._lost_files.discard(name)
         self._newest[name] = object()
         failure: BaseException | None = None
@@ -182,12 +186,14 @@ class Checkpoint:
         finally:
             if failure is not None:
                 self._newest[name] = newest_before
-                is_callers = isinstance(failure, (NebulaConfigError, NebulaPicklingError))
-                if isinstance(failure, NebulaError) and not is_callers:
-                    self._failure = failure
-                if lost_before or not is_callers:
-                    self._lost_files.add(name)
+                self._count_as_lost(name, failure)
         return failure is None
+
+    def _count_as_lost(self, name: str, failure: BaseException) -> None:
+        """Whoever is to blame: an older file of that name would stand in its place, or none."""
+        if isinstance(failure, NebulaError):
+            self._failure = failure
+        self._lost_files.add(name)
 
     def _save(self, name: str, taken: Any) -> None:
         if taken.whole:
@@ -223,7 +229,11 @@ class Checkpoint:
         from . import pickling
 
         config.check_text("a file name", name)
-        ranges = pickling.ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
+        try:
+            ranges = pickling.ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
+        except BaseException as failure:
+            self._count_as_lost(name, failure)
+            raise
         return self._attempt(name, self._save_ranges, (ranges, overlap))
 
     def publish(self, name: str, path: str | os.PathLike[str]) -> bool:
@@ -253,12 +263,13 @@ class Checkpoint:
     def commit(self) -> bool:
         """Closes this rank's part; never waits for another rank. True on success, also when no file was saved.
 
-        False when a save of this object failed: then the checkpoint is given up rather than called whole. Within a
-        `with` block of another object of this tag that block's end does it, and closes what both have saved.
+        False when a save of this object failed, or raised, and no later one of that name succeeded: then the checkpoint
+        is given up rather than called whole. Within a `with` block of another object of this tag that block's end does
+        it, and closes what both have saved.
         """
         if self._lost_files:
             if self._handle is not None:
-                self._give_up(f"a save failed before the commit: {self._failure or 'it was interrupted'}")
+                self._give_up(f"a save failed before the commit: {self._failure or 'it ended with an exception'}")
             if self._late_failure is not None and engine.settings().on_error == "raise":
                 raise self._late_failure
             return False

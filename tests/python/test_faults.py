@@ -116,6 +116,38 @@ def test_a_save_that_raised_makes_its_checkpoint_no_whole_one_unless_it_is_repea
     assert nebulaml.get_checkpoint("tagTrue").load("large.pt").sum() == 20
 
 
+UNSAVEABLE = {
+    "what cannot be pickled": lambda checkpoint, name: checkpoint.save(name, lambda: 0),
+    "a part that is not contiguous": lambda checkpoint, name: checkpoint.save_bytes(name, [torch.zeros(4, 4).t()[1:]]),
+    "a part that is no buffer": lambda checkpoint, name: checkpoint.save_bytes(name, ["text"]),
+}
+
+
+@pytest.mark.parametrize("wrong", UNSAVEABLE.values(), ids=UNSAVEABLE)
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_what_cannot_be_saved_leaves_no_older_file_in_its_place(nm, on_error, wrong):
+    nm.init(on_error=on_error)
+    with nm.Checkpoint("best") as first:
+        first.save("model", 1)
+        first.save("optimizer", 1)
+    second = nm.Checkpoint("best")
+    second.save("model", 2)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        wrong(second, "optimizer")
+    assert second.commit() is False and second.state == "failed"
+    assert str(raised.value)[:40] in second.error or not isinstance(raised.value, NebulaError)
+    found = nm.get_checkpoint("best")
+    assert (found.load("model"), found.load("optimizer")) == (1, 1)
+    third = nm.Checkpoint("best")
+    third.save("model", 3)
+    with pytest.raises((TypeError, ValueError)):
+        wrong(third, "optimizer")
+    third.save("optimizer", 3)
+    assert third.commit() and third.error is None
+    found = nm.get_checkpoint("best")
+    assert (found.load("model"), found.load("optimizer")) == (3, 3)
+
+
 def test_threads_may_save_at_the_same_time(nm):
     checkpoint = nm.Checkpoint("threads")
 
