@@ -200,6 +200,8 @@ static int list_one(const struct store *store, const char *path, const char *nam
         if (snprintf(full, sizeof full, "%s/%s", path, name) >= (int)sizeof full)
                 return -ENAMETOOLONG;
         result = os->stat(full, true, &found);
+        if (result == -EACCES && os->stat(full, false, &found) == -EACCES)
+                return result; /* not where a link leads to, but the directory itself: it must not look like an empty one */
         if (result == -ENOENT || result == -ELOOP || result == -EACCES)
                 return 0;
         if (result)

@@ -591,7 +591,37 @@ static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
         end_file();
 }
 
-TAP_MAIN(TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back),
+/* As for a user who may list the root, but not enter it. */
+static int stat_refused(const char *path, bool follow, struct os_stat *ret_stat)
+{
+        size_t length = strlen(store->root);
+
+        if (!strncmp(path, store->root, length) && path[length] == '/' && (follow || strcmp(path + length, "/link")))
+                return -EACCES;
+        return os_linux.stat(path, follow, ret_stat);
+}
+
+static void a_root_that_may_not_be_entered_is_no_empty_one(void)
+{
+        const struct os_table *real = os;
+        struct os_table table = *os;
+        struct store_list found;
+
+        open_file();
+        run_shell("mkdir root && ln -s ../target root/link");
+        table.stat = stat_refused;
+        os = &table;
+        REQUIRE(store->ops->list(store, "", &found, &error) == NEBULA_OK); /* a link to where nobody may look */
+        CHECK(found.count == 0);
+        store_list_done(&found);
+        run_shell("mkdir root/t");
+        CHECK(store->ops->list(store, "", &found, &error) == NEBULA_STORAGE && strstr(error.message, "root"));
+        CHECK(error.sys_errno == EACCES);
+        os = real;
+        end_file();
+}
+
+TAP_MAIN(TEST(a_root_that_may_not_be_entered_is_no_empty_one), TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back),
          TEST(a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up),
          TEST(what_is_written_is_read), TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_second_write_replaces_the_first),
          TEST(what_is_absent_is_not_found_and_its_removal_fine), TEST(an_object_that_is_too_short_is_corrupt),
