@@ -98,7 +98,7 @@ class Checkpoint:
     A second object for the same tag adds files to the same checkpoint; saving a name again replaces it. Whichever object
     commits closes it, with what both have saved.
     As a context manager it commits on success, and gives the checkpoint up on an exception. Until the block ends
-    nobody else's commit closes this tag.
+    nobody else's commit closes this tag; in a job of one process nothing else does either, its death included.
     """
 
     def __init__(self, tag: str | None = None, N: int | None = None) -> None:  # noqa: N803
@@ -113,7 +113,8 @@ class Checkpoint:
         if count == _nebula.FILES_ALL_RANKS and tag is not None:
             guards.check_tag(tag)
         self._tag = _own_tag() if tag is None else tag
-        self._count = count
+        self._count = self._goal = count  # _goal: of the next handle
+        self._is_block_over = False  # since the last save: the handle is still that of the block
         self._handle: _nebula.Checkpoint | None = None
         self._begun_at: tuple[str | None, str] | None = None  # path and job
         self._failure: NebulaError | None = None  # the last one
@@ -126,7 +127,8 @@ class Checkpoint:
     @classmethod
     def _found(cls, handle: _nebula.Checkpoint) -> Checkpoint:
         self = cls.__new__(cls)
-        self._tag, self._count, self._handle, self._begun_at = handle.tag, _nebula.FILES_OPEN, handle, None
+        self._tag, self._handle, self._begun_at = handle.tag, handle, None
+        self._count, self._goal, self._is_block_over = _nebula.FILES_OPEN, _nebula.FILES_OPEN, False
         self._failure, self._lost_files, self._late_failure, self._newest = None, set(), None, {}
         return self
 
@@ -137,7 +139,7 @@ class Checkpoint:
         settings = engine.settings()
         here = (settings.persist_path, settings.job)
         if self._handle is None:
-            self._handle, self._begun_at = engine.session().begin(self._tag, self._count), here
+            self._handle, self._begun_at = engine.session().begin(self._tag, self._goal), here
             engine.watch()
             agree.begun_saving()
         elif self._begun_at not in (None, here):  # its files would be half here and half there
@@ -145,6 +147,16 @@ class Checkpoint:
                 f"checkpoint {self._tag!r} was begun in {_place(self._begun_at)}, and init() has named {_place(here)} since: begin it again"
             )
         return self._handle
+
+    def _begin_again(self) -> None:
+        self._open()
+        self._handle = engine.session().begin(self._tag, self._goal)
+
+    def _open_for_save(self) -> _nebula.Checkpoint:
+        if self._is_block_over:
+            self._begin_again()
+            self._is_block_over = False
+        return self._open()
 
     def _known(self) -> _nebula.Checkpoint:
         if self._handle is None:
@@ -197,10 +209,10 @@ class Checkpoint:
 
     def _save(self, name: str, taken: Any) -> None:
         if taken.whole:
-            self._open().save_bytes(name, taken.pickle)
+            self._open_for_save().save_bytes(name, taken.pickle)
         else:
             lost = functools.partial(self._lost, name, self._newest[name])
-            self._open().save_pickle(name, taken.pickle, taken.storages, lost, taken.unprotectable, taken.filler)
+            self._open_for_save().save_pickle(name, taken.pickle, taken.storages, lost, taken.unprotectable, taken.filler)
 
     def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool]) -> None:
         from . import device, pickling
@@ -208,7 +220,7 @@ class Checkpoint:
         ranges, overlap = taken
         lost = functools.partial(self._lost, name, self._newest[name])
         filler = device.plan(ranges, overlap)
-        self._open().save_ranges(name, ranges, lost, pickling.unprotectable(ranges), filler)
+        self._open_for_save().save_ranges(name, ranges, lost, pickling.unprotectable(ranges), filler)
 
     def _lost(self, name: str, save: object, failure: BaseException) -> None:
         """Called on any thread: the bytes of a save that had returned could not be copied."""
@@ -287,7 +299,21 @@ class Checkpoint:
         except NebulaError as failure:
             log.warning("nebula: could not give up checkpoint %r: %s", self._tag, failure)
 
+    def _begin_block(self) -> None:
+        """The death of the only rank closes an open-ended part, which would make a checkpoint of half a block.
+
+        Of several ranks one may never enter its block, and the others would wait for it. A handle that has taken files is kept.
+        """
+        is_unused = self._is_block_over or not self._newest
+        is_found = self._handle is not None and self._begun_at is None
+        if self._count != _nebula.FILES_OPEN or not is_unused or is_found or engine.place().world > 1:
+            return
+        self._goal, self._is_block_over = _nebula.FILES_ALL_RANKS, False
+        if self._handle is not None:
+            self._failure = engine.guarded(f"starting checkpoint {self._tag!r}", self._begin_again) or self._failure
+
     def __enter__(self) -> Checkpoint:
+        self._begin_block()
         with _blocks_lock:
             _blocks.append(self)
         return self
@@ -298,8 +324,9 @@ class Checkpoint:
         with _blocks_lock:
             if self in _blocks:  # it is not in a child that was forked inside the block
                 _blocks.remove(self)
+        was_raised, self._goal = self._goal != self._count, self._count
         if exception is None:
-            self.commit()
+            self._is_block_over = self.commit() and was_raised
         elif self._handle is not None:
             reason = f"{type(exception).__name__}: {exception}"[:400].replace("\0", "")
             self._give_up(reason.encode(errors="replace").decode())

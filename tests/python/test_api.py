@@ -592,6 +592,40 @@ def test_a_with_block_that_fails_gives_up_what_another_object_has_committed_insi
     assert nm.get_checkpoint("given up").load("m.pt") == 2
 
 
+def test_an_object_goes_into_a_second_block_and_is_open_ended_after_it(nm):
+    with nm.Checkpoint("again") as checkpoint:
+        checkpoint.save("a.pt", 1)
+    with checkpoint:
+        checkpoint.save("a.pt", 2)
+        assert nm.flush_persistence()
+        assert nm.get_checkpoint("again").load("a.pt") == 1
+    assert nm.get_checkpoint("again").load("a.pt") == 2
+    checkpoint.save("b.pt", 3)
+    assert nm.flush_persistence()
+    assert sorted(nm.get_checkpoint("again").files) == ["a.pt", "b.pt"]
+
+
+def test_a_commit_inside_a_with_block_by_its_own_object_closes_what_there_is(nm):
+    with nm.Checkpoint("twice") as checkpoint:
+        checkpoint.save("a.pt", 1)
+        assert checkpoint.commit() and sorted(nm.get_checkpoint("twice").files) == ["a.pt"]
+        checkpoint.save("b.pt", 2)
+        assert sorted(nm.get_checkpoint("twice").files) == ["a.pt"]
+    assert sorted(nm.get_checkpoint("twice").files) == ["a.pt", "b.pt"]
+
+
+def test_with_blocks_of_two_tags_may_lie_in_each_other(nm):
+    with nm.Checkpoint("outer") as outer:
+        outer.save("a.pt", 1)
+        with nm.Checkpoint("inner") as inner:
+            inner.save("a.pt", 2)
+            outer.save("b.pt", 3)
+            assert nm.get_checkpoint("outer") is None
+        assert nm.get_checkpoint("inner").load("a.pt") == 2
+        assert nm.get_checkpoint("outer") is None
+    assert sorted(nm.get_checkpoint("outer").files) == ["a.pt", "b.pt"]
+
+
 def test_a_child_forked_inside_a_with_block_commits_that_tag_itself(place):
     code = """
         nm.init(sys.argv[1], 0, on_error="raise")

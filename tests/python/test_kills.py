@@ -69,6 +69,40 @@ def test_the_agent_makes_the_newest_durable_after_the_trainer_was_killed(place):
     assert torch.load(place.storage / "global_step3" / "m.pt")["step"] == 3
 
 
+# A way into a block of two files: its first save, and the save of the second one.
+BLOCKS = {
+    "alone": ("c.save('a.pt', step)", "c.save('b.pt', step)"),
+    "beside another object": ("c.save('a.pt', step); nm.Checkpoint(c.tag).save('b.pt', step)", "c.save('c.pt', step)"),
+    "of another checkpoint around it": ("c.save('a.pt', step); d = nm.Checkpoint('d'); d.save('d.pt', 0); d.commit()", "c.save('b.pt', step)"),
+    "flushed": ("c.save('a.pt', step); nm.flush_persistence()", "c.save('b.pt', step)"),
+}
+
+
+@pytest.mark.parametrize(("way", "agent_dies"), [*((way, False) for way in BLOCKS), ("alone", True)])
+def test_a_trainer_killed_between_two_saves_of_a_block_leaves_the_version_before(place, way, agent_dies):
+    code = f"""
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        for step in (1, 2):
+            with nm.Checkpoint(f"global_step{{step}}") as c:
+                {BLOCKS[way][0]}
+                if step == 2:
+                    say("between")
+                    time.sleep(60)
+                {BLOCKS[way][1]}
+    """
+    process = place.trainer(code, place.storage)
+    lines_until(process, "between")
+    if agent_dies:
+        place.kill_agent()
+    kill(process)
+    nebulaml.init(str(place.storage), 0, 2)
+    found = nebulaml.get_checkpoint("global_step1")
+    assert {name: found.load(name) for name in found.files} == dict.fromkeys(found.files, 1) and len(found.files) > 1
+    assert nebulaml.get_checkpoint("global_step2") is None
+    assert nebulaml.get_latest_checkpoint().tag in ("global_step1", "d")
+    assert not (place.storage / "global_step2" / ".nebula" / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
 def test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint(place, moment):
     process = place.trainer(TRAIN, place.storage, 0, 100_000, "never")
