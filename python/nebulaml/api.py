@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from . import _nebula, agree, config, engine, guards
-from .checkpoint import Checkpoint, forget_counter, milliseconds, versions
+from .checkpoint import Checkpoint, forget_counter, milliseconds, refuse_within_block, versions
 from .engine import is_initialized
 from .errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 
@@ -168,11 +168,12 @@ def flush_persistence(tag: str | None = None, timeout: float | None = None) -> b
 
     Committed means by every rank: what other ranks have still to commit is left out, unless it is the one tag, which is waited for.
     timeout: seconds; None sets no limit. Without a storage path it returns when all that was saved is whole in memory, where it
-    survives this process.
+    survives this process. Raises NebulaConfigError for the tag of a `with` block that this thread is in.
     """
     limit_ms = milliseconds(timeout)
     if tag is not None:
         _nebula.encode_name(config.check_text("a tag", tag))
+        refuse_within_block(tag)
     in_memory = engine.settings().persist_path is None
     if in_memory and not engine.has_session():  # nothing was saved: no agent is started to hear that
         return True

@@ -31,7 +31,7 @@ _counter = 0
 _counted: tuple[str | None, str] | None = None  # the path and job whose checkpoints _counter goes on from
 
 _blocks_lock = threading.RLock()  # guards the next; RLock as above
-_blocks: list[Checkpoint] = []  # in their `with` block
+_blocks: list[tuple[Checkpoint, int]] = []  # in their `with` block, and the thread that it is of
 
 
 def _own_tag() -> str:
@@ -58,6 +58,13 @@ def _after_fork() -> None:
     global _blocks_lock
     _blocks_lock = threading.RLock()
     _blocks.clear()
+
+
+def refuse_within_block(tag: str) -> None:
+    """Raises NebulaConfigError in a thread that is in a block of this tag: its end alone closes it, and would be waited for here."""
+    with _blocks_lock:
+        if any(block._tag == tag and thread == threading.get_ident() for block, thread in _blocks):
+            raise NebulaConfigError(f"checkpoint {tag!r} is whole at the end of its `with` block: flush it after that")
 
 
 def forget_counter() -> None:
@@ -286,7 +293,7 @@ class Checkpoint:
                 raise self._late_failure
             return False
         with _blocks_lock:
-            if _blocks and any(other is not self and other._tag == self._tag for other in _blocks):
+            if _blocks and any(other is not self and other._tag == self._tag for other, _ in _blocks):
                 return True
         engine.watch()  # again, should the agent be another one since this checkpoint began
         failure = engine.guarded(f"committing checkpoint {self._tag!r}", lambda: self._open().commit())
@@ -315,15 +322,17 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         self._begin_block()
         with _blocks_lock:
-            _blocks.append(self)
+            _blocks.append((self, threading.get_ident()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
         with _blocks_lock:
-            if self in _blocks:  # it is not in a child that was forked inside the block
-                _blocks.remove(self)
+            for block in reversed(_blocks):  # it is not there in a child that was forked inside the block
+                if block[0] is self:
+                    _blocks.remove(block)
+                    break
         was_raised, self._goal = self._goal != self._count, self._count
         if exception is None:
             self._is_block_over = self.commit() and was_raised

@@ -598,6 +598,8 @@ def test_an_object_goes_into_a_second_block_and_is_open_ended_after_it(nm):
     with checkpoint:
         checkpoint.save("a.pt", 2)
         assert nm.flush_persistence()
+        with pytest.raises(nm.NebulaConfigError, match="flush it after that"):
+            nm.flush_persistence("again")
         assert nm.get_checkpoint("again").load("a.pt") == 1
     assert nm.get_checkpoint("again").load("a.pt") == 2
     checkpoint.save("b.pt", 3)
