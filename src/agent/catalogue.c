@@ -58,6 +58,9 @@ static void job_free(struct catalogue *catalogue, struct job **link)
         while (job->versions)
                 version_free(catalogue, job->versions);
         manifest_scan_done(&job->stored);
+        for (size_t i = 0; i < job->half_removed_count; i++)
+                manifest_done(&job->half_removed[i]);
+        free(job->half_removed);
         store_close(job->store);
         free(job->gone);
         free(job);

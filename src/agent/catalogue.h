@@ -151,6 +151,8 @@ struct job {
         /* storage, as far as this agent knows; written by the worker and by FIND */
         struct store *store;
         struct manifest_scan stored;
+        struct manifest *half_removed; /* versions of which a removal left files behind; the worker's */
+        size_t half_removed_count;
         bool scan_due, scanned;
         /* the persist worker's */
         int64_t last_start_ns, retry_at_ns, failing_since_ns;

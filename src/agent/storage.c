@@ -12,6 +12,8 @@
 #include "image/image.h"
 #include "os/os.h"
 
+#define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
+
 enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
                                 struct nebula_error *error)
 {
@@ -104,15 +106,17 @@ static bool in_use(const struct job *job, const struct manifest *manifest)
         return false;
 }
 
-/* Takes the manifests that may go out of the job's list, so that nobody is sent to them any more. */
+/* Takes the manifests that may go out of the job's list, so that nobody is sent to them any more; with those that went half. */
 static struct manifest *take_dropped(struct job *job, size_t *ret_count)
 {
         size_t count = job->stored.count, dropped = 0, kept = 0;
         struct retain_entry *entries = calloc(count + 1, sizeof *entries);
-        struct manifest *taken = calloc(count + 1, sizeof *taken);
+        struct manifest *taken = calloc(count + job->half_removed_count + 1, sizeof *taken);
         bool *drop = calloc(count + 1, sizeof *drop);
 
         if (entries && taken && drop) {
+                while (job->half_removed_count)
+                        taken[dropped++] = job->half_removed[--job->half_removed_count];
                 for (size_t i = 0; i < count; i++) {
                         const struct manifest *manifest = &job->stored.manifests[i];
 
@@ -162,6 +166,46 @@ static bool is_foreign(struct store *store, const struct manifest *manifest)
         return result;
 }
 
+/* What could not be removed stays, and its turn comes again after the next version. Where the manifest is there still the version
+ * is one of the job's list again; what is left of another must not be, or files would be carried over from it. */
+static void put_back(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest)
+{
+        bool is_gone = manifest_is_gone(store, manifest);
+        struct manifest **list = is_gone ? &job->half_removed : &job->stored.manifests, *grown;
+        size_t *count = is_gone ? &job->half_removed_count : &job->stored.count, at;
+
+        catalogue_lock(catalogue);
+        grown = *count < PUT_BACK_MAX || !is_gone ? realloc(*list, (*count + 1) * sizeof *grown) : NULL;
+        if (grown) {
+                *list = grown;
+                for (at = (*count)++; at && grown[at - 1].sequence > manifest->sequence; at--)
+                        grown[at] = grown[at - 1];
+                grown[at] = *manifest;
+                memset(manifest, 0, sizeof *manifest);
+        }
+        catalogue_unlock(catalogue);
+}
+
+/* What was let go of. `manifest` is the caller's still, if only an empty one. */
+static void remove_one(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (is_foreign(store, manifest)) {
+                log_event(LOG_LEVEL_INFO, "%s stays in %s: it belongs to another user", manifest->tag, job->persist_path);
+                return;
+        }
+        status = manifest_remove(store, manifest, &error);
+        if (!status) {
+                log_event(LOG_LEVEL_INFO, "removed %s from %s: newer ones are kept", manifest->tag, job->persist_path);
+                return;
+        }
+        log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", manifest->tag, job->persist_path, error.message);
+        if (status != NEBULA_BUSY)
+                put_back(catalogue, job, store, manifest);
+}
+
 void storage_retain(struct catalogue *catalogue, struct job *job)
 {
         struct nebula_error error = { 0 };
@@ -177,12 +221,7 @@ void storage_retain(struct catalogue *catalogue, struct job *job)
                 mark_removed(job, &dropped[i]);
         catalogue_unlock(catalogue);
         for (size_t i = 0; i < count; i++) {
-                if (is_foreign(store, &dropped[i]))
-                        log_event(LOG_LEVEL_INFO, "%s stays in %s: it belongs to another user", dropped[i].tag, job->persist_path);
-                else if (manifest_remove(store, &dropped[i], &error))
-                        log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", dropped[i].tag, job->persist_path, error.message);
-                else
-                        log_event(LOG_LEVEL_INFO, "removed %s from %s: newer ones are kept", dropped[i].tag, job->persist_path);
+                remove_one(catalogue, job, store, &dropped[i]);
                 manifest_done(&dropped[i]);
         }
         free(dropped);

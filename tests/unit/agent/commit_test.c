@@ -1,4 +1,6 @@
 /* Versions that become complete, and what that does to those around them. */
+#include <errno.h>
+
 #include "agent/agent_catalogue.h"
 #include "agent/event.h"
 #include "agent/report.h"
@@ -340,6 +342,53 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
         test_dir_remove(storage);
 }
 
+static const char *unremovable; /* how a path ends that nobody may unlink */
+
+static int unlink_refused(const char *path)
+{
+        size_t length = strlen(path), end = strlen(unremovable);
+
+        return length >= end && !strcmp(path + length - end, unremovable) ? -EPERM : os_linux.unlink(path);
+}
+
+static void what_retention_could_not_remove_is_tried_again_after_the_next_version(void)
+{
+        static const char *const refused[] = { "/x/.nebula/manifest.json", "/x/a" };
+        const struct os_table *real = os;
+        struct os_table table = *os;
+
+        table.unlink = unlink_refused;
+        for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+                struct version *version;
+                struct bench bench;
+                struct os_stat found;
+                char storage[256], path[300];
+
+                test_dir_make_quick(storage);
+                bench_init(&bench, NULL, storage);
+                bench.job->keep_last = 1;
+                version = bench_version(&bench, "x", 1, 0);
+                REQUIRE(version && !bench_persist(&bench, version));
+                version = bench_version(&bench, "y", 2, 0);
+                REQUIRE(version && !bench_persist(&bench, version));
+                unremovable = refused[i];
+                os = &table;
+                for (int turn = 0; turn < 2; turn++)
+                        storage_retain(&bench.catalogue, bench.job);
+                os = real;
+                snprintf(path, sizeof path, "%s%s", storage, refused[i]);
+                CHECK(!os->stat(path, true, &found));
+                CHECK(bench.job->stored.count + bench.job->half_removed_count == 2);
+                CHECK(!strcmp(bench.job->stored.manifests[bench.job->stored.count - 1].tag, "y"));
+                storage_retain(&bench.catalogue, bench.job);
+                snprintf(path, sizeof path, "%s/x", storage);
+                CHECK(os->stat(path, true, &found) == -ENOENT);
+                CHECK(bench.job->stored.count == 1 && !bench.job->half_removed_count);
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+}
+
 /* A report is JSON, which takes no half of a character: the version would be missing from every list. */
 static void why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character(void)
 {
@@ -535,7 +584,8 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
         test_dir_remove(directory);
 }
 
-TAP_MAIN(TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
+TAP_MAIN(TEST(what_retention_could_not_remove_is_tried_again_after_the_next_version),
+         TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
          TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
