@@ -1,4 +1,4 @@
-/* nebula restore: verified copies of a version's files, from storage or from the agent's memory. */
+/* nebula restore: copies of a version's files, verified from storage, or as they lie in the agent's memory. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,8 +270,10 @@ static enum nebula_status restore_memory(struct restore *restore, struct link *l
         return end_files(restore, status, error);
 }
 
-static int finish(const struct restore *restore, const char *tag, uint64_t generation, const char *source, double seconds)
+/* What lies in memory has no sums that cover all of it. */
+static int finish(const struct restore *restore, const char *tag, uint64_t generation, bool is_verified, double seconds)
 {
+        const char *source = is_verified ? "storage" : "memory";
         char size[HUMAN_MAX], duration[HUMAN_MAX], speed[HUMAN_MAX];
         size_t count = json_array_size(restore->files);
 
@@ -284,7 +286,7 @@ static int finish(const struct restore *restore, const char *tag, uint64_t gener
                 term_print(STYLE_PLAIN, "%s\n", json_string_value(json_object_get(json_array_get(restore->files, i), "path")));
         term_print(STYLE_PLAIN, "%s: ", tag);
         term_print(STYLE_GOOD, "%s in %zu file%s from %s", human_size(restore->bytes, size), count, count == 1 ? "" : "s", source);
-        printf(", verified, %s, %s\n", human_duration(seconds, duration), human_speed(restore->bytes, seconds, speed));
+        printf("%s, %s, %s\n", is_verified ? ", verified" : "", human_duration(seconds, duration), human_speed(restore->bytes, seconds, speed));
         return CLI_OK;
 }
 
@@ -338,10 +340,10 @@ static int restore_from_best(struct restore *restore)
         if (status)
                 code = cli_fail(restore->common->json, &error);
         else if (remembered)
-                code = finish(restore, text_of(remembered, "tag"), (uint64_t)number_of(remembered, "generation"), "memory",
+                code = finish(restore, text_of(remembered, "tag"), (uint64_t)number_of(remembered, "generation"), false,
                               (double)(os->now_ns() - begun_ns) / 1e9);
         else
-                code = finish(restore, manifest.tag, manifest.generation, "storage", (double)(os->now_ns() - begun_ns) / 1e9);
+                code = finish(restore, manifest.tag, manifest.generation, true, (double)(os->now_ns() - begun_ns) / 1e9);
         if (status == NEBULA_BUSY)
                 code = CLI_REFUSED;
         json_decref(remembered);

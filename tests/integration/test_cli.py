@@ -730,6 +730,8 @@ def test_versions_in_memory_are_listed_inspected_and_restored(run, train, tmp_pa
     assert "in the agent's memory" in run("inspect", "latest").stdout
     told = json.loads(run("restore", "latest", "--to", "out", "--json").stdout)
     assert told["source"] == "memory" and told["tag"] == "global_step3"
+    words = run("restore", "latest", "--to", tmp_path / "again").stdout
+    assert "from memory, " in words and "verified" not in words
     with zipfile.ZipFile(tmp_path / "out/model.pt") as archive:
         assert archive.testzip() is None
         crcs = {one.filename: f"{one.CRC:08x}" for one in archive.infolist()}
