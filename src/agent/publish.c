@@ -15,6 +15,13 @@ static bool has_file(struct version *version, const char *name)
         return version_file(version, name) != NULL;
 }
 
+/* The removal that was to take it along does not happen. With no memory for another one it only stays. */
+static void discard_staging(struct job *job, const struct publish *removal, const struct publish *successor)
+{
+        if (*removal->staging && strcmp(removal->staging, successor->staging))
+                publish_append(job, PUBLISH_REMOVAL, removal->staging, removal->staging, NULL);
+}
+
 enum nebula_status publish_request(struct catalogue *catalogue, struct version *version, const struct ipc_publish *request,
                                    struct nebula_error *error)
 {
@@ -41,10 +48,14 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
         /* Removing what is going to be replaced would only leave a moment with neither. */
         for (struct publish *other = job->publishes, *next; other != publish; other = next) {
                 next = other->next;
-                if (other->kind == PUBLISH_REMOVAL && other->state == PUBLISH_PENDING && !other->cancelled &&
-                    !strcmp(other->path, request->path)) {
+                if (other->kind != PUBLISH_REMOVAL || other->state != PUBLISH_PENDING || other->cancelled)
+                        continue;
+                if (!strcmp(other->path, request->path)) {
                         other->cancelled = true; /* the worker may hold it just now */
                         replaces = true;
+                        discard_staging(job, other, publish);
+                } else if (is_directory && !strcmp(other->path, request->staging)) {
+                        other->cancelled = true; /* it was staged anew */
                 }
         }
         publish->version_id = version->id;

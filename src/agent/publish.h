@@ -46,7 +46,7 @@ struct publish {
         bool taken;    /* a removal whose path is gone: only the version is left */
         uint64_t version_id, generation; /* of a removal: of the directory that was asked for last at its path */
         char tag[IPC_NAME_MAX], name[IPC_NAME_MAX];
-        char *path, *staging;
+        char *path, *staging; /* of a removal: of the directory that it cancelled; the same: nothing but what was staged goes */
         uint64_t inode, size; /* of the file as published: another one there now is not ours */
         int64_t mtime_ns;
         int64_t done_ns; /* when this agent did it; 0: one before it */

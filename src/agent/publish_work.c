@@ -181,7 +181,7 @@ static void end_removal(struct catalogue *catalogue, struct job *job, struct pub
 
         if (error->status)
                 log_event(LOG_LEVEL_WARN, "%s could not be removed: %s", removal->path, error->message);
-        if (tag[0]) {
+        if (tag[0] && strcmp(removal->path, removal->staging)) {
                 strcpy(removal->tag, tag);
                 removal->generation = generation;
         } else if (version) {

@@ -221,6 +221,48 @@ static void a_directory_that_was_removed_before_it_appeared_takes_its_version_al
         end();
 }
 
+/* Its removal is cancelled by the next publish of the path, and was to take it along. */
+static void what_was_staged_for_a_directory_that_another_one_took_the_place_of_goes(void)
+{
+        struct version *first, *second;
+        struct os_stat stat;
+
+        for (int restarts = 0; restarts < 2; restarts++) {
+                begin();
+                stage(at("staging-1"), "a");
+                stage(at("staging-2"), "b");
+                first = bench_version(&bench, "a", 1, 2);
+                second = bench_version(&bench, "b", 5, 2);
+                REQUIRE(first && second && !ask(&bench, first, "", at("1"), at("staging-1")) && !ask_removal(&bench, at("1")) &&
+                        !ask(&bench, second, "", at("1"), at("staging-2")));
+                REQUIRE(!bench_persist(&bench, first) && !bench_persist(&bench, second));
+                if (restarts)
+                        next_agent();
+                CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'b');
+                CHECK(os->stat(at("staging-1"), false, &stat) == -ENOENT && is_stored("a") && is_stored("b"));
+                end();
+        }
+}
+
+/* A framework may give each checkpoint the same staging directory. */
+static void what_was_staged_for_a_later_directory_as_well_stays(void)
+{
+        struct version *first, *second, *third;
+
+        begin();
+        stage(at("staging"), "b");
+        stage(at("staging-2"), "c");
+        first = bench_version(&bench, "a", 1, 2);
+        second = bench_version(&bench, "b", 5, 2);
+        third = bench_version(&bench, "c", 9, 2);
+        REQUIRE(first && second && third && !ask(&bench, first, "", at("1"), at("staging")) && !ask_removal(&bench, at("1")) &&
+                !ask(&bench, second, "", at("1"), at("staging")) && !ask_removal(&bench, at("1")) &&
+                !ask(&bench, third, "", at("1"), at("staging-2")) && !ask(&bench, second, "", at("2"), at("staging")));
+        REQUIRE(!bench_persist(&bench, first) && !bench_persist(&bench, second) && !bench_persist(&bench, third));
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'c' && look_directory(at("2"), seeds) == 'b');
+        end();
+}
+
 static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
 {
         struct version *version;
@@ -462,6 +504,8 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(what_cannot_be_published_is_tried_less_and_less_often),
          TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
          TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
+         TEST(what_was_staged_for_a_directory_that_another_one_took_the_place_of_goes),
+         TEST(what_was_staged_for_a_later_directory_as_well_stays),
          TEST(a_version_that_storage_does_not_let_go_goes_with_a_later_try),
          TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
