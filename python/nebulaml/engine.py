@@ -33,7 +33,7 @@ log = logging.getLogger("nebulaml")
 
 T = TypeVar("T")
 
-LEAVE_MS = 300_000  # a copy in memory takes seconds; whoever takes longer has lost its agent or its machine
+LEAVE_MS = 300_000  # a copy in memory takes seconds; whoever takes longer has lost its agent, its machine or its storage
 
 RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an agent
 
@@ -42,6 +42,7 @@ _settings: config.Settings | None = None
 _session: _nebula.Session | None = None
 _opened_with: tuple[config.Settings, ranks.Place, str] | None = None
 _opened_at: tuple[config.Settings, object] | None = None  # settings and mark of the rank when that was found to hold
+_inherited: _nebula.Session | None = None  # in a forked child: its parent's
 _failure: NebulaError | None = None
 _retry_at = 0.0
 _pause = RETRY_S[0]
@@ -160,10 +161,23 @@ def _settle() -> None:
             log.error("nebula: the process ends while it saves: %s", failure)
 
 
+def _outlive() -> None:
+    """An agent that is a part of this process ends with it: the newest version must be durable before."""
+    if _session in (None, _inherited) or os.environ.get("NEBULA_AGENT") != "inline" or settings().persist_path is None:
+        return
+    try:
+        interruptible(_session.flush, None, LEAVE_MS)
+    except NebulaError as failure:
+        log.error("nebula: the process ends, its agent with it, before all that it saved is durable: %s", failure)
+
+
 def _leave() -> None:
     """At the end of the interpreter: keeps the threads of C out of it from then on."""
-    _settle()
-    _nebula.leave()
+    try:
+        _settle()
+        _outlive()
+    finally:
+        _nebula.leave()
 
 
 def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str, Any]:
@@ -186,8 +200,8 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
 
 def _after_fork() -> None:
     """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call."""
-    global _lock
-    _lock = threading.RLock()
+    global _lock, _inherited
+    _lock, _inherited = threading.RLock(), _session
     watching.forget()
 
 

@@ -177,6 +177,31 @@ def test_the_agent_may_run_inside_the_trainer(place):
     assert place.agents() == []
 
 
+INLINE = """
+    import logging
+    logging.basicConfig(stream=sys.stdout, level=logging.ERROR, format="%(message)s")
+    os.environ["NEBULA_AGENT"] = "inline"
+    nm.init(sys.argv[1], 1000)
+    nm.engine.LEAVE_MS = int(sys.argv[2])
+    for step in (1, 2):
+        with nm.Checkpoint(f"global_step{step}") as c:
+            c.save("m.pt", torch.ones(3))
+    if os.fork() == 0:
+        sys.exit()  # this end is not its parent's
+    os.wait()
+"""
+
+
+def test_an_agent_inside_the_trainer_makes_the_newest_version_durable_at_the_end(place):
+    assert place.run(INLINE, place.storage, 60_000) == ""
+    assert torch.load(place.storage / "global_step2" / "m.pt").sum() == 3
+
+
+def test_an_agent_inside_the_trainer_that_cannot_do_so_says_it_in_time(place):
+    place.storage.write_text("in the way")
+    assert place.run(INLINE, place.storage, 500).count("its agent with it, before all that it saved is durable") == 1
+
+
 def test_a_wait_can_be_interrupted(place):
     code = """
         nm.init(sys.argv[1], 0)
