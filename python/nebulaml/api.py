@@ -94,7 +94,7 @@ def get_latest_checkpoint(persist_path: str | None = None) -> Checkpoint | None:
             return _exactly(common[0], path)
     else:
         try:
-            return Checkpoint._found(engine.interruptible(engine.session(patient=True).latest, path))
+            return Checkpoint._found(engine.interruptible(engine.session(patient=True).latest, path), path)
         except NebulaNotFound:
             pass
     guards.check_path(path or engine.settings().persist_path)
@@ -105,7 +105,7 @@ def _exactly(version: dict[str, Any], path: str | None) -> Checkpoint:
     """What all ranks agreed on, and never another version of that tag: this node may know a later one."""
     find, numbers = engine.session(patient=True).find, (version["generation"], version["sequence"])
     try:
-        return Checkpoint._found(engine.interruptible(find, version["tag"], path, *numbers))
+        return Checkpoint._found(engine.interruptible(find, version["tag"], path, *numbers), path)
     except NebulaNotFound as failure:
         raise NebulaUnavailable(
             f"all ranks agreed on checkpoint {version['tag']!r}, and by now this one cannot load it: {failure}; start the "
@@ -125,7 +125,7 @@ def get_checkpoint(tag: str | None = None, persist_path: str | None = None) -> C
             return _exactly(common[0], path)
     else:
         try:
-            return Checkpoint._found(engine.interruptible(engine.session(patient=True).find, tag, path))
+            return Checkpoint._found(engine.interruptible(engine.session(patient=True).find, tag, path), path)
         except NebulaNotFound:
             pass
     guards.check_missing(tag, path)

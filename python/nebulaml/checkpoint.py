@@ -124,6 +124,7 @@ class Checkpoint:
         self._is_block_over = False  # since the last save: the handle is still that of the block
         self._handle: _nebula.Checkpoint | None = None
         self._begun_at: tuple[str | None, str] | None = None  # path and job
+        self._persist_path: str | None = None  # where it is persisted, whatever init() has named since
         self._failure: NebulaError | None = None  # the last one
         self._newest: dict[str, object | None] = {}  # the last save of each name, of which alone news counts
         self._lost_files: set[str] = set()  # saves that failed: what is there must not be called whole
@@ -132,8 +133,10 @@ class Checkpoint:
         self._failure = engine.guarded(f"starting checkpoint {self._tag!r}", self._open)
 
     @classmethod
-    def _found(cls, handle: _nebula.Checkpoint) -> Checkpoint:
+    def _found(cls, handle: _nebula.Checkpoint, persist_path: str | None = None) -> Checkpoint:
+        """persist_path: the one that it was looked for in; None: that of init()."""
         self = cls.__new__(cls)
+        self._persist_path = persist_path or engine.settings().persist_path
         self._tag, self._handle, self._begun_at = handle.tag, handle, None
         self._count, self._goal, self._is_block_over = _nebula.FILES_OPEN, _nebula.FILES_OPEN, False
         self._failure, self._lost_files, self._late_failure, self._newest = None, set(), None, {}
@@ -147,6 +150,7 @@ class Checkpoint:
         here = (settings.persist_path, settings.job)
         if self._handle is None:
             self._handle, self._begun_at = engine.session().begin(self._tag, self._goal), here
+            self._persist_path = settings.persist_path
             engine.watch()
             agree.begun_saving()
         elif self._begun_at not in (None, here):  # its files would be half here and half there
@@ -385,7 +389,7 @@ class Checkpoint:
         Raises NebulaTimeout, or what made the checkpoint fail.
         """
         config.check_text("a state", state)
-        if state == "durable" and engine.settings().persist_path is None and self.state != "durable":
+        if state == "durable" and self._handle is not None and self._persist_path is None and self.state != "durable":
             raise NebulaConfigError(
                 f"checkpoint {self._tag!r} will never be durable: there is no storage path; "
                 "give persistent_storage_path to init()"

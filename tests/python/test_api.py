@@ -460,6 +460,27 @@ def test_the_path_of_the_newest_is_a_plain_torch_file(nm, place):
     assert (torch.load(path, mmap=True)["w"] == 2).all()
 
 
+def test_a_process_that_names_no_path_gets_files_of_another_path_and_waits_for_them(nm, place):
+    nm.init(persistent_time_interval=1000)
+    save("global_step1", 1).wait("durable", 30)
+    save("global_step2", 2)
+    code = """
+        print(nm.get_latest_checkpoint_path("m.pt", sys.argv[1]))
+        nm.get_checkpoint("global_step2", sys.argv[1]).wait("durable", 30)
+    """
+    assert place.run(code, place.storage).strip() == str(place.storage / "global_step2" / "m.pt")
+
+
+def test_what_was_saved_without_a_storage_path_never_becomes_durable_whatever_init_names_since(place):
+    begun = save("global_step1")
+    for held in (begun, nebulaml.get_latest_checkpoint()):
+        with pytest.raises(NebulaConfigError, match="will never be durable"):
+            held.wait("durable", 5)
+    nebulaml.init(str(place.storage), 0)
+    with pytest.raises(NebulaConfigError, match="will never be durable"):
+        begun.wait("durable", 5)
+
+
 def test_the_list_can_be_written_as_json(nm):
     save("global_step1").wait("durable", 30)
     save("global_step2").wait("durable", 30)
