@@ -584,7 +584,31 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
         test_dir_remove(directory);
 }
 
-TAP_MAIN(TEST(what_retention_could_not_remove_is_tried_again_after_the_next_version),
+static void a_look_at_a_committed_version_begins_nothing(void)
+{
+        struct version *first, *second;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < 2; i++) {
+                first = commit_begin(&bench.catalogue, &bench.session, "t", 1, &bench.error);
+                REQUIRE(first);
+                id = first->id;
+                REQUIRE(!bench_save(&bench, &id, "a", i));
+        }
+        first = commit_known(bench.job, "t", 1, &bench.error);
+        second = commit_known(bench.job, "t", 2, &bench.error);
+        CHECK(first && first->generation == 1 && second && second->generation == 2);
+        CHECK(!commit_known(bench.job, "t", 3, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
+        CHECK(!commit_known(bench.job, "u", 1, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
+        CHECK(count_complete(&bench, "t") == 2 && count_complete(&bench, "u") == 0);
+        CHECK(bench.job->versions == second && second->next == first && !first->next);
+        bench_done(&bench, true);
+}
+
+TAP_MAIN(TEST(a_look_at_a_committed_version_begins_nothing),
+         TEST(what_retention_could_not_remove_is_tried_again_after_the_next_version),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
          TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
