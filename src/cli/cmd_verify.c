@@ -195,13 +195,14 @@ static bool is_among(const struct manifest_scan *scan, const char *tag)
         return false;
 }
 
-/* Directories with a manifest that the scan found unsound. */
+/* Directories with a manifest that the scan found unsound, or that nobody can tell it of. Another user's, such as lost+found, are named. */
 static enum nebula_status append_broken(const struct verify_target *target, const struct manifest_scan *scan,
                                         json_t *versions, struct nebula_error *error)
 {
         struct store *store = target->store;
         struct store_list list;
         struct store_entry entry;
+        struct nebula_error failure;
         char tag[256], key[300];
         enum nebula_status status = store->ops->list(store, "", &list, error);
 
@@ -209,10 +210,17 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
                 return status;
         for (size_t i = 0; i < list.count; i++) {
                 snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", list.entries[i].name);
-                if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) || is_among(scan, tag) ||
-                    store->ops->stat(store, key, &entry, NULL))
+                if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) || is_among(scan, tag))
                         continue;
-                store_entry_done(&entry);
+                status = store->ops->stat(store, key, &entry, &failure);
+                if (!status)
+                        store_entry_done(&entry);
+                if (status == NEBULA_NOT_FOUND)
+                        continue;
+                if (status && list.entries[i].is_foreign) {
+                        cli_complain("%s; it belongs to another user and was not checked", failure.message);
+                        continue;
+                }
                 append_version(target, tag, versions);
         }
         store_list_done(&list);

@@ -299,6 +299,17 @@ def test_verify_of_all_names_a_version_without_a_manifest(run, make):
     assert torn.stderr.startswith("nebula: global_step1 has no manifest") and torn.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", [".nebula", ".nebula/manifest.json"])
+def test_verify_of_all_calls_a_version_damaged_that_it_cannot_read(run, make, name):
+    store = make("global_step1", "model.pt=100")
+    make("global_step2", "model.pt=100")
+    path = store / "global_step2" / name
+    path.rename(store / "away")
+    path.symlink_to(path.name)  # leads nowhere, and is no word that nothing is there
+    result = run("verify", "--all", "--path", store)
+    assert result.returncode == 1 and "1 damaged" in result.stdout and "global_step2/.nebula/manifest.json" in result.stdout
+
+
 def has_open(pid: int, name: str) -> bool:
     for one in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed since
