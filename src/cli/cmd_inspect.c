@@ -343,7 +343,7 @@ int command_inspect(int argc, char **argv)
                 return CLI_USAGE;
         stored = target_open(common.path, &store, &error);
         if (!stored)
-                stored = target_load(store, args.positionals[0], &manifest, &error);
+                stored = target_load(store, args.positionals[0], &manifest, NULL, &error);
         name = args.count == 2 ? args.positionals[1] : NULL;
         if (stored != NEBULA_CORRUPT && !ask_memory(&common, args.positionals[0], manifest.sequence, &link, &version_id, &version)) {
                 if (name) {

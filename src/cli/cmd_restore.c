@@ -304,7 +304,7 @@ static enum nebula_status restore_once(struct restore *restore, struct link *lin
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint \"%s\": no storage was named and no agent has it",
                                    restore->tag);
         if (!status)
-                status = target_load(store, restore->tag, ret_manifest, error);
+                status = target_load(store, restore->tag, ret_manifest, NULL, error);
         if (link)
                 link_find_younger(link, restore->path, restore->tag, ret_manifest->sequence, &version_id, ret_remembered, NULL);
         if (*ret_remembered)

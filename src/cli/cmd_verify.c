@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/human.h"
@@ -17,6 +18,7 @@ struct verify_target {
         struct store *store; /* NULL: a lone file */
         char tag[256];       /* "" = every version of the store */
         bool is_newest;      /* the tag was not given: it is the newest's */
+        size_t passed_over;  /* then so many cannot be read, one of which may be newer */
         char name[256];      /* "" = every file */
         char path[TARGET_PATH_MAX];
 };
@@ -104,7 +106,7 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
         if (!status && all)
                 return NEBULA_OK;
         if (!status) {
-                status = target_load(target->store, word, &manifest, &absent);
+                status = target_load(target->store, word, &manifest, &target->passed_over, &absent);
                 if (!status) {
                         strcpy(target->tag, manifest.tag);
                         target->is_newest = !word || !strcmp(word, "latest");
@@ -178,7 +180,7 @@ static enum nebula_status append_one(const struct verify_target *target, json_t 
                         return status;
                 if (!target->is_newest || status != NEBULA_NOT_FOUND)
                         break;
-                status = target_load(target->store, NULL, &newest, error);
+                status = target_load(target->store, NULL, &newest, NULL, error);
                 if (status)
                         return status;
                 strcpy(tag, newest.tag);
@@ -218,6 +220,7 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
                 if (status == NEBULA_NOT_FOUND)
                         continue;
                 if (status && list.entries[i].is_foreign) {
+                        text_make_printable(failure.message);
                         cli_complain("%s; it belongs to another user and was not checked", failure.message);
                         continue;
                 }
@@ -353,14 +356,15 @@ static struct verify_sum sum_up(const json_t *versions)
         return sum;
 }
 
-static int finish(bool json, json_t *versions, double seconds)
+static int finish(bool json, json_t *versions, size_t passed_over, double seconds)
 {
         struct verify_sum sum = sum_up(versions);
         char size[HUMAN_MAX], speed[HUMAN_MAX], duration[HUMAN_MAX];
-        int code = sum.bad ? CLI_WRONG : CLI_OK;
+        bool ok = !sum.bad && !passed_over;
+        int code = ok ? CLI_OK : CLI_WRONG;
 
         if (json)
-                return cli_print_json(json_pack("{s:b, s:I, s:I, s:f, s:O}", "ok", !sum.bad, "bytes", (json_int_t)sum.bytes,
+                return cli_print_json(json_pack("{s:b, s:I, s:I, s:f, s:O}", "ok", ok, "bytes", (json_int_t)sum.bytes,
                                                 "files", (json_int_t)sum.files, "seconds", seconds, "versions", versions),
                                       code);
         for (size_t v = 0; v < json_array_size(versions); v++)
@@ -369,6 +373,8 @@ static int finish(bool json, json_t *versions, double seconds)
                human_duration(seconds, duration), human_speed(sum.bytes, seconds, speed));
         if (sum.bad)
                 term_print(STYLE_BAD, "%zu damaged\n", sum.bad);
+        else if (passed_over)
+                term_print(STYLE_BAD, "no damage here, but %zu passed over\n", passed_over);
         else
                 term_print(STYLE_GOOD, "no damage\n");
         return code;
@@ -417,7 +423,7 @@ int command_verify(int argc, char **argv)
         if (check_target(&target, versions, &error))
                 code = cli_fail(common.json, &error);
         else
-                code = finish(common.json, versions, (double)(os->now_ns() - begun_ns) / 1e9);
+                code = finish(common.json, versions, target.passed_over, (double)(os->now_ns() - begun_ns) / 1e9);
         json_decref(versions);
 out:
         if (target.store)

@@ -6,6 +6,7 @@
 #include "base/conf.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "cli/cli.h"
 #include "os/os.h"
 
 /* Takes "", "." and ".." out, by the letters alone, as Python's abspath does: the agent knows a path under that name. */
@@ -94,7 +95,7 @@ enum nebula_status target_open(const char *given, struct store **ret_store, stru
         return store_open(path, ret_store, error);
 }
 
-enum nebula_status target_load(struct store *store, const char *tag, struct manifest *ret_manifest,
+enum nebula_status target_load(struct store *store, const char *tag, struct manifest *ret_manifest, size_t *ret_passed_over,
                                struct nebula_error *error)
 {
         struct manifest_scan scan;
@@ -123,6 +124,13 @@ enum nebula_status target_load(struct store *store, const char *tag, struct mani
         } else {
                 *ret_manifest = scan.manifests[newest];
                 scan.manifests[newest] = (struct manifest){ 0 }; /* moved out */
+                if (ret_passed_over)
+                        *ret_passed_over = scan.broken_count;
+                text_make_printable(scan.broken);
+                if (scan.broken_count == 1)
+                        cli_complain("a checkpoint that cannot be read is passed over: %s", scan.broken);
+                else if (scan.broken_count)
+                        cli_complain("%zu checkpoints that cannot be read are passed over, the first: %s", scan.broken_count, scan.broken);
         }
         manifest_scan_done(&scan);
         return status;

@@ -310,6 +310,24 @@ def test_verify_of_all_calls_a_version_damaged_that_it_cannot_read(run, make, na
     assert result.returncode == 1 and "1 damaged" in result.stdout and "global_step2/.nebula/manifest.json" in result.stdout
 
 
+def test_a_newest_that_cannot_be_read_is_not_passed_over_without_a_word(run, make, tmp_path):
+    store = make("global_step1", "model.pt=100")
+    make("global_step2", "model.pt=100")
+    flip(store / "global_step2/.nebula/manifest.json", 5)
+    for arguments, code in (
+        (["verify"], 1),
+        (["verify", "latest"], 1),
+        (["restore", "latest", "--to", tmp_path / "out"], 0),
+        (["inspect", "latest"], 0),
+        (["verify", "global_step1"], 0),
+    ):
+        result = run(*arguments, "--path", store)
+        assert result.returncode == code and "global_step1" in result.stdout
+        assert ("passed over" in result.stderr and "global_step2" in result.stderr) == (arguments[-1] != "global_step1")
+    told = run("verify", "--json", "--path", store)
+    assert told.returncode == 1 and not json.loads(told.stdout)["ok"]
+
+
 def has_open(pid: int, name: str) -> bool:
     for one in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed since
