@@ -1,5 +1,6 @@
 /* nebula restore: copies of a version's files, verified from storage, or as they lie in the agent's memory. */
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 #include "cli/target.h"
 #include "cli/view.h"
 #include "os/os.h"
+#include "os/process.h"
 #include "store/verify.h"
 
 #define PIECE_BYTES (8u << 20)
@@ -32,6 +34,7 @@ struct restore {
         size_t name_count;
         bool force;
         bool is_gone; /* the checkpoint was removed or written again while it was read, and is to be looked for once more */
+        pthread_mutex_t lock; /* of the next two, which a signal looks at */
         struct waiting *waiting;
         size_t waiting_count;
         json_t *files; /* what was restored: {"name", "path", "size"} */
@@ -74,8 +77,8 @@ static enum nebula_status check_names(const struct restore *restore, const char 
 }
 
 /* The next file. It is in the list, and to be taken out by `abandon_last` when it does not become whole. */
-static enum nebula_status begin_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct sink **ret_sink,
-                                     struct nebula_error *error)
+static enum nebula_status add_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct sink **ret_sink,
+                                   struct nebula_error *error)
 {
         struct waiting *grown = realloc(restore->waiting, (restore->waiting_count + 1) * sizeof *grown), *one;
         enum nebula_status status;
@@ -94,14 +97,38 @@ static enum nebula_status begin_file(struct restore *restore, const char *name, 
         return NEBULA_OK;
 }
 
+static enum nebula_status begin_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct sink **ret_sink,
+                                     struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        pthread_mutex_lock(&restore->lock);
+        status = add_file(restore, name, path, size, ret_sink, error);
+        pthread_mutex_unlock(&restore->lock);
+        return status;
+}
+
 static void abandon_last(struct restore *restore)
 {
+        pthread_mutex_lock(&restore->lock);
         sink_abandon(&restore->waiting[--restore->waiting_count].sink);
+        pthread_mutex_unlock(&restore->lock);
+}
+
+/* A signal ends the command: what is not whole goes, and what gets its name just now gets it first. The lock is kept to the end. */
+static void abandon_all(void *argument)
+{
+        struct restore *restore = argument;
+
+        pthread_mutex_lock(&restore->lock);
+        for (size_t i = 0; i < restore->waiting_count; i++)
+                os->unlink(restore->waiting[i].sink.temporary);
 }
 
 /* All are whole, and get their names; or, after a failure, none does. */
 static enum nebula_status end_files(struct restore *restore, enum nebula_status status, struct nebula_error *error)
 {
+        pthread_mutex_lock(&restore->lock);
         for (size_t i = 0; i < restore->waiting_count; i++) {
                 struct waiting *one = &restore->waiting[i];
 
@@ -119,6 +146,7 @@ static enum nebula_status end_files(struct restore *restore, enum nebula_status 
         free(restore->waiting);
         restore->waiting = NULL;
         restore->waiting_count = 0;
+        pthread_mutex_unlock(&restore->lock);
         return status;
 }
 
@@ -356,7 +384,7 @@ int command_restore(int argc, char **argv)
 {
         struct cli_common common = { 0 };
         const char *to = NULL;
-        struct restore restore = { .common = &common };
+        static struct restore restore = { .lock = PTHREAD_MUTEX_INITIALIZER }; /* a signal may come until the very end */
         const struct args_option options[] = {
                 CLI_COMMON(common), { "to", ARGS_TEXT, &to }, { "force", ARGS_FLAG, &restore.force },
         };
@@ -370,6 +398,8 @@ int command_restore(int argc, char **argv)
                 return cli_usage_error("restore", "--to DIR is missing");
         if (target_path(common.path, restore.path, &error) || target_absolute(to, restore.to, &error))
                 return cli_fail(common.json, &error);
+        os_signals_clean(abandon_all, &restore); /* without it a signal leaves what is not whole */
+        restore.common = &common;
         restore.tag = args.positionals[0];
         restore.names = args.positionals + 1;
         restore.name_count = args.count - 1;

@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,54 @@ int os_signals_wait(void)
                 number = sigwaitinfo(&set, NULL);
         while (number < 0 && errno == EINTR);
         return number;
+}
+
+static struct {
+        void (*clean)(void *argument);
+        void *argument;
+        sigset_t set;
+} ending;
+
+static void *clean_and_end(void *unused)
+{
+        int number;
+
+        (void)unused;
+        do
+                number = sigwaitinfo(&ending.set, NULL);
+        while (number < 0 && errno == EINTR);
+        if (number < 0)
+                return NULL;
+        ending.clean(ending.argument);
+        signal(number, SIG_DFL);
+        pthread_sigmask(SIG_UNBLOCK, &ending.set, NULL);
+        raise(number);
+        _exit(128 + number);
+}
+
+int os_signals_clean(void (*clean)(void *argument), void *argument)
+{
+        static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+        pthread_t thread;
+        int result;
+
+        ending.clean = clean;
+        ending.argument = argument;
+        sigemptyset(&ending.set);
+        for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+                struct sigaction now;
+
+                if (!sigaction(numbers[i], NULL, &now) && now.sa_handler != SIG_IGN) /* a blocked one would be waited for, ignored or not */
+                        sigaddset(&ending.set, numbers[i]);
+        }
+        pthread_sigmask(SIG_BLOCK, &ending.set, NULL);
+        result = pthread_create(&thread, NULL, clean_and_end, NULL);
+        if (result) {
+                pthread_sigmask(SIG_UNBLOCK, &ending.set, NULL);
+                return -result;
+        }
+        pthread_detach(thread);
+        return 0;
 }
 
 int os_process_end(uint32_t pid)

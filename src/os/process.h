@@ -5,6 +5,8 @@
  *                                         was started gets 1 once the daemon has spoken
  *      os_daemon_ready(ready_fd, NULL)    the daemon speaks: NULL is success
  *
+ *      os_signals_clean(clean, argument); a command cleans up before a signal ends it
+ *
  *      os_signals_block();                before any thread starts
  *      os_signals_wait();                 the main thread rests here
  *      os_signal_self();                  any thread ends that rest
@@ -25,6 +27,9 @@ void os_daemon_ready(int ready_fd, const char *failure);
 
 void os_signals_block(void);
 int os_signals_wait(void); /* the signal's number: SIGTERM, SIGINT or SIGHUP */
+/* For a command: each of these that is not ignored ends it as ever, once `clean` has run, on a thread of its own. Called once, before other
+ * threads begin. 0 or negative errno. */
+int os_signals_clean(void (*clean)(void *argument), void *argument);
 void os_signal_self(void);
 int os_process_end(uint32_t pid); /* asks with SIGTERM; 0 or a negative errno */
 

@@ -480,6 +480,21 @@ def held(nebula, tmp_path):
 LONG = f"a.pt={32 << 20}"  # long enough to be held while it is read
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_restore_that_a_signal_ends_leaves_no_half_file(nebula, make, tmp_path, number, ignored):
+    store = make("best", LONG, "b.pt=100")
+    out = tmp_path / "out"
+    ignore = (lambda: signal.signal(number, signal.SIG_IGN)) if ignored else None  # as nohup does
+    command = [nebula, "restore", "best", "--to", out, "--path", store]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=ignore) as process:
+        while not list(out.glob(".nebula-restore-*")):
+            assert process.poll() is None, "it was done before it could be ended"
+        process.send_signal(number)
+        assert process.wait(timeout=60) == (0 if ignored else -number)
+    assert sorted(path.name for path in out.iterdir()) == (["a.pt", "b.pt"] if ignored else [])
+
+
 @pytest.mark.parametrize("tag", ["best", "latest"])
 def test_what_is_written_again_while_it_is_restored_is_looked_for_once_more(held, make, tmp_path, tag):
     store = make("best", LONG, "b.pt=100")
