@@ -257,7 +257,7 @@ static void unpin(struct job *job)
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error)
 {
-        bool own, in_memory = false, look = true, failed = false;
+        bool own, in_memory = false, look = true, stored_first = false; /* stored_first: of the same version storage's is taken */
         const char *path;
         struct retain_entry memory_entry = { 0 }, stored_entry = { 0 };
         struct ipc_found found, stored;
@@ -275,8 +275,9 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 in_memory = true;
                 fill_found(version, &found);
                 memory_entry = retain_complete(version->tag, version->sequence);
-                failed = version->life.state == NEBULA_STATE_FAILED && version->recorded_here; /* another node may have made it durable since */
-                look = version->job->persist_path[0] && (failed || (!request->tag[0] && storage_may_be_newer(version->job, version)));
+                /* Another node may have made it durable since. */
+                stored_first = version->life.state == NEBULA_STATE_FAILED && version->recorded_here;
+                look = version->job->persist_path[0] && (stored_first || (!request->tag[0] && storage_may_be_newer(version->job, version)));
         }
         if (!own && *path)
                 job = catalogue_job_get(catalogue, path, job->name);
@@ -295,7 +296,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         }
         /* This node has lost its memory, or never had it: another node's. */
         if (!in_memory && own && !find_remote(catalogue, own_job, session, request, &found, &memory_entry))
-                in_memory = true;
+                in_memory = stored_first = true; /* peers may have no more than this node's share */
         if (!job) {
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
                 goto done;
@@ -312,7 +313,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         status = find_stored(catalogue, job, request, !own, &stored, &stored_entry, error);
         if (in_memory && status)
                 log_older(catalogue, job, request, &found, memory_entry, status, error ? error->message : "");
-        if (in_memory && (status || (failed ? retain_is_newer(&memory_entry, &stored_entry) : !retain_is_newer(&stored_entry, &memory_entry)))) {
+        if (in_memory && (status || (stored_first ? retain_is_newer(&memory_entry, &stored_entry) : !retain_is_newer(&stored_entry, &memory_entry)))) {
                 *ret_found = found;
                 status = NEBULA_OK;
                 goto done;

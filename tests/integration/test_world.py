@@ -209,12 +209,13 @@ def test_two_jobs_on_one_path_are_refused_with_both_names(world):
     assert '"gpt"' in error and '"bert"' in error
 
 
-def replace_b(world: World, state: str) -> list[RankProcess]:
-    """Node b is lost when versions have reached these states and copies, and another takes its place."""
+def replace_b(world: World, *states: str) -> list[RankProcess]:
+    """Node b is lost when global_step1 is durable and global_step2 has gone through these states; another takes its place."""
     ranks = world.start({"a": [0], "b": [1]}, "r1", interval=3600, replicas=1)
-    for step, reached in enumerate(("durable", state), 1):
-        together(ranks, "save", f"global_step{step}", ALL_RANKS, 1, 10_000)
-        together(ranks, "wait", f"global_step{step}", reached, 30)
+    for tag, reached in (("global_step1", ["durable"]), ("global_step2", states)):
+        together(ranks, "save", tag, ALL_RANKS, 1, 10_000)
+        for state in reached:
+            together(ranks, "wait", tag, state, 30)
     world.lose_memory("b")
     for rank in ranks:
         rank.kill()
@@ -230,6 +231,16 @@ def test_what_peers_alone_hold_of_a_lost_node_is_not_waited_for_to_be_durable(wo
     together(ranks, "save", "global_step3", ALL_RANKS, 1, 10_000)
     together(ranks, "wait", "global_step3", "durable", 30)
     assert ranks[1].ask("flush", 10) == "flushed"
+
+
+def test_a_lost_node_finds_all_of_what_is_durable_though_peers_hold_its_share(world):
+    ranks = replace_b(world, "replicated", "durable")
+    found = ranks[1].ask("latest")
+    assert (found["tag"], found["state"]) == ("global_step2", "durable")
+    assert sorted(file["name"] for file in found["files"]) == ["r0-0.bin", "r1-0.bin"]
+    assert ranks[1].ask("wait", "global_step2", "durable", 10) == "durable"
+    for rank in (0, 1):
+        assert ranks[1].ask("load", "global_step2", [f"r{rank}-0.bin"]) == {f"r{rank}-0.bin": digest("global_step2", rank)}
 
 
 def test_one_node_for_the_whole_world_writes_no_document_of_its_own(world):
