@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import logging
-import math
+import numbers
 import os
 import re
 import threading
@@ -89,9 +89,9 @@ def milliseconds(timeout: float | None) -> int:
     """Seconds as the C library takes them; None, or longer than anybody waits: no limit."""
     if timeout is None:
         return -1
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not (timeout < 0 or timeout >= 0):  # nan is neither
         raise NebulaConfigError(f"a timeout is a number of seconds, or None, not {timeout!r}")
-    return -1 if timeout > FOREVER_S else max(int(timeout * 1000), 0)
+    return -1 if timeout > FOREVER_S else max(int(float(timeout) * 1000), 0)
 
 
 class Checkpoint:
@@ -113,10 +113,10 @@ class Checkpoint:
             config.check_text("a tag", tag)
         if N is None:
             count = _nebula.FILES_OPEN
-        elif isinstance(N, bool) or not isinstance(N, int) or not (0 < N < 1 << 63 or N == _nebula.FILES_ALL_RANKS):
+        elif isinstance(N, bool) or not isinstance(N, numbers.Integral) or not (0 < N < 1 << 63 or N == _nebula.FILES_ALL_RANKS):
             raise NebulaConfigError(f"Checkpoint({tag!r}, {N!r}): N is a positive number of files, or -2 for all ranks")
         else:
-            count = N
+            count = int(N)
         if count == _nebula.FILES_ALL_RANKS and tag is not None:
             guards.check_tag(tag)
         self._tag = _own_tag() if tag is None else tag

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import numbers
 import os
 import re
 from typing import Any
@@ -49,10 +50,7 @@ def parse_number(name: str, value: Any) -> float:
         match = _NUMBER.fullmatch(value)
         if match is None:
             raise NebulaConfigError(f"{name}={value!r} is not a number; write for example 512M, 4G or 30")
-        number = float(match[1]) * _UNITS[match[2].upper()]
-        if not math.isfinite(number):
-            raise NebulaConfigError(f"{name}={value!r} is too large")
-        return number
+        return _finite(name, value, float(match[1]) * _UNITS[match[2].upper()])
     return _plain_number(name, value)
 
 
@@ -62,16 +60,24 @@ def parse_seconds(name: str, value: Any) -> float:
         match = _DURATION.fullmatch(value)
         if match is None:
             raise NebulaConfigError(f"{name}={value!r} is not a time; write for example 100, 250ms or 15m")
-        return float(match[1]) * _SECONDS[match[2].upper()]
-    return float(_plain_number(name, value))
+        return _finite(name, value, float(match[1]) * _SECONDS[match[2].upper()])
+    return _plain_number(name, value)
 
 
 def _plain_number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's are Real, too
         raise NebulaConfigError(f"{name}={value!r} is not a number but {type(value).__name__}")
-    if not math.isfinite(value) or value < 0:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise NebulaConfigError(f"{name} has more than 308 digits and is too large") from None
+    return _finite(name, value, number)
+
+
+def _finite(name: str, value: Any, number: float) -> float:
+    if not math.isfinite(number) or number < 0:
         raise NebulaConfigError(f"{name}={value!r} must be finite, and 0 or more")
-    return value
+    return number
 
 
 def check_text(what: str, value: Any) -> str:

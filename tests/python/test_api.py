@@ -81,11 +81,30 @@ def test_a_one_tuple_path_is_unwrapped_with_a_warning_and_made_absolute(place, m
         {"keep_last": True},
         {"job": 3},
         {"keep_every": 1 << 40},
+        {"persistent_time_interval": "9" * 400},
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(arguments):
     with pytest.raises(NebulaConfigError, match=str(next(iter(arguments.values())))):
         nebulaml.init(**arguments)
+
+
+@pytest.mark.parametrize("name", ["persistent_time_interval", "num_of_version_in_retention", "keep_last"])
+@pytest.mark.parametrize("digits", [400, 5000])  # Python writes out no int of 5000
+def test_a_number_that_no_float_can_be_is_refused(name, digits):
+    with pytest.raises(NebulaConfigError, match=f"{name} has more than 308 digits"):
+        nebulaml.init(**{name: 10**digits})
+
+
+def test_numbers_of_numpy_are_numbers(place):
+    numpy = pytest.importorskip("numpy")
+    nebulaml.init(str(place.storage), numpy.float32(0.5), numpy.int64(3), replicas=numpy.uint8(0), keep_last=numpy.int32(4))
+    settings = engine.settings()
+    assert (settings.persist_interval_s, settings.retention_count, settings.keep_last) == (0.5, 3, 4)
+    save("global_step1", count=numpy.int64(1)).wait("durable", numpy.float32(30))
+    for wrong in (numpy.float64("nan"), numpy.float32("inf"), numpy.int64(-1), numpy.bool_(True)):
+        with pytest.raises(NebulaConfigError):
+            nebulaml.init(persistent_time_interval=wrong)
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\udcff", "", "x" * 300, 5])
