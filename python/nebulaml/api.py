@@ -59,7 +59,8 @@ def init(
     world: 1 when only this process of a distributed job uses Nebula (``if rank == 0: nebulaml.init(..., world=1)``):
         no other rank is then waited for, neither to complete a checkpoint nor to agree on one.
 
-    May be called again: what is not given stays, what is given holds from then on. Numbers may carry K, M or G.
+    May be called again: what is not given stays, what is given holds from then on. A call that is refused changes
+    nothing. Numbers may carry K, M or G.
     """
     guards.check_framework()
     before = engine.settings() if engine.is_initialized() else None
@@ -75,10 +76,15 @@ def init(
         job=job,
         world=world,
     )
-    now = engine.settings()
-    if before is not None and (before.persist_path, before.job) != (now.persist_path, now.job):
-        agree.moved()
-    engine.guarded("init", lambda: engine.session(patient=True))
+    try:
+        engine.guarded("init", lambda: engine.session(patient=True))
+    except NebulaConfigError:
+        engine.put_back(before)
+        raise
+    finally:
+        now = engine.outlook()
+        if before is not None and (before.persist_path, before.job) != (now.persist_path, now.job):
+            agree.moved()
 
 
 def get_latest_checkpoint(persist_path: str | None = None) -> Checkpoint | None:

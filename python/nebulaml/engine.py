@@ -21,6 +21,7 @@ __all__ = [
     "interruptible",
     "is_initialized",
     "outlook",
+    "put_back",
     "refuse_within_save",
     "session",
     "settings",
@@ -78,6 +79,13 @@ def configure(**arguments: Any) -> None:
     global _settings
     with _lock:
         _settings = config.resolve(_settings, **arguments)
+
+
+def put_back(earlier: config.Settings | None) -> None:
+    """After new settings were refused: what held before holds on."""
+    global _settings
+    with _lock:
+        _settings = earlier
 
 
 def place() -> ranks.Place:

@@ -107,6 +107,34 @@ def test_numbers_of_numpy_are_numbers(place):
             nebulaml.init(persistent_time_interval=wrong)
 
 
+REFUSED = {
+    "a scheme that no driver has": {"persistent_storage_path": "s3://bucket/run"},
+    "a path that is too long": {"persistent_storage_path": "/tmp/" + "a/" * 3000},
+    "a job whose name is too long": {"job": "x" * 5000},
+    "too many replicas": {"replicas": 9},
+    "an interval of years": {"persistent_time_interval": 2_000_000_000},
+}
+
+
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+def test_an_init_that_is_refused_changes_nothing(place, change):
+    with pytest.raises(NebulaConfigError):
+        nebulaml.init(**change)
+    assert not nebulaml.is_initialized()
+    nebulaml.init(str(place.storage), 0, on_error="raise")
+    before = engine.settings()
+    begun = nebulaml.Checkpoint("global_step1")
+    begun.save("a.pt", 1)
+    with pytest.raises(NebulaConfigError):
+        nebulaml.init(num_of_version_in_retention=5, **change)
+    assert engine.settings() == before
+    begun.save("b.pt", 2)
+    begun.commit()
+    begun.wait("durable", 30)
+    assert nebulaml.get_latest_checkpoint().load("b.pt") == 2
+    nebulaml.init(keep_last=3)
+
+
 @pytest.mark.parametrize("text", ["a\0b", "\udcff", "", "x" * 300, 5])
 def test_tags_and_names_that_cannot_be_meant_are_refused_as_such(nm, text):
     for call in (nm.Checkpoint, nm.get_checkpoint, nm.flush_persistence, lambda name: nm.Checkpoint("global_step1").save(name, 1)):
