@@ -101,8 +101,11 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
 {
         struct nebula_error absent;
         struct manifest manifest;
-        enum nebula_status status = target_open(given_path, &target->store, &absent);
+        enum nebula_status status;
 
+        if (word && !*word) /* not the current directory, as a path */
+                return error_set(error, NEBULA_INVALID, 0, "a tag or path is empty");
+        status = target_open(given_path, &target->store, &absent);
         if (!status && all)
                 return NEBULA_OK;
         if (!status) {

@@ -194,8 +194,8 @@ static enum nebula_status write_error(const struct store *store, const char *pat
         struct os_space space;
 
         if (error_status_of_errno(-result) == NEBULA_NO_SPACE && !os->space(store->root, &space))
-                return error_set(error, NEBULA_NO_SPACE, -result, "can't write %s: needs %" PRIu64 " bytes, %" PRIu64 " are free",
-                                 path, size, space.free_bytes);
+                return error_set(error, NEBULA_NO_SPACE, -result, "can't write %s: needs %" PRIu64 " bytes, %" PRIu64 " are free%s",
+                                 path, size, space.free_bytes, space.free_bytes > size ? "; inodes or a quota may have run out" : "");
         return file_error(store, "write", path, result, error);
 }
 

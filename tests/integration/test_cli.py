@@ -328,6 +328,20 @@ def test_a_newest_that_cannot_be_read_is_not_passed_over_without_a_word(run, mak
     assert told.returncode == 1 and not json.loads(told.stdout)["ok"]
 
 
+@pytest.mark.parametrize("arguments", [["verify", ""], ["inspect", ""], ["restore", "", "--to", "out"], ["prune", "--tag", ""]])
+def test_an_empty_tag_is_a_wrong_command_line(run, make, arguments):
+    result = run(*arguments, "--path", make("global_step1", "model.pt=100"))
+    assert result.returncode == 2 and ("empty" in result.stderr or "needs a value" in result.stderr)
+
+
+def test_prune_refuses_the_latest_by_that_word(run, make):
+    store = make("global_step1", "model.pt=100")
+    for more in ([], ["--yes"]):
+        result = run("prune", "--tag", "latest", *more, "--path", store)
+        assert result.returncode == 5 and "newest" in result.stderr
+    assert (store / "global_step1/model.pt").exists()
+
+
 def has_open(pid: int, name: str) -> bool:
     for one in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed since

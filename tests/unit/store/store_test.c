@@ -621,7 +621,27 @@ static void a_root_that_may_not_be_entered_is_no_empty_one(void)
         end_file();
 }
 
-TAP_MAIN(TEST(a_root_that_may_not_be_entered_is_no_empty_one), TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back),
+static int open_none(const char *path, int flags)
+{
+        return flags & OS_CREATE ? -ENOSPC : os_linux.open(path, flags);
+}
+
+static void a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out(void)
+{
+        const struct os_table *real = os;
+        struct os_table table = *os;
+
+        open_file();
+        CHECK(put("t/x", "x") == NEBULA_OK);
+        table.open = open_none;
+        os = &table;
+        CHECK(put("t/y", "y") == NEBULA_NO_SPACE && strstr(error.message, "needs 1 bytes") && strstr(error.message, "inodes or a quota"));
+        os = real;
+        end_file();
+}
+
+TAP_MAIN(TEST(a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out),
+         TEST(a_root_that_may_not_be_entered_is_no_empty_one), TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back),
          TEST(a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up),
          TEST(what_is_written_is_read), TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_second_write_replaces_the_first),
          TEST(what_is_absent_is_not_found_and_its_removal_fine), TEST(an_object_that_is_too_short_is_corrupt),
