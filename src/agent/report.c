@@ -32,6 +32,15 @@ static void add_source(json_t *sources, bool holds, const char *name)
                 json_array_append_new(sources, json_string(name));
 }
 
+static json_t *ranks_json(const struct version *version)
+{
+        json_t *ranks = json_array();
+
+        for (size_t i = 0; i < version->part_count; i++)
+                json_array_append_new(ranks, json_integer(version->parts[i].rank));
+        return ranks;
+}
+
 static json_t *version_json(const struct version *version)
 {
         json_t *files = json_array(), *sources = json_array(), *moves = json_array(), *body;
@@ -58,6 +67,10 @@ static json_t *version_json(const struct version *version)
         if (body) {
                 json_object_set_new(body, "world", json_integer(version->world));
                 json_object_set_new(body, "run", json_string(version->run));
+                if (version->spread && !version->stored) /* each node has a share */
+                        json_object_set_new(body, "spread", json_true());
+                if (version->spread && !version->stored && version->file_goal == NEBULA_FILES_ALL_RANKS)
+                        json_object_set_new(body, "ranks", ranks_json(version));
                 if (missing[0] && !version->error.message[0])
                         json_object_set_new(body, "error", json_string(missing));
                 json_object_set_new(body, "sequence", json_integer((json_int_t)version->sequence));

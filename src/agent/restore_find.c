@@ -19,13 +19,24 @@ static bool is_newer(const struct version *a, const struct version *b)
         return retain_is_newer(&entries[0], &entries[1]);
 }
 
+/* Memory has this node's share of what the ranks of several nodes committed, and all ranks are here now: nobody has the rest. Of an
+ * open-ended version it is not known who else took part. */
+static bool lacks_shares(const struct job *job, const struct version *version)
+{
+        if (!version->spread || version->stored || job->local_world < job->world)
+                return false;
+        if (version->file_goal > 0)
+                return version->file_count < (uint64_t)version->file_goal;
+        return version->file_goal == NEBULA_FILES_ALL_RANKS && version->part_count < version->world;
+}
+
 static struct version *newest_in_memory(struct job *job, const struct ipc_find *wanted)
 {
         const char *tag = wanted->tag;
         struct version *best = NULL;
 
         for (struct version *version = job->versions; version; version = version->next) {
-                if (!version_whole_in_memory(version) || (*tag && strcmp(tag, version->tag)) ||
+                if (!version_whole_in_memory(version) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
                     !version_wanted(wanted, version->generation, version->sequence))
                         continue;
                 /* Generations of one tag follow each other. */

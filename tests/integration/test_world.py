@@ -209,6 +209,30 @@ def test_two_jobs_on_one_path_are_refused_with_both_names(world):
     assert '"gpt"' in error and '"bert"' in error
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_job_that_goes_on_with_fewer_nodes_loads_what_is_whole_without_the_others(world, restarts):
+    ranks = world.start({"a": [0], "b": [1]}, "r1", interval=3600)
+    for tag, goal, state in (
+        ("global_step1", ALL_RANKS, "durable"),
+        ("global_step2", 1, "committed"),
+        ("global_step3", ALL_RANKS, "committed"),
+    ):
+        saving = ranks[:1] if goal == 1 else ranks
+        together(saving, "save", tag, goal, 1, 10_000)
+        together(saving, "wait", tag, state, 30)
+    world.lose_memory("b")
+    if restarts:
+        world.kill_agents("a")
+    for rank in ranks:
+        rank.kill()
+        rank.end()
+    (alone,) = world.start({"a": [0]}, "r2", interval=3600)
+    assert alone.ask("latest")["tag"] == "global_step2", "its only file is in this node's memory"
+    with pytest.raises(RankFailed, match="NotFound"):
+        alone.ask("load", "global_step3", ["r0-0.bin"])
+    assert sorted(file["name"] for file in alone.ask("find", "global_step1")["files"]) == ["r0-0.bin", "r1-0.bin"]
+
+
 def replace_b(world: World, *states: str) -> list[RankProcess]:
     """Node b is lost when global_step1 is durable and global_step2 has gone through these states; another takes its place."""
     ranks = world.start({"a": [0], "b": [1]}, "r1", interval=3600, replicas=1)

@@ -66,6 +66,9 @@ class Rank:
         self.checkpoints[found.tag] = found
         return json.loads(found.report())
 
+    def find(self, tag: str) -> object:
+        return json.loads(self.session.find(tag, None).report())
+
     def load(self, tag: str, files: list[str]) -> object:
         """Digest and source of each file."""
         found = self.session.find(tag, None)
