@@ -100,6 +100,8 @@ def inventory(path: str | None) -> list[dict[str, Any]]:
             "step": one["step"],
             "run": one.get("run", ""),
             "shared": shared,
+            "world": one.get("world", 1),
+            "ranks": one.get("ranks") if "storage" not in one["source"] else None,  # whose shares this node has; None: all, or unknown
         }
         for one in report["versions"]
         if one["source"] and (one["state"] in _WHOLE or (one["state"] == "failed" and one["sequence"]))  # given up, but whole
@@ -109,9 +111,20 @@ def inventory(path: str | None) -> list[dict[str, Any]]:
     return _order(whole)[:_SENT_MAX]
 
 
+def _has_all_shares(held: list[dict[str, Any]]) -> bool:
+    """Whether the nodes of these inventories have all ranks' shares: those that do not take part any more took theirs along."""
+    if any(one.get("ranks") is None for one in held):
+        return True
+    return {rank for one in held for rank in one["ranks"]} >= set(range(held[0]["world"]))
+
+
 def choose(inventories: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What stands in all of them, newest first: a function of them alone, so that every rank comes to the same."""
     common = set.intersection(*({_key(version) for version in one} for one in inventories))
+    held: dict[tuple[Any, ...], list[dict[str, Any]]] = {key: [] for key in common}
+    for version in (version for one in inventories for version in one if _key(version) in common):
+        held[_key(version)].append(version)
+    common = {key for key, versions in held.items() if _has_all_shares(versions)}
     return _order([version for version in inventories[0] if _key(version) in common])
 
 

@@ -43,6 +43,17 @@ def test_two_writings_of_one_tag_are_not_the_same_version():
     assert agree.choose([[second], [first]]) == []
 
 
+def test_a_version_of_which_a_node_that_is_gone_had_a_share_is_not_chosen():
+    def share(*ranks):
+        return [version(5, 50) | {"world": 3, "ranks": list(ranks)}, version(4, 40)]
+
+    stored = [version(5, 50) | {"world": 3, "ranks": None}, version(4, 40)]
+    assert tags(agree.choose([share(0), share(1), share(2)])) == ["global_step5", "global_step4"]
+    assert tags(agree.choose([share(2), share(0, 1)])) == ["global_step5", "global_step4"]
+    assert tags(agree.choose([share(0), share(1)])) == ["global_step4"]
+    assert tags(agree.choose([share(0), stored])) == ["global_step5", "global_step4"]
+
+
 def test_every_rank_comes_to_the_same_list():
     inventories = [[version(3, 1), version(-1, 9, tag="best")], [version(-1, 9, tag="best"), version(3, 1)]]
     assert agree.choose(inventories) == agree.choose(inventories[::-1])
