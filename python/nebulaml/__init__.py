@@ -11,7 +11,7 @@ See docs/python.md. Importing this imports no framework; torch is imported when 
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 from typing import Any
 
@@ -106,4 +106,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    # help() and inspect load all that is listed, and end with the error of what cannot be.
+    found = any(importlib.util.find_spec(package) for package in ("lightning", "pytorch_lightning"))
+    return sorted({*globals(), *(name for name, module in _LAZY.items() if found or module != ".lightning")})

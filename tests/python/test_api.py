@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import logging
 import os
+import pydoc
 import shutil
 import signal
+import sys
 import threading
 import time
 
@@ -712,6 +716,25 @@ def test_a_child_forked_inside_a_with_block_commits_that_tag_itself(place):
     """
     place.run(code, place.storage, place.root / "child")
     assert (place.root / "child" / "t" / "m.pt").exists()
+
+
+# -- the package
+
+
+def test_the_package_can_be_looked_through_where_no_lightning_is(monkeypatch):
+    for package in ("lightning", "pytorch_lightning", "lightning.pytorch", "lightning.fabric"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(vars(nebulaml), "NebulaCallback", raising=False)
+    assert "get_latest_checkpoint" in pydoc.plain(pydoc.render_doc(nebulaml))
+    assert {"attach", "Checkpoint"} <= {name for name, _ in inspect.getmembers(nebulaml)}
+    with pytest.raises(NebulaConfigError, match="pip install lightning"):
+        nebulaml.NebulaCallback  # noqa: B018
+
+
+def test_the_package_lists_what_lightning_makes_possible_without_loading_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert {"NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"} <= set(dir(nebulaml))
 
 
 # -- no agent
