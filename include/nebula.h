@@ -117,7 +117,7 @@ enum nebula_on_full {
 
 struct nebula_options {
         size_t struct_size;            /* set by nebula_options_init */
-        const char *persist_path;      /* absolute path, or NULL: memory tier only */
+        const char *persist_path;      /* absolute path, or NULL: memory tier only; this, job and run are UTF-8 */
         const char *job;               /* NULL: "" ; keeps two jobs on one path apart */
         const char *output_dir;        /* folder for checkpointHistories.csv; NULL: none is written */
         const char *run;               /* one incarnation of the job, same on all ranks; NULL: "" */

@@ -169,7 +169,7 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
                                         struct nebula_error *error);
 /* Copies `value` (NULL: "") into an array of `size`, or says that `what` is too long. */
 enum nebula_status client_text(char *to, size_t size, const char *value, const char *what, struct nebula_error *error);
-/* A storage path as the agent takes it: absolute, or a URL. NULL: "". */
+/* A storage path as the agent takes it: absolute, or a URL, and UTF-8. NULL: "". */
 enum nebula_status client_persist_path(char to[IPC_PATH_MAX], const char *value, struct nebula_error *error);
 
 /* start.c */

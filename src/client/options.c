@@ -5,6 +5,7 @@
 
 #include "base/conf.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "client/client.h"
 #include "os/os.h"
 
@@ -33,13 +34,21 @@ enum nebula_status client_text(char *to, size_t size, const char *value, const c
         return NEBULA_OK;
 }
 
+/* For what documents name, which are JSON: each of them would fail later, and every checkpoint with it. */
+static enum nebula_status utf8_text(char *to, size_t size, const char *value, const char *what, struct nebula_error *error)
+{
+        if (value && !text_is_utf8(value, strlen(value)))
+                return error_set(error, NEBULA_INVALID, 0, "%s is not valid UTF-8: \"%.200s\"", what, value);
+        return client_text(to, size, value, what, error);
+}
+
 enum nebula_status client_persist_path(char to[IPC_PATH_MAX], const char *value, struct nebula_error *error)
 {
         if (value && value[0] != '\0' && value[0] != '/' && !strstr(value, "://"))
                 return error_set(error, NEBULA_INVALID, 0,
                                  "the storage path is \"%.200s\": it must be absolute, since the agent runs elsewhere",
                                  value);
-        return client_text(to, IPC_PATH_MAX, value, "the storage path", error);
+        return utf8_text(to, IPC_PATH_MAX, value, "the storage path", error);
 }
 
 static enum nebula_status check_numbers(const struct nebula_options *options, struct nebula_error *error)
@@ -78,9 +87,9 @@ static enum nebula_status read_texts(const struct nebula_options *options, struc
         if (status == NEBULA_OK)
                 status = client_text(hello->output_dir, sizeof hello->output_dir, options->output_dir, "output_dir", error);
         if (status == NEBULA_OK)
-                status = client_text(hello->job, sizeof hello->job, options->job, "the name of the job", error);
+                status = utf8_text(hello->job, sizeof hello->job, options->job, "the name of the job", error);
         if (status == NEBULA_OK)
-                status = client_text(hello->run, sizeof hello->run, options->run, "the name of the run", error);
+                status = utf8_text(hello->run, sizeof hello->run, options->run, "the name of the run", error);
         if (status == NEBULA_OK)
                 status = client_text(settings->agent_path, sizeof settings->agent_path, options->agent_path,
                                      "agent_path", error);

@@ -214,6 +214,28 @@ static void options_that_make_no_sense_are_refused(void)
         CHECK(none == NULL);
 }
 
+/* Documents are JSON: no checkpoint could be written. A directory's name may be any bytes. */
+static void names_that_no_document_can_hold_are_refused_when_they_are_given(void)
+{
+        nebula_session *none = NULL;
+        const char **const texts[] = { &options.persist_path, &options.job, &options.run };
+
+        for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+                nebula_options_init(&options);
+                *texts[i] = "/caf\xe9";
+                CHECK(nebula_session_open(&options, &none, &error) == NEBULA_INVALID && strstr(error.message, "is not valid UTF-8"));
+        }
+        CHECK(none == NULL);
+        start();
+        options.output_dir = "/caf\xe9";
+        CHECK(ok(nebula_session_configure(session, &options, &error)));
+        options.job = "caf\xe9";
+        CHECK(nebula_session_configure(session, &options, &error) == NEBULA_INVALID);
+        options.job = "caf\xc3\xa9";
+        CHECK(ok(nebula_session_configure(session, &options, &error)));
+        end();
+}
+
 static void equal_settings_send_nothing_and_new_ones_apply(void)
 {
         start();
@@ -1320,6 +1342,7 @@ static const struct tap_test tests[] = {
         TEST(a_hundred_thousand_storages_are_no_trouble),
         TEST(callers_mistakes_are_named_and_sent_nowhere),
         TEST(options_that_make_no_sense_are_refused),
+         TEST(names_that_no_document_can_hold_are_refused_when_they_are_given),
         TEST(equal_settings_send_nothing_and_new_ones_apply),
         TEST(the_agents_refusal_is_passed_on_in_its_words),
         TEST(an_agent_that_dies_at_any_request_is_survived),
