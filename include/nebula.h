@@ -164,7 +164,7 @@ struct nebula_range {
         uint64_t size; /* bytes */
 };
 
-/* Rank 0 of 1, two versions in memory, every version persisted, nothing removed; no storage path. */
+/* Rank 0 of 1, two versions in memory, every version persisted, nothing removed; no storage path. NULL: nothing. */
 NEBULA_API void nebula_options_init(struct nebula_options *options);
 
 /* Connects to this node's agent, starting it if there is none. */

@@ -11,6 +11,8 @@
 
 void nebula_options_init(struct nebula_options *options)
 {
+        if (!options)
+                return; /* nebula_session_open says what is missing */
         *options = (struct nebula_options){
                 .struct_size = sizeof *options,
                 .persist_interval_s = 0,

@@ -211,6 +211,7 @@ static void options_that_make_no_sense_are_refused(void)
         options.struct_size = 8;
         CHECK(nebula_session_open(&options, &none, &error) == NEBULA_INVALID);
         CHECK(nebula_session_open(NULL, &none, &error) == NEBULA_INVALID);
+        nebula_options_init(NULL);
         CHECK(none == NULL);
 }
 
