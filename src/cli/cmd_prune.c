@@ -65,7 +65,8 @@ static enum nebula_status plan_tag(const struct prune *prune, const struct manif
                 return NEBULA_OK;
         }
         if (!strcmp(prune->tag, "latest") && scan->count)
-                return error_set(error, NEBULA_BUSY, 0, "\"latest\" is the newest complete checkpoint: it is what a restart would load, so it stays");
+                return error_set(error, NEBULA_BUSY, 0,
+                                 "\"latest\" is the newest complete checkpoint: it is what a restart would load, so it stays");
         return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint \"%s\"", prune->tag);
 }
 

@@ -314,7 +314,8 @@ static int finish(const struct restore *restore, const char *tag, uint64_t gener
                 term_print(STYLE_PLAIN, "%s\n", json_string_value(json_object_get(json_array_get(restore->files, i), "path")));
         term_print(STYLE_PLAIN, "%s: ", tag);
         term_print(STYLE_GOOD, "%s in %zu file%s from %s", human_size(restore->bytes, size), count, count == 1 ? "" : "s", source);
-        printf("%s, %s, %s\n", is_verified ? ", verified" : "", human_duration(seconds, duration), human_speed(restore->bytes, seconds, speed));
+        printf("%s, %s, %s\n", is_verified ? ", verified" : "", human_duration(seconds, duration),
+               human_speed(restore->bytes, seconds, speed));
         return CLI_OK;
 }
 

@@ -32,7 +32,8 @@ const struct cli_command cli_commands[] = {
           "  nebula verify global_step500\n"
           "  nebula verify /scratch/run7/global_step500/model.pt\n",
           command_verify },
-        { "restore", "nebula restore TAG --to DIR [NAME...] [--force] [--path DIR] [--json]", "copies of the files, verified from storage or from memory",
+        { "restore", "nebula restore TAG --to DIR [NAME...] [--force] [--path DIR] [--json]",
+          "copies of the files, verified from storage or from memory",
           "The copies are plain torch files. Nothing in DIR is overwritten without\n"
           "--force. From memory it works while the agent still holds the version.\n\n"
           "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n",
