@@ -14,6 +14,9 @@ bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256])
 {
         char again[256];
 
+        /* Root's, at each mount point: who may not enter it would have a checkpoint there that cannot be read. */
+        if (entry->is_foreign && !strcmp(entry->name, "lost+found"))
+                return false;
         /* A directory that some other program named: even if it decodes, it is not where that tag lives. */
         return entry->is_directory && !name_decode(entry->name, ret_tag, NULL) && !name_encode(ret_tag, again, NULL) &&
                !strcmp(again, entry->name);

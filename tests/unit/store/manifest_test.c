@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "store/document.h"
+#include "store/manifest_private.h"
 #include "sum/sum.h"
 #include "tap.h"
 
@@ -887,6 +888,16 @@ static void save_the_next(struct store *store)
 }
 
 /* As with keep_last=1, whose one version is another each time it is looked at. */
+static void lost_and_found_of_another_user_is_no_checkpoint(void)
+{
+        char name[] = "lost+found", tag[256];
+        struct store_entry entry = { .name = name, .is_directory = true, .is_foreign = true };
+
+        CHECK(!manifest_tag_of(&entry, tag));
+        entry.is_foreign = false;
+        CHECK(manifest_tag_of(&entry, tag) && !strcmp(tag, name)); /* somebody's tag */
+}
+
 static void a_scan_finds_what_took_the_place_of_what_it_had_listed(void)
 {
         struct store *store = new_store();
@@ -956,7 +967,7 @@ static void a_scan_of_what_stands_still_reads_each_manifest_once(void)
         store_close(store);
 }
 
-TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read),
+TAP_MAIN(TEST(lost_and_found_of_another_user_is_no_checkpoint), TEST(what_is_written_is_not_too_long_to_be_read),
          TEST(a_record_comes_back_as_it_was_written),
          TEST(the_golden_record_of_version_1_0_is_read),
          TEST(the_golden_manifest_of_version_1_0_is_read),
