@@ -406,6 +406,9 @@ class Checkpoint:
         try:
             return self._known().map_lazily(name) if lazily else self._known().map(name)
         except NebulaNotFound as failure:
+            why = self._bring_together(name)
+            if why is None:
+                return self._map(name, lazily)
             try:
                 files = self.files
             except NebulaError:
@@ -413,7 +416,32 @@ class Checkpoint:
             if name in files:
                 raise
             known = ", ".join(sorted(files)) or "none"
-            raise NebulaNotFound(f"checkpoint {self._tag!r} has no file {name!r}; it has: {known}") from failure
+            raise NebulaNotFound(f"checkpoint {self._tag!r} has no file {name!r}; it has: {known}{why}") from failure
+
+    def _bring_together(self, name: str) -> str | None:
+        """Other nodes' files come here through storage. None: they have, look again; else what is to be said of them.
+
+        How long it may take is the agents' to say: they give up a version when storage fails, or a node does not come.
+        """
+        if not self._lies_elsewhere():
+            return ""
+        log.warning("nebula: %r of checkpoint %r is not on this node: waiting for storage to have all files", name, self._tag)
+        try:
+            self.wait("durable")
+        except NebulaError as failure:
+            return f"; storage does not have those of other nodes: {failure}"
+        return "" if self._lies_elsewhere() else None
+
+    def _lies_elsewhere(self) -> bool:
+        """Whether other nodes' memory alone may have files of it. What is not complete may wait for this very process."""
+        place = engine.place()
+        if place.local_world >= place.world or engine.settings().persist_path is None:
+            return False
+        try:
+            report = self._report()
+        except NebulaError:
+            return False
+        return bool(report.get("spread")) and report["state"] in _WHOLE
 
     def load(self, name: str, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """The object of file ``name``, verified, from the fastest place that has it.

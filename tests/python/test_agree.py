@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -97,6 +98,10 @@ RANK = """
                 answer = nm.init(command[1])
             elif command[0] == "patience":
                 os.environ["NEBULA_AGREE_TIMEOUT"] = answer = command[1]
+            elif command[0] == "read":
+                answer = found.read_bytes(command[1]).decode()
+            elif command[0] == "files":
+                answer = [found.state, *sorted(found.files)]
             else:
                 found = nm.get_latest_checkpoint() if command[0] == "latest" else nm.get_checkpoint(command[1])
                 answer = found and found.tag
@@ -144,6 +149,13 @@ class Ranks:
             process.stdin.flush()
         return [json.loads(process.stdout.readline()) for process in chosen]
 
+    def kill(self):
+        for process in self.processes:
+            process.kill()
+            process.stdin.close()
+            process.stdout.close()
+            process.wait()
+
     def end(self):
         for process in self.processes:
             process.stdin.close()
@@ -184,6 +196,41 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
     second = Ranks(place, group, "two", monkeypatch)
     assert second.ask("latest") == ["global_step1"] * 2  # rank 0 alone still has global_step2
     second.end()
+
+
+def test_a_file_that_lies_in_another_nodes_memory_comes_through_storage(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+    place.kill_agent()
+    first.kill()
+    second = Ranks(place, "none", "two", monkeypatch)
+    assert second.ask("latest") == ["global_step2"] * 2
+    assert second.ask("read", "r1", only=1) == ["global_step2"]
+    assert second.ask("files") == [["committed", "r0"], ["committed", "r1"]], "nothing was to wait for"
+    assert second.ask("read", "r0", only=1) == ["global_step2"]
+    assert second.ask("files", only=1) == [["durable", "r0", "r1"]]
+    (answer,) = second.ask("read", "r2", only=1)
+    assert answer == "NebulaNotFound: checkpoint 'global_step2' has no file 'r2'; it has: r0, r1"
+    second.end()
+
+
+def test_a_file_that_storage_cannot_bring_is_not_found_and_the_reason_is_said(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+    place.kill_agent()
+    first.kill()
+    monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "2")
+    second = Ranks(place, "none", "two", monkeypatch)
+    assert second.ask("latest") == ["global_step2"] * 2
+    for pid in place.agents():
+        if b"NEBULA_NODE_ID=n0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            os.kill(pid, signal.SIGSTOP)
+    (answer,) = second.ask("read", "r0", only=1)
+    second.kill()
+    assert answer.startswith("NebulaNotFound: checkpoint 'global_step2' has no file 'r0'; it has: r1; "), answer
+    assert "rank 0" in answer, "whose share has not come"
 
 
 @pytest.mark.parametrize("group", ["none", "gloo"])
