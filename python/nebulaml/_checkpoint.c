@@ -335,16 +335,16 @@ static PyObject *checkpoint_fail(PyObject *self, PyObject *reason)
         Py_RETURN_NONE;
 }
 
-/* The state of this name; false with a Python error set when there is none. */
+/* The state of this name that can be waited for; false with a Python error set when there is none. */
 static bool parse_state(const char *name, enum nebula_state *ret_state)
 {
-        for (int state = NEBULA_STATE_CAPTURING; state <= NEBULA_STATE_FAILED; state++) {
+        for (int state = NEBULA_STATE_CAPTURING; state < NEBULA_STATE_FAILED; state++) { /* a failure ends every wait */
                 if (strcmp(nebula_state_name((enum nebula_state)state), name) == 0) {
                         *ret_state = (enum nebula_state)state;
                         return true;
                 }
         }
-        PyErr_Format(PyExc_ValueError, "no state is called '%s': captured, committed, replicated or durable", name);
+        PyErr_Format(PyExc_ValueError, "no state to wait for is called '%s': captured, committed, replicated or durable", name);
         return false;
 }
 
