@@ -451,7 +451,7 @@ class Checkpoint:
         """
         from . import loading
 
-        return loading.load(self._map(name), map_location, weights_only)
+        return loading.load(self._map(name), map_location, weights_only, name=name)
 
     @contextlib.contextmanager
     def view(self, name: str) -> Iterator[memoryview]:

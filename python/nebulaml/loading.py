@@ -7,6 +7,7 @@ is copied.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from typing import Any
 
@@ -26,15 +27,23 @@ def load(
     map_location: Any = None,
     weights_only: bool | None = None,
     storage: torch.UntypedStorage | None = None,
+    name: str = "file",
 ) -> Any:
-    """What torch.load makes of the file.
+    """What torch.load makes of the file; ``name``: for errors.
 
     weights_only None: False, unless NEBULA_WEIGHTS_ONLY=1. TORCH_FORCE_WEIGHTS_ONLY_LOAD decides before both.
     ``storage``: that of the map, for who needs its address.
     """
     weights_only = _is_weights_only(weights_only)
     if not _is_zip(mapped):
-        return torch.load(unpickling.MapFile(mapped), map_location=map_location, weights_only=weights_only)
+        try:
+            return torch.load(unpickling.MapFile(mapped), map_location=map_location, weights_only=weights_only)
+        except (NebulaError, MemoryError):
+            raise
+        except Exception as failure:  # torch's own names neither the file nor what is wrong with it
+            raise pickle.UnpicklingError(
+                f"{name!r} is no file that torch.load reads; read_bytes() gives its bytes ({type(failure).__name__}: {failure})"
+            ) from failure
     read = unpickling.read_weights if weights_only else unpickling.read
     return read(mapped, map_location, _storage_of(mapped) if storage is None else storage)
 
@@ -81,7 +90,7 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
         source = unpickling.read_plain(mapped, "cpu", storage)
     except unpickling.NotPlain:
         mapped.fetch(0, len(view))
-        source = load(mapped, "cpu", weights_only, storage)
+        source = load(mapped, "cpu", weights_only, storage, name)
     root, state = target, source
     made: set[str] = set()
     if isinstance(root, torch.nn.Module):

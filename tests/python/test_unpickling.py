@@ -298,3 +298,13 @@ def test_the_cycle_collector_rests_meanwhile_and_is_as_before_then(saved, enable
     finally:
         gc.callbacks.pop()
         gc.enable()
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_file_that_torch_cannot_load_is_named(nm, weights_only):
+    checkpoint = nm.Checkpoint("global_step1")
+    checkpoint.save_bytes("vocabulary.txt", [b"hello " * 10])
+    assert checkpoint.commit()
+    for load in (checkpoint.load, lambda name, **more: checkpoint.load_into(name, {}, **more)):
+        with pytest.raises(pickle.UnpicklingError, match=r"'vocabulary\.txt' is no file that torch\.load reads; read_bytes"):
+            load("vocabulary.txt", weights_only=weights_only)
