@@ -324,7 +324,8 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         status = find_stored(catalogue, job, request, !own, &stored, &stored_entry, error);
         if (in_memory && status)
                 log_older(catalogue, job, request, &found, memory_entry, status, error ? error->message : "");
-        if (in_memory && (status || (stored_first ? retain_is_newer(&memory_entry, &stored_entry) : !retain_is_newer(&stored_entry, &memory_entry)))) {
+        if (in_memory && (status || (stored_first ? retain_is_newer(&memory_entry, &stored_entry) :
+                                                    !retain_is_newer(&stored_entry, &memory_entry)))) {
                 *ret_found = found;
                 status = NEBULA_OK;
                 goto done;
