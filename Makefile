@@ -28,7 +28,6 @@ NATIVE_FILES := $(shell find src include python meson.build meson.options pyproj
 INSTALLED := .venv/.installed
 LIMITS := build/bench-limits
 PYTEST := $(BIN)/python -m pytest --timeout=300 -rs --no-header
-PYTHON_TESTS := tests/python tests/integration
 FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
 SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf
 # Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools.
@@ -82,20 +81,14 @@ tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
 	@TSAN_OPTIONS=report_thread_leaks=0 meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
-# In order, so that what is quick to fail comes first and pytest's closing line is the last. The frameworks are fetched
-# while the C half is built, which the network decides; their tests mostly wait, and run beside the others.
+# In order, so that what is quick to fail comes first. The frameworks are fetched while the C half is built, which the network decides.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 test: setup-test
 	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; \
 	trap 'kill $$fetching 2>/dev/null || true; rm -f $$log' EXIT; \
 	$(MAKE) lint units asan package; \
 	wait $$fetching || { cat $$log; exit 1; }
-	@log=$$(mktemp -d); \
-	$(PYTEST) tests/model tests/frameworks -k "commit_model or $(SHORT_TESTS)" $(ARGS) >$$log/beside 2>&1 & beside=$$!; \
-	trap 'kill $$beside 2>/dev/null || true; rm -rf $$log' EXIT; \
-	$(PYTEST) $(PYTHON_TESTS) $(ARGS) | tee $$log/python; \
-	wait $$beside || [ $$? = 5 ] || { cat $$log/beside; exit 1; }; \
-	cat $$log/beside; tail -n 1 $$log/python
+	@scripts/tests.sh "commit_model or $(SHORT_TESTS)" $(ARGS)
 
 # A framework's environment sees .venv's torch and nebulaml: every version is tried with the same build.
 .envs/%/.ready: requirements/frameworks/%.txt | setup-test
