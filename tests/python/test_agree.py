@@ -198,12 +198,17 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
     second.end()
 
 
-def test_a_file_that_lies_in_another_nodes_memory_comes_through_storage(place, monkeypatch):
-    first = Ranks(place, "none", "one", monkeypatch)
-    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
-    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+def kill_with_one_in_memory(place, monkeypatch):
+    """Everything ends, and storage has the version before the newest."""
+    ranks = Ranks(place, "none", "one", monkeypatch)
+    assert ranks.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert ranks.ask("save", "global_step2", "committed") == ["saved"] * 2
     place.kill_agent()
-    first.kill()
+    ranks.kill()
+
+
+def test_a_file_that_lies_in_another_nodes_memory_comes_through_storage(place, monkeypatch):
+    kill_with_one_in_memory(place, monkeypatch)
     second = Ranks(place, "none", "two", monkeypatch)
     assert second.ask("latest") == ["global_step2"] * 2
     assert second.ask("read", "r1", only=1) == ["global_step2"]
@@ -216,11 +221,7 @@ def test_a_file_that_lies_in_another_nodes_memory_comes_through_storage(place, m
 
 
 def test_a_file_that_storage_cannot_bring_is_not_found_and_the_reason_is_said(place, monkeypatch):
-    first = Ranks(place, "none", "one", monkeypatch)
-    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
-    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
-    place.kill_agent()
-    first.kill()
+    kill_with_one_in_memory(place, monkeypatch)
     monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "2")
     second = Ranks(place, "none", "two", monkeypatch)
     assert second.ask("latest") == ["global_step2"] * 2

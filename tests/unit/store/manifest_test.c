@@ -887,7 +887,6 @@ static void save_the_next(struct store *store)
                 meanwhile.then = save_the_next;
 }
 
-/* As with keep_last=1, whose one version is another each time it is looked at. */
 static void lost_and_found_of_another_user_is_no_checkpoint(void)
 {
         char name[] = "lost+found", tag[256];
@@ -898,6 +897,7 @@ static void lost_and_found_of_another_user_is_no_checkpoint(void)
         CHECK(manifest_tag_of(&entry, tag) && !strcmp(tag, name)); /* somebody's tag */
 }
 
+/* As with keep_last=1, whose one version is another each time it is looked at. */
 static void a_scan_finds_what_took_the_place_of_what_it_had_listed(void)
 {
         struct store *store = new_store();
