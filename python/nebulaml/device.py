@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 import threading
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -44,16 +45,16 @@ class Copy(NamedTuple):
 
 
 class Backend(Protocol):
-    """What capture needs of a kind of device. Events have synchronize(), which raises what went wrong before them."""
+    """What capture needs of a kind of device."""
 
     def place(self, storage: torch.UntypedStorage) -> Hashable | None:
         """The device that the storage lies on; None when it is not of this kind."""
 
-    def register(self, address: int, size: int) -> bool:
-        """Lets devices write to host memory while the program runs; False when that is refused."""
+    def register(self, place: Hashable, address: int, size: int) -> bool:
+        """Lets devices, that one among them, write to host memory while the program runs; False when that is refused."""
 
-    def unregister(self, address: int) -> None:
-        """Takes that back."""
+    def unregister(self, place: Hashable, address: int) -> None:
+        """Takes that back; any thread may call it."""
 
     def staging(self, size: int) -> tuple[int, Any]:
         """Host memory that devices write to well: its address, and what keeps it."""
@@ -70,9 +71,16 @@ class Backend(Protocol):
     def hold(self, place: Hashable, event: Any) -> None:
         """What the program queues on that device from now on waits for the event; the host does not."""
 
+    def wait(self, place: Hashable, event: Any) -> None:
+        """Returns when all before the event is done; raises what went wrong there. Any thread may call it."""
+
 
 class _Cuda:
-    """CUDA, and ROCm under torch's names for it."""
+    """CUDA, and ROCm under torch's names for it.
+
+    A thread that has never chosen a device, such as one of the C library, is on the first one, and most calls would make a context
+    there: half a gigabyte of a device that may be another rank's.
+    """
 
     def __init__(self) -> None:
         self._streams: dict[Hashable, torch.cuda.Stream] = {}
@@ -81,15 +89,17 @@ class _Cuda:
         device = storage.device
         return device if device.type == "cuda" else None
 
-    def register(self, address: int, size: int) -> bool:
-        code = int(torch.cuda.cudart().cudaHostRegister(address, size, 1))  # 1: portable, for all devices
-        if code != 0:
-            _discard_error()
+    def register(self, place: Any, address: int, size: int) -> bool:
+        with torch.cuda.device(place):
+            code = int(torch.cuda.cudart().cudaHostRegister(address, size, 1))  # 1: portable, for all devices
+            if code != 0:
+                _discard_error()
         return code == 0  # also not when it is registered already: for a mapping that is gone, perhaps
 
-    def unregister(self, address: int) -> None:
-        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
-            _discard_error()
+    def unregister(self, place: Any, address: int) -> None:
+        with torch.cuda.device(place):
+            if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+                _discard_error()
 
     def staging(self, size: int) -> tuple[int, Any]:
         try:
@@ -121,6 +131,10 @@ class _Cuda:
         torch.cuda.current_stream(place).wait_event(event)
         torch.cuda.default_stream(place).wait_event(event)
 
+    def wait(self, place: Any, event: Any) -> None:
+        with torch.cuda.device(place):
+            event.synchronize()
+
 
 def _discard_error() -> None:
     """An error that a call has returned is reported once more by the next kernel: let that be one of ours."""
@@ -140,7 +154,7 @@ class _Part(NamedTuple):
 
 _lock = threading.RLock()  # guards all below; a signal handler may save while its thread is here
 _backend: Backend | None = None
-_registered: dict[int, Backend | None] = {}  # images by address; None: it was refused
+_registered: dict[int, tuple[Backend, Hashable] | None] = {}  # images by address, and the device that asked; None: it was refused
 _refusal_said = False
 _pending: list[Filler] = []  # overlapped copies that may still be running
 _has_hook = False
@@ -215,14 +229,13 @@ class Filler:
 
     def _start(self, image: int, size: int, offsets: list[int]) -> None:
         self._events.clear()
-        if not _is_registered(self._backend, image, size):
+        if not _is_registered(self._backend, next(iter(self._groups)), image, size):
             self._copy_staged(image, offsets)
             return
-        streams: list[Any] = []
+        streams: dict[Hashable, Any] = {}
         try:
             for place, parts in self._groups.items():
-                stream = self._backend.side_stream(place)
-                streams.append(stream)
+                stream = streams[place] = self._backend.side_stream(place)
                 self._queue(stream, image, offsets, [part for part in parts if part.size <= SMALL_BYTES])
                 if self.overlap:
                     self._backend.hold(place, self._backend.event(stream))
@@ -238,8 +251,8 @@ class Filler:
         """Returns when every byte is there."""
         try:
             with engine.within_save():
-                for _, event in self._events:
-                    event.synchronize()
+                for place, event in self._events:
+                    self._backend.wait(place, event)
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -258,11 +271,11 @@ class Filler:
     def _queue(self, stream: Any, image: int, offsets: list[int], parts: list[_Part]) -> None:
         self._backend.copy(stream, [copy for part in parts for copy in _chunks(part, image + offsets[part.index])])
 
-    def _drain(self, streams: list[Any]) -> None:
+    def _drain(self, streams: dict[Hashable, Any]) -> None:
         """Nothing may write into an image that goes back to the agent."""
-        for stream in streams:
+        for place, stream in streams.items():
             try:
-                self._backend.event(stream).synchronize()
+                self._backend.wait(place, self._backend.event(stream))
             except Exception:  # a device that reports errors writes no more
                 log.debug("nebula: a device failed while its copies were given up", exc_info=True)
 
@@ -271,7 +284,7 @@ class Filler:
         with _staging_lock:
             if not _staging:
                 _staging.extend(self._backend.staging(CHUNK_BYTES) for _ in range(STAGING_COUNT))
-            running: list[tuple[Any, int, int, int]] = []  # event, staging address, target, size
+            running: list[tuple[Hashable, Any, int, int, int]] = []  # device, event, staging address, target, size
             for place, parts in self._groups.items():
                 stream = self._backend.side_stream(place)
                 try:
@@ -279,20 +292,19 @@ class Filler:
                         for copy in _chunks(part, image + offsets[part.index]):
                             if len(running) == STAGING_COUNT:
                                 self._empty(running.pop(0))
-                            used = {entry[1] for entry in running}
+                            used = {entry[2] for entry in running}
                             staging = next(address for address, _ in _staging if address not in used)
                             self._backend.copy(stream, [copy._replace(address=staging)])
-                            running.append((self._backend.event(stream), staging, copy.address, copy.size))
+                            running.append((place, self._backend.event(stream), staging, copy.address, copy.size))
                     while running:
                         self._empty(running.pop(0))
                 except BaseException:
-                    self._drain([stream])
+                    self._drain({place: stream})
                     raise
 
-    @staticmethod
-    def _empty(entry: tuple[Any, int, int, int]) -> None:
-        event, staging, target, size = entry
-        event.synchronize()
+    def _empty(self, entry: tuple[Hashable, Any, int, int, int]) -> None:
+        place, event, staging, target, size = entry
+        self._backend.wait(place, event)
         ctypes.memmove(target, staging, size)
 
 
@@ -302,7 +314,7 @@ def _chunks(part: _Part, target: int) -> Iterator[Copy]:
         yield Copy(part.storage, part.offset + done, size, target + done)
 
 
-def _is_registered(backend: Backend, image: int, size: int) -> bool:
+def _is_registered(backend: Backend, place: Hashable, image: int, size: int) -> bool:
     """Registers an image that is seen for the first time; it stays so until its mapping goes."""
     global _refusal_said, _watches
     with _lock:
@@ -311,9 +323,9 @@ def _is_registered(backend: Backend, image: int, size: int) -> bool:
         if not _watches:
             _nebula.watch_images(_unmapping)
             _watches = True
-    registered = backend.register(image, size)
+    registered = backend.register(place, image, size)
     with _lock:
-        _registered[image] = backend if registered else None
+        _registered[image] = (backend, place) if registered else None
         say = not registered and not _refusal_said
         _refusal_said = _refusal_said or say
     if say:
@@ -329,28 +341,38 @@ def _is_registered(backend: Backend, image: int, size: int) -> bool:
 
 def _unmapping(image: int) -> None:
     with _lock:
-        backend = _registered.pop(image, None)
-    if backend is not None:
-        backend.unregister(image)
+        found = _registered.pop(image, None)
+    if found is not None:
+        backend, place = found
+        backend.unregister(place, image)
 
 
 def _gate(filler: Filler) -> None:
-    global _has_hook
+    global _has_hook, _hold_pending
+    compiler = sys.modules.get("torch._dynamo")
     with _lock:
         if not _has_hook:
             register_optimizer_step_pre_hook(_before_step)
             _has_hook = True
+        if compiler and _hold_pending is _hold_all:
+            _hold_pending = compiler.disable(_hold_all)
         _pending.append(filler)
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Before a step of any torch optimizer in this process, also one inside another library's."""
-    if not _pending:
-        return
+    """Before a step of any torch optimizer in this process, also one inside another library's, and a compiled one."""
+    if _pending:
+        _hold_pending()
+
+
+def _hold_all() -> None:
     with _lock:
         running = list(_pending)
     for filler in running:
         filler.hold()
+
+
+_hold_pending = _hold_all  # hidden from torch.compile, once that is in use, which would make it a part of the step's graph
 
 
 def _forget_in_child() -> None:

@@ -95,7 +95,7 @@ class Device:
     def place(self, storage: torch.UntypedStorage) -> str | None:
         return self.name if storage.data_ptr() in self.marked else None
 
-    def register(self, address: int, size: int) -> bool:
+    def register(self, place: str, address: int, size: int) -> bool:
         self.registrations.append(address)
         if self.refuses:
             return False
@@ -103,7 +103,7 @@ class Device:
         self.registered[address] = size
         return True
 
-    def unregister(self, address: int) -> None:
+    def unregister(self, place: str, address: int) -> None:
         del self.registered[address]
 
     def staging(self, size: int) -> tuple[int, Any]:
@@ -140,6 +140,9 @@ class Device:
 
     def hold(self, place: str, event: Event) -> None:
         self.current.work.put(event.done.wait)
+
+    def wait(self, place: str, event: Event) -> None:
+        event.synchronize()
 
 
 class SGD(torch.optim.Optimizer):

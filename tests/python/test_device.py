@@ -406,36 +406,22 @@ def test_a_forked_worker_neither_waits_nor_gives_back_what_is_the_parents(nm, fa
     assert checkpoint.load("m.pt")["p"].eq(1).all()
 
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@cuda
-def test_on_a_gpu_the_pickle_is_that_of_torch_save():
-    import io
-    import zipfile
-
-    from nebulaml import pickling
-
-    on_gpu = torch.arange(24.0, device="cuda").view(4, 6)
-    state = {"a": on_gpu, "view": on_gpu[1:], "host": torch.ones(3), "again": [on_gpu, on_gpu.to(torch.int64)]}
-    file = io.BytesIO()
-    torch.save(state, file)
-    assert bytes(pickling.capture(state).pickle) == zipfile.ZipFile(file).read("archive/data.pkl")
-
-
-@cuda
-@pytest.mark.parametrize("overlap", [False, True])
-def test_on_a_gpu_what_is_saved_is_what_was_there(nm, overlap):
-    parameters = [torch.nn.Parameter(torch.randn(size, device="cuda")) for size in (3, 1 << 10, 1 << 24)]
-    optimizer = torch.optim.SGD(parameters, lr=1.0)
-    for step in range(4):
-        for parameter in parameters:
-            parameter.grad = torch.randn_like(parameter)
-        before = [parameter.detach().clone() for parameter in parameters]
-        checkpoint = nm.Checkpoint(f"global_step{step}")
-        assert checkpoint.save("m.pt", [parameter.data for parameter in parameters], overlap=overlap)
-        optimizer.step()
+def test_a_compiled_step_waits_too(nm, fake):
+    """Whether it was compiled before a first save asks to hear of steps, or after."""
+    state = on(fake, LARGE)
+    other = torch.nn.Parameter(torch.ones(5))
+    other.grad = torch.ones(5)
+    optimizer = torch.optim.SGD([other], lr=1.0)
+    step = torch.compile(optimizer.step, backend="eager")
+    step()
+    for index in range(2):
+        fake.hold_up()
+        checkpoint = nm.Checkpoint(f"global_step{index}")
+        assert checkpoint.save("m.pt", {"t": state}, overlap=True)
+        step()
+        fake.enqueue(lambda: state.add_(1))
+        fake.let_go()
         assert checkpoint.commit()
-        checkpoint.wait("committed", timeout=60)
-        loaded = checkpoint.load("m.pt")
-        assert all(ours.equal(theirs) for ours, theirs in zip(loaded, before, strict=True))
+        checkpoint.wait("committed", timeout=30)
+        fake.synchronize()
+        assert checkpoint.load("m.pt")["t"].eq(1 + index).all()
