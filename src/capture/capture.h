@@ -17,7 +17,7 @@
 #include "image/image.h"
 
 struct capture_part {
-        const void *data;
+        const void *data;      /* NULL: nothing is copied, the image's pages are made */
         uint64_t size;         /* bytes */
         uint64_t image_offset;
 };
@@ -25,8 +25,10 @@ struct capture_part {
 /* Copies all parts into `image`; returns when every byte is there: the CPU time of all threads that took part, in ns.
  * Captures that overlap in time wait for each other. */
 int64_t capture_copy(void *image, const struct capture_part *parts, size_t count);
+/* Makes the pages of an image that was just mapped, for somebody who needs them all at once. As capture_copy. */
+int64_t capture_populate(void *image, uint64_t size);
 
-/* The same in two steps: between them the helpers copy, and the caller writes what else belongs into the image. Both
+/* capture_copy in two steps: between them the helpers copy, and the caller writes what else belongs into the image. Both
  * steps by one thread, and no other capture by it in between. */
 struct capture_job {
         char *image;

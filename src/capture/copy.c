@@ -134,7 +134,8 @@ static void copy_piece(const struct capture_job *job, const struct piece *piece)
                 uint64_t offset = i == 0 ? piece->first_offset : 0;
                 uint64_t size = slice(piece, part, i, left);
 
-                copy_slice(job, part->image_offset + offset, (const char *)part->data + offset, size);
+                if (part->data)
+                        copy_slice(job, part->image_offset + offset, (const char *)part->data + offset, size);
                 left -= size;
         }
 }
@@ -248,6 +249,15 @@ int64_t capture_copy_end(struct capture_job *job)
         pthread_mutex_unlock(&crew_lock);
         pthread_mutex_unlock(&turn_lock);
         return cpu_ns + os->thread_cpu_ns() - begun_ns;
+}
+
+int64_t capture_populate(void *image, uint64_t size)
+{
+        struct capture_part whole = { .size = size };
+        struct capture_job job = { .image = image, .parts = &whole, .count = 1, .is_fresh = true };
+
+        capture_copy_begin(&job);
+        return capture_copy_end(&job);
 }
 
 int64_t capture_copy(void *image, const struct capture_part *parts, size_t count)

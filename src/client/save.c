@@ -320,11 +320,15 @@ static enum nebula_status tell_captured(const struct plan *plan, const struct le
         return status;
 }
 
-/* The caller's own writes to the image: begun, or waited for. Whatever fails there is no reason to save again. */
-static enum nebula_status begin_filling(const struct plan *plan, const struct lent *lent, struct nebula_error *error)
+/* The caller's own writes to the image: begun, or waited for. Whatever fails there is no reason to save again. A device registers memory
+ * page by page, with one thread: where the pages are there already that takes a tenth of the time. */
+static enum nebula_status begin_filling(const struct plan *plan, struct capture_pool *pool, const struct lent *lent,
+                                        struct nebula_error *error)
 {
         const struct nebula_keep *keep = plan->keep;
 
+        if (capture_pool_take_fresh(pool, lent->data))
+                capture_populate(lent->data, lent->capacity_bytes);
         error_set(error, NEBULA_FAILED, 0, "the caller could not fill the image of \"%.80s\"", plan->name);
         return keep->fill(keep->argument, lent->data, lent->capacity_bytes, plan->offsets, error) == NEBULA_OK ?
                NEBULA_OK : NEBULA_FAILED;
@@ -353,7 +357,7 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         if (status == NEBULA_OK)
                 status = checkpoint_check(plan->checkpoint, &why);
         if (status == NEBULA_OK && is_filling)
-                status = begin_filling(plan, &lent, &why); /* first: a device copies while we do */
+                status = begin_filling(plan, session->pool, &lent, &why); /* first: a device copies while we do */
         if (status != NEBULA_OK)
                 goto give_up;
         if (os->now_ns() - plan->prepared_ns > PREPARED_NS)

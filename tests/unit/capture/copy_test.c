@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -263,6 +264,35 @@ static int image_file(uint64_t size)
         return fd;
 }
 
+static long faults_taken(void)
+{
+        struct rusage usage;
+
+        getrusage(RUSAGE_SELF, &usage);
+        return usage.ru_minflt;
+}
+
+static void an_image_that_is_populated_has_all_its_pages_and_keeps_its_bytes(void)
+{
+        const uint64_t size = 9u << 20;
+        int fd = image_file(size);
+        long before, wrong = 0;
+        void *data;
+        char *image;
+
+        CHECK(pwrite(fd, "kept", 4, (off_t)size - 4) == 4);
+        CHECK(os->map(fd, 0, size, OS_MAP_READ | OS_MAP_WRITE, &data) == 0);
+        image = data;
+        capture_populate(image, size);
+        before = faults_taken();
+        for (uint64_t i = 0; i < size; i += 4096)
+                wrong += image[i] != 0;
+        CHECK(faults_taken() - before < 16);
+        CHECK(wrong == 0 && memcmp(image + size - 4, "kept", 4) == 0);
+        os->unmap(data, size);
+        os->close(fd);
+}
+
 static void an_image_is_mapped_once(void)
 {
         struct capture_pool *pool;
@@ -362,6 +392,7 @@ TAP_MAIN(
         TEST(a_forked_child_can_copy_too),
         TEST(the_threads_can_rest_and_come_back),
         TEST(the_threads_are_pinned_nowhere),
+        TEST(an_image_that_is_populated_has_all_its_pages_and_keeps_its_bytes),
         TEST(an_image_is_mapped_once),
         TEST(another_file_under_the_same_id_is_mapped_anew),
         TEST(a_file_shorter_than_promised_is_refused_and_closed),
