@@ -64,4 +64,4 @@ def _plain(value: Any) -> Any:
 def _arrays(value: Any, numpy: Any) -> Any:
     if isinstance(value, dict):
         return {key: _arrays(part, numpy) for key, part in value.items()}
-    return value.numpy() if isinstance(value, torch.Tensor) else value
+    return value.cpu().numpy() if isinstance(value, torch.Tensor) else value

@@ -10,6 +10,7 @@ import random
 import threading
 import zipfile
 
+import numpy
 import pytest
 import torch
 from nebulaml import device, pickling
@@ -436,11 +437,13 @@ def test_a_device_that_fails_for_good_fails_the_version_and_the_one_before_it_lo
 def test_random_state_comes_back(nm):
     checkpoint = nm.Checkpoint("global_step1")
     assert checkpoint.save("rng.pt", nm.rng_state()) and checkpoint.commit()
-    wanted = torch.rand(5, device="cuda"), torch.rand(5), random.random()
-    torch.cuda.manual_seed(7)
-    nm.set_rng_state(loaded(checkpoint, "rng.pt"))
-    found = torch.rand(5, device="cuda"), torch.rand(5), random.random()
-    assert found[0].equal(wanted[0]) and found[1].equal(wanted[1]) and found[2] == wanted[2]
+    wanted = torch.rand(5, device="cuda"), torch.rand(5), random.random(), numpy.random.rand()
+    checkpoint.wait("committed", timeout=60)
+    for location in (None, "cuda"):  # as a program loads that has all of its state on the device
+        torch.cuda.manual_seed(7)
+        nm.set_rng_state(checkpoint.load("rng.pt", map_location=location))
+        found = torch.rand(5, device="cuda"), torch.rand(5), random.random(), numpy.random.rand()
+        assert found[0].equal(wanted[0]) and found[1].equal(wanted[1]) and found[2:] == wanted[2:]
 
 
 def test_a_state_on_the_device_is_loaded_in_place(nm):
