@@ -59,7 +59,7 @@ PyObject *reduce_object(struct pickler *pickler, PyObject *object);
 PyObject *reduce_storage(struct pickler *pickler, PyObject *object);
 
 /* plain_dump(object, takes_cuda): (pickle, storages) of an object that is plain throughout, as TorchPickler makes them;
- * None for any other. With takes_cuda a storage's address may be one of a GPU. */
+ * None for any other. With takes_cuda a storage may lie on a GPU: see _ranges.h. */
 PyObject *plain_dump(PyObject *module, PyObject *arguments);
 
 #endif

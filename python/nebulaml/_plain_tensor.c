@@ -133,18 +133,30 @@ static bool storage_address(PyObject *tensor, PyObject *storage, size_t item_siz
         return !PyErr_Occurred();
 }
 
+static bool device_number(PyObject *tensor, int32_t *ret_device)
+{
+        int32_t type;
+
+        *ret_device = RANGES_HOST;
+        if (shim.device_type(inner(tensor), &type) != 0)
+                return false;
+        return type == SHIM_CPU || (shim.device_index(inner(tensor), ret_device) == 0 && *ret_device >= 0);
+}
+
 /* Numbers a storage that is seen for the first time, and writes its key. */
 static enum outcome add_storage(struct writer *writer, PyObject *tensor, PyObject *storage, size_t row,
                                 struct stored *ret_stored)
 {
         Py_ssize_t index = (Py_ssize_t)writer->storages->count;
+        int32_t device = RANGES_HOST;
         const void *address;
         int64_t size;
 
-        if (shim.storage_size(inner(tensor), &size) != 0 || size < 0)
+        if (shim.storage_size(inner(tensor), &size) != 0 || size < 0 ||
+            (writer->takes_cuda && !device_number(tensor, &device)))
                 return NOT_PLAIN;
         if (!storage_address(tensor, storage, (size_t)known.dtypes[row].item_size, &address) ||
-            !ranges_add(writer->storages, address, (uint64_t)size, storage))
+            !ranges_add(writer->storages, device, address, (uint64_t)size, storage))
                 return FAILED;
         ret_stored->row = row;
         return write_key(writer, index, &ret_stored->key_memo);
@@ -154,7 +166,7 @@ static enum outcome add_storage(struct writer *writer, PyObject *tensor, PyObjec
 enum outcome check_dtypes(struct writer *writer)
 {
         for (size_t i = 0; i < writer->storages->count; i++) {
-                uint64_t address = (uint64_t)(uintptr_t)writer->storages->ranges[i].data;
+                uint64_t address = (uint64_t)(uintptr_t)ranges_address(writer->storages, i);
                 struct pair *pair;
                 bool is_new;
 

@@ -74,6 +74,7 @@ static void load_shim(void)
                 void *to;
         } functions[] = {
                 { "aoti_torch_get_device_type", &shim.device_type }, { "aoti_torch_get_dtype", &shim.dtype },
+                { "aoti_torch_get_device_index", &shim.device_index },
                 { "aoti_torch_get_sizes", &shim.sizes }, { "aoti_torch_get_strides", &shim.strides },
                 { "aoti_torch_get_storage_offset", &shim.storage_offset },
                 { "aoti_torch_get_storage_size", &shim.storage_size }, { "aoti_torch_get_dim", &shim.dim },

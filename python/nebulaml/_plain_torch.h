@@ -58,6 +58,7 @@ extern struct torch_known {
  */
 extern struct torch_shim {
         int32_t (*device_type)(const void *tensor, int32_t *ret_type);
+        int32_t (*device_index)(const void *tensor, int32_t *ret_index);
         int32_t (*dtype)(const void *tensor, int32_t *ret_scalar_type);
         int32_t (*dim)(const void *tensor, int64_t *ret_dim);
         int32_t (*sizes)(const void *tensor, int64_t **ret_sizes);

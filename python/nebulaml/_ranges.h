@@ -1,10 +1,12 @@
 /*
  * _ranges.h - Ranges: places in memory, and what keeps each alive.
  *
- *      Ranges() ; .append(address, size in bytes, owner) ; .leave_out(index) ; len() ; [index]
+ *      Ranges() ; .append(address, size in bytes, owner) ; len() ; [index]
+ *      .put_on(device, index, address) ; .devices() ; .owners(device, least) ; .pieces(device, image, offsets, least, most, piece)
  *
- * An address of None is a range whose bytes somebody else brings: see _checkpoint.c. leave_out makes it one. A save fixes
- * the list, since C reads it without the GIL: whoever changes it from then on gets an error.
+ * A range on a device has a number of that device, and an address there; its address here is None, and its bytes are brought by
+ * who can: see _checkpoint.c and device.py. A save fixes the list, since C reads it without the GIL: whoever changes it from then
+ * on gets an error.
  *
  * Not a list of tuples: those of thousands of small tensors take time to make, and are so many that the cycle collector
  * runs after each save. It does not look in here, as no owner refers to the list that holds it.
@@ -18,10 +20,18 @@
 
 #include "nebula.h"
 
+#define RANGES_HOST -1 /* as a device's number */
+
+struct range_source {
+        int device;
+        const void *address; /* there; NULL on the host */
+};
+
 struct ranges {
         PyObject_HEAD
         size_t count, capacity;
-        struct nebula_range *ranges;
+        struct nebula_range *ranges; /* data is NULL for those on a device */
+        struct range_source *sources;
         PyObject **owners;
         bool is_fixed;
 };
@@ -32,6 +42,11 @@ int ranges_add_type(PyObject *module);
 /* A new object, or NULL with a Python error. */
 struct ranges *ranges_new(void);
 /* Takes a reference to `owner`; false with a Python error. */
-bool ranges_add(struct ranges *ranges, const void *address, uint64_t size, PyObject *owner);
+bool ranges_add(struct ranges *ranges, int device, const void *address, uint64_t size, PyObject *owner);
+/* Wherever it lies. */
+static inline const void *ranges_address(const struct ranges *ranges, size_t index)
+{
+        return ranges->ranges[index].data ? ranges->ranges[index].data : ranges->sources[index].address;
+}
 
 #endif

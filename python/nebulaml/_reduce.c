@@ -142,7 +142,7 @@ static PyObject *add_storage(struct pickler *pickler, PyObject *cdata, PyObject 
         if (!ref || PyDict_SetItem(pickler->refs, cdata, (PyObject *)ref) < 0)
                 goto out;
         ref->owner = Py_NewRef(owner);
-        done = ranges_add(pickler->storages, PyLong_AsVoidPtr(address), PyLong_AsUnsignedLongLong(size), storage) &&
+        done = ranges_add(pickler->storages, RANGES_HOST, PyLong_AsVoidPtr(address), PyLong_AsUnsignedLongLong(size), storage) &&
                !PyErr_Occurred();
 out:
         Py_XDECREF(address);

@@ -16,62 +16,58 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import struct
 import sys
 import threading
-from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _nebula, engine
 
-__all__ = ["Backend", "Copy", "Filler", "covers", "plan", "takes_cuda", "use"]
+__all__ = ["PIECE", "Backend", "Filler", "covers", "find", "place", "plan", "takes_cuda", "use"]
 
 log = logging.getLogger("nebulaml")
 
 CHUNK_BYTES = 32 << 20  # so that what training itself copies from the device gets a turn
 SMALL_BYTES = 1 << 20  # copied first: what a forward pass changes in place, statistics and counters, is small
 STAGING_COUNT = 2  # one is filled by the device while the other is emptied by us
-
-
-class Copy(NamedTuple):
-    """``size`` bytes at ``offset`` of a storage, to host memory at ``address``."""
-
-    storage: torch.UntypedStorage
-    offset: int
-    size: int
-    address: int
+PIECE = struct.Struct("=QQQ")  # one copy as Ranges.pieces() packs it: to a host address, from a device's, bytes
+_MOST = (1 << 64) - 1
 
 
 class Backend(Protocol):
-    """What capture needs of a kind of device."""
+    """What capture needs of a kind of device. Each of them has a number, from 0 on."""
 
-    def place(self, storage: torch.UntypedStorage) -> Hashable | None:
+    def place(self, storage: torch.UntypedStorage) -> int | None:
         """The device that the storage lies on; None when it is not of this kind."""
 
-    def register(self, place: Hashable, address: int, size: int) -> bool:
+    def register(self, place: int, address: int, size: int) -> bool:
         """Lets devices, that one among them, write to host memory while the program runs; False when that is refused."""
 
-    def unregister(self, place: Hashable, address: int) -> None:
+    def unregister(self, place: int, address: int) -> None:
         """Takes that back; any thread may call it."""
 
     def staging(self, size: int) -> tuple[int, Any]:
         """Host memory that devices write to well: its address, and what keeps it."""
 
-    def side_stream(self, place: Hashable) -> Any:
+    def side_stream(self, place: int) -> Any:
         """The stream for copies from that device; what is queued there now waits for what the program has queued."""
 
-    def copy(self, stream: Any, copies: list[Copy]) -> None:
-        """Queues copies to host memory; their sources are not reused before they are done."""
+    def copy(self, stream: Any, pieces: bytes) -> None:
+        """Queues copies to host memory."""
+
+    def keep(self, stream: Any, owners: list[Any]) -> None:
+        """The memory of these storages and tensors is given to nobody else before what is queued on the stream is done."""
 
     def event(self, stream: Any) -> Any:
         """An event behind all that is queued on the stream."""
 
-    def hold(self, place: Hashable, event: Any) -> None:
+    def hold(self, place: int, event: Any) -> None:
         """What the program queues on that device from now on waits for the event; the host does not."""
 
-    def wait(self, place: Hashable, event: Any) -> None:
+    def wait(self, place: int, event: Any) -> None:
         """Returns when all before the event is done; raises what went wrong there. Any thread may call it."""
 
 
@@ -83,20 +79,20 @@ class _Cuda:
     """
 
     def __init__(self) -> None:
-        self._streams: dict[Hashable, torch.cuda.Stream] = {}
+        self._streams: dict[int, torch.cuda.Stream] = {}
 
-    def place(self, storage: torch.UntypedStorage) -> Hashable | None:
+    def place(self, storage: torch.UntypedStorage) -> int | None:
         device = storage.device
-        return device if device.type == "cuda" else None
+        return device.index if device.type == "cuda" else None
 
-    def register(self, place: Any, address: int, size: int) -> bool:
+    def register(self, place: int, address: int, size: int) -> bool:
         with torch.cuda.device(place):
             code = int(torch.cuda.cudart().cudaHostRegister(address, size, 1))  # 1: portable, for all devices
             if code != 0:
                 _discard_error()
         return code == 0  # also not when it is registered already: for a mapping that is gone, perhaps
 
-    def unregister(self, place: Any, address: int) -> None:
+    def unregister(self, place: int, address: int) -> None:
         with torch.cuda.device(place):
             if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
                 _discard_error()
@@ -108,30 +104,32 @@ class _Cuda:
             buffer = torch.empty(size, dtype=torch.uint8, device="cpu")  # slower, and as right
         return buffer.data_ptr(), buffer
 
-    def side_stream(self, place: Any) -> Any:
+    def side_stream(self, place: int) -> Any:
         if place not in self._streams:
             self._streams[place] = torch.cuda.Stream(place)
         self._streams[place].wait_stream(torch.cuda.current_stream(place))
         return self._streams[place]
 
-    def copy(self, stream: Any, copies: list[Copy]) -> None:
-        with torch.no_grad(), torch.cuda.stream(stream):
-            for storage, offset, size, address in copies:
-                source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, offset, (size,), (1,))
-                memory = (ctypes.c_char * size).from_address(address)
-                torch.frombuffer(memory, dtype=torch.uint8).copy_(source, non_blocking=True)
-                source.record_stream(stream)
+    def copy(self, stream: Any, pieces: bytes) -> None:
+        with torch.cuda.device(stream.device):
+            _nebula.copy_from_device(stream.cuda_stream, pieces)
+
+    def keep(self, stream: Any, owners: list[Any]) -> None:
+        for owner in owners:
+            if isinstance(owner, torch.UntypedStorage):
+                owner = torch.empty(0, dtype=torch.uint8, device=owner.device).set_(owner)
+            owner.record_stream(stream)
 
     def event(self, stream: Any) -> Any:
         event = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
         event.record(stream)
         return event
 
-    def hold(self, place: Any, event: Any) -> None:
+    def hold(self, place: int, event: Any) -> None:
         torch.cuda.current_stream(place).wait_event(event)
         torch.cuda.default_stream(place).wait_event(event)
 
-    def wait(self, place: Any, event: Any) -> None:
+    def wait(self, place: int, event: Any) -> None:
         with torch.cuda.device(place):
             event.synchronize()
 
@@ -145,16 +143,9 @@ def _discard_error() -> None:
         pass
 
 
-class _Part(NamedTuple):
-    index: int  # among the ranges of the save
-    storage: torch.UntypedStorage
-    offset: int  # bytes
-    size: int
-
-
 _lock = threading.RLock()  # guards all below; a signal handler may save while its thread is here
 _backend: Backend | None = None
-_registered: dict[int, tuple[Backend, Hashable] | None] = {}  # images by address, and the device that asked; None: it was refused
+_registered: dict[int, tuple[Backend, int] | None] = {}  # images by address, and the device that asked; None: it was refused
 _refusal_said = False
 _pending: list[Filler] = []  # overlapped copies that may still be running
 _has_hook = False
@@ -183,43 +174,46 @@ def _active() -> Backend | None:
 
 
 def takes_cuda() -> bool:
-    """Whether plan() will take every CUDA storage out of the hands of C."""
+    """Whether storages of CUDA are copied from here."""
     return isinstance(_active(), _Cuda)
 
 
-def covers(storage: Any) -> bool:
-    """Whether the storage is copied from here, rather than by torch before the save."""
+def place(storage: Any) -> int | None:
+    """The device that the storage is copied from here; None: it lies on the host, or torch copies it before the save."""
     backend = _active()
-    return backend is not None and isinstance(storage, torch.UntypedStorage) and backend.place(storage) is not None
+    return backend.place(storage) if backend is not None and isinstance(storage, torch.UntypedStorage) else None
+
+
+def covers(storage: Any) -> bool:
+    """Whether the storage is copied from here."""
+    return place(storage) is not None
+
+
+def find(ranges: _nebula.Ranges) -> None:
+    """Notes which ranges lie on devices, for all whose owner is a storage, or a tensor that is the range."""
+    backend = _active()
+    if backend is None:
+        return
+    for index, (address, _, owner) in enumerate(ranges):
+        where = place(owner.untyped_storage() if isinstance(owner, torch.Tensor) else owner)
+        if where is not None and address is not None:
+            ranges.put_on(where, index, address)
 
 
 def plan(ranges: _nebula.Ranges, overlap: bool) -> Filler | None:
-    """Takes the ranges that lie on devices out of the hands of C: their address becomes None.
-
-    Returns what fills them, for _nebula's save; None when there are none.
-    """
+    """What copies the ranges that lie on devices, for _nebula's save; None when there are none."""
     backend = _active()
-    if backend is None:
-        return None
-    groups: dict[Hashable, list[_Part]] = {}
-    for index, (_, size, owner) in enumerate(ranges):
-        offset = 0
-        if isinstance(owner, torch.Tensor):
-            owner, offset = owner.untyped_storage(), owner.storage_offset() * owner.element_size()
-        place = backend.place(owner) if size > 0 and isinstance(owner, torch.UntypedStorage) else None
-        if place is not None:
-            groups.setdefault(place, []).append(_Part(index, owner, offset, size))
-            ranges.leave_out(index)
-    return Filler(backend, groups, overlap) if groups else None
+    places = ranges.devices() if backend is not None else []
+    return Filler(backend, ranges, places, overlap) if backend is not None and places else None
 
 
 class Filler:
     """The copies of one save. C calls start() within the save, and finish() in it or, with ``overlap``, after it."""
 
-    def __init__(self, backend: Backend, groups: dict[Hashable, list[_Part]], overlap: bool) -> None:
+    def __init__(self, backend: Backend, ranges: _nebula.Ranges, places: list[int], overlap: bool) -> None:
         self.overlap = overlap
-        self._backend, self._groups = backend, groups
-        self._events: list[tuple[Hashable, Any]] = []
+        self._backend, self._ranges, self._places = backend, ranges, places
+        self._events: list[tuple[int, Any]] = []
         self._failure: BaseException | None = None
 
     def start(self, image: int, size: int, offsets: list[int]) -> None:
@@ -229,17 +223,19 @@ class Filler:
 
     def _start(self, image: int, size: int, offsets: list[int]) -> None:
         self._events.clear()
-        if not _is_registered(self._backend, next(iter(self._groups)), image, size):
+        if not _is_registered(self._backend, self._places[0], image, size):
             self._copy_staged(image, offsets)
             return
-        streams: dict[Hashable, Any] = {}
+        streams: dict[int, Any] = {}
         try:
-            for place, parts in self._groups.items():
+            for place in self._places:
                 stream = streams[place] = self._backend.side_stream(place)
-                self._queue(stream, image, offsets, [part for part in parts if part.size <= SMALL_BYTES])
+                self._backend.copy(stream, self._ranges.pieces(place, image, offsets, 1, SMALL_BYTES, CHUNK_BYTES))
                 if self.overlap:
                     self._backend.hold(place, self._backend.event(stream))
-                self._queue(stream, image, offsets, [part for part in parts if part.size > SMALL_BYTES])
+                self._backend.copy(stream, self._ranges.pieces(place, image, offsets, SMALL_BYTES + 1, _MOST, CHUNK_BYTES))
+                if self.overlap:  # else nothing is given back before the copies are done; nor are small ones, which the program waits for
+                    self._backend.keep(stream, [owner for _, owner in self._ranges.owners(place, SMALL_BYTES + 1)])
                 self._events.append((place, self._backend.event(stream)))
         except BaseException:
             self._drain(streams)
@@ -268,10 +264,7 @@ class Filler:
             except Exception as failure:
                 self._failure = failure
 
-    def _queue(self, stream: Any, image: int, offsets: list[int], parts: list[_Part]) -> None:
-        self._backend.copy(stream, [copy for part in parts for copy in _chunks(part, image + offsets[part.index])])
-
-    def _drain(self, streams: dict[Hashable, Any]) -> None:
+    def _drain(self, streams: dict[int, Any]) -> None:
         """Nothing may write into an image that goes back to the agent."""
         for place, stream in streams.items():
             try:
@@ -284,37 +277,30 @@ class Filler:
         with _staging_lock:
             if not _staging:
                 _staging.extend(self._backend.staging(CHUNK_BYTES) for _ in range(STAGING_COUNT))
-            running: list[tuple[Hashable, Any, int, int, int]] = []  # device, event, staging address, target, size
-            for place, parts in self._groups.items():
+            running: list[tuple[int, Any, int, int, int]] = []  # device, event, staging address, target, size
+            for place in self._places:
                 stream = self._backend.side_stream(place)
                 try:
-                    for part in parts:
-                        for copy in _chunks(part, image + offsets[part.index]):
-                            if len(running) == STAGING_COUNT:
-                                self._empty(running.pop(0))
-                            used = {entry[2] for entry in running}
-                            staging = next(address for address, _ in _staging if address not in used)
-                            self._backend.copy(stream, [copy._replace(address=staging)])
-                            running.append((place, self._backend.event(stream), staging, copy.address, copy.size))
+                    for target, source, size in PIECE.iter_unpack(self._ranges.pieces(place, image, offsets, 1, _MOST, CHUNK_BYTES)):
+                        if len(running) == STAGING_COUNT:
+                            self._empty(running.pop(0))
+                        used = {entry[2] for entry in running}
+                        staging = next(address for address, _ in _staging if address not in used)
+                        self._backend.copy(stream, PIECE.pack(staging, source, size))
+                        running.append((place, self._backend.event(stream), staging, target, size))
                     while running:
                         self._empty(running.pop(0))
                 except BaseException:
                     self._drain({place: stream})
                     raise
 
-    def _empty(self, entry: tuple[Hashable, Any, int, int, int]) -> None:
+    def _empty(self, entry: tuple[int, Any, int, int, int]) -> None:
         place, event, staging, target, size = entry
         self._backend.wait(place, event)
         ctypes.memmove(target, staging, size)
 
 
-def _chunks(part: _Part, target: int) -> Iterator[Copy]:
-    for done in range(0, part.size, CHUNK_BYTES):
-        size = min(CHUNK_BYTES, part.size - done)
-        yield Copy(part.storage, part.offset + done, size, target + done)
-
-
-def _is_registered(backend: Backend, place: Hashable, image: int, size: int) -> bool:
+def _is_registered(backend: Backend, place: int, image: int, size: int) -> bool:
     """Registers an image that is seen for the first time; it stays so until its mapping goes."""
     global _refusal_said, _watches
     with _lock:

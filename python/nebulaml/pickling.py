@@ -17,6 +17,8 @@ from .errors import NebulaConfigError, NebulaError, NebulaPicklingError
 
 __all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
 
+UNPROTECTED_BYTES = 64 << 10  # smaller ranges are copied at once whatever they are, and then some: see COW_PART_BYTES
+
 
 class Capture(NamedTuple):
     """``storages[k]`` is (address, size in bytes, owner) of the storage with key k."""
@@ -55,8 +57,12 @@ def _describer() -> Any:
 
 
 def _dump(obj: Any) -> tuple[bytes | memoryview, _nebula.Ranges]:
-    plain = _nebula.plain_dump(obj, device.takes_cuda())
-    return _pickled(obj) if plain is None else plain
+    takes_cuda = device.takes_cuda()
+    plain = _nebula.plain_dump(obj, takes_cuda)
+    found = _pickled(obj) if plain is None else plain
+    if plain is None or not takes_cuda:
+        device.find(found[1])
+    return found
 
 
 def _pickled(obj: Any) -> tuple[memoryview, _nebula.Ranges]:
@@ -94,10 +100,7 @@ def ranges(parts: Any, name: str) -> _nebula.Ranges:
             if not part.is_contiguous():
                 raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
             part = part.detach()
-            if device.covers(part.untyped_storage()):
-                found.append(None, part.numel() * part.element_size(), part)
-                continue
-            if part.device.type != "cpu":
+            if part.device.type != "cpu" and not device.covers(part.untyped_storage()):
                 part = part.cpu()
             found.append(part.data_ptr(), part.numel() * part.element_size(), part)
         else:
@@ -105,6 +108,7 @@ def ranges(parts: Any, name: str) -> _nebula.Ranges:
             if not data.contiguous:
                 raise NebulaConfigError(f"part {index} of {name!r} is a buffer that is not contiguous")
             found.append(_nebula.address_of(data), data.nbytes, data)
+    device.find(found)
     return found
 
 
@@ -127,8 +131,13 @@ def unprotectable(storages: _nebula.Ranges) -> bytes | None:
     capture would miss it. None: there is none."""
     if not torch.cuda.is_initialized():
         return None
-    flags = bytes(_is_pinned(owner) for _, _, owner in storages)
-    return flags if any(flags) else None
+    pinned = [index for index, owner in storages.owners(-1, UNPROTECTED_BYTES) if _is_pinned(owner)]
+    if not pinned:
+        return None
+    flags = bytearray(len(storages))
+    for index in pinned:
+        flags[index] = 1
+    return bytes(flags)
 
 
 def _is_pinned(owner: Any) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from nebulaml.device import Copy
+from nebulaml.device import PIECE
 
 
 class Event:
@@ -57,17 +57,17 @@ class Stream:
 class Device:
     """The backend of device.py, and what a program sees of a device."""
 
-    def __init__(self, name: str = "fake:0") -> None:
-        self.name = name
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
         self.marked: set[int] = set()
-        self.kept: list[torch.UntypedStorage] = []
+        self.kept: list[Any] = []
         self.current, self.side = Stream(), Stream()
         self.open = threading.Event()
         self.open.set()
         self.registered: dict[int, int] = {}
         self.registrations: list[int] = []
         self.refuses = self.copy_fails = self.queue_fails = False
-        self.copied: list[tuple[int, int]] = []  # (storage's address, bytes), as they were queued
+        self.copied: list[tuple[int, int]] = []  # (source's address, bytes), as they were queued
         self.ended = 0  # copies that were queued and write no more
 
     # -- the program's side
@@ -92,10 +92,10 @@ class Device:
 
     # -- the backend
 
-    def place(self, storage: torch.UntypedStorage) -> str | None:
-        return self.name if storage.data_ptr() in self.marked else None
+    def place(self, storage: torch.UntypedStorage) -> int | None:
+        return self.number if storage.data_ptr() in self.marked else None
 
-    def register(self, place: str, address: int, size: int) -> bool:
+    def register(self, place: int, address: int, size: int) -> bool:
         self.registrations.append(address)
         if self.refuses:
             return False
@@ -103,7 +103,7 @@ class Device:
         self.registered[address] = size
         return True
 
-    def unregister(self, place: str, address: int) -> None:
+    def unregister(self, place: int, address: int) -> None:
         del self.registered[address]
 
     def staging(self, size: int) -> tuple[int, Any]:
@@ -111,37 +111,40 @@ class Device:
         self.registered[buffer.data_ptr()] = size
         return buffer.data_ptr(), buffer
 
-    def side_stream(self, place: str) -> Stream:
+    def side_stream(self, place: int) -> Stream:
         before = self.current.event()
         self.side.work.put(before.synchronize)
         return self.side
 
-    def copy(self, stream: Stream, copies: list[Copy]) -> None:
-        for copy in copies:
-            self._copy(stream, *copy)
+    def copy(self, stream: Stream, pieces: bytes) -> None:
+        for address, source, size in PIECE.iter_unpack(pieces):
+            self._copy(stream, source, size, address)
 
-    def _copy(self, stream: Stream, storage: torch.UntypedStorage, offset: int, size: int, address: int) -> None:
+    def keep(self, stream: Stream, owners: list[Any]) -> None:
+        self.kept += owners
+
+    def _copy(self, stream: Stream, source: int, size: int, address: int) -> None:
         if self.queue_fails and self.copied:
             raise RuntimeError("the fake device takes no more work")
         assert any(begin <= address and address + size <= begin + room for begin, room in self.registered.items())
-        self.copied.append((storage.data_ptr(), size))
+        self.copied.append((source, size))
 
         def run() -> None:
             assert self.open.wait(60)
             self.ended += 1
             if self.copy_fails:
                 raise RuntimeError("the fake device failed")
-            ctypes.memmove(address, storage.data_ptr() + offset, size)
+            ctypes.memmove(address, source, size)
 
         stream.work.put(run)
 
     def event(self, stream: Stream) -> Event:
         return stream.event()
 
-    def hold(self, place: str, event: Event) -> None:
+    def hold(self, place: int, event: Event) -> None:
         self.current.work.put(event.done.wait)
 
-    def wait(self, place: str, event: Event) -> None:
+    def wait(self, place: int, event: Event) -> None:
         event.synchronize()
 
 

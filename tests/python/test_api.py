@@ -403,7 +403,7 @@ def test_ranges_that_are_saved_change_no_more(nm):
     ranges = pickling.ranges([b"x" * 100, torch.full((5,), 7, dtype=torch.uint8)], "raw")
     handle = engine.session().begin("ranges", _nebula.FILES_OPEN)
     handle.save_ranges("raw", ranges)
-    for change in (lambda: ranges.append(None, 0, None), lambda: ranges.leave_out(0)):
+    for change in (lambda: ranges.append(0, 0, None), lambda: ranges.put_on(0, 0, 1)):
         with pytest.raises(RuntimeError, match="change no more"):
             change()
     handle.commit()

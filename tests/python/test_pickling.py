@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nebulaml import _nebula, pickling
+from nebulaml import _nebula, device, pickling
 from nebulaml.errors import NebulaError, NebulaPicklingError
 from same import assert_same
 
@@ -290,21 +290,44 @@ def test_ranges_tell_what_was_put_into_them_and_hold_their_owners():
     owner, ranges = [], _nebula.Ranges()
     before = sys.getrefcount(owner)
     for i in range(300):
-        ranges.append(4096 * i or None, i, owner)
+        ranges.append(4096 * i, i, owner)
     assert len(ranges) == 300 and ranges[0] == (None, 0, owner) and ranges[299] == (4096 * 299, 299, owner)
     assert [size for _, size, _ in ranges] == list(range(300))
-    ranges.leave_out(299)
+    ranges.put_on(1, 299, 4096)
     assert ranges[299] == (None, 299, owner) and ranges[298][0] is not None
     assert sys.getrefcount(owner) == before + 300
-    for wrong in (300, -1):
-        with pytest.raises((IndexError, OverflowError)):
-            ranges.leave_out(wrong)
+    for number, index in ((0, 300), (0, -1), (-1, 0)):
+        with pytest.raises(IndexError):
+            ranges.put_on(number, index, 0)
     with pytest.raises(IndexError):
         ranges[300]
     with pytest.raises(TypeError):
         ranges.append("here", 1, owner)
     del ranges
     assert sys.getrefcount(owner) == before
+
+
+def test_ranges_on_devices_are_told_apart_and_given_in_pieces():
+    sizes, ranges = [10, 2500, 0, 1000, 1001], _nebula.Ranges()
+    for index, size in enumerate(sizes):
+        ranges.append(1 << 20, size, index)
+    assert ranges.devices() == []
+    for number, index in ((3, 0), (1, 1), (5, 2), (3, 3)):
+        ranges.put_on(number, index, index * 10_000)
+    assert ranges.devices() == [3, 1]  # the fifth has no bytes
+    assert ranges.owners(-1, 0) == [(4, 4)] and ranges.owners(3, 11) == [(3, 3)] and ranges.owners(1, 2501) == []
+    offsets = [64 * 100 * index for index in range(5)]
+
+    def pieces(*wanted):
+        return list(device.PIECE.iter_unpack(ranges.pieces(*wanted)))
+
+    assert pieces(3, 1 << 30, offsets, 1, 999, 1000) == [(1 << 30, 0, 10)]
+    assert pieces(3, 1 << 30, offsets, 11, 1 << 40, 1000) == [((1 << 30) + offsets[3], 30_000, 1000)]
+    assert pieces(1, 0, offsets, 1, 1 << 40, 1000) == [(6400 + at, 10_000 + at, size) for at, size in ((0, 1000), (1000, 1000), (2000, 500))]
+    assert pieces(0, 0, offsets, 1, 1 << 40, 1000) == []
+    for wrong in ((3, 0, offsets[1:], 1, 5, 5), (3, 0, offsets, 0, 5, 5), (3, 0, offsets, 1, 5, 0)):
+        with pytest.raises(ValueError, match="is needed"):
+            ranges.pieces(*wrong)
 
 
 def test_a_container_that_another_thread_changes_never_gives_a_broken_pickle():
