@@ -100,14 +100,14 @@ class Node:
         return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.base.glob("*-rank*.log")))
 
     def agent_pid(self) -> int | None:
-        with_agent = subprocess.run(["pgrep", "-f", "nebula agent"], capture_output=True, text=True).stdout.split()
-        for pid in map(int, with_agent):
+        wanted = f"NEBULA_RUNTIME_DIR={self.runtime}".encode()
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
             try:
-                environment = Path(f"/proc/{pid}/environ").read_bytes()
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"agent" in command[1:2] and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    return pid
             except OSError:
                 continue
-            if f"NEBULA_RUNTIME_DIR={self.runtime}".encode() in environment.split(b"\0"):
-                return pid
         return None
 
     def wait_durable(self, tag: str, timeout: float = 30) -> None:
