@@ -1,8 +1,9 @@
 """Device memory into images: which copies, on which stream, and what the next optimizer step waits for.
 
 An image is shared memory that C hands out while it saves. Its pages are registered with the device once, so that the
-device writes into it by itself, on a stream of its own that first waits for the work queued before the save. The order is
-that of the state: small storages first, then the large ones in chunks, device by device.
+device writes into it by itself, on streams of its own that first wait for the work queued before the save. Small storages have
+one stream, and large ones, in chunks, the other: the program waits for the small ones of a file, and not for the large ones of
+the file before.
 
     save(...)                   returns when the copies are done
     save(..., overlap=True)     returns when they are queued; whoever steps an optimizer next queues a wait before it
@@ -52,8 +53,8 @@ class Backend(Protocol):
     def staging(self, size: int) -> tuple[int, Any]:
         """Host memory that devices write to well: its address, and what keeps it."""
 
-    def side_stream(self, place: int) -> Any:
-        """The stream for copies from that device; what is queued there now waits for what the program has queued."""
+    def side_streams(self, place: int) -> tuple[Any, Any]:
+        """Those for small and for large copies from that device; what is queued there now waits for what the program has queued."""
 
     def copy(self, stream: Any, pieces: bytes) -> None:
         """Queues copies to host memory."""
@@ -79,7 +80,7 @@ class _Cuda:
     """
 
     def __init__(self) -> None:
-        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._streams: dict[int, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
     def place(self, storage: torch.UntypedStorage) -> int | None:
         device = storage.device
@@ -104,10 +105,11 @@ class _Cuda:
             buffer = torch.empty(size, dtype=torch.uint8, device="cpu")  # slower, and as right
         return buffer.data_ptr(), buffer
 
-    def side_stream(self, place: int) -> Any:
+    def side_streams(self, place: int) -> tuple[Any, Any]:
         if place not in self._streams:
-            self._streams[place] = torch.cuda.Stream(place)
-        self._streams[place].wait_stream(torch.cuda.current_stream(place))
+            self._streams[place] = torch.cuda.Stream(place), torch.cuda.Stream(place)
+        for stream in self._streams[place]:
+            stream.wait_stream(torch.cuda.current_stream(place))
         return self._streams[place]
 
     def copy(self, stream: Any, pieces: bytes) -> None:
@@ -226,17 +228,18 @@ class Filler:
         if not _is_registered(self._backend, self._places[0], image, size):
             self._copy_staged(image, offsets)
             return
-        streams: dict[int, Any] = {}
+        streams: dict[int, tuple[Any, Any]] = {}
         try:
             for place in self._places:
-                stream = streams[place] = self._backend.side_stream(place)
-                self._backend.copy(stream, self._ranges.pieces(place, image, offsets, 1, SMALL_BYTES, CHUNK_BYTES))
+                small, large = streams[place] = self._backend.side_streams(place)
+                self._backend.copy(small, self._ranges.pieces(place, image, offsets, 1, SMALL_BYTES, CHUNK_BYTES))
+                self._events.append((place, self._backend.event(small)))
                 if self.overlap:
-                    self._backend.hold(place, self._backend.event(stream))
-                self._backend.copy(stream, self._ranges.pieces(place, image, offsets, SMALL_BYTES + 1, _MOST, CHUNK_BYTES))
+                    self._backend.hold(*self._events[-1])
+                self._backend.copy(large, self._ranges.pieces(place, image, offsets, SMALL_BYTES + 1, _MOST, CHUNK_BYTES))
                 if self.overlap:  # else nothing is given back before the copies are done; nor are small ones, which the program waits for
-                    self._backend.keep(stream, [owner for _, owner in self._ranges.owners(place, SMALL_BYTES + 1)])
-                self._events.append((place, self._backend.event(stream)))
+                    self._backend.keep(large, [owner for _, owner in self._ranges.owners(place, SMALL_BYTES + 1)])
+                self._events.append((place, self._backend.event(large)))
         except BaseException:
             self._drain(streams)
             raise
@@ -264,9 +267,9 @@ class Filler:
             except Exception as failure:
                 self._failure = failure
 
-    def _drain(self, streams: dict[int, Any]) -> None:
+    def _drain(self, streams: dict[int, tuple[Any, Any]]) -> None:
         """Nothing may write into an image that goes back to the agent."""
-        for place, stream in streams.items():
+        for place, stream in [(place, stream) for place, pair in streams.items() for stream in pair]:
             try:
                 self._backend.wait(place, self._backend.event(stream))
             except Exception:  # a device that reports errors writes no more
@@ -279,19 +282,19 @@ class Filler:
                 _staging.extend(self._backend.staging(CHUNK_BYTES) for _ in range(STAGING_COUNT))
             running: list[tuple[int, Any, int, int, int]] = []  # device, event, staging address, target, size
             for place in self._places:
-                stream = self._backend.side_stream(place)
+                streams = self._backend.side_streams(place)
                 try:
                     for target, source, size in PIECE.iter_unpack(self._ranges.pieces(place, image, offsets, 1, _MOST, CHUNK_BYTES)):
                         if len(running) == STAGING_COUNT:
                             self._empty(running.pop(0))
                         used = {entry[2] for entry in running}
                         staging = next(address for address, _ in _staging if address not in used)
-                        self._backend.copy(stream, PIECE.pack(staging, source, size))
-                        running.append((place, self._backend.event(stream), staging, target, size))
+                        self._backend.copy(streams[1], PIECE.pack(staging, source, size))
+                        running.append((place, self._backend.event(streams[1]), staging, target, size))
                     while running:
                         self._empty(running.pop(0))
                 except BaseException:
-                    self._drain({place: stream})
+                    self._drain({place: streams})
                     raise
 
     def _empty(self, entry: tuple[int, Any, int, int, int]) -> None:

@@ -61,7 +61,8 @@ class Device:
         self.number = number
         self.marked: set[int] = set()
         self.kept: list[Any] = []
-        self.current, self.side = Stream(), Stream()
+        self.current, self.small, self.side = Stream(), Stream(), Stream()
+        self.held_least = 0
         self.open = threading.Event()
         self.open.set()
         self.registered: dict[int, int] = {}
@@ -81,7 +82,9 @@ class Device:
     def enqueue(self, work: Callable[[], object]) -> None:
         self.current.work.put(work)
 
-    def hold_up(self) -> None:
+    def hold_up(self, least: int = 0) -> None:
+        """Copies of so many bytes wait until let_go()."""
+        self.held_least = least
         self.open.clear()
 
     def let_go(self) -> None:
@@ -111,10 +114,11 @@ class Device:
         self.registered[buffer.data_ptr()] = size
         return buffer.data_ptr(), buffer
 
-    def side_stream(self, place: int) -> Stream:
+    def side_streams(self, place: int) -> tuple[Stream, Stream]:
         before = self.current.event()
-        self.side.work.put(before.synchronize)
-        return self.side
+        for stream in (self.small, self.side):
+            stream.work.put(before.synchronize)
+        return self.small, self.side
 
     def copy(self, stream: Stream, pieces: bytes) -> None:
         for address, source, size in PIECE.iter_unpack(pieces):
@@ -130,7 +134,7 @@ class Device:
         self.copied.append((source, size))
 
         def run() -> None:
-            assert self.open.wait(60)
+            assert size < self.held_least or self.open.wait(60)
             self.ended += 1
             if self.copy_fails:
                 raise RuntimeError("the fake device failed")

@@ -239,6 +239,33 @@ def test_with_overlap_what_a_forward_pass_changes_is_exact_when_small(nm):
         assert not norm.running_mean.equal(before["running_mean"])
 
 
+def test_the_small_storages_of_a_file_wait_for_no_large_ones_of_the_file_before(nm, monkeypatch):
+    copies, copy = [], device._Cuda.copy
+
+    def late(self, stream, pieces):
+        is_large = any(size > device.SMALL_BYTES for _, _, size in device.PIECE.iter_unpack(pieces))
+        if is_large:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(5 * A_WHILE)
+        copy(self, stream, pieces)
+        if is_large:
+            copies.append(torch.cuda.Event())
+            copies[-1].record(stream)
+
+    for step in range(2):  # with the second nothing is registered any more, which waits for the device
+        tensors = [[on(LARGE, value=float(number)), on(7)] for number in range(3)]
+        checkpoint = nm.Checkpoint(f"global_step{step}")
+        if step:
+            monkeypatch.setattr(device._Cuda, "copy", late)
+        for number in range(3):
+            assert checkpoint.save(f"{number}.pt", tensors[number], overlap=True)
+        torch.cuda.current_stream().synchronize()
+        assert not any(event.query() for event in copies)
+        assert checkpoint.commit()
+        assert all(loaded(checkpoint, f"{number}.pt")[0].eq(number).all() for number in range(3))
+    assert len(copies) == 3
+
+
 @pytest.mark.parametrize("how", ["freed", "resized", "replaced"])
 def test_memory_that_is_given_back_under_an_overlapped_copy_is_not_used_for_anything_else(nm, how):
     for step in range(6):

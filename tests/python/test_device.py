@@ -204,6 +204,21 @@ def test_with_overlap_what_a_forward_pass_changes_is_exact_when_small(nm, fake):
     assert loaded["mean"].eq(1).all() and loaded["count"] == 5 and loaded["large"].eq(1).all()
 
 
+def test_the_small_storages_of_a_file_wait_for_no_large_ones_of_the_file_before(nm, fake):
+    """A checkpoint of several files would else be overlapped for the last of them only."""
+    fake.hold_up(least=device.SMALL_BYTES)
+    checkpoint = nm.Checkpoint("global_step1")
+    for number in range(3):
+        assert checkpoint.save(f"{number}.pt", [on(fake, LARGE, value=float(number)), on(fake, 7)], overlap=True)
+    reached = fake.current.event()
+    assert reached.done.wait(10), "the program waits for a large copy"
+    assert fake.ended == 3
+    fake.let_go()
+    assert checkpoint.commit()
+    checkpoint.wait("committed", timeout=30)
+    assert all(checkpoint.load(f"{number}.pt")[0].eq(number).all() for number in range(3))
+
+
 def test_host_memory_is_fixed_on_return_with_overlap(nm, fake):
     state = {"large": on(fake, LARGE), "host": torch.ones(LARGE), "few": torch.ones(3)}
     fake.hold_up()

@@ -26,6 +26,8 @@ def job(node, this_python):
     """Runs one to its end, and goes on from its step 4 in another process, as it did. What the first had to say."""
     node.environment["DS_ACCELERATOR"] = DEVICE
     node.environment["DS_SKIP_CUDA_CHECK"] = "1"  # of nvcc's version with torch's: nothing is compiled
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        node.environment.setdefault(name, "lo")  # all there is where nothing outside can be reached
 
     def run(what, *more):
         command = ("cuda_job.py", what, node.base, "--device", DEVICE, *more)
