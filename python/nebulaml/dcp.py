@@ -161,10 +161,8 @@ class NebulaStager:
         from torch.distributed.tensor import DTensor
 
         if isinstance(value, DTensor):
-            local = self._copy(value.to_local(), memo, name)
-            return DTensor.from_local(
-                local, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
-            )
+            # Not by from_local(), which moves the copy to the devices of the mesh.
+            return DTensor(self._copy(value.to_local(), memo, name), value._spec, requires_grad=False)
         if isinstance(value, ShardedTensor):
             shards = [Shard(self._copy(shard.tensor, memo, name), shard.metadata) for shard in value.local_shards()]
             return ShardedTensor._init_from_local_shards_and_global_metadata(

@@ -520,6 +520,22 @@ def test_dcp_saves_and_loads_device_memory(nm, place):
     assert all(torch.equal(state[name], wanted[name]) for name in state)
 
 
+def test_what_the_stager_copies_of_a_distributed_tensor_lies_on_the_host(monkeypatch, tmp_path):
+    import torch.distributed as dist
+    from nebulaml import dcp
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        value = DTensor.from_local(on(LARGE, value=2.0), init_device_mesh("cuda", (1,)), [Shard(0)])
+        staged = dcp.NebulaStager().stage({"w": value})["w"]
+        value.to_local().zero_()
+        assert staged.to_local().device.type == "cpu" and staged.to_local().eq(2).all()
+        assert staged.placements == value.placements and staged.shape == value.shape
+    finally:
+        dist.destroy_process_group()
+
+
 @OVERLAP
 def test_a_save_while_a_graph_is_captured_fails_and_the_next_one_does_not(nm, overlap):
     nm.init(on_error="warn")
@@ -557,8 +573,12 @@ def test_a_replayed_graph_between_saves_is_saved_as_it_is(nm):
 
 
 def test_a_device_that_is_full_can_still_be_saved(nm):
+    tensor = on(LARGE, value=3.0)
+    before = nm.Checkpoint("global_step0")  # the driver has what it needs for itself
+    assert before.save("m.pt", {"t": tensor}, overlap=True) and before.commit()
+    before.wait("durable", timeout=60)
     free, _ = torch.cuda.mem_get_info()
-    tensor = on(LARGE, value=4.0)
+    tensor.fill_(4)
     filled = []
     try:
         size = free // 8
