@@ -32,14 +32,14 @@ def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None =
     Tensors are ordered by falling alignment and then by name, as the format's own writer does. Raises ValueError for what the
     format cannot hold: tensors that share memory, or are not contiguous.
     """
-    seen: dict[int, str] = {}
+    seen: dict[tuple[Any, int], str] = {}
     for name, tensor in tensors.items():
         if tensor.layout is not __import__("torch").strided or not tensor.is_contiguous():
             raise ValueError(f"tensor {name!r} is not contiguous: call .contiguous() on it before saving")
         if str(tensor.dtype) not in SAFETENSORS_DTYPES:
             raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which safetensors cannot hold")
-        if tensor.numel() and tensor.device.type == "cpu":
-            other = seen.setdefault(tensor.data_ptr(), name)
+        if tensor.numel() and tensor.device.type != "meta":
+            other = seen.setdefault((tensor.device, tensor.data_ptr()), name)
             if other != name:
                 raise ValueError(f"tensors {other!r} and {name!r} share memory: save only one of them, or a clone")
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
