@@ -6,6 +6,7 @@
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
+#   make bench-gpu    of tensors on a GPU, where there is one
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make asan     the C tests under the address and undefined-behaviour sanitizers
 #   make tsan     the C tests under the thread sanitizer
@@ -16,7 +17,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: package demo test test-frameworks bench bench-peers bench-frameworks asan tsan lint units clean distclean environments setup setup-test
+.PHONY: package demo test test-frameworks bench bench-peers bench-gpu bench-frameworks asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -59,6 +60,9 @@ bench: package $(LIMITS)
 bench-peers: package $(LIMITS)
 	@scripts/peers.sh
 	@$(BIN)/python -m bench.compare $(ARGS)
+
+bench-gpu: package
+	@$(BIN)/python -m bench.gpu $(ARGS)
 
 bench-frameworks: package $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@$(BIN)/python -m bench.frameworks $(ARGS)
