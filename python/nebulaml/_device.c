@@ -102,11 +102,11 @@ PyObject *device_copy(PyObject *module, PyObject *arguments)
         struct batch batch = { 0 };
         const char *packed;
         Py_ssize_t size;
+        int error, may_batch = 1;
         uint64_t *room;
         void *stream;
-        int error;
 
-        if (!PyArg_ParseTuple(arguments, "Ky#", &stream_number, &packed, &size) || !load_driver())
+        if (!PyArg_ParseTuple(arguments, "Ky#|p", &stream_number, &packed, &size, &may_batch) || !load_driver())
                 return NULL;
         stream = (void *)(uintptr_t)stream_number;
         batch.count = (size_t)size / sizeof(struct device_piece);
@@ -127,7 +127,7 @@ PyObject *device_copy(PyObject *module, PyObject *arguments)
                 batch.sizes[i] = piece.size;
         }
         Py_BEGIN_ALLOW_THREADS /* a driver whose queue is full waits */
-        error = queue_batch(&batch, stream);
+        error = may_batch ? queue_batch(&batch, stream) : DRIVER_NOT_SUPPORTED;
         if (error == DRIVER_NOT_SUPPORTED)
                 error = queue_each(&batch, stream);
         Py_END_ALLOW_THREADS

@@ -16,8 +16,9 @@ struct device_piece {
         uint64_t to, from, size;
 };
 
-/* copy_from_device(stream, pieces): `stream` is the driver's handle of one, whose device is the current one of this thread; `pieces`
- * are packed device_piece. Raises RuntimeError with the driver's reason; then some may have been queued. */
+/* copy_from_device(stream, pieces, may_batch): `stream` is the driver's handle of one, whose device is the current one of this thread;
+ * `pieces` are packed device_piece; may_batch false: as where the driver has no call for many. Raises RuntimeError with the driver's
+ * reason; then some may have been queued. */
 PyObject *device_copy(PyObject *module, PyObject *arguments);
 
 #endif

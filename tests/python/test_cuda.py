@@ -333,6 +333,27 @@ def test_where_registering_is_refused_a_little_memory_is_enough(nm, monkeypatch,
     device.use(None)
 
 
+def test_a_driver_without_a_call_for_many_copies_takes_them_one_by_one(nm, monkeypatch):
+    monkeypatch.setattr(
+        device._Cuda,
+        "copy",
+        lambda self, stream, pieces: device._nebula.copy_from_device(stream.cuda_stream, pieces, False),
+    )
+    state = [torch.randn(size, device="cuda") for size in (*range(1, 2000), LARGE)]
+    checkpoint = nm.Checkpoint("global_step1")
+    assert checkpoint.save("m.pt", state, overlap=True) and checkpoint.commit()
+    assert all(map(torch.equal, loaded(checkpoint), state))
+
+
+def test_the_driver_says_why_it_refuses_a_copy():
+    stream = torch.cuda.Stream()
+    target = torch.empty(64, dtype=torch.uint8).pin_memory()
+    with pytest.raises(RuntimeError, match=r"the driver of the GPU refuses to copy: .*invalid.* \(error 1\)"):
+        device._nebula.copy_from_device(stream.cuda_stream, device.PIECE.pack(target.data_ptr(), 0, 64), False)
+    assert on(3).sum() == 3
+    device._nebula.copy_from_device(stream.cuda_stream, b"")
+
+
 def test_memory_that_cannot_be_registered_is_refused_and_leaves_no_error_behind():
     backend = device._Cuda()
     place = torch.empty(1, device="cuda").device
