@@ -265,7 +265,7 @@ def single_table(workload: Workload, found: dict[str, dict[str, Any]]) -> list[s
 
     limit = median(result["limit"] for result in found.values() if "limit" in result)
     return [
-        f"### {workload.title}, on the GPU ({workload.bytes / 2**20:.0f} MiB)",
+        f"### {workload.title.removesuffix(', pages of 4 KiB')}, on the GPU ({workload.bytes / 2**20:.0f} MiB)",
         "",
         f"The machine copies as many bytes, in one piece, into pinned memory in {report.seconds(limit)}.",
         "",
