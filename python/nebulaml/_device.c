@@ -127,7 +127,8 @@ PyObject *device_copy(PyObject *module, PyObject *arguments)
                 batch.sizes[i] = piece.size;
         }
         Py_BEGIN_ALLOW_THREADS /* a driver whose queue is full waits */
-        error = may_batch ? queue_batch(&batch, stream) : DRIVER_NOT_SUPPORTED;
+        /* One alone may also go to memory that is not pinned. */
+        error = may_batch && batch.count > 1 ? queue_batch(&batch, stream) : DRIVER_NOT_SUPPORTED;
         if (error == DRIVER_NOT_SUPPORTED)
                 error = queue_each(&batch, stream);
         Py_END_ALLOW_THREADS
