@@ -69,9 +69,11 @@ class NebulaCheckpointIO:
     """A CheckpointIO: ``Trainer(plugins=[NebulaCheckpointIO()])``.
 
     Saves return when the values are fixed. Removals wait, in the agent, behind the saves made before them.
+    overlap: as Checkpoint.save has it; not together with a callback that averages weights by hand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, overlap: bool = False) -> None:
+        self._overlap = overlap
         self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
         self.removed: set[str] = set()  # paths that Lightning takes for gone, though the files may still wait to go
         self._sound = True  # whether the last save was committed
@@ -102,7 +104,7 @@ class NebulaCheckpointIO:
         tag = f"global_step{int(checkpoint.get('global_step', 0))}"
         name = self._name(tag, target)
         saved = api.Checkpoint(tag, 1)
-        if not saved.save(name, checkpoint):
+        if not saved.save(name, checkpoint, self._overlap):
             return  # said loudly; the older ones are untouched
         published = saved.publish(name, target)
         if options.get("persist_path"):
@@ -202,12 +204,14 @@ def _make_callback() -> type:
         """A ModelCheckpoint (all its arguments) that saves through Nebula.
 
         `config_params`: the arguments of ``nebulaml.init`` as a dict. Without it the environment decides, and
-        without that checkpoints are persisted below `dirpath`.
+        without that checkpoints are persisted below `dirpath`. `overlap`: that of the NebulaCheckpointIO that it makes.
         """
 
-        def __init__(self, *args: Any, config_params: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        def __init__(
+            self, *args: Any, config_params: dict[str, Any] | None = None, overlap: bool = False, **kwargs: Any
+        ) -> None:
             super().__init__(*args, **kwargs)
-            self._config_params = config_params
+            self._config_params, self._overlap = config_params, overlap
             if config_params is not None:
                 api.init(**config_params)
 
@@ -223,7 +227,7 @@ def _make_callback() -> type:
                 if type(strategy).__name__ != "NebulaDeepspeedStrategy":  # which has warned when it was made
                     _warn_about(strategy)
                 return
-            strategy.checkpoint_io = NebulaCheckpointIO()
+            strategy.checkpoint_io = NebulaCheckpointIO(self._overlap)
 
         def on_init_end(self, *args: Any, **kwargs: Any) -> None:
             """Called by transformers' Trainer, never by Lightning's."""

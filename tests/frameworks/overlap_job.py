@@ -1,5 +1,5 @@
 """A framework's own save call with overlap=True, on the fake device of tests/python: it returns before anything is copied, and what
-is saved are the values before the optimizer's next step. Arguments: a directory, and "hf" or "deepspeed"."""
+is saved are the values before the optimizer's next step. Arguments: a directory, and "hf", "lightning" or "deepspeed"."""
 
 import os
 import sys
@@ -60,6 +60,36 @@ def hf():
     return model.net.weight, lambda: trainer._save_checkpoint(model, None), lambda: trainer.optimizer.step(), read
 
 
+def lightning():
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(LARGE, LARGE, bias=False)
+
+        def training_step(self, batch, index):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return SGD(self.parameters(), fake)
+
+    saver = nm.NebulaCallback(dirpath=directory, save_top_k=0, overlap=True, config_params={"persistent_storage_path": directory + "-persist"})
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=1, logger=False, callbacks=[saver], enable_progress_bar=False, enable_model_summary=False
+    )
+    model = Module()
+    trainer.fit(model, torch.utils.data.DataLoader(torch.ones(4, LARGE)))
+    fake.synchronize()
+    on_device(model.parameters())
+    path = os.path.join(directory, "one.ckpt")
+
+    def read():
+        return torch.load(path, weights_only=False)["state_dict"]["net.weight"]
+
+    return model.net.weight, lambda: trainer.save_checkpoint(path), lambda: trainer.optimizers[0].step(), read
+
+
 def deepspeed():
     import deepspeed
 
@@ -80,7 +110,7 @@ def deepspeed():
     return weight, lambda: engine.save_checkpoint(directory + "-save", tag="global_step1"), lambda: engine.optimizer.step(), read
 
 
-weight, save, step, read = {"hf": hf, "deepspeed": deepspeed}[name]()
+weight, save, step, read = {"hf": hf, "lightning": lightning, "deepspeed": deepspeed}[name]()
 wanted = weight.detach().clone()
 fake.hold_up()
 last_resort = threading.Timer(20, fake.let_go)  # a save that waits for its copies is to fail, not to hang

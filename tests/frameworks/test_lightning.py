@@ -347,6 +347,10 @@ def test_the_latest_checkpoint_path_and_the_storage_options(node):
         assert torch.load(node.base / path, weights_only=False)["global_step"] == 8
 
 
+def test_with_overlap_a_save_returns_before_the_device_has_copied(node):
+    assert node.run(interpreter(ENV), "overlap_job.py", node.base / "run", "lightning").end
+
+
 def test_tied_weights_stay_one_storage(node):
     job(node, "--steps", 2)
     state = torch.load(node.base / "ckpts" / "step=2.ckpt", weights_only=False)["state_dict"]

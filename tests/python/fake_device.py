@@ -160,6 +160,8 @@ class SGD(torch.optim.Optimizer):
         self.device = device
 
     def step(self, closure: Any = None) -> None:
+        if closure is not None:
+            closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.device.enqueue(lambda p=parameter, lr=group["lr"]: p.data.sub_(lr))
