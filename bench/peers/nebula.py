@@ -21,6 +21,7 @@ class Nebula(Peer):
     verified = True
     trains = 48
     last_event: ClassVar[str] = "durable"  # of a version
+    overlap: ClassVar[bool] = False
 
     @classmethod
     def environment(cls, folder: Path, memory: Path, fresh: bool) -> dict[str, str]:
@@ -50,7 +51,7 @@ class Nebula(Peer):
 
     def save(self, tag: str, state: State) -> None:
         self.checkpoint = self.nm.Checkpoint(tag)
-        self.checkpoint.save("state.pt", state)
+        self.checkpoint.save("state.pt", state, overlap=self.overlap)
         self.checkpoint.commit()
 
     def copying_cpu(self, tags: list[str]) -> float:
