@@ -403,34 +403,41 @@ class Checkpoint:
 
     def _map(self, name: str, lazily: bool = False) -> _nebula.Map:
         config.check_text("a file name", name)
+        why = ""
         try:
-            return self._known().map_lazily(name) if lazily else self._known().map(name)
-        except NebulaNotFound as failure:
+            return self._map_now(name, lazily)
+        except NebulaNotFound as first:
+            failure = first
+        if self._lies_elsewhere():
             why = self._bring_together(name)
-            if why is None:
-                return self._map(name, lazily)
             try:
-                files = self.files
-            except NebulaError:
-                files = {}
-            if name in files:
-                raise
-            known = ", ".join(sorted(files)) or "none"
-            raise NebulaNotFound(f"checkpoint {self._tag!r} has no file {name!r}; it has: {known}{why}") from failure
+                return self._map_now(name, lazily)
+            except NebulaNotFound as second:
+                failure = second
+        try:
+            files = self.files
+        except NebulaError:
+            files = {}
+        if name in files:
+            raise failure
+        known = ", ".join(sorted(files)) or "none"
+        raise NebulaNotFound(f"checkpoint {self._tag!r} has no file {name!r}; it has: {known}{why}") from failure
 
-    def _bring_together(self, name: str) -> str | None:
-        """Other nodes' files come here through storage. None: they have, look again; else what is to be said of them.
+    def _map_now(self, name: str, lazily: bool) -> _nebula.Map:
+        return self._known().map_lazily(name) if lazily else self._known().map(name)
 
-        How long it may take is the agents' to say: they give up a version when storage fails, or a node does not come.
+    def _bring_together(self, name: str) -> str:
+        """Files that no other node's memory gives come through storage. When this returns they have, or what is to be said of them is returned.
+
+        How long it may take is the agents' to say: they give up a version when storage fails, or a node does not come. Then other
+        nodes are asked in any case.
         """
-        if not self._lies_elsewhere():
-            return ""
         log.warning("nebula: %r of checkpoint %r is not on this node: waiting for storage to have all files", name, self._tag)
         try:
             self.wait("durable")
         except NebulaError as failure:
             return f"; storage does not have those of other nodes: {failure}"
-        return "" if self._lies_elsewhere() else None
+        return ""
 
     def _lies_elsewhere(self) -> bool:
         """Whether other nodes' memory alone may have files of it. What is not complete may wait for this very process."""

@@ -161,6 +161,7 @@ struct job {
         struct nebula_error store_error;
         double store_error_at;
         uint32_t replica_count;     /* copies in other nodes' memory that are asked for */
+        char peer_identity[2 * 16 + 1]; /* of the secret (tls.h) with which other nodes may read its versions; "": they may not */
         bool announce_due;          /* trainers have come anew: this node's record is to be there, whoever took it away */
         struct nebula_error replica_error; /* why there is none yet */
         bool persisting;

@@ -94,6 +94,7 @@ static void converse(struct visitor *visitor)
                 log_event(LOG_LEVEL_WARN, "node \"%s\" vanished in the middle of a copy of %s, which is dropped: %s", peer->hello.node,
                           visitor->incoming->what.tag, error.message);
         holder_drop_incoming(visitor);
+        holder_own_close(visitor);
         pthread_mutex_lock(&holder->holder_lock);
         visitor->peer = NULL;
         pthread_mutex_unlock(&holder->holder_lock);

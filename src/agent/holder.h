@@ -4,7 +4,8 @@
  * The door opens when the first job of this node asks for replicas, at $NEBULA_LISTEN
  * (host:port; else 127.0.0.1 when NEBULA_NODE_ID plays several nodes on one host, else this
  * host's address; port 0 and a chosen one). Who knocks proves that it holds the secret of
- * a job of this node; it then sees the copies of that job and storage path alone.
+ * a job of this node; it then sees the copies of that job and storage path alone, and what this node
+ * itself has of that job's complete versions, which is read where it lies (holder_own.c).
  *
  * Copies lie in memory of their own, outside the catalogue, and are never written to storage from here.
  * Their budget is $NEBULA_PEER_MEMORY (half of the memory tier), within that of the tier. A copy goes when

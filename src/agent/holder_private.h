@@ -1,5 +1,6 @@
 /*
- * What holder.c (the door and its visitors), holder_serve.c (their requests) and holder_copy.c (the copies) share.
+ * What holder.c (the door and its visitors), holder_serve.c (their requests), holder_copy.c (the copies) and holder_own.c (this node's
+ * own versions) share.
  */
 #ifndef NB_AGENT_HOLDER_PRIVATE_H
 #define NB_AGENT_HOLDER_PRIVATE_H
@@ -25,6 +26,19 @@ struct copy {
         bool dropped;          /* goes when nobody reads it */
         uint64_t age;          /* order of arrival */
 };
+/* A file of this node's own that is being read by a visitor. */
+struct own_file {
+        uint64_t version_id, size;
+        uint32_t file;
+        struct image *image; /* held and mapped; NULL: none is */
+        uint64_t *chunks;    /* a CRC-64 per piece */
+};
+/* What a visitor is sent of a file. */
+struct piece {
+        const char *bytes;
+        size_t size;
+        uint64_t crc64;
+};
 /* A peer that is connected, and the thread that serves it. */
 struct visitor {
         struct holder *holder;
@@ -35,6 +49,7 @@ struct visitor {
         uint32_t file;         /* the next piece is of this one, */
         uint64_t offset;       /* from here */
         bool is_owner;         /* it offered something */
+        struct own_file own;
         struct nebula_error trouble; /* with the pieces; said at SEAL */
 };
 struct holder {
@@ -66,6 +81,12 @@ void holder_copies_free(struct holder *holder, struct copy *taken);
 
 /* A copy that has not come whole goes. */
 void holder_drop_incoming(struct visitor *visitor);
+
+/* Adds this node's own versions that the visitor may see, until there are `room` copies; these have files of their own, for peer_copy_done. */
+enum nebula_status holder_own_list(struct visitor *visitor, struct peer_listing *listing, size_t room, struct nebula_error *error);
+/* False: there is none. The bytes stay where they are until the visitor's next request. */
+bool holder_own_piece(struct visitor *visitor, const struct peer_fetch *fetch, struct piece *ret_piece);
+void holder_own_close(struct visitor *visitor);
 
 /* Answers the request that came; a failure ends the connection. */
 enum nebula_status holder_serve(struct visitor *visitor, struct nebula_error *error);

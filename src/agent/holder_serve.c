@@ -141,24 +141,28 @@ static enum nebula_status serve_keep(struct visitor *visitor, struct nebula_erro
         return peer_send_answer(peer, NEBULA_OK, "", error);
 }
 
+/* Copies for others first, newest first, then this node's own versions. */
 static enum nebula_status serve_list(struct visitor *visitor, struct nebula_error *error)
 {
         struct holder *holder = visitor->holder;
-        struct peer_listing listing = { 0 };
+        struct peer_listing listing = { .copies = calloc(PEER_COPY_MAX, sizeof *listing.copies) };
+        size_t copy_count, size;
         char *text = NULL;
-        size_t size, count = 0;
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status;
 
+        if (!listing.copies)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a listing");
         pthread_mutex_lock(&holder->holder_lock);
-        for (const struct copy *copy = holder->copies; copy; copy = copy->next)
-                count++;
-        listing.copies = calloc(count + 1, sizeof *listing.copies);
-        for (const struct copy *copy = holder->copies; listing.copies && copy; copy = copy->next)
-                if (holder_copy_is_for(copy, visitor->peer) && !copy->dropped && listing.count < PEER_COPY_MAX)
-                        listing.copies[listing.count++] = copy->what; /* newest first; the files stay the copy's */
-        status = listing.copies ? peer_listing_format(&listing, &text, &size, error) :
-                                  error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a listing");
+        for (const struct copy *copy = holder->copies; copy && listing.count < PEER_COPY_MAX; copy = copy->next)
+                if (holder_copy_is_for(copy, visitor->peer) && !copy->dropped)
+                        listing.copies[listing.count++] = copy->what; /* the files stay the copy's */
+        copy_count = listing.count;
+        status = holder_own_list(visitor, &listing, PEER_COPY_MAX, error);
+        if (!status)
+                status = peer_listing_format(&listing, &text, &size, error);
         pthread_mutex_unlock(&holder->holder_lock);
+        for (size_t i = copy_count; i < listing.count; i++)
+                peer_copy_done(&listing.copies[i]);
         free(listing.copies);
         if (!status)
                 status = peer_send(visitor->peer, PEER_LISTED, text, size, error);
@@ -166,39 +170,60 @@ static enum nebula_status serve_list(struct visitor *visitor, struct nebula_erro
         return status;
 }
 
-static enum nebula_status serve_fetch(struct visitor *visitor, struct nebula_error *error)
+/* A piece of a copy that is kept for others. *ret_copy is used until done_with. */
+static bool copy_piece(struct visitor *visitor, const struct peer_fetch *fetch, struct copy **ret_copy, struct piece *ret_piece)
 {
         struct holder *holder = visitor->holder;
-        struct peer *peer = visitor->peer;
-        struct copy *copy, *taken;
-        struct peer_fetch fetch;
-        enum nebula_status status = peer_fetch_parse(peer->body, peer->header.size, &fetch, error);
-        bool sound;
+        struct copy *copy;
+        uint64_t left;
+        bool is_sound;
 
-        if (status)
-                return status;
         pthread_mutex_lock(&holder->holder_lock);
         copy = holder->copies;
-        while (copy && (copy->what.id != fetch.copy || !holder_copy_is_for(copy, peer) || copy->dropped))
+        while (copy && (copy->what.id != fetch->copy || !holder_copy_is_for(copy, visitor->peer) || copy->dropped))
                 copy = copy->next;
-        sound = copy && fetch.file < copy->what.file_count && copy->images[fetch.file] &&
-                fetch.offset < copy->what.files[fetch.file].size && fetch.offset % PEER_PIECE_BYTES == 0;
-        if (sound)
+        is_sound = copy && fetch->file < copy->what.file_count && copy->images[fetch->file] &&
+                   fetch->offset < copy->what.files[fetch->file].size && fetch->offset % PEER_PIECE_BYTES == 0;
+        if (is_sound)
                 copy->users++;
         pthread_mutex_unlock(&holder->holder_lock);
-        if (!sound)
-                return peer_send_answer(peer, NEBULA_NOT_FOUND, "there is no such piece here any more", error);
-        struct peer_data data = { .copy = fetch.copy, .file = fetch.file, .offset = fetch.offset,
-                                  .crc64 = copy->chunks[fetch.file][fetch.offset / PEER_PIECE_BYTES] };
-        uint64_t left = copy->what.files[fetch.file].size - fetch.offset;
+        if (!is_sound)
+                return false;
+        left = copy->what.files[fetch->file].size - fetch->offset;
+        *ret_piece = (struct piece){ .bytes = (const char *)copy->images[fetch->file]->data + fetch->offset,
+                                     .size = left < PEER_PIECE_BYTES ? (size_t)left : PEER_PIECE_BYTES,
+                                     .crc64 = copy->chunks[fetch->file][fetch->offset / PEER_PIECE_BYTES] };
+        *ret_copy = copy;
+        return true;
+}
 
-        status = peer_send_data(peer, &data, (const char *)copy->images[fetch.file]->data + fetch.offset,
-                                left < PEER_PIECE_BYTES ? (size_t)left : PEER_PIECE_BYTES, error);
+static void done_with(struct holder *holder, struct copy *copy)
+{
+        struct copy *taken;
+
         pthread_mutex_lock(&holder->holder_lock);
         copy->users--;
         taken = holder_copies_collect(holder);
         pthread_mutex_unlock(&holder->holder_lock);
         holder_copies_free(holder, taken);
+}
+
+static enum nebula_status serve_fetch(struct visitor *visitor, struct nebula_error *error)
+{
+        struct peer *peer = visitor->peer;
+        struct copy *copy = NULL;
+        struct peer_fetch fetch;
+        struct piece piece;
+        enum nebula_status status = peer_fetch_parse(peer->body, peer->header.size, &fetch, error);
+
+        if (status)
+                return status;
+        if (!copy_piece(visitor, &fetch, &copy, &piece) && !holder_own_piece(visitor, &fetch, &piece))
+                return peer_send_answer(peer, NEBULA_NOT_FOUND, "there is no such piece here any more", error);
+        status = peer_send_data(peer, &(struct peer_data){ .copy = fetch.copy, .file = fetch.file, .offset = fetch.offset, .crc64 = piece.crc64 },
+                                piece.bytes, piece.size, error);
+        if (copy)
+                done_with(visitor->holder, copy);
         return status;
 }
 

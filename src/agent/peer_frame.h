@@ -17,7 +17,7 @@
  *      DATA    a piece of one of them                   -> nothing: what is wrong shows at SEAL
  *      SEAL    that was all                             -> ANSWER  it is all here and sound, or not
  *      KEEP    the versions that I still stand for      -> ANSWER  the others are gone
- *      LIST    (empty)                                  -> LISTED  the copies of this job
+ *      LIST    (empty)                                  -> LISTED  the copies of this job, and my own versions of it
  *      FETCH   a piece of a file of a copy              -> DATA, or ANSWER: why not
  *
  * Everything here is hostile until it was checked. Threads: no shared state.

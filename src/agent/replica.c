@@ -27,6 +27,8 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
         return hello;
 }
 
+_Static_assert(sizeof((struct job *)0)->peer_identity == sizeof((struct tls_key *)0)->identity, "an identity fits");
+
 /* Channels. */
 
 static struct fan *fan_get(struct replica *replica, struct job *job)
@@ -285,6 +287,8 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
                 if (status)
                         complain(first, "this node", &error);
                 catalogue_lock(catalogue);
+                if (!status)
+                        memcpy(job->peer_identity, fan->key.identity, sizeof job->peer_identity);
                 job->replica_error = error;
                 first->retry_at_ns = status ? os->now_ns() + RETRY_NS : 0;
                 *ret_worked = true;

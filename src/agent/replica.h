@@ -10,8 +10,8 @@
  * Whatever goes wrong here costs the copy and nothing else: training, committing and persisting do not
  * wait for it. NEBULA_PEER_MBPS bounds what is sent, in 10^6 bytes per second (1000; 0: no bound).
  *
- * The other way: a node that has lost its memory asks all members what they hold of its job. An answer
- * serves for a few seconds, for all ranks.
+ * The other way: a node that has lost its memory, or of which a rank loads a file that another node saved, asks all members what they have
+ * of its job: copies, and shares of their own. An answer serves for a few seconds, for all ranks.
  *
  * replica_find and replica_fetch are called without the lock.
  */
@@ -38,6 +38,8 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
 bool replica_serves(const struct session *session, const struct version *version);
 /* Puts every version that peers hold into the job's list, marked as remote; nothing when memory has one, or no replicas are asked for. */
 void replica_learn(struct catalogue *catalogue, struct job *job);
+/* Likewise of one writing of a tag, also where memory has this node's share of it: its other files are those of other nodes. */
+void replica_gather(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence);
 /* The bytes of a file of such a version into `data`, every piece checked. `size` is the file's. */
 enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
                                  const char *name, void *data, uint64_t size, struct nebula_error *error);

@@ -68,21 +68,38 @@ static enum nebula_status ask_listing(const struct member *member, const struct 
 }
 
 struct question {
-        const struct replica *replica;
+        struct replica *replica;
         const struct job *job;
         const struct tls_key *key;
         const struct peer_hello *hello;
-        const char *name; /* of the member */
+        const char *name; /* of the member; NULL: this node */
         struct source source;
         enum nebula_status status;
         struct nebula_error error;
 };
+
+/* This node at its own door: what it keeps for others may be what they have lost. */
+static void ask_own(struct question *question)
+{
+        struct replica *replica = question->replica;
+        struct source *source = &question->source;
+
+        pthread_mutex_lock(&replica->own_lock);
+        source->member = replica->own;
+        pthread_mutex_unlock(&replica->own_lock);
+        question->status = !source->member.port ? NEBULA_NOT_FOUND /* it was not opened yet */ :
+                           ask_listing(&source->member, question->key, question->hello, 0, &source->listing, &question->error);
+}
 
 static void *ask_one(void *argument)
 {
         struct question *question = argument;
         struct source *source = &question->source;
 
+        if (!question->name) {
+                ask_own(question);
+                return NULL;
+        }
         question->status = member_load(question->job->persist_path, question->name, &source->member, &question->error);
         if (!question->status)
                 question->status = ask_listing(&source->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
@@ -118,7 +135,7 @@ static void inventory_add(struct inventory *inventory, const struct question *qu
         }
 }
 
-/* inventory_lock held. Asks every member, in the order in which the lost copies are likely to be found. */
+/* inventory_lock held. Asks this node, and then every member, in the order in which the lost copies are likely to be found. */
 static enum nebula_status inventory_fill(struct replica *replica, struct inventory *inventory, struct nebula_error *error)
 {
         const struct job *job = inventory->job;
@@ -138,6 +155,11 @@ static enum nebula_status inventory_fill(struct replica *replica, struct invento
                 inventory->sources = calloc(count + 1, sizeof *inventory->sources);
                 if (!inventory->sources)
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
+        }
+        if (!status) {
+                questions[0] = (struct question){ replica, job, &key, hello, NULL };
+                ask_at_once(questions, 1);
+                inventory_add(inventory, questions, 1);
         }
         while (!status && at < count && os->now_ns() <= until) {
                 size_t some = 0;
@@ -257,11 +279,47 @@ static const struct peer_copy *newest_copy(const struct inventory *inventory, co
         return best;
 }
 
+/* What any member has of it; NULL: nothing. */
+static const struct peer_copy *any_copy(const struct inventory *inventory, const char *tag, uint64_t generation, uint64_t sequence)
+{
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++)
+                        if (same_version(&inventory->sources[i].listing.copies[j], tag, generation, sequence))
+                                return &inventory->sources[i].listing.copies[j];
+        return NULL;
+}
+
+/* Of the same writing, in this node's memory; NULL: there is none. */
+static struct version *own_share(const struct job *job, const struct peer_copy *copy)
+{
+        struct version *own = job->versions;
+
+        while (own && (own->remote || !own->in_memory || !same_version(copy, own->tag, own->generation, own->sequence)))
+                own = own->next;
+        return own;
+}
+
+/* What is saved under its tag next follows this node's own share, and the newest version of a tag is looked for from the head of the list. */
+static void put_behind(struct version *version, struct version *own)
+{
+        struct job *job = version->job;
+
+        version->writing = own->writing;
+        job->versions = version->next;
+        version->next = own->next;
+        own->next = version;
+        if (own->is_tombstone)
+                return;
+        job->live = version->next_live;
+        version->next_live = own->next_live;
+        own->next_live = version;
+}
+
 /* Lock held. The files of all nodes' copies of one version together. */
 static struct version *remote_version(struct catalogue *catalogue, struct job *job, const struct inventory *inventory,
                                       const struct peer_copy *best, struct nebula_error *error)
 {
-        struct version *version = job->versions;
+        struct version *version = job->versions, *own;
 
         while (version && !(version->remote && same_version(best, version->tag, version->generation, version->sequence)))
                 version = version->next;
@@ -274,6 +332,9 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 version->sequence = best->sequence;
                 version->world = best->world;
                 strcpy(version->run, best->run);
+                own = own_share(job, best);
+                if (own)
+                        put_behind(version, own);
                 lifecycle_init(&version->life, NEBULA_STATE_REPLICATED, (double)best->sequence / 1e9);
                 if (best->sequence > catalogue->last_sequence)
                         catalogue->last_sequence = best->sequence;
@@ -356,6 +417,32 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
                 for (size_t i = 0; i < inventory->count; i++)
                         for (size_t j = 0; j < inventory->sources[i].listing.count; j++)
                                 remote_version(catalogue, job, inventory, &inventory->sources[i].listing.copies[j], NULL);
+                catalogue_unlock(catalogue);
+        }
+        pthread_mutex_unlock(&replica->inventory_lock);
+}
+
+void replica_gather(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence)
+{
+        struct replica *replica = catalogue->replica;
+        const struct peer_copy *one = NULL;
+        struct nebula_error error = { 0 };
+        struct inventory *inventory;
+        bool asked;
+
+        catalogue_lock(catalogue);
+        asked = replica && job->replica_count;
+        catalogue_unlock(catalogue);
+        if (!asked)
+                return;
+        pthread_mutex_lock(&replica->inventory_lock);
+        if (inventory_get(replica, job, true, &inventory, &error))
+                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+        else
+                one = any_copy(inventory, tag, generation, sequence);
+        if (one) {
+                catalogue_lock(catalogue);
+                remote_version(catalogue, job, inventory, one, NULL);
                 catalogue_unlock(catalogue);
         }
         pthread_mutex_unlock(&replica->inventory_lock);

@@ -5,6 +5,7 @@
 
 #include "agent/log.h"
 #include "agent/replica_private.h"
+#include "agent/share.h"
 #include "agent/storage.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -39,27 +40,13 @@ static enum nebula_status outgoing_init(struct catalogue *catalogue, struct vers
                                         struct nebula_error *error)
 {
         struct peer_copy *what = &outgoing->what;
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status;
 
         catalogue_lock(catalogue);
-        what->id = version->id;
-        what->generation = version->generation;
-        what->sequence = version->sequence;
-        what->world = version->world;
-        strcpy(what->tag, version->tag);
-        strcpy(what->run, version->run);
-        what->files = calloc(version->file_count + 1, sizeof *what->files);
+        status = share_describe(version, what, error);
         outgoing->files = calloc(version->file_count + 1, sizeof *outgoing->files);
-        if (!what->files || !outgoing->files)
+        if (!status && !outgoing->files)
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to copy \"%.200s\"", version->tag);
-        for (size_t i = 0; !status && i < version->file_count; i++) {
-                const struct agent_file *file = &version->files[i];
-                struct peer_file *to = &what->files[what->file_count++];
-
-                *to = (struct peer_file){ .size = file->size, .generation = file->generation, .rank = file->rank, .format = file->format,
-                                          .held = file->image && !file->image->restored };
-                strcpy(to->name, file->name);
-        }
         catalogue_unlock(catalogue);
         for (size_t i = 0; !status && i < what->file_count; i++) {
                 struct outgoing_file *to = &outgoing->files[i];

@@ -138,6 +138,15 @@ static bool in_scope(const struct job *job, const struct session *session, const
         return !session || session->role == IPC_ROLE_TOOL || job == session->job;
 }
 
+/* What peers have of a version is in the row of this node's share. */
+static bool is_in_another_row(const struct version *version)
+{
+        for (const struct version *other = version->remote ? version->job->versions : NULL; other; other = other->next)
+                if (other->in_memory && !strcmp(other->tag, version->tag) && version_is(other, version->generation, version->sequence))
+                        return true;
+        return false;
+}
+
 static json_t *memory_rows(struct catalogue *catalogue, const struct session *session, const char *path)
 {
         json_t *versions = json_array();
@@ -145,8 +154,8 @@ static json_t *memory_rows(struct catalogue *catalogue, const struct session *se
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
                      version = version->next)
-                        if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || replica_serves(session, version) ||
-                            version->life.state == NEBULA_STATE_FAILED)
+                        if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || version->life.state == NEBULA_STATE_FAILED ||
+                            (replica_serves(session, version) && !is_in_another_row(version)))
                                 json_array_append_new(versions, version_json(version));
         return versions;
 }

@@ -105,7 +105,7 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
         size_t removed = 0;
 
         for (const struct version *other = version->job->versions; other; other = other->next)
-                in_use = in_use || (other != version && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
+                in_use = in_use || (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
         version->pins++;
         catalogue_unlock(catalogue);
         if (described && !in_use && !storage_open(catalogue, version->job, &store, NULL)) {

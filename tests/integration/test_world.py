@@ -267,6 +267,46 @@ def test_a_lost_node_finds_all_of_what_is_durable_though_peers_hold_its_share(wo
         assert ranks[1].ask("load", "global_step2", [f"r{rank}-0.bin"]) == {f"r{rank}-0.bin": digest("global_step2", rank)}
 
 
+def load_all(rank: RankProcess, tag: str, count: int, writing: str = "") -> None:
+    """Every rank's file, by this one."""
+    wanted = {f"r{other}-0.bin": digest(tag, other, writing=writing) for other in range(count)}
+    assert rank.ask("load", tag, list(wanted)) == wanted
+
+
+def rows(rank: RankProcess, tag: str) -> list[list[str]]:
+    return [row["source"] for row in rank.ask("versions") if row["tag"] == tag]
+
+
+@pytest.mark.parametrize("room", ["", "1M"])
+def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
+    """Storage has none of it. Without room for copies each node's own share is all that there is."""
+    with a_world(**({"NEBULA_PEER_MEMORY": room} if room else {})) as world:
+        ranks = world.start(TWO, "r1", interval=3600, replicas=1)
+        for tag, state in (("global_step1", "durable"), ("global_step2", "committed" if room else "replicated")):
+            together(ranks, "save", tag, ALL_RANKS, 1, 10_000)
+            together(ranks, "wait", tag, state, 30)
+        for rank in ranks:
+            load_all(rank, "global_step2", 3)
+            assert rows(rank, "global_step2") == [["memory"]]
+        assert world.manifest("global_step2") is None
+        # The tag's second writing in this run is the second on each node, whatever its agent has heard of the first.
+        together(ranks, "save", "global_step2", ALL_RANKS, 1, 10_000, "again")
+        together(ranks, "wait", "global_step2", "durable", 30)
+        assert world.manifest("global_step2")["generation"] == 2
+        load_all(ranks[2], "global_step2", 3, "again")
+
+
+def test_after_a_node_was_replaced_all_ranks_load_all_files_though_storage_has_none(world):
+    """What the lost node had saved lies in the other one's memory, and what that one saved too, as its own."""
+    ranks = replace_b(world, "replicated")
+    for rank in ranks:
+        load_all(rank, "global_step2", 2)
+        assert len(rows(rank, "global_step2")) == 1
+    assert world.manifest("global_step2") is None
+    together(ranks, "save", "global_step3", ALL_RANKS, 1, 10_000)
+    together(ranks, "wait", "global_step3", "durable", 30)
+
+
 def test_one_node_for_the_whole_world_writes_no_document_of_its_own(world):
     ranks = world.start({"a": [0, 1]}, "r1")
     ranks[0].ask("save", "global_step1", ALL_RANKS, 1, 500)

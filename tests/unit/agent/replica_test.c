@@ -341,7 +341,50 @@ static void a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was(
         test_dir_remove(directory);
 }
 
-TAP_MAIN(TEST(a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was),
+static enum nebula_status fetch(struct bench *bench, struct job *job, const struct version *of, const char *name, unsigned char *data)
+{
+        return replica_fetch(&bench->catalogue, job, of->tag, of->generation, of->sequence, name, data, BENCH_FILE_BYTES, &bench->error);
+}
+
+static void a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_very_job(void)
+{
+        static unsigned char data[BENCH_FILE_BYTES];
+        struct bench bench, there;
+        struct version *version;
+        struct job *other;
+        bool same = true;
+
+        test_dir_make(directory);
+        setenv("NEBULA_PEER_MEMORY", "1M", 1); /* nobody keeps a copy */
+        REQUIRE(start_node(&there, "there") && record_comes("there"));
+        REQUIRE(start_node(&bench, "here") && record_comes("here"));
+        version = bench_version(&there, "tag", 1, 2);
+        REQUIRE(version);
+        CHECK(!fetch(&bench, bench.job, version, "b", data));
+        for (size_t i = 0; i < BENCH_FILE_BYTES; i++)
+                same = same && data[i] == bench_byte(2, i);
+        CHECK(same);
+        CHECK(fetch(&bench, bench.job, version, "c", data) == NEBULA_NOT_FOUND);
+        /* The same secret and storage, another job. */
+        catalogue_lock(&bench.catalogue);
+        other = catalogue_job_get(&bench.catalogue, directory, "other");
+        other->replica_count = 1;
+        catalogue_unlock(&bench.catalogue);
+        CHECK(fetch(&bench, other, version, "b", data) == NEBULA_NOT_FOUND);
+        /* Memory has given it up. */
+        catalogue_lock(&there.catalogue);
+        version_fail(&there.catalogue, version, NEBULA_CORRUPT, "gone");
+        catalogue_unlock(&there.catalogue);
+        CHECK(fetch(&bench, bench.job, version, "b", data) == NEBULA_NOT_FOUND);
+        stop_node(&bench);
+        stop_node(&there);
+        unsetenv("NEBULA_NODE_ID");
+        unsetenv("NEBULA_PEER_MEMORY");
+        test_dir_remove(directory);
+}
+
+TAP_MAIN(TEST(a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_very_job),
+         TEST(a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was),
          TEST(a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_comes_back_with_its_trainers),
          TEST(every_member_is_asked_however_many_before_it_are_gone),
          TEST(who_has_lost_its_memory_asks_every_member_at_its_first_look),
