@@ -367,6 +367,12 @@ class Checkpoint:
         """Name and size in bytes of each file."""
         return {file["name"]: file["size"] for file in self._report().get("files", [])}
 
+    def all_files(self) -> dict[str, int]:
+        """``files``, those of other nodes among them: where their memory does not tell, once the checkpoint is durable."""
+        if self._lies_elsewhere() and not self._report().get("gathered"):
+            self._bring_together("what other nodes have saved")
+        return self.files
+
     @property
     def error(self) -> str | None:
         """Why it failed, or why it is not durable yet; None when all is well."""

@@ -38,8 +38,13 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
 bool replica_serves(const struct session *session, const struct version *version);
 /* Puts every version that peers hold into the job's list, marked as remote; nothing when memory has one, or no replicas are asked for. */
 void replica_learn(struct catalogue *catalogue, struct job *job);
-/* Likewise of one writing of a tag, also where memory has this node's share of it: its other files are those of other nodes. */
-void replica_gather(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence);
+/*
+ * Likewise of one version that storage does not have, beside this node's share of it: its other files are those of other nodes. False: nobody
+ * was asked. Lock held, dropped meanwhile.
+ */
+bool replica_gather(struct catalogue *catalogue, struct version *version);
+/* What replica_gather has put beside this node's share; NULL: nothing. Lock held. */
+const struct version *replica_gathered(const struct version *version);
 /* The bytes of a file of such a version into `data`, every piece checked. `size` is the file's. */
 enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
                                  const char *name, void *data, uint64_t size, struct nebula_error *error);

@@ -12,6 +12,7 @@
 #define ASKED_AT_ONCE 16              /* a node that is gone takes all its time to say nothing */
 #define LISTING_NS (2 * SECOND_NS)    /* what peers hold is asked anew after this */
 #define WINDOW 4                      /* pieces that are asked for ahead */
+#define GATHERING_NODES 16u           /* of a job of no more each asks the others for what they have */
 
 /* What one member holds of a job. */
 struct source {
@@ -422,30 +423,48 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
         pthread_mutex_unlock(&replica->inventory_lock);
 }
 
-void replica_gather(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence)
+/* Of many nodes all would ask all the others, and then one of them for its file: they wait for storage, unless that will never have it. */
+static bool may_gather(const struct version *version)
+{
+        const struct job *job = version->job;
+        bool is_small = job->world <= (uint64_t)GATHERING_NODES * (job->local_world ? job->local_world : 1);
+
+        if (!job->replica_count || version->stored || !version->sequence)
+                return false;
+        return version->remote || (version->spread && (is_small || version->life.state == NEBULA_STATE_FAILED));
+}
+
+bool replica_gather(struct catalogue *catalogue, struct version *version)
 {
         struct replica *replica = catalogue->replica;
         const struct peer_copy *one = NULL;
         struct nebula_error error = { 0 };
         struct inventory *inventory;
-        bool asked;
 
-        catalogue_lock(catalogue);
-        asked = replica && job->replica_count;
+        if (!replica || !may_gather(version))
+                return false;
+        version->pins++;
         catalogue_unlock(catalogue);
-        if (!asked)
-                return;
         pthread_mutex_lock(&replica->inventory_lock);
-        if (inventory_get(replica, job, true, &inventory, &error))
+        if (inventory_get(replica, version->job, true, &inventory, &error))
                 log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
         else
-                one = any_copy(inventory, tag, generation, sequence);
-        if (one) {
-                catalogue_lock(catalogue);
-                remote_version(catalogue, job, inventory, one, NULL);
-                catalogue_unlock(catalogue);
-        }
+                one = any_copy(inventory, version->tag, version->generation, version->sequence);
+        catalogue_lock(catalogue);
+        if (one)
+                remote_version(catalogue, version->job, inventory, one, NULL);
+        version->pins--;
         pthread_mutex_unlock(&replica->inventory_lock);
+        return true;
+}
+
+const struct version *replica_gathered(const struct version *version)
+{
+        const struct version *other = version->remote ? NULL : version->job->versions;
+
+        while (other && !(other->remote && !strcmp(other->tag, version->tag) && version_is(other, version->generation, version->sequence)))
+                other = other->next;
+        return other;
 }
 
 /* Fetching. */

@@ -41,9 +41,18 @@ static json_t *ranks_json(const struct version *version)
         return ranks;
 }
 
+static void add_file(json_t *files, const struct agent_file *file, uint64_t *size)
+{
+        json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", file->name, "size", (json_int_t)file->size, "rank",
+                                               (json_int_t)file->rank, "generation", (json_int_t)file->generation));
+        *size += file->size;
+}
+
 static json_t *version_json(const struct version *version)
 {
         json_t *files = json_array(), *sources = json_array(), *moves = json_array(), *body;
+        const struct version *gathered = version->sequence ? replica_gathered(version) : NULL;
+        uint64_t size = 0;
         char missing[160];
 
         world_missing(version, missing, sizeof missing);
@@ -51,16 +60,16 @@ static json_t *version_json(const struct version *version)
         add_source(sources, version->remote, "peer");
         add_source(sources, version->stored, "storage");
         for (size_t i = 0; i < version->file_count; i++)
-                json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", version->files[i].name, "size",
-                                                       (json_int_t)version->files[i].size, "rank",
-                                                       (json_int_t)version->files[i].rank, "generation",
-                                                       (json_int_t)version->files[i].generation));
+                add_file(files, &version->files[i], &size);
+        for (size_t i = 0; gathered && i < gathered->file_count; i++)
+                if (!version_file((struct version *)version, gathered->files[i].name))
+                        add_file(files, &gathered->files[i], &size);
         for (uint32_t i = 0; i < version->life.move_count; i++)
                 json_array_append_new(moves, json_pack("{s:s, s:f}", "state", nebula_state_name(version->life.moves[i].state),
                                                        "at", version->life.moves[i].at));
         body = json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:o, s:f, s:f, s:s, s:o, s:s, s:s}", "tag", version->tag, "step",
                          (json_int_t)version->step, "generation", (json_int_t)version->generation, "state",
-                         nebula_state_name(version->life.state), "source", sources, "size", (json_int_t)version_size(version),
+                         nebula_state_name(version->life.state), "source", sources, "size", (json_int_t)size,
                          "files", files, "committed_at", lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable_at",
                          lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "error", version->error.message, "moves", moves,
                          "job", version->job->name, "persist_path", version->job->persist_path);
@@ -69,6 +78,8 @@ static json_t *version_json(const struct version *version)
                 json_object_set_new(body, "run", json_string(version->run));
                 if (version->spread && !version->stored) /* each node has a share */
                         json_object_set_new(body, "spread", json_true());
+                if (gathered) /* and those are listed as well */
+                        json_object_set_new(body, "gathered", json_true());
                 if (version->spread && !version->stored && version->file_goal == NEBULA_FILES_ALL_RANKS)
                         json_object_set_new(body, "ranks", ranks_json(version));
                 if (missing[0] && !version->error.message[0])
@@ -321,6 +332,8 @@ enum nebula_status report_version(struct catalogue *catalogue, uint64_t version_
 
         catalogue_lock(catalogue);
         version = catalogue_version(catalogue, version_id);
+        if (version && catalogue_resumes(catalogue, version->job)) /* which asks for all files; a loop that trains waits for no other node */
+                replica_gather(catalogue, version);
         if (version)
                 body = version_json(version);
         catalogue_unlock(catalogue);

@@ -13,7 +13,6 @@
 #include "os/os.h"
 
 #define ROOM_LOOK_MS 500 /* who gives pages back says so */
-#define ASKING_NODES 16u /* of a job of no more each asks the others for a file of theirs */
 
 static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacity, const char *name, struct nebula_error *error)
 {
@@ -277,30 +276,6 @@ static struct version *complete_one(struct version *version, const char *name)
         return best;
 }
 
-/* Of many nodes all would ask all the others, and then one of them for its file: they wait for storage, unless that will never have it. */
-static bool may_ask_peers(const struct version *version)
-{
-        const struct job *job = version->job;
-        bool is_small = job->world <= (uint64_t)ASKING_NODES * (job->local_world ? job->local_world : 1);
-
-        if (version->stored || !version->sequence)
-                return false;
-        return version->remote || (version->spread && (is_small || version->life.state == NEBULA_STATE_FAILED));
-}
-
-/* A file that another node saved, of a version that storage does not have yet. Lock held, dropped meanwhile. NULL: peers have none either. */
-static struct version *one_with_peers(struct catalogue *catalogue, struct version *version, const char *name)
-{
-        if (!may_ask_peers(version))
-                return NULL;
-        version->pins++;
-        catalogue_unlock(catalogue);
-        replica_gather(catalogue, version->job, version->tag, version->generation, version->sequence);
-        catalogue_lock(catalogue);
-        version->pins--;
-        return complete_one(version, name);
-}
-
 enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_open *request, struct ipc_opened **ret_opened,
                                 int *ret_fd, struct nebula_error *error)
 {
@@ -318,8 +293,8 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
                 return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
         }
         source = complete_one(version, request->name);
-        if (!source)
-                source = one_with_peers(catalogue, version, request->name);
+        if (!source && replica_gather(catalogue, version)) /* another node may have saved it */
+                source = complete_one(version, request->name);
         if (!source) {
                 list_names(version, names, sizeof names);
                 if (version_file(version, request->name) && version->sequence)

@@ -50,8 +50,22 @@ class Node:
             "HF_HUB_OFFLINE": "1",
         }
 
-    def run(self, python: str, script: str, *args: str, ranks: int = 1, check: bool = True, timeout: float = 240) -> "Result":
-        """Runs a script on `ranks` ranks; waits for all. Output is rank 0's, one JSON object a line."""
+    def of_rank(self, rank: int) -> dict[str, str]:
+        """Where each rank is a node of its own: with its agent and its memory."""
+        return {
+            "NEBULA_NODE_ID": f"node{rank}",
+            "NEBULA_MEMORY_DIR": str(self.memory / f"node{rank}"),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
+
+    def run(
+        self, python: str, script: str, *args: str, ranks: int = 1, check: bool = True, timeout: float = 240, nodes: bool = False
+    ) -> "Result":
+        """Runs a script on `ranks` ranks; waits for all. Output is rank 0's, one JSON object a line.
+
+        nodes: each rank is a node; {rank} in an argument is its number.
+        """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -64,11 +78,12 @@ class Node:
                 "WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                **(self.of_rank(rank) if nodes else {}),
             }
             log = open(self.base / f"{Path(script).stem}-rank{rank}.log", "ab")  # noqa: SIM115
             processes.append(
                 subprocess.Popen(
-                    [python, str(ENDING), str(HERE / script), *map(str, args)],
+                    [python, str(ENDING), str(HERE / script), *(str(one).replace("{rank}", str(rank)) for one in args)],
                     env=environment,
                     stdout=subprocess.PIPE if rank == 0 else log,
                     stderr=log,
@@ -99,12 +114,14 @@ class Node:
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.base.glob("*-rank*.log")))
 
-    def agent_pid(self) -> int | None:
-        wanted = f"NEBULA_RUNTIME_DIR={self.runtime}".encode()
+    def agent_pid(self, rank: int | None = None) -> int | None:
+        wanted = {f"NEBULA_RUNTIME_DIR={self.runtime}".encode()}
+        if rank is not None:
+            wanted.add(f"NEBULA_NODE_ID=node{rank}".encode())
         for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if b"agent" in command[1:2] and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if b"agent" in command[1:2] and wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                     return pid
             except OSError:
                 continue
@@ -118,20 +135,21 @@ class Node:
             assert time.monotonic() < end, f"{tag} is not durable after {timeout} s"
             time.sleep(0.05)
 
-    def forget_memory(self) -> None:
-        """As if the node had been replaced: its agent and its memory are gone."""
-        pid = self.agent_pid()
+    def forget_memory(self, rank: int | None = None) -> None:
+        """As if the node, or that of a rank, had been replaced: its agent and its memory are gone."""
+        pid = self.agent_pid(rank)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.memory, ignore_errors=True)
-        self.memory.mkdir()
+        memory = self.memory if rank is None else self.memory / f"node{rank}"
+        shutil.rmtree(memory, ignore_errors=True)
+        memory.mkdir()
 
     def close(self) -> None:
-        pid = self.agent_pid()
-        if pid is not None:
+        for pid in {self.agent_pid(), self.agent_pid(0), self.agent_pid(1)} - {None}:
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.memory, ignore_errors=True)
-        shutil.rmtree(self.runtime, ignore_errors=True)
+        for place in self.runtime.parent.glob(f"{self.runtime.name}*"):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 class Result:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -34,9 +35,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--save-every", type=int, default=2)
     parser.add_argument("--interval", type=float, default=0)
+    parser.add_argument("--replicas", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--kill-at", type=int, default=-1, help="SIGKILL all ranks after this step")
+    parser.add_argument("--lose-node", type=int, default=-1, help="then the agent of this rank's node goes first")
     parser.add_argument("--die-inside-save", type=int, default=-1, help="rank 1 dies inside the save of this step")
     parser.add_argument("--slow-step", type=float, default=0)
     parser.add_argument("--save-16bit", action="store_true", help="save_16bit_model under the same tag too")
@@ -74,6 +77,13 @@ def configuration(args: argparse.Namespace) -> dict:
     return config
 
 
+def kill_agent() -> None:
+    from nebulaml import locate
+
+    status = json.loads(subprocess.check_output([os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "status", "--json"]))
+    os.kill(status["agent"]["pid"], signal.SIGKILL)
+
+
 def main() -> int:
     args = arguments()
     import deepspeed
@@ -81,6 +91,10 @@ def main() -> int:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if args.way == "import":
         import nebulaml.deepspeed  # noqa: F401
+    if args.replicas:
+        import nebulaml as nm
+
+        nm.init(args.persist, args.interval, replicas=args.replicas)
     deepspeed.init_distributed(dist_backend="gloo")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.manual_seed(11)
@@ -132,6 +146,10 @@ def main() -> int:
                 engine.save_16bit_model(os.path.join(args.save_dir, f"global_step{step}"))
             blocked.append(time.perf_counter() - start)
         if step == args.kill_at:
+            if args.lose_node == rank:
+                kill_agent()
+            if args.lose_node >= 0:
+                torch.distributed.barrier()
             os.kill(os.getpid(), signal.SIGKILL)
     assert (args.way == "torch") == ("nebulaml" not in sys.modules)
     if rank == 0:

@@ -83,6 +83,20 @@ def test_resume_from_storage_when_the_node_lost_its_memory_and_its_save_dir(node
     equal(job(node, env, way, "--stage", 2, "--resume", "--load-dir", node.persist, ranks=2), whole, 4)
 
 
+@pytest.mark.parametrize(("stage", "lost"), [(1, 0), pytest.param(2, 1, marks=full), pytest.param(3, 0, marks=full), pytest.param(1, None, marks=full)])
+def test_two_nodes_resume_from_each_others_memory_though_one_is_replaced(node, stage, lost):
+    """Of the newest checkpoint storage has nothing. Every rank loads files that ranks of the other node saved, and each node sees only its own directory."""
+    whole = uninterrupted(node, NEW, "--stage", stage)
+    more = ["--stage", stage, "--interval", 3600, "--replicas", 1, "--save-dir", node.base / "save{rank}"]
+    loses = ["--lose-node", -1 if lost is None else lost]
+    job(node, NEW, "import", *more, *loses, "--slow-step", 1, "--kill-at", 5, ranks=2, check=False, nodes=True)
+    if lost is not None:
+        node.forget_memory(lost)
+        shutil.rmtree(node.base / f"save{lost}")
+        assert not (node.persist / "global_step4" / ".nebula" / "manifest.json").exists()
+    equal(job(node, NEW, "import", *more, "--resume", ranks=2, nodes=True), whole, 4)
+
+
 @BOTH
 def test_a_rank_that_dies_inside_save_leaves_the_version_before(node, env, way):
     whole = uninterrupted(node, env, "--stage", 1)

@@ -273,6 +273,10 @@ def load_all(rank: RankProcess, tag: str, count: int, writing: str = "") -> None
     assert rank.ask("load", tag, list(wanted)) == wanted
 
 
+def listed(rank: RankProcess, tag: str) -> list[str]:
+    return sorted(file["name"] for file in rank.ask("find", tag)["files"])
+
+
 def rows(rank: RankProcess, tag: str) -> list[list[str]]:
     return [row["source"] for row in rank.ask("versions") if row["tag"] == tag]
 
@@ -288,6 +292,7 @@ def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
         for rank in ranks:
             load_all(rank, "global_step2", 3)
             assert rows(rank, "global_step2") == [["memory"]]
+            assert listed(rank, "global_step2") == ["r0-0.bin", "r1-0.bin", "r2-0.bin"]
         assert world.manifest("global_step2") is None
         # The tag's second writing in this run is the second on each node, whatever its agent has heard of the first.
         together(ranks, "save", "global_step2", ALL_RANKS, 1, 10_000, "again")
@@ -300,6 +305,7 @@ def test_after_a_node_was_replaced_all_ranks_load_all_files_though_storage_has_n
     """What the lost node had saved lies in the other one's memory, and what that one saved too, as its own."""
     ranks = replace_b(world, "replicated")
     for rank in ranks:
+        assert listed(rank, "global_step2") == ["r0-0.bin", "r1-0.bin"], "before any of them was loaded"
         load_all(rank, "global_step2", 2)
         assert len(rows(rank, "global_step2")) == 1
     assert world.manifest("global_step2") is None
