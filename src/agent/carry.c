@@ -83,7 +83,7 @@ static struct version *oldest_committed(const struct job *job)
         struct version *oldest = NULL;
 
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->sequence && !version->stored && !version->adopted && !version->spread &&
+                if (version->sequence && !version->stored && !version->adopted && !version->spread && !version->remote &&
                     (!oldest || version->sequence < oldest->sequence))
                         oldest = version;
         return oldest;
@@ -111,7 +111,7 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
 
 static bool is_numbered_here(const struct version *version)
 {
-        return !version->stored && !version->adopted && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
+        return !version->stored && !version->adopted && !version->remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
 }
 
 /* Nobody else has seen the numbers yet: generations are given in one process. If one was given without knowing of what lies in storage

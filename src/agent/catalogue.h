@@ -104,6 +104,7 @@ struct version {
         bool adopted;      /* found in the memory directory: an earlier agent's */
         bool failed_by_storage; /* failed, but whole in memory */
         bool remote;            /* peers hold it, and this node does not (replica.h) */
+        uint32_t world_heard;   /* of a remote one: so many members, this one among them, have said what they have */
         bool replica_wanted;    /* somebody waits for its copies on other nodes */
         uint64_t replica_nonces[REPLICA_MAX]; /* of the agents that hold the first copy, the second, ...; 0: none does */
         int64_t activity_ns;

@@ -9,7 +9,7 @@
 
 #include "agent/holder.h"
 
-#define VISITOR_MAX 64 /* one owner, or a few after losses, and who looks for a lost copy */
+#define VISITOR_MAX 256 /* one owner, or a few after losses, and who looks for a lost copy, or reads files, one at a time each */
 #define KEY_MAX 64
 
 /* What one node gave us of one version. */

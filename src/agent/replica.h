@@ -43,8 +43,10 @@ void replica_learn(struct catalogue *catalogue, struct job *job);
  * was asked. Lock held, dropped meanwhile.
  */
 bool replica_gather(struct catalogue *catalogue, struct version *version);
-/* What replica_gather has put beside this node's share; NULL: nothing. Lock held. */
-const struct version *replica_gathered(const struct version *version);
+/* What replica_gather has put beside this node's share, and the other way round; NULL: nothing. Lock held. */
+const struct version *replica_rest(const struct version *version);
+/* Whether these are the files of all: as many members have answered as the version had nodes, or of every rank there is one. Lock held. */
+bool replica_gathered_all(const struct version *version);
 /* The bytes of a file of such a version into `data`, every piece checked. `size` is the file's. */
 enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
                                  const char *name, void *data, uint64_t size, struct nebula_error *error);

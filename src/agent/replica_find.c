@@ -290,12 +290,13 @@ static const struct peer_copy *any_copy(const struct inventory *inventory, const
         return NULL;
 }
 
-/* Of the same writing, in this node's memory; NULL: there is none. */
+/* The same writing as this node knows it, whatever is left of it here; or one that a peer was told is complete before this node. */
 static struct version *own_share(const struct job *job, const struct peer_copy *copy)
 {
         struct version *own = job->versions;
 
-        while (own && (own->remote || !own->in_memory || !same_version(copy, own->tag, own->generation, own->sequence)))
+        while (own && (own->remote || !(same_version(copy, own->tag, own->generation, own->sequence) ||
+                                        (!own->sequence && !strcmp(own->tag, copy->tag) && !strcmp(own->run, copy->run)))))
                 own = own->next;
         return own;
 }
@@ -316,6 +317,23 @@ static void put_behind(struct version *version, struct version *own)
         own->next_live = version;
 }
 
+/* Who has a file knows more of it than who was told of it. */
+static void learn_file(struct version *version, const struct peer_file *what)
+{
+        struct agent_file *file = version_file(version, what->name);
+
+        if (file && (!what->held || file->image || file->reading))
+                return;
+        if (!file)
+                file = version_file_add(version, what->name);
+        if (!file)
+                return;
+        file->rank = what->rank;
+        file->format = what->format;
+        file->size = what->size;
+        file->generation = what->generation;
+}
+
 /* Lock held. The files of all nodes' copies of one version together. */
 static struct version *remote_version(struct catalogue *catalogue, struct job *job, const struct inventory *inventory,
                                       const struct peer_copy *best, struct nebula_error *error)
@@ -333,6 +351,7 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 version->sequence = best->sequence;
                 version->world = best->world;
                 strcpy(version->run, best->run);
+                version->writing = 0; /* not one of this node's, or the same */
                 own = own_share(job, best);
                 if (own)
                         put_behind(version, own);
@@ -344,18 +363,11 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
                         const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
 
-                        for (size_t k = 0; same_version(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++) {
-                                const char *name = copy->files[k].name;
-                                struct agent_file *file = version_file(version, name) ? NULL : version_file_add(version, name);
-
-                                if (!file)
-                                        continue;
-                                file->rank = copy->files[k].rank;
-                                file->format = copy->files[k].format;
-                                file->size = copy->files[k].size;
-                                file->generation = copy->files[k].generation;
-                        }
+                        for (size_t k = 0; same_version(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++)
+                                learn_file(version, &copy->files[k]);
                 }
+        if (version->world_heard < inventory->count)
+                version->world_heard = (uint32_t)inventory->count;
         return version;
 }
 
@@ -454,17 +466,42 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
         if (one)
                 remote_version(catalogue, version->job, inventory, one, NULL);
         version->pins--;
+        catalogue_signal(catalogue); /* somebody may wait for it to be let go of */
         pthread_mutex_unlock(&replica->inventory_lock);
         return true;
 }
 
-const struct version *replica_gathered(const struct version *version)
+const struct version *replica_rest(const struct version *version)
 {
-        const struct version *other = version->remote ? NULL : version->job->versions;
+        const struct version *other = version->sequence ? version->job->versions : NULL;
 
-        while (other && !(other->remote && !strcmp(other->tag, version->tag) && version_is(other, version->generation, version->sequence)))
+        while (other && !(other->remote != version->remote && (other->remote || other->in_memory) && !strcmp(other->tag, version->tag) &&
+                          version_is(other, version->generation, version->sequence)))
                 other = other->next;
         return other;
+}
+
+static bool has_file_of(const struct version *version, uint32_t rank)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].rank == rank)
+                        return true;
+        return false;
+}
+
+bool replica_gathered_all(const struct version *version)
+{
+        const struct version *rest = replica_rest(version);
+        uint32_t local_world = version->job->local_world ? version->job->local_world : 1;
+
+        if (!rest || !rest->remote)
+                return false;
+        if ((uint64_t)rest->world_heard * local_world >= version->world)
+                return true;
+        for (uint32_t rank = 0; rank < version->world; rank++)
+                if (!has_file_of(version, rank) && !has_file_of(rest, rank))
+                        return false;
+        return true;
 }
 
 /* Fetching. */

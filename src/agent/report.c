@@ -51,7 +51,7 @@ static void add_file(json_t *files, const struct agent_file *file, uint64_t *siz
 static json_t *version_json(const struct version *version)
 {
         json_t *files = json_array(), *sources = json_array(), *moves = json_array(), *body;
-        const struct version *gathered = version->sequence ? replica_gathered(version) : NULL;
+        const struct version *rest = replica_rest(version);
         uint64_t size = 0;
         char missing[160];
 
@@ -61,9 +61,9 @@ static json_t *version_json(const struct version *version)
         add_source(sources, version->stored, "storage");
         for (size_t i = 0; i < version->file_count; i++)
                 add_file(files, &version->files[i], &size);
-        for (size_t i = 0; gathered && i < gathered->file_count; i++)
-                if (!version_file((struct version *)version, gathered->files[i].name))
-                        add_file(files, &gathered->files[i], &size);
+        for (size_t i = 0; rest && i < rest->file_count; i++)
+                if (!version_file((struct version *)version, rest->files[i].name))
+                        add_file(files, &rest->files[i], &size);
         for (uint32_t i = 0; i < version->life.move_count; i++)
                 json_array_append_new(moves, json_pack("{s:s, s:f}", "state", nebula_state_name(version->life.moves[i].state),
                                                        "at", version->life.moves[i].at));
@@ -78,7 +78,7 @@ static json_t *version_json(const struct version *version)
                 json_object_set_new(body, "run", json_string(version->run));
                 if (version->spread && !version->stored) /* each node has a share */
                         json_object_set_new(body, "spread", json_true());
-                if (gathered) /* and those are listed as well */
+                if (replica_gathered_all(version)) /* and those are listed as well */
                         json_object_set_new(body, "gathered", json_true());
                 if (version->spread && !version->stored && version->file_goal == NEBULA_FILES_ALL_RANKS)
                         json_object_set_new(body, "ranks", ranks_json(version));

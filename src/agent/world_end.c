@@ -13,7 +13,7 @@
 const struct version *world_newer_complete(const struct version *version)
 {
         for (const struct version *other = version->job->versions; other; other = other->next)
-                if (other != version && lifecycle_complete(other->life.state) &&
+                if (other != version && lifecycle_complete(other->life.state) && !(other->remote && !strcmp(other->tag, version->tag)) &&
                     other->sequence > (version->sequence ? version->sequence : version->announce_sequence))
                         return other;
         return NULL;

@@ -301,6 +301,22 @@ def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
         load_all(ranks[2], "global_step2", 3, "again")
 
 
+def test_a_node_whose_ranks_saved_nothing_loads_the_others_files_and_its_next_writing_is_theirs(world):
+    """It has no share in memory beside which they could be listed."""
+    ranks = world.start(TWO, "r1", interval=3600, replicas=1)
+    together(ranks, "save", "global_step1", ALL_RANKS, 1, 10_000)
+    together(ranks, "wait", "global_step1", "durable", 30)
+    for rank, files in zip(ranks, (1, 1, 0), strict=True):
+        rank.ask("save", "global_step2", ALL_RANKS, files, 10_000)
+    together(ranks, "wait", "global_step2", "committed", 30)
+    wanted = {f"r{rank}-0.bin": digest("global_step2", rank) for rank in (0, 1)}
+    assert ranks[2].ask("load", "global_step2", list(wanted), True) == wanted
+    assert world.manifest("global_step2") is None
+    together(ranks, "save", "global_step2", ALL_RANKS, 1, 10_000, "again")
+    together(ranks, "wait", "global_step2", "durable", 30)
+    load_all(ranks[0], "global_step2", 3, "again")
+
+
 def test_after_a_node_was_replaced_all_ranks_load_all_files_though_storage_has_none(world):
     """What the lost node had saved lies in the other one's memory, and what that one saved too, as its own."""
     ranks = replace_b(world, "replicated")

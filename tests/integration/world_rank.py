@@ -69,9 +69,9 @@ class Rank:
     def find(self, tag: str) -> object:
         return json.loads(self.session.find(tag, None).report())
 
-    def load(self, tag: str, files: list[str]) -> object:
-        """Digest and source of each file."""
-        found = self.session.find(tag, None)
+    def load(self, tag: str, files: list[str], own: bool = False) -> object:
+        """Digest of each file. own: of the checkpoint that this rank has saved, not one that is looked for."""
+        found = self.checkpoints[tag] if own else self.session.find(tag, None)
         return {name: hashlib.sha256(memoryview(found.map(name))).hexdigest() for name in files}
 
     def load_version(self, tag: str, generation: int, sequence: int, name: str) -> str:
