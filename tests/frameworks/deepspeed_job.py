@@ -8,10 +8,10 @@ Nothing of DeepSpeed is patched here but the build of an optional C++ extension.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--kill-at", type=int, default=-1, help="SIGKILL all ranks after this step")
-    parser.add_argument("--lose-node", type=int, default=-1, help="then the agent of this rank's node goes first")
+    parser.add_argument("--lose-node", type=int, default=-1, help="then the agent of this rank's node goes with it, and the others 2 s later")
     parser.add_argument("--die-inside-save", type=int, default=-1, help="rank 1 dies inside the save of this step")
     parser.add_argument("--slow-step", type=float, default=0)
     parser.add_argument("--save-16bit", action="store_true", help="save_16bit_model under the same tag too")
@@ -78,10 +78,17 @@ def configuration(args: argparse.Namespace) -> dict:
 
 
 def kill_agent() -> None:
-    from nebulaml import locate
-
-    status = json.loads(subprocess.check_output([os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "status", "--json"]))
-    os.kill(status["agent"]["pid"], signal.SIGKILL)
+    """That of this node."""
+    mine = {f"{name}={os.environ[name]}".encode() for name in ("NEBULA_RUNTIME_DIR", "NEBULA_NODE_ID")}
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                is_agent = b"agent" in file.read().split(b"\0")[1:2]
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                if is_agent and mine <= set(file.read().split(b"\0")):
+                    os.kill(int(entry), signal.SIGKILL)
+                    return
+    raise RuntimeError(f"no agent of {mine}")
 
 
 def main() -> int:
@@ -148,8 +155,8 @@ def main() -> int:
         if step == args.kill_at:
             if args.lose_node == rank:
                 kill_agent()
-            if args.lose_node >= 0:
-                torch.distributed.barrier()
+            elif args.lose_node >= 0:
+                time.sleep(2)
             os.kill(os.getpid(), signal.SIGKILL)
     assert (args.way == "torch") == ("nebulaml" not in sys.modules)
     if rank == 0:
