@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -87,23 +88,26 @@ def losses(axes: Axes, reference: Job, nebula: Job, figures: dict[str, Any]) -> 
 def blocked(axes: Axes, nebula: Job, torch: Job, figures: dict[str, Any]) -> None:
     ours, theirs = figures["nebula"]["blocked_ms_median"], figures["torch"]["blocked_ms_median"]
     title(axes, "What one save costs", "milliseconds that training stands still: each save, and the median")
-    floor = 1.0
+    floor, edge = 1.0, 1.7 * max(nebula.blocked_ms + torch.blocked_ms)
     for place, (job, middle, color) in enumerate([(torch, theirs, THEIRS), (nebula, ours, OURS)]):
         axes.barh(place, middle - floor, left=floor, height=0.46, color=color, alpha=0.9)
         count = len(job.blocked_ms)
         spread = [place + 0.36 - 0.72 * (i + 0.5) / count for i in range(count)]
         axes.plot(job.blocked_ms, spread, "o", ms=3.6, color=INK, alpha=0.45, mew=0)
+        # A label that does not fit into its bar stands beside it, and beside the dots of its height.
+        beside = [middle, *(value for value, y in zip(job.blocked_ms, spread, strict=True) if abs(y - place) < 0.15)]
+        inside = math.log(middle / floor) > 0.25 * math.log(edge / floor)
         axes.text(
-            floor * 1.12,
+            floor * 1.12 if inside else max(beside) * 1.2,
             place,
             f"{middle:.0f} ms" if middle >= 10 else f"{middle:.1f} ms",
-            color="white",
+            color="white" if inside else color,
             va="center",
             fontweight="bold",
             fontsize=12,
         )
     axes.set_xscale("log")
-    axes.set_xlim(floor, 1.7 * max(nebula.blocked_ms + torch.blocked_ms))
+    axes.set_xlim(floor, edge)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_yticks([0, 1], ["torch.save\n+ fsync", "Nebula"], color=INK, fontsize=10.5)
     axes.set_ylim(-0.55, 1.55)
