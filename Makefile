@@ -7,6 +7,7 @@
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
 #   make bench-gpu    of tensors on a GPU, where there is one
+#   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make asan     the C tests under the address and undefined-behaviour sanitizers
 #   make tsan     the C tests under the thread sanitizer
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: package demo test test-frameworks bench bench-peers bench-gpu bench-frameworks asan tsan lint units clean distclean environments setup setup-test
+.PHONY: package demo test test-frameworks bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -63,6 +64,11 @@ bench-peers: package $(LIMITS)
 
 bench-gpu: package
 	@$(BIN)/python -m bench.gpu $(ARGS)
+
+bench-scale: package
+	@$(BIN)/python -m bench.nodes --nodes 32 --ranks 8
+	@$(BIN)/python -m bench.nodes --nodes 128 --ranks 8
+	@$(BIN)/python -m bench.nodes --nodes 16 --ranks 8 --replicas 1 --lose 2
 
 bench-frameworks: package $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@$(BIN)/python -m bench.frameworks $(ARGS)

@@ -1,0 +1,123 @@
+/*
+ * nodes_rank.c - one rank of the job that bench/nodes.py plays.
+ *
+ *      nodes_rank save RANK WORLD LOCAL_RANK LOCAL_WORLD PATH REPLICAS STEPS STATE
+ *      nodes_rank load RANK WORLD LOCAL_RANK LOCAL_WORLD PATH REPLICAS
+ *
+ * `save` writes STEPS versions of one shard and waits for each to be STATE ("durable" or "replicated"). It prints a line per step: the
+ * step, and when the save began, when it was committed by this rank, when the version was committed, and when STATE was reached, in
+ * seconds since 1970. Then it waits for its standard input to end. `load` finds the newest version, reads this rank's
+ * shard, checks it, and prints the step and when it had it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "nebula.h"
+
+#define VALUE_COUNT (1u << 16) /* 256 KiB: what is measured is the agreement, not the disk */
+#define TIMEOUT_MS 300000
+
+static double now(void)
+{
+        struct timespec at;
+
+        clock_gettime(CLOCK_REALTIME, &at);
+        return (double)at.tv_sec + (double)at.tv_nsec * 1e-9;
+}
+
+static int fail(const char *what, const struct nebula_error *error)
+{
+        printf("failed %s: %s\n", what, error->message);
+        return 1;
+}
+
+static int save(nebula_session *session, uint32_t rank, int steps, enum nebula_state state)
+{
+        float *data = calloc(VALUE_COUNT, sizeof *data);
+        struct nebula_tensor tensor = { .name = "x", .dtype = NEBULA_DTYPE_F32, .dim_count = 1, .shape = { VALUE_COUNT }, .data = data };
+        struct nebula_error error = { 0 };
+        char tag[32], name[32];
+
+        if (!data)
+                return 1;
+        snprintf(name, sizeof name, "shard%u.pt", rank);
+        for (int step = 1; step <= steps; step++) {
+                nebula_checkpoint *checkpoint;
+                double begun = now(), saved, committed;
+
+                snprintf(tag, sizeof tag, "global_step%d", step);
+                data[0] = (float)step;
+                if (nebula_checkpoint_begin(session, tag, NEBULA_FILES_ALL_RANKS, &checkpoint, &error) ||
+                    nebula_checkpoint_save_tensors(checkpoint, name, &tensor, 1, &error) || nebula_checkpoint_commit(checkpoint, &error))
+                        return fail("save", &error);
+                saved = now();
+                if (nebula_checkpoint_wait(checkpoint, NEBULA_STATE_COMMITTED, TIMEOUT_MS, &error))
+                        return fail("wait for committed", &error);
+                committed = now();
+                if (nebula_checkpoint_wait(checkpoint, state, TIMEOUT_MS, &error))
+                        return fail("wait", &error);
+                printf("step %d %.4f %.4f %.4f %.4f\n", step, begun, saved, committed, now());
+                fflush(stdout);
+                nebula_checkpoint_free(checkpoint);
+        }
+        free(data);
+        (void)getchar();
+        return 0;
+}
+
+static int load(nebula_session *session, uint32_t rank)
+{
+        struct nebula_error error = { 0 };
+        nebula_checkpoint *checkpoint;
+        nebula_map *map;
+        struct nebula_tensor tensor;
+        char name[32];
+        int step;
+
+        snprintf(name, sizeof name, "shard%u.pt", rank);
+        if (nebula_checkpoint_latest(session, NULL, &checkpoint, &error))
+                return fail("search", &error);
+        if (nebula_checkpoint_map(checkpoint, name, &map, &error) || nebula_map_tensor(map, "x", &tensor, &error))
+                return fail("load", &error);
+        if (sscanf(nebula_checkpoint_tag(checkpoint), "global_step%d", &step) != 1 || *(const float *)tensor.data != (float)step) {
+                printf("failed load: the shard holds another step's value than %s\n", nebula_checkpoint_tag(checkpoint));
+                return 1;
+        }
+        printf("loaded %d %.4f\n", step, now());
+        nebula_map_free(map);
+        nebula_checkpoint_free(checkpoint);
+        return 0;
+}
+
+int main(int argc, char **argv)
+{
+        struct nebula_options options;
+        struct nebula_error error = { 0 };
+        nebula_session *session;
+        int saving = argc == 10 && !strcmp(argv[1], "save"), result;
+
+        if (!saving && !(argc == 8 && !strcmp(argv[1], "load"))) {
+                fprintf(stderr, "usage: see the head of nodes_rank.c\n");
+                return 2;
+        }
+        nebula_options_init(&options);
+        options.rank = (uint32_t)atoi(argv[2]);
+        options.world = (uint32_t)atoi(argv[3]);
+        options.local_rank = (uint32_t)atoi(argv[4]);
+        options.local_world = (uint32_t)atoi(argv[5]);
+        options.persist_path = argv[6];
+        options.replica_count = (uint32_t)atoi(argv[7]);
+        options.run = saving ? "run1" : "run2";
+        /* What is only to be replicated stays in memory, so that a loss of nodes finds it there alone. */
+        options.persist_interval_s = saving && !strcmp(argv[9], "replicated") ? 1e6 : 0;
+        if (nebula_session_open(&options, &session, &error))
+                return fail("open", &error);
+        result = saving ? save(session, options.rank, atoi(argv[8]),
+                               strcmp(argv[9], "replicated") ? NEBULA_STATE_DURABLE : NEBULA_STATE_REPLICATED) :
+                          load(session, options.rank);
+        nebula_session_close(session);
+        return result;
+}
