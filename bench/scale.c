@@ -222,7 +222,7 @@ static uint32_t number(int argc, char **argv, int at, uint32_t fallback)
 {
         unsigned long value = argc > at ? strtoul(argv[at], NULL, 10) : fallback;
 
-        if (!value || value > ANNOUNCE_WORLD_MAX)
+        if (!value || value > DOCUMENT_WORLD_MAX)
                 fail(argv[at], &(struct nebula_error){ .message = "is no number that fits" });
         return (uint32_t)value;
 }

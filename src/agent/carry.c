@@ -3,6 +3,7 @@
 #include "agent/carry.h"
 #include "agent/commit.h"
 #include "agent/note.h"
+#include "store/document.h"
 
 const struct manifest *carry_stored_manifest(const struct job *job, const char *tag)
 {
@@ -96,15 +97,15 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         uint64_t newest = 0, last;
 
         for (size_t i = 0; i < job->stored.count; i++)
-                if (job->stored.manifests[i].sequence > newest)
+                if (job->stored.manifests[i].sequence > newest && !strcmp(job->stored.manifests[i].job, job->name))
                         newest = job->stored.manifests[i].sequence;
-        if (newest > catalogue->last_sequence)
-                catalogue->last_sequence = newest;
-        if (!version || version->sequence > newest)
+        commit_saw_sequence(job, newest);
+        last = job->last_sequence;
+        if (!version || version->sequence > newest || last == DOCUMENT_SEQUENCE_MAX)
                 return;
         /* Oldest first, and those after it too: their order among each other stays. */
-        for (last = catalogue->last_sequence; version->sequence <= last; version = oldest_committed(job)) {
-                version->sequence = commit_next_sequence(catalogue);
+        for (; version->sequence <= last; version = oldest_committed(job)) {
+                version->sequence = commit_next_sequence(job);
                 note_write(catalogue, version);
         }
 }

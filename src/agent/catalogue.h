@@ -33,9 +33,10 @@
 #include "agent/lifecycle.h"
 #include "agent/memory.h"
 #include "ipc/ipc.h"
+#include "store/document.h"
 #include "store/manifest.h"
 
-#define WORLD_MAX (1u << 20)
+#define WORLD_MAX DOCUMENT_WORLD_MAX /* a larger one could not be told of in storage */
 #define TOMBSTONE_MAX 256 /* per job; a tombstone is a few KiB */
 #define TAG_SLOTS 2048    /* many more than tombstones, so that few tags share one */
 #define SESSION_MAX 4096  /* connections */
@@ -147,6 +148,7 @@ struct job {
         struct version *versions; /* newest creation first */
         struct version *live; /* likewise, without tombstones: what is asked at every request must not grow with the past */
         size_t tombstone_count;
+        uint64_t last_sequence; /* of its versions, here and in storage: of this job alone, since other jobs' storage is in other hands */
         uint32_t tag_counts[TAG_SLOTS]; /* versions, tombstones too, by the hash of their tag: see job_may_have */
         bool may_have_idle; /* some version may have idle_parts */
         /* storage, as far as this agent knows; written by the worker and by FIND */
@@ -210,7 +212,7 @@ struct catalogue {
         uint32_t lane_count; /* whose worker runs */
         struct session *sessions;
         uint64_t session_number; /* of the last one */
-        uint64_t agent_nonce, last_sequence;
+        uint64_t agent_nonce;
         double last_moment;
         int note_fd; /* of version note_id, which was noted last (note.c); -1: none */
         uint64_t note_id;

@@ -12,18 +12,27 @@
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "store/document.h"
 
 bool commit_open(const struct version *version)
 {
         return version->life.state == NEBULA_STATE_CAPTURING || version->life.state == NEBULA_STATE_CAPTURED;
 }
 
-uint64_t commit_next_sequence(struct catalogue *catalogue)
+uint64_t commit_next_sequence(struct job *job)
 {
-        uint64_t now = (uint64_t)os->wall_ns();
+        int64_t now = os->wall_ns();
 
-        catalogue->last_sequence = now > catalogue->last_sequence ? now : catalogue->last_sequence + 1;
-        return catalogue->last_sequence;
+        commit_saw_sequence(job, job->last_sequence + 1);
+        if (now > 0)
+                commit_saw_sequence(job, (uint64_t)now);
+        return job->last_sequence;
+}
+
+void commit_saw_sequence(struct job *job, uint64_t sequence)
+{
+        if (sequence > job->last_sequence)
+                job->last_sequence = sequence < DOCUMENT_SEQUENCE_MAX ? sequence : DOCUMENT_SEQUENCE_MAX;
 }
 
 static struct part *own_part(struct version *version, const struct session *session, struct nebula_error *error)

@@ -64,6 +64,11 @@ bool commit_open(const struct version *version);
 bool commit_foreseen(const struct catalogue *catalogue, struct version *version);
 /* Every part is closed, or its rank still copies: the commit may come with the last copy. */
 bool commit_parts_end(const struct version *version);
-uint64_t commit_next_sequence(struct catalogue *catalogue);
+/*
+ * The sequence of the next version of this job: the time, or one more than the last where the clock is behind that. What storage or
+ * a peer says of a job moves on this job's sequences alone, and not beyond what a document may say (store/document.h).
+ */
+uint64_t commit_next_sequence(struct job *job);
+void commit_saw_sequence(struct job *job, uint64_t sequence);
 
 #endif

@@ -142,7 +142,7 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         carry_over(version);
-        version->sequence = commit_next_sequence(catalogue);
+        version->sequence = commit_next_sequence(version->job);
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
         catalogue_retain(catalogue, version->job, version->job->retention_count);
         version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;

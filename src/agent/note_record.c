@@ -3,10 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/commit.h"
 #include "agent/log.h"
 #include "agent/note_record.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/document.h"
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
@@ -317,8 +319,8 @@ static struct image *get_file(struct catalogue *catalogue, struct reader *reader
         format = get_u8(reader, UINT8_MAX);
         file->stored = format & STORED;
         file->format = (enum ipc_format)bounded(reader, format & ~STORED, IPC_FORMAT_RAW);
-        file->size = get_u64(reader, INT64_MAX);
-        file->generation = get_u64(reader, INT64_MAX);
+        file->size = get_u64(reader, DOCUMENT_SIZE_MAX);
+        file->generation = get_u64(reader, DOCUMENT_GENERATION_MAX);
         id = get_u64(reader, UINT64_MAX);
         if (reader->wrong || !id)
                 return NULL;
@@ -451,11 +453,11 @@ static void get_version(struct reader *reader, struct version *version)
         double at;
 
         get_text(reader, true, version->run, sizeof version->run);
-        version->generation = get_u64(reader, INT64_MAX);
-        version->sequence = get_u64(reader, INT64_MAX);
+        version->generation = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        version->sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         version->file_goal = (int64_t)get_u64(reader, UINT64_MAX);
-        version->writing = get_u64(reader, UINT64_MAX);
-        version->announce_sequence = get_u64(reader, UINT64_MAX);
+        version->writing = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        version->announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         at = get_real(reader);
         version->world = get_u32(reader, WORLD_MAX);
         state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);
@@ -503,8 +505,7 @@ enum nebula_status note_record_read(struct catalogue *catalogue, uint64_t id, co
                 return error_set(error, blame(&reader), 0, "the note of \"%s\" %s", tag, reader.wrong);
         }
         version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
-        if (version->sequence > catalogue->last_sequence)
-                catalogue->last_sequence = version->sequence;
+        commit_saw_sequence(job, version->sequence);
         log_event(LOG_LEVEL_INFO, "took over %s generation %" PRIu64 ", %s, %" PRIu64 " MiB", version->tag, version->generation,
                   nebula_state_name(version->life.state), version_size(version) >> 20);
         return NEBULA_OK;

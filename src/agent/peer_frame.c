@@ -143,9 +143,9 @@ static void read_file(struct document_reader *reader, const json_t *object, stru
         char kind[8];
 
         document_text(reader, object, "name", 0, file->name, sizeof file->name);
-        file->rank = (uint32_t)document_u64(reader, object, "rank", WORLD_MAX);
-        file->size = document_u64(reader, object, "size", INT64_MAX / 2);
-        file->generation = document_u64(reader, object, "generation", INT64_MAX);
+        file->rank = document_rank(reader, object);
+        file->size = document_size(reader, object);
+        file->generation = document_generation(reader, object, UINT64_MAX);
         document_text(reader, object, "format", 0, kind, sizeof kind);
         file->format = !reader->status && strcmp(kind, "zip") ? IPC_FORMAT_RAW : IPC_FORMAT_ZIP;
         file->held = json_is_true(json_object_get(object, "held"));
@@ -160,9 +160,9 @@ static void read_copy(struct document_reader *reader, const json_t *object, stru
         document_text(reader, object, "owner", 0, copy->owner, sizeof copy->owner);
         document_text(reader, object, "tag", 0, copy->tag, sizeof copy->tag);
         document_text(reader, object, "run", 1, copy->run, sizeof copy->run);
-        copy->generation = document_u64(reader, object, "generation", INT64_MAX);
-        copy->sequence = document_u64(reader, object, "sequence", INT64_MAX);
-        copy->world = (uint32_t)document_u64(reader, object, "world", WORLD_MAX);
+        copy->generation = document_generation(reader, object, UINT64_MAX);
+        copy->sequence = document_sequence(reader, object);
+        copy->world = document_world(reader, object);
         files = document_array(reader, object, "files");
         if (reader->status)
                 return;
@@ -332,7 +332,7 @@ enum nebula_status peer_fetch_parse(const char *text, size_t size, struct peer_f
                 return status;
         fetch.copy = document_crc64(&reader, json_object_get(body, "copy"), "copy");
         fetch.file = (uint32_t)document_u64(&reader, body, "file", PEER_FILE_MAX);
-        fetch.offset = document_u64(&reader, body, "offset", INT64_MAX / 2);
+        fetch.offset = document_u64(&reader, body, "offset", DOCUMENT_SIZE_MAX);
         json_decref(body);
         if (!reader.status)
                 *ret_fetch = fetch;

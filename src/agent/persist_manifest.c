@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/commit.h"
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/persist_private.h"
@@ -127,8 +128,7 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
         catalogue_lock(catalogue);
         version_set_generation(version, plan->generation);
         version->sequence = plan->sequence;
-        if (plan->sequence > catalogue->last_sequence)
-                catalogue->last_sequence = plan->sequence;
+        commit_saw_sequence(job, plan->sequence);
         while (at < stored->count && strcmp(stored->manifests[at].tag, plan->tag))
                 at++;
         if (at < stored->count) {
@@ -173,12 +173,24 @@ static void write_latest(struct store *store, const struct plan *plan)
                 log_event(LOG_LEVEL_WARN, "the hint \"latest\" could not be written: %s", error.message);
 }
 
+/* One that cannot be read again does not count: nothing would load what it stands for. */
+static enum nebula_status find_manifest(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        struct manifest there = { 0 };
+        enum nebula_status status = manifest_load(store, manifest->tag, &there, error);
+
+        if (!status && (there.generation != manifest->generation || there.sequence != manifest->sequence))
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "the manifest of \"%.200s\" is that of another writing", manifest->tag);
+        manifest_done(&there);
+        return status;
+}
+
 static enum nebula_status find_all(struct store *store, const struct plan *plan, struct nebula_error *error)
 {
         const struct manifest *manifest = &plan->manifest;
         struct store_entry entry;
         char key[MANIFEST_KEY_MAX];
-        enum nebula_status status = manifest_is_gone(store, manifest) ? NEBULA_NOT_FOUND : NEBULA_OK;
+        enum nebula_status status = find_manifest(store, manifest, error);
 
         for (size_t i = 0; i < manifest->record_count && !status; i++) {
                 snprintf(key, sizeof key, "%s/%s", plan->directory, manifest->records[i].path);
@@ -205,7 +217,8 @@ enum nebula_status persist_check(struct store *store, const struct plan *plan, s
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", plan->directory);
         if (!manifest_is_gone(store, &plan->manifest))
                 store->ops->remove(store, key, NULL); /* else the next try would take all for written */
-        return error_set(error, NEBULA_STORAGE, 0, "another program has removed files of \"%.200s\" while it was written", plan->tag);
+        return error_set(error, NEBULA_STORAGE, 0, "another program has removed or replaced files of \"%.150s\" while it was written: %.250s",
+                         plan->tag, failure.message);
 }
 
 void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan)

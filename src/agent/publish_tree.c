@@ -139,7 +139,7 @@ static bool read_label(const char *directory, struct label *ret_label)
         document_text(&reader, body, "tag", 0, label.tag, sizeof label.tag);
         document_text(&reader, body, "job", 1, label.job, sizeof label.job);
         document_text(&reader, body, "persist_path", 1, label.persist_path, sizeof label.persist_path);
-        label.generation = document_u64(&reader, body, "generation", INT64_MAX);
+        label.generation = document_generation(&reader, body, UINT64_MAX);
         if (json_object_get(body, "publish"))
                 label.publish_id = document_crc64(&reader, json_object_get(body, "publish"), "publish");
         json_decref(body);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/commit.h"
 #include "agent/log.h"
 #include "agent/replica_private.h"
 #include "agent/retain.h"
@@ -356,8 +357,7 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 if (own)
                         put_behind(version, own);
                 lifecycle_init(&version->life, NEBULA_STATE_REPLICATED, (double)best->sequence / 1e9);
-                if (best->sequence > catalogue->last_sequence)
-                        catalogue->last_sequence = best->sequence;
+                commit_saw_sequence(job, best->sequence);
         }
         for (size_t i = 0; i < inventory->count; i++)
                 for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {

@@ -68,7 +68,7 @@ void world_captured(struct catalogue *catalogue, struct version *version)
         version->poll_at_ns = 0;
         version->waiting_since_ns = version->heard_ns = os->now_ns();
         if (!version->announce_sequence)
-                version->announce_sequence = commit_next_sequence(catalogue);
+                version->announce_sequence = commit_next_sequence(version->job);
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         note_write(catalogue, version);
@@ -176,8 +176,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
                 return;
         version_set_generation(version, committed->generation);
         version->sequence = committed->sequence;
-        if (committed->sequence > catalogue->last_sequence)
-                catalogue->last_sequence = committed->sequence;
+        commit_saw_sequence(job, committed->sequence);
         if (committed->persist) {
                 version->wanted = version->wanted_told = true;
                 job->spread_start_ns = os->now_ns();

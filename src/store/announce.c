@@ -52,13 +52,15 @@ static json_t *begin(const char *kind, const struct announce_of *of, uint64_t ge
         return body;
 }
 
-static enum nebula_status finish(json_t *body, bool failed, const char *tag, char **ret_text, size_t *ret_size,
-                                 struct nebula_error *error)
+static enum nebula_status finish(json_t *body, bool failed, const struct announce_of *of, uint64_t generation, uint64_t sequence,
+                                 char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
-        enum nebula_status status = failed ? error_set(error, NEBULA_INVALID, 0,
-                                                       "cannot announce \"%s\": a name is not UTF-8, or memory is out", tag) :
-                                             document_format(body, ret_text, ret_size, error);
+        enum nebula_status status = document_check_numbers(of->tag, generation, sequence, error);
 
+        if (!status)
+                status = failed ? error_set(error, NEBULA_INVALID, 0, "cannot announce \"%s\": a name is not UTF-8, or memory is out",
+                                            of->tag) :
+                                  document_format(body, ret_text, ret_size, error);
         json_decref(body);
         return status;
 }
@@ -75,7 +77,7 @@ enum nebula_status captured_format(const struct captured *captured, char **ret_t
         failed = failed || json_object_set_new(body, "host", json_string(captured->host)) ||
                  json_object_set_new(body, "pid", json_integer(captured->pid)) || json_object_set(body, "ranks", ranks);
         json_decref(ranks);
-        return finish(body, failed, captured->of.tag, ret_text, ret_size, error);
+        return finish(body, failed, &captured->of, captured->generation, captured->sequence, ret_text, ret_size, error);
 }
 
 enum nebula_status committed_format(const struct committed *committed, char **ret_text, size_t *ret_size, struct nebula_error *error)
@@ -89,7 +91,7 @@ enum nebula_status committed_format(const struct committed *committed, char **re
         failed = failed || json_object_set_new(body, "persist", json_boolean(committed->persist)) ||
                  json_object_set(body, "ranks", ranks);
         json_decref(ranks);
-        return finish(body, failed, committed->of.tag, ret_text, ret_size, error);
+        return finish(body, failed, &committed->of, committed->generation, committed->sequence, ret_text, ret_size, error);
 }
 
 static void parse_head(struct document_reader *reader, const json_t *body, struct announce_of *of, uint64_t *generation,
@@ -98,14 +100,12 @@ static void parse_head(struct document_reader *reader, const json_t *body, struc
         document_text(reader, body, "tag", 0, of->tag, sizeof of->tag);
         document_text(reader, body, "job", 1, of->job, sizeof of->job);
         document_text(reader, body, "run", 1, of->run, sizeof of->run);
-        of->writing = document_u64(reader, body, "writing", INT64_MAX);
-        of->world = (uint32_t)document_u64(reader, body, "world", ANNOUNCE_WORLD_MAX);
-        *generation = document_u64(reader, body, "generation", INT64_MAX);
-        *sequence = document_u64(reader, body, "sequence", INT64_MAX);
+        of->writing = document_u64(reader, body, "writing", DOCUMENT_GENERATION_MAX);
+        of->world = document_world(reader, body);
+        *generation = document_generation(reader, body, UINT64_MAX);
+        *sequence = document_sequence(reader, body);
         if (!reader->status && !of->writing)
                 document_wrong(reader, "writing", "is 0");
-        if (!reader->status && !*generation)
-                document_wrong(reader, "generation", "is 0");
 }
 
 /* One rank of the list: a whole number, above the one before it and below the world. */

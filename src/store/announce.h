@@ -16,8 +16,6 @@
 
 #include "store/store.h"
 
-#define ANNOUNCE_WORLD_MAX (1u << 20)
-
 /* Which writing of a tag: the n-th of that run. */
 struct announce_of {
         char tag[256], job[256], run[256];

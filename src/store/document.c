@@ -1,7 +1,6 @@
 #include "store/document.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,17 +166,62 @@ int64_t document_step(struct document_reader *reader, const json_t *object, cons
         return (int64_t)json_integer_value(value);
 }
 
-double document_real(struct document_reader *reader, const json_t *object, const char *key)
+enum nebula_status document_check_numbers(const char *tag, uint64_t generation, uint64_t sequence, struct nebula_error *error)
+{
+        if (generation && generation <= DOCUMENT_GENERATION_MAX && sequence && sequence <= DOCUMENT_SEQUENCE_MAX)
+                return NEBULA_OK;
+        return error_set(error, NEBULA_INVALID, 0,
+                         "\"%.200s\" would get generation %" PRIu64 " and sequence %" PRIu64 ", which no reader takes: what lies in "
+                         "storage under that tag holds impossible numbers; remove it there, or save under another tag",
+                         tag, generation, sequence);
+}
+
+static uint64_t read_positive(struct document_reader *reader, const json_t *object, const char *key, uint64_t max)
+{
+        uint64_t value = document_u64(reader, object, key, max);
+
+        if (!reader->status && !value)
+                document_wrong(reader, key, "is 0");
+        return value;
+}
+
+uint64_t document_sequence(struct document_reader *reader, const json_t *object)
+{
+        return read_positive(reader, object, "sequence", DOCUMENT_SEQUENCE_MAX);
+}
+
+uint64_t document_generation(struct document_reader *reader, const json_t *object, uint64_t max)
+{
+        return read_positive(reader, object, "generation", max < DOCUMENT_GENERATION_MAX ? max : DOCUMENT_GENERATION_MAX);
+}
+
+uint32_t document_rank(struct document_reader *reader, const json_t *object)
+{
+        return (uint32_t)document_u64(reader, object, "rank", DOCUMENT_WORLD_MAX - 1);
+}
+
+uint32_t document_world(struct document_reader *reader, const json_t *object)
+{
+        return (uint32_t)read_positive(reader, object, "world", DOCUMENT_WORLD_MAX);
+}
+
+uint64_t document_size(struct document_reader *reader, const json_t *object)
+{
+        return document_u64(reader, object, "size", DOCUMENT_SIZE_MAX);
+}
+
+double document_time(struct document_reader *reader, const json_t *object, const char *key)
 {
         const json_t *value = json_object_get(object, key);
+        double time = json_number_value(value);
 
         if (reader->status)
                 return 0;
-        if (!json_is_number(value) || !isfinite(json_number_value(value))) {
-                document_wrong(reader, key, "is missing or no number");
+        if (!json_is_number(value) || !(time >= 0 && time <= DOCUMENT_TIME_MAX)) {
+                document_wrong(reader, key, "is missing, or no time since 1970");
                 return 0;
         }
-        return json_number_value(value);
+        return time;
 }
 
 void document_text(struct document_reader *reader, const json_t *object, const char *key, int may_be_empty,

@@ -31,11 +31,23 @@
 #define DOCUMENT_VERSION "1.0"
 #define DOCUMENT_TEXT_MAX (32u << 20) /* a record of 1 TiB in chunks of 4 MiB is 5 MB; keeps hostile ones cheap */
 
+/*
+ * What a document may say at most. Readers refuse more, so a number that is taken from a document can be counted on and added to
+ * without an overflow. Writers go no further either: a version that nobody could read again is not written.
+ */
+#define DOCUMENT_SEQUENCE_MAX UINT64_C(7258118400000000000) /* the year 2200, in ns since 1970 */
+#define DOCUMENT_TIME_MAX 7258118400.0                      /* the same in seconds */
+#define DOCUMENT_GENERATION_MAX (UINT64_C(1) << 48)         /* writings of one tag: one per ms would take 8,900 years */
+#define DOCUMENT_WORLD_MAX (1u << 20)                       /* ranks: 64 times the largest job that docs/scale.md speaks of */
+#define DOCUMENT_SIZE_MAX (UINT64_C(1) << 44)               /* bytes of a file: all that a document can list add up below 2^63 */
+
 /* An object that holds "nebula" and "version"; NULL when memory is out. */
 json_t *document_new(const char *kind);
 /* The text of `body` with its checksum, NUL-terminated; the caller frees it. `body` stays the caller's. NEBULA_INVALID: nobody would
  * read one that is so long. */
 enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error);
+/* Before a version gets these numbers: NEBULA_INVALID when nobody would read a document that holds them. */
+enum nebula_status document_check_numbers(const char *tag, uint64_t generation, uint64_t sequence, struct nebula_error *error);
 /* Checks checksum, kind and version. NEBULA_CORRUPT says what is wrong. The caller decrefs *ret_body. */
 enum nebula_status document_parse(const char *text, size_t size, const char *kind, json_t **ret_body,
                                   struct nebula_error *error);
@@ -46,8 +58,14 @@ struct document_reader {
         struct nebula_error *error;
 };
 uint64_t document_u64(struct document_reader *reader, const json_t *object, const char *key, uint64_t max);
+/* Those that must be there, within the limits above: "sequence" and "generation" are not 0, a "rank" is below the most ranks. */
+uint64_t document_sequence(struct document_reader *reader, const json_t *object);
+uint64_t document_generation(struct document_reader *reader, const json_t *object, uint64_t max);
+uint32_t document_rank(struct document_reader *reader, const json_t *object);
+uint32_t document_world(struct document_reader *reader, const json_t *object);
+uint64_t document_size(struct document_reader *reader, const json_t *object);
+double document_time(struct document_reader *reader, const json_t *object, const char *key);
 int64_t document_step(struct document_reader *reader, const json_t *object, const char *key); /* >= -1 */
-double document_real(struct document_reader *reader, const json_t *object, const char *key);
 /* Copies a string shorter than `size` bytes; an empty one only if `may_be_empty`. */
 void document_text(struct document_reader *reader, const json_t *object, const char *key, int may_be_empty,
                    char *ret_text, size_t size);

@@ -30,18 +30,19 @@ enum nebula_status manifest_format(const struct manifest *manifest, char **ret_t
                                  "run", manifest->run, "generation", (json_int_t)manifest->generation, "step",
                                  (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "sequence",
                                  (json_int_t)manifest->sequence);
-        enum nebula_status status;
-        int failed = !body || !files || !records || !head || json_object_update(body, head);
+        enum nebula_status status = document_check_numbers(manifest->tag, manifest->generation, manifest->sequence, error);
+        int failed = status || !body || !files || !records || !head || json_object_update(body, head);
 
         for (size_t i = 0; !failed && i < manifest->file_count; i++)
                 failed = json_array_append_new(files, format_file(&manifest->files[i]));
         for (size_t i = 0; !failed && i < manifest->record_count; i++)
                 failed = json_array_append_new(records, format_record(&manifest->records[i]));
         failed = failed || json_object_set(body, "files", files) || json_object_set(body, "records", records);
-        status = failed ? error_set(error, NEBULA_INVALID, 0,
-                                    "cannot format the manifest of \"%s\": a name is not UTF-8, or memory is out",
-                                    manifest->tag) :
-                          document_format(body, ret_text, ret_size, error);
+        if (!status)
+                status = failed ? error_set(error, NEBULA_INVALID, 0,
+                                            "cannot format the manifest of \"%s\": a name is not UTF-8, or memory is out",
+                                            manifest->tag) :
+                                  document_format(body, ret_text, ret_size, error);
         json_decref(body);
         json_decref(files);
         json_decref(records);
@@ -67,11 +68,11 @@ static void parse_files(struct document_reader *reader, const json_t *files, str
 
                 document_text(reader, object, "name", 0, file->name, sizeof file->name);
                 document_text(reader, object, "path", 0, file->path, sizeof file->path);
-                file->size = document_u64(reader, object, "size", INT64_MAX);
-                file->rank = (uint32_t)document_u64(reader, object, "rank", UINT32_MAX);
-                file->generation = document_u64(reader, object, "generation", manifest->generation);
-                if (!reader->status && !manifest_path_sound(file->path))
-                        document_wrong(reader, "path", "leaves the checkpoint's directory");
+                file->size = document_size(reader, object);
+                file->rank = document_rank(reader, object);
+                file->generation = document_generation(reader, object, manifest->generation);
+                if (!reader->status && !manifest_path_is_of(file->path, file->name))
+                        document_wrong(reader, "path", "is not where a file of that name lies");
         }
 }
 
@@ -92,8 +93,8 @@ static void parse_records(struct document_reader *reader, const json_t *records,
                 const json_t *object = json_array_get(records, i);
                 char expected[64];
 
-                record->rank = (uint32_t)document_u64(reader, object, "rank", UINT32_MAX);
-                record->generation = document_u64(reader, object, "generation", manifest->generation);
+                record->rank = document_rank(reader, object);
+                record->generation = document_generation(reader, object, manifest->generation);
                 document_text(reader, object, "path", 0, record->path, sizeof record->path);
                 record->size = document_u64(reader, object, "size", DOCUMENT_TEXT_MAX);
                 record->crc64 = document_crc64(reader, json_object_get(object, "crc64"), "crc64");
@@ -181,10 +182,12 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         document_text(&reader, body, "tag", 0, manifest.tag, sizeof manifest.tag);
         document_text(&reader, body, "job", 1, manifest.job, sizeof manifest.job);
         document_text(&reader, body, "run", 1, manifest.run, sizeof manifest.run);
-        manifest.generation = document_u64(&reader, body, "generation", INT64_MAX);
+        manifest.generation = document_generation(&reader, body, UINT64_MAX);
         manifest.step = document_step(&reader, body, "step");
-        manifest.world = (uint32_t)document_u64(&reader, body, "world", UINT32_MAX);
-        manifest.sequence = document_u64(&reader, body, "sequence", INT64_MAX);
+        manifest.world = document_world(&reader, body);
+        manifest.sequence = document_sequence(&reader, body);
+        if (!reader.status && manifest.step != name_step(manifest.tag))
+                document_wrong(&reader, "step", "is not that of the tag");
         parse_files(&reader, document_array(&reader, body, "files"), &manifest);
         parse_records(&reader, document_array(&reader, body, "records"), &manifest);
         json_decref(body);

@@ -9,8 +9,8 @@
 
 #define MANIFEST_CHUNK_MAX (64u << 20) /* a reader holds one chunk per thread */
 
-/* A relative path of encoded names: no empty component, none that begins with a dot. */
-bool manifest_path_sound(const char *path);
+/* Whether a document says what its name gives: where a file lies follows from its name alone, so no document leads anywhere else. */
+bool manifest_path_is_of(const char *path, const char *name);
 
 /* What an entry of a .nebula directory is, by its name. */
 enum manifest_entry_kind {

@@ -26,21 +26,11 @@ void claim_path(uint32_t rank, uint64_t generation, char ret_path[64])
         private_path("claim", rank, generation, ret_path);
 }
 
-bool manifest_path_sound(const char *path)
+bool manifest_path_is_of(const char *path, const char *name)
 {
-        /* No encoded name is "." or ".." or begins with .nebula, so no file of a checkpoint climbs or enters .nebula. */
-        if (!*path)
-                return false;
-        for (const char *part = path;; part++) {
-                size_t length = strcspn(part, "/");
+        char encoded[256];
 
-                if (!length || (length == 1 && *part == '.') || (length == 2 && !strncmp(part, "..", 2)) ||
-                    !strncmp(part, MANIFEST_DIRECTORY, sizeof MANIFEST_DIRECTORY - 1))
-                        return false;
-                part = strchr(part, '/');
-                if (!part)
-                        return true;
-        }
+        return !name_encode(name, encoded, NULL) && !strcmp(path, encoded);
 }
 
 static json_t *format_file(const struct record_file *file)
@@ -95,7 +85,7 @@ static void parse_file(struct document_reader *reader, const json_t *object, str
         document_text(reader, object, "name", 0, file->name, sizeof file->name);
         document_text(reader, object, "path", 0, file->path, sizeof file->path);
         document_text(reader, object, "format", 0, format, sizeof format);
-        file->size = document_u64(reader, object, "size", INT64_MAX);
+        file->size = document_size(reader, object);
         file->chunk_bytes = (uint32_t)document_u64(reader, object, "chunk_bytes", MANIFEST_CHUNK_MAX);
         chunks = document_array(reader, object, "crc64");
         if (reader->status)
@@ -103,8 +93,8 @@ static void parse_file(struct document_reader *reader, const json_t *object, str
         file->is_zip = !strcmp(format, "zip");
         if (!file->is_zip && strcmp(format, "raw"))
                 document_wrong(reader, "format", "is neither zip nor raw");
-        if (!manifest_path_sound(file->path))
-                document_wrong(reader, "path", "leaves the checkpoint's directory");
+        if (!manifest_path_is_of(file->path, file->name))
+                document_wrong(reader, "path", "is not where a file of that name lies");
         if (!file->chunk_bytes)
                 document_wrong(reader, "chunk_bytes", "is 0");
         else if (json_array_size(chunks) != file->size / file->chunk_bytes + (file->size % file->chunk_bytes != 0))
@@ -151,17 +141,15 @@ enum nebula_status record_parse(const char *text, size_t size, struct record *re
         document_text(&reader, body, "tag", 0, record.tag, sizeof record.tag);
         document_text(&reader, body, "job", 1, record.job, sizeof record.job);
         document_text(&reader, body, "run", 1, record.run, sizeof record.run);
-        record.generation = document_u64(&reader, body, "generation", INT64_MAX);
-        record.world = (uint32_t)document_u64(&reader, body, "world", UINT32_MAX);
-        record.rank = (uint32_t)document_u64(&reader, body, "rank", UINT32_MAX);
+        record.generation = document_generation(&reader, body, UINT64_MAX);
+        record.world = document_world(&reader, body);
+        record.rank = document_rank(&reader, body);
         if (!reader.status && record.rank >= record.world)
                 document_wrong(&reader, "rank", "is not below \"world\"");
-        if (!reader.status && !record.generation)
-                document_wrong(&reader, "generation", "is 0");
         times = document_object(&reader, body, "times");
-        record.begun = document_real(&reader, times, "begun");
-        record.captured = document_real(&reader, times, "captured");
-        record.persisted = document_real(&reader, times, "persisted");
+        record.begun = document_time(&reader, times, "begun");
+        record.captured = document_time(&reader, times, "captured");
+        record.persisted = document_time(&reader, times, "persisted");
         parse_files(&reader, document_array(&reader, body, "files"), &record);
         json_decref(body);
         if (reader.status) {

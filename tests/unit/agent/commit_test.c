@@ -261,7 +261,7 @@ static void versions_that_become_newer_than_storage_keep_their_order(void)
 
         test_dir_make_quick(storage);
         bench_init(&bench, NULL, storage);
-        bench.catalogue.last_sequence = UINT64_C(1) << 61;
+        bench.job->last_sequence = UINT64_C(1) << 61;
         version = bench_version(&bench, "t", 1, 2);
         REQUIRE(version && !bench_persist(&bench, version));
         bench_done(&bench, true);
@@ -271,13 +271,78 @@ static void versions_that_become_newer_than_storage_keep_their_order(void)
                 version = bench_version(&bench, "u", 3, 4);
                 newer = bench_version(&bench, "v", 5, 6);
                 if (ahead)
-                        bench.catalogue.last_sequence = UINT64_C(1) << 62;
+                        bench.job->last_sequence = UINT64_C(1) << 62;
                 newest = bench_version(&bench, "w", 7, 8);
                 REQUIRE(version && newer && newest && !storage_scan(&bench.catalogue, bench.job, &bench.error));
                 CHECK(version->sequence > UINT64_C(1) << 61 && newer->sequence > version->sequence && newest->sequence > newer->sequence);
-                CHECK(bench.catalogue.last_sequence == newest->sequence);
+                CHECK(bench.job->last_sequence == newest->sequence);
                 bench_done(&bench, true);
         }
+        test_dir_remove(storage);
+}
+
+/* A manifest of that sequence in storage, of one file that is not there. */
+static bool plant(const char *storage, const char *tag, const char *job_name, uint64_t sequence)
+{
+        struct manifest manifest = { .generation = 1, .step = name_step(tag), .world = 1, .sequence = sequence };
+        char key[300], *text;
+        struct store *store;
+        size_t size;
+        bool done;
+
+        strcpy(manifest.tag, tag);
+        strcpy(manifest.job, job_name);
+        snprintf(key, sizeof key, "%s/.nebula/manifest.json", tag);
+        if (store_open(storage, &store, NULL) || manifest_format(&manifest, &text, &size, NULL))
+                return false;
+        done = !store->ops->write(store, key, text, size, NULL);
+        free(text);
+        store_close(store);
+        return done;
+}
+
+static void a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job(void)
+{
+        const uint64_t now = (uint64_t)os->wall_ns();
+        struct version *version;
+        struct bench bench;
+        struct job *other;
+        char storage[256], beside[300];
+
+        test_dir_make_quick(storage);
+        snprintf(beside, sizeof beside, "%s/beside", storage);
+        REQUIRE(plant(storage, "evil", "somebody", DOCUMENT_SEQUENCE_MAX) && plant(beside, "evil", "", DOCUMENT_SEQUENCE_MAX));
+        bench_init(&bench, NULL, storage);
+        other = catalogue_job_get(&bench.catalogue, beside, "");
+        REQUIRE(other && !storage_scan(&bench.catalogue, other, &bench.error) && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        CHECK(other->stored.count == 1 && bench.job->stored.count == 1);
+        version = bench_version(&bench, "t", 1, 2);
+        CHECK(version && version->sequence >= now && version->sequence < now + UINT64_C(60000000000));
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* Nothing is later than that; what is saved there becomes durable all the same, and can be read. */
+static void after_the_last_sequence_there_is_versions_are_still_readable(void)
+{
+        struct manifest manifest = { 0 };
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        REQUIRE(plant(storage, "evil", "", DOCUMENT_SEQUENCE_MAX));
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "before", 1, 2);
+        REQUIRE(version && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version) && !manifest_load(bench.job->store, "t", &manifest, &bench.error));
+        CHECK(stored_holds(bench.job->store, &manifest, "a", 1));
+        manifest_done(&manifest);
+        version = bench_version(&bench, "evil", 1, 2); /* this one would have to be later */
+        REQUIRE(version);
+        CHECK(bench_persist(&bench, version) == NEBULA_INVALID && strstr(bench.error.message, "impossible numbers"));
+        bench_done(&bench, true);
         test_dir_remove(storage);
 }
 
@@ -618,7 +683,8 @@ TAP_MAIN(TEST(a_look_at_a_committed_version_begins_nothing),
          TEST(a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over),
          TEST(a_file_that_has_become_durable_is_carried_over_and_not_written_again),
          TEST(an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one),
-         TEST(versions_that_become_newer_than_storage_keep_their_order),
+         TEST(a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job),
+         TEST(after_the_last_sequence_there_is_versions_are_still_readable), TEST(versions_that_become_newer_than_storage_keep_their_order),
          TEST(a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it),
          TEST(a_stored_version_that_is_being_written_again_is_not_removed),
          TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),

@@ -244,6 +244,81 @@ static void a_sealed_lie_is_refused(void)
         CHECK(parse_sealed_manifest("[1") == NEBULA_CORRUPT);
 }
 
+/* Paths that stay below the tag's directory lead elsewhere too, where a link stands in the place of a directory. */
+static void a_path_that_the_name_does_not_give_is_refused(void)
+{
+        static const char *const paths[] = { "l/.bashrc", "b", "a/a", "./a", "a//a", "A", "%61", "latest", "" };
+        char body[600];
+
+        for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+                snprintf(body, sizeof body, MANIFEST("1.0", "", FILE_OF("a", "%s", 0, 1), RECORD_0), paths[i]);
+                CHECK(parse_sealed_manifest(body) == NEBULA_CORRUPT);
+        }
+        CHECK(parse_sealed_manifest(MANIFEST("1.0", "", FILE_OF("l/x", "l%2Fx", 0, 1), RECORD_0)) == NEBULA_OK);
+        CHECK(parse_sealed_manifest(MANIFEST("1.0", "", FILE_OF("l/x", "l/x", 0, 1), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed_manifest(MANIFEST("1.0", "", FILE_OF(".nebula", "%2Enebula", 0, 1), RECORD_0)) == NEBULA_OK);
+        CHECK(parse_sealed_manifest(MANIFEST("1.0", "", FILE_OF(".nebula", ".nebula", 0, 1), RECORD_0)) == NEBULA_CORRUPT);
+}
+
+/* A manifest, without its closing brace, that is sound but for one number. */
+static enum nebula_status parse_with(const char *generation, const char *step, const char *world, const char *sequence,
+                                     const char *size, const char *rank)
+{
+        char body[1200];
+
+        snprintf(body, sizeof body,
+                 "{\"nebula\":\"manifest\",\"version\":\"1.0\",\"tag\":\"t7\",\"job\":\"\",\"run\":\"\",\"generation\":%s,\"step\":%s,"
+                 "\"world\":%s,\"sequence\":%s,\"files\":[{\"name\":\"a\",\"path\":\"a\",\"size\":%s,\"rank\":%s,\"generation\":1}],"
+                 "\"records\":[{\"rank\":%s,\"generation\":1,\"path\":\".nebula/rank-%05u.json\",\"size\":1,"
+                 "\"crc64\":\"0123456789abcdef\"}]",
+                 generation, step, world, sequence, size, rank, rank, (unsigned)strtoul(rank, NULL, 10));
+        return parse_sealed_manifest(body);
+}
+
+static void a_number_that_no_checkpoint_has_is_refused(void)
+{
+        static const char *const impossible[] = { "-1", "9223372036854775807", "9223372036854775808", "1e300", "1.5", "\"1\"", "null" };
+
+        CHECK(!parse_with("1", "7", "1", "1", "0", "0"));
+        CHECK(!parse_with("281474976710656", "7", "1048576", "7258118400000000000", "17592186044416", "1048575"));
+        for (size_t i = 0; i < sizeof impossible / sizeof *impossible; i++) {
+                const char *bad = impossible[i];
+
+                CHECK(parse_with(bad, "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", bad, "1", "1", "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "7", bad, "1", "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "7", "1", bad, "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "7", "1", "1", bad, "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "7", "1", "1", "0", bad) == NEBULA_CORRUPT);
+        }
+        CHECK(parse_with("0", "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("281474976710657", "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "8", "1", "1", "0", "0") == NEBULA_CORRUPT); /* the tag says 7 */
+        CHECK(parse_with("1", "7", "0", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "7", "1048577", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "7", "1", "0", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "7", "1", "7258118400000000001", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "7", "1", "1", "17592186044417", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "7", "1", "1", "0", "1048576") == NEBULA_CORRUPT);
+}
+
+/* What nobody would read is not written. */
+static void a_manifest_with_numbers_that_are_refused_is_not_written(void)
+{
+        struct manifest manifest = { .tag = "t", .generation = DOCUMENT_GENERATION_MAX, .step = -1, .world = 1,
+                                     .sequence = DOCUMENT_SEQUENCE_MAX };
+        char *text;
+        size_t size;
+
+        REQUIRE(!manifest_format(&manifest, &text, &size, NULL));
+        free(text);
+        manifest.sequence++;
+        CHECK(manifest_format(&manifest, &text, &size, NULL) == NEBULA_INVALID);
+        manifest.sequence--;
+        manifest.generation++;
+        CHECK(manifest_format(&manifest, &text, &size, NULL) == NEBULA_INVALID);
+}
+
 #define RECORD(rank, files) \
         "{\"nebula\":\"record\",\"version\":\"1.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"generation\":1,\"rank\":" #rank \
         ",\"world\":2,\"files\":[" files "],\"times\":{\"begun\":1,\"captured\":2,\"persisted\":3.5}"
@@ -262,6 +337,8 @@ static void a_record_that_does_not_add_up_is_refused(void)
         CHECK(parse_sealed_record(RECORD(1, RECORD_FILE(1, "raw", 4096, "17"))) == NEBULA_CORRUPT);
         CHECK(parse_sealed_record(RECORD(2, "")) == NEBULA_CORRUPT);
         CHECK(parse_sealed_record(RECORD(1, "7")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed_record(RECORD(1, "{\"name\":\"a\",\"path\":\"l/a\",\"size\":0,\"format\":\"raw\",\"chunk_bytes\":1,"
+                                            "\"crc64\":[]}")) == NEBULA_CORRUPT);
 }
 
 /* ---- versions in a store ---- */
@@ -975,7 +1052,8 @@ TAP_MAIN(TEST(lost_and_found_of_another_user_is_no_checkpoint), TEST(what_is_wri
          TEST(every_flipped_bit_and_every_cut_of_a_document_is_found),
          TEST(unknown_fields_and_minor_versions_are_accepted),
          TEST(an_unknown_major_version_is_refused_and_says_so),
-         TEST(a_sealed_lie_is_refused),
+         TEST(a_path_that_the_name_does_not_give_is_refused), TEST(a_number_that_no_checkpoint_has_is_refused),
+         TEST(a_manifest_with_numbers_that_are_refused_is_not_written), TEST(a_sealed_lie_is_refused),
          TEST(a_record_that_does_not_add_up_is_refused),
          TEST(a_file_is_read_back_and_a_flipped_byte_is_named_with_its_offset),
          TEST(a_file_of_another_length_is_found),
