@@ -158,9 +158,9 @@ def get_latest_checkpoint_path(name: str, path: str | None = None) -> str | None
     if root is None:
         raise NebulaConfigError("files have paths in storage only: give persistent_storage_path to init(), or path")
     latest = get_latest_checkpoint(root)
-    if latest is None or name not in latest.all_files():
+    if latest is None or name not in latest._all_files():
         return None
-    if latest.state != "durable":
+    if latest._state() != "durable":
         latest.wait("durable")
     folder = os.path.join(root.removeprefix("file://"), _nebula.encode_name(latest.tag))
     generation = latest._report().get("generation", 0)

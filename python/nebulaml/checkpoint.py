@@ -85,6 +85,10 @@ def _place(path_and_job: tuple[str | None, str] | None) -> str:
     return (path or "memory") + (f" as job {job!r}" if job else "")
 
 
+def _sizes(report: dict[str, Any]) -> dict[str, int]:
+    return {file["name"]: file["size"] for file in report.get("files", [])}
+
+
 def milliseconds(timeout: float | None) -> int:
     """Seconds as the C library takes them; None, or longer than anybody waits: no limit."""
     if timeout is None:
@@ -129,6 +133,8 @@ class Checkpoint:
         self._newest: dict[str, object | None] = {}  # the last save of each name, of which alone news counts
         self._lost_files: set[str] = set()  # saves that failed: what is there must not be called whole
         self._late_failure: NebulaError | None = None  # of a save that had returned
+        self._was_durable = False  # when last looked at
+        self._is_silent = False  # the log has said that no agent can tell what became of it
         _nebula.encode_name(self._tag)  # refuses what no storage can hold, also while no agent answers
         self._failure = engine.guarded(f"starting checkpoint {self._tag!r}", self._open)
 
@@ -140,6 +146,7 @@ class Checkpoint:
         self._tag, self._handle, self._begun_at = handle.tag, handle, None
         self._count, self._goal, self._is_block_over = _nebula.FILES_OPEN, _nebula.FILES_OPEN, False
         self._failure, self._lost_files, self._late_failure, self._newest = None, set(), None, {}
+        self._was_durable = self._is_silent = False
         return self
 
     def __repr__(self) -> str:
@@ -353,8 +360,20 @@ class Checkpoint:
 
     @property
     def state(self) -> str:
-        """ "capturing", "captured", "committed", "replicated", "durable" or "failed"."""
-        return "failed" if self._handle is None else self._known().state()
+        """ "capturing", "captured", "committed", "replicated", "durable" or "failed".
+
+        With on_error="warn" it is "failed", too, while no agent can tell and it was not seen to be durable; ``error`` says why."""
+        try:
+            return self._state()
+        except NebulaError as failure:
+            self._note_silence(failure)
+            return "durable" if self._was_durable else "failed"
+
+    def _state(self) -> str:
+        """The same, which raises when no agent can tell."""
+        state = "failed" if self._handle is None else self._known().state()
+        self._was_durable = state == "durable"
+        return state
 
     @property
     def step(self) -> int | None:
@@ -365,19 +384,43 @@ class Checkpoint:
     @property
     def files(self) -> dict[str, int]:
         """Name and size in bytes of each file."""
-        return {file["name"]: file["size"] for file in self._report().get("files", [])}
+        return _sizes(self._report_or_silence())
 
     def all_files(self) -> dict[str, int]:
         """``files``, those of other nodes among them: where their memory does not tell, once the checkpoint is durable."""
+        try:
+            return self._all_files()
+        except NebulaError as failure:
+            self._note_silence(failure)
+            return {}
+
+    def _all_files(self) -> dict[str, int]:
+        """For what loads, which raises when no agent can tell: a checkpoint that seems to have no file would not be loaded."""
         if self._lies_elsewhere() and not self._report().get("gathered"):
             self._bring_together("what other nodes have saved")
-        return self.files
+        return _sizes(self._report())
 
     @property
     def error(self) -> str | None:
         """Why it failed, or why it is not durable yet; None when all is well."""
-        reported = self._report().get("error") if self._handle is not None else None
-        return reported or (str(self._failure) if self._failure else None)
+        return self._report_or_silence().get("error") or (str(self._failure) if self._failure else None)
+
+    def _report_or_silence(self) -> dict[str, Any]:
+        """For the attributes, which a training loop looks at."""
+        try:
+            return self._report()
+        except NebulaError as failure:
+            self._note_silence(failure)
+            return {"error": str(failure)}
+
+    def _note_silence(self, failure: NebulaError) -> None:
+        """No agent can say what became of it: reason enough to raise where the program wants that, and for a line in the log once."""
+        engine.refuse_within_save()
+        if engine.settings().on_error == "raise":
+            raise failure
+        if not self._is_silent:
+            log.error("nebula: no agent can say what became of checkpoint %r: %s. Training goes on.", self._tag, failure)
+        self._is_silent = True
 
     def _report(self) -> dict[str, Any]:
         if self._handle is None:
@@ -402,6 +445,7 @@ class Checkpoint:
             )
         try:
             engine.interruptible(self._known().wait, state, milliseconds(timeout))
+            self._was_durable |= state == "durable"
         except ValueError as failure:
             raise failure if isinstance(failure, NebulaError) else NebulaConfigError(str(failure)) from None
 
@@ -421,7 +465,7 @@ class Checkpoint:
             except NebulaNotFound as second:
                 failure = second
         try:
-            files = self.files
+            files = _sizes(self._report())
         except NebulaError:
             files = {}
         if name in files:

@@ -237,7 +237,7 @@ def _stand_in(load_dir: str, checkpoint: Any) -> None:
     """DeepSpeed globs load_dir/<tag>/ for names before it loads: put an empty file where one is missing."""
     folder = os.path.join(load_dir, checkpoint.tag)
     os.makedirs(folder, exist_ok=True)
-    for name in checkpoint.all_files():
+    for name in checkpoint._all_files():
         path = os.path.join(folder, name)
         if name.endswith(".pt") and not os.path.exists(path):
             temporary = f"{path}.{os.getpid()}"

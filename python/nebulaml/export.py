@@ -162,7 +162,7 @@ def _write(checkpoint: Any, request: dict[str, Any]) -> None:
 
     from .redirect import safetensors_parts
 
-    names = [request["name"]] if request["name"] else list(checkpoint.all_files())
+    names = [request["name"]] if request["name"] else list(checkpoint._all_files())
     if len(names) != 1:
         raise NebulaConfigError(f"it has the files {names}: say which one is to be exported")
     state, left_out = without_ties(weights_of(checkpoint.load(names[0], "cpu"), request["key"]))

@@ -93,7 +93,7 @@ class _Rotation:
 
 def _has_failed(checkpoint: Any) -> bool:
     try:
-        return bool(checkpoint.state == "failed")
+        return bool(checkpoint._state() == "failed")
     except NebulaError:  # no agent says so
         return False
 

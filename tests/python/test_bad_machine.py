@@ -267,7 +267,9 @@ def test_an_agent_of_another_version_stops_no_training_and_nebula_stop_ends_it(p
         try:
             assert old.stdout.readline() == "ready\n"
             nebulaml.init(str(place.storage), 0, 2)
-            assert not nebulaml.Checkpoint("global_step1").save("m.pt", 1)
+            with nebulaml.Checkpoint("global_step1") as checkpoint:
+                assert not checkpoint.save("m.pt", 1)
+            assert checkpoint.state == "failed" and "`nebula stop`" in checkpoint.error and checkpoint.all_files() == checkpoint.files == {}
             with pytest.raises(NebulaError, match="`nebula stop`"):
                 nebulaml.get_latest_checkpoint()
             program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
@@ -276,6 +278,34 @@ def test_an_agent_of_another_version_stops_no_training_and_nebula_stop_ends_it(p
         finally:
             old.kill()
     until(lambda: nebulaml.Checkpoint("global_step2").save("m.pt", 2))  # after a pause it tries again by itself
+
+
+def test_with_no_agent_to_be_had_looking_at_a_checkpoint_raises_nothing_and_says_why(place, monkeypatch, caplog):
+    program = place.root / "nebula-copy"
+    shutil.copy(os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), program)
+    monkeypatch.setenv("NEBULA_AGENT_PATH", str(program))
+    nebulaml.init(str(place.storage), 3600, 2)
+    stored, kept = save(1), save(2)
+    stored.wait("durable", 30)
+    program.unlink()  # as an upgrade does it, or a clean-up of /tmp
+    place.kill_agent()
+    with nebulaml.Checkpoint("global_step3") as checkpoint:
+        assert checkpoint.save("m.pt", torch.ones(4)) is False
+    found = [checkpoint, kept, stored, nebulaml.Checkpoint()]
+    assert [one.state for one in found] == ["failed", "failed", "durable", "failed"]  # what is in storage stays there
+    for one in found:
+        assert "nebula-copy" in one.error and one.files == one.all_files() == {}
+        assert one.publish("m.pt", place.root / "published.pt") is False and one.commit() is False
+    assert [one.step for one in found] == [3, 2, 1, 1]
+    told = [record.message for record in caplog.records if "what became of checkpoint" in record.message]
+    assert len(told) == 3  # once for each that was begun
+    for load in (lambda: kept.load("m.pt"), nebulaml.get_latest_checkpoint, lambda: nebulaml.get_latest_checkpoint_path("m.pt")):
+        with pytest.raises(NebulaError, match="nebula-copy"):
+            load()
+    nebulaml.init(on_error="raise")
+    for look in (lambda: kept.state, lambda: kept.error, lambda: kept.files, kept.all_files):
+        with pytest.raises(NebulaError, match="nebula-copy"):
+            look()
 
 
 @needs_root
