@@ -269,7 +269,8 @@ class Checkpoint:
     def publish(self, name: str, path: str | os.PathLike[str]) -> bool:
         """File ``name`` also appears at ``path``, whole, as soon as the checkpoint is durable: even if this process dies.
 
-        By hard link, or a verified copy on another file system. Call it after the save. wait("durable") includes it.
+        The file there is a copy, which shares blocks with the stored one where the file system can do that. To be called
+        after the save. wait("durable") includes it.
         """
         return self._publish(name, path, None)
 

@@ -71,6 +71,21 @@ static uint64_t time_setting(const char *name, uint64_t fallback)
         return (double)whole < seconds && seconds < most ? whole + 1 : whole;
 }
 
+/* NEBULA_PUBLISH: whether a published file may be the stored one under another name. */
+static bool publish_setting(void)
+{
+        const char *text = conf_env("NEBULA_PUBLISH");
+        struct nebula_error error;
+
+        if (!text || !strcmp(text, "copy"))
+                return false;
+        if (!strcmp(text, "link"))
+                return true;
+        error_set(&error, NEBULA_INVALID, 0, "NEBULA_PUBLISH is \"%.60s\": it is copy or link", text);
+        refuse_setting(&error);
+        return false;
+}
+
 static void *worker_thread(void *argument)
 {
         struct agent *agent = argument;
@@ -163,6 +178,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.quiet_s = time_setting("NEBULA_QUIET_S", 30);
         agent->catalogue.takeover_s = time_setting("NEBULA_TAKEOVER_S", 30);
         agent->catalogue.sweep_age_s = time_setting("NEBULA_SWEEP_AGE", 900);
+        agent->catalogue.publish_links = publish_setting();
         agent->catalogue.end = in_process ? end_in_process : end_process;
         memory_init(&agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])

@@ -228,6 +228,7 @@ struct catalogue {
         int64_t started_ns, idle_since_ns;
         double started;
         uint64_t linger_s, give_up_s, memory_wait_s, quiet_s, sweep_age_s, takeover_s;
+        bool publish_links; /* published files are the stored ones under another name, and not copies of them */
         void (*end)(struct catalogue *catalogue); /* asks the process to end; NULL: nothing to end */
 };
 

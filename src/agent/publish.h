@@ -8,9 +8,10 @@
  *                  with what lies in a staging directory
  *      removal     a path is to go
  *
- * A publish happens when its version is in storage, by hard link where that is
- * possible and else by a verified copy, and always by one rename. One that fails
- * is tried again by itself, and holds up no other path. A removal
+ * A publish happens when its version is in storage, and always by one rename. The
+ * file shares blocks with the stored one where the file system can do that, and
+ * else is a verified copy; a hard link only with NEBULA_PUBLISH=link. One that
+ * fails is tried again by itself, and holds up no other path. A removal
  * happens when every publish before it in the list has: so a framework that
  * saves the new file and removes the old one never has neither. It cancels
  * publishes of its own path that have not happened. A publish that was

@@ -1,86 +1,18 @@
-/* The files of a version at the paths where they are wanted: links, and copies where there can be none. */
-#include <errno.h>
+/* The files of a version at the paths where they are wanted. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/publish_private.h"
-#include "agent/restore.h"
 #include "agent/storage.h"
 #include "base/error.h"
 #include "os/os.h"
-
-/* The version's file as storage has it now; "" when it is not the one meant, or no file of this machine. */
-static void stored_path(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
-                        char ret_path[PUBLISH_PATH_MAX])
-{
-        struct manifest manifest = { 0 };
-        struct nebula_error error;
-        struct store *store;
-        char key[MANIFEST_KEY_MAX];
-        const struct manifest_file *file;
-
-        ret_path[0] = 0;
-        if (storage_open(catalogue, job, &store, &error) || store->ops != &store_file ||
-            manifest_load(store, publish->tag, &manifest, &error))
-                return;
-        file = manifest_find_file(&manifest, name);
-        /* A later writing of the tag may have replaced the file, or carried it over. */
-        if (file && !strcmp(manifest.job, job->name) &&
-            (manifest.generation == publish->generation || file->generation <= publish->generation) &&
-            !manifest_file_key(store, &manifest, file, key, &error))
-                snprintf(ret_path, PUBLISH_PATH_MAX, "%.4000s/%.600s", store->root, key);
-        manifest_done(&manifest);
-}
-
-/* The bytes that were verified, from memory or storage, into a file that is on disk when this returns. */
-static enum nebula_status copy_to(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
-                                  const char *to, struct nebula_error *error)
-{
-        struct ipc_open request = { .version_id = publish->version_id };
-        struct ipc_opened *opened = NULL;
-        void *data = NULL;
-        int source = -1, fd = -1, result = 0;
-        enum nebula_status status;
-
-        strcpy(request.name, name);
-        status = restore_open(catalogue, &request, &opened, &source, error);
-        if (status)
-                return status;
-        if (opened->size)
-                result = os->map(source, 0, opened->size, OS_MAP_READ, &data);
-        if (!result)
-                fd = os->open(to, OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW | OS_SHARED);
-        if (!result && fd < 0)
-                result = fd;
-        if (!result)
-                result = os_write_at(fd, data, opened->size, 0);
-        if (!result)
-                result = os_sync(fd);
-        if (fd >= 0 && os->close(fd) < 0 && !result)
-                result = -EIO;
-        if (data)
-                os->unmap(data, opened->size);
-        os->close(source);
-        free(opened);
-        if (result < 0) {
-                os->unlink(to);
-                return publish_fail(error, "write", to, result);
-        }
-        return NEBULA_OK;
-}
-
-static bool must_copy(int result)
-{
-        return result == -EXDEV || result == -EPERM || result == -EMLINK || result == -EOPNOTSUPP || result == -ENOSYS ||
-               result == -ENOENT;
-}
 
 /* One file of the version at `to`, whole or not at all; durable but for its directory's entry. */
 static enum nebula_status put(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
                               const char *to, struct nebula_error *error)
 {
-        char from[PUBLISH_PATH_MAX], own[PUBLISH_PATH_MAX], parent[PUBLISH_PATH_MAX];
+        char own[PUBLISH_PATH_MAX], parent[PUBLISH_PATH_MAX];
         enum nebula_status status;
         int result;
 
@@ -90,15 +22,9 @@ static enum nebula_status put(struct catalogue *catalogue, struct job *job, cons
                 return publish_fail(error, "make", parent, result);
         publish_unfinished_name(to, publish, own);
         os->unlink(own);
-        stored_path(catalogue, job, publish, name, from);
-        result = from[0] ? os->link(from, own) : -EXDEV;
-        if (result < 0) {
-                if (!must_copy(result))
-                        return publish_fail(error, "link to", to, result);
-                status = copy_to(catalogue, job, publish, name, own, error);
-                if (status)
-                        return status;
-        }
+        status = publish_make_file(catalogue, job, publish, name, own, error);
+        if (status)
+                return status;
         result = os->rename(own, to);
         os->unlink(own); /* renaming one name of a file to another name of it leaves both */
         return result < 0 ? publish_fail(error, "rename to", to, result) : NEBULA_OK;

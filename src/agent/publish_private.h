@@ -30,6 +30,10 @@ enum nebula_status publish_put_directory(struct catalogue *catalogue, struct job
 enum nebula_status publish_take_away(struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
                                      uint64_t *ret_generation, struct nebula_error *error);
 
+/* publish_copy.c. A file of the version as `own`, which does not exist; its bytes are on disk when this returns. Without the lock. */
+enum nebula_status publish_make_file(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
+                                     const char *own, struct nebula_error *error);
+
 /* publish_tree.c. Without the lock. */
 enum nebula_status publish_fail(struct nebula_error *error, const char *doing, const char *path, int result);
 /* ret_parent may be `path`. */

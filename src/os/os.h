@@ -111,6 +111,7 @@ struct os_table {
         int (*rename)(const char *from, const char *to);
         int (*exchange)(const char *a, const char *b); /* both change places at once; -EINVAL: not in this file system */
         int (*link)(const char *from, const char *to);
+        int (*clone)(int fd, int from);  /* the whole of `from`, its blocks shared until one is written to; -EOPNOTSUPP and others: not here */
         int (*unlink)(const char *path);
         int (*mkdir)(const char *path, uint32_t mode);
         int (*rmdir)(const char *path);

@@ -315,6 +315,25 @@ static int crash_link(const char *from, const char *to)
         return result;
 }
 
+/* The bytes become the file's as any that are written, and are on disk when it is synced. Done by copying them: no file system that
+ * tests run on need share blocks. */
+static int crash_clone(int fd, int from)
+{
+        struct os_stat stat;
+        char *data;
+        int64_t count;
+        int result = below->fstat(from, &stat);
+
+        if (result)
+                return result;
+        data = need(malloc(stat.size + 1));
+        count = below->pread(from, data, stat.size, 0);
+        if (count > 0)
+                count = crash_pwrite(fd, data, (size_t)count, 0);
+        free(data);
+        return count < 0 ? (int)count : (uint64_t)count == stat.size ? 0 : -EIO;
+}
+
 static int remove_with(int (*call)(const char *path), const char *path)
 {
         char name[256];
@@ -422,6 +441,7 @@ int os_crash_begin(const char *path)
         table.rename = crash_rename;
         table.exchange = crash_exchange;
         table.link = crash_link;
+        table.clone = crash_clone;
         table.unlink = crash_unlink;
         table.rmdir = crash_rmdir;
         table.mkdir = crash_mkdir;

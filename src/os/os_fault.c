@@ -95,6 +95,7 @@ WRAP(fstat, PLAIN, (int fd, struct os_stat *ret_stat), (fd, ret_stat))
 WRAP(space, PLAIN, (const char *path, struct os_space *ret_space), (path, ret_space))
 WRAP(rename, TAKES_SPACE, (const char *from, const char *to), (from, to))
 WRAP(link, TAKES_SPACE, (const char *from, const char *to), (from, to))
+WRAP(clone, BLOCKS | TAKES_SPACE, (int fd, int from), (fd, from))
 WRAP(exchange, TAKES_SPACE, (const char *a, const char *b), (a, b))
 WRAP(unlink, PLAIN, (const char *path), (path))
 WRAP(mkdir, TAKES_SPACE, (const char *path, uint32_t mode), (path, mode))
@@ -135,7 +136,7 @@ static void fill_table(void)
         table = *below;
 #define SET(name) table.name = fault_##name
         SET(open); SET(close); SET(duplicate); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
-        SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link);
+        SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link); SET(clone);
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
         SET(poll); SET(watch_open); SET(watch); SET(watch_wait); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -23,6 +24,9 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
+#endif
+#ifndef FICLONE /* linux/fs.h does not go with sys/mount.h everywhere */
+#define FICLONE _IOW(0x94, 9, int)
 #endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -204,6 +208,11 @@ static int linux_exchange(const char *a, const char *b)
 static int linux_link(const char *from, const char *to)
 {
         return result_of(link(from, to));
+}
+
+static int linux_clone(int fd, int from)
+{
+        return result_of(ioctl(fd, FICLONE, from));
 }
 
 static int linux_unlink(const char *path)
@@ -460,7 +469,7 @@ const struct os_table os_linux = {
         .pread = linux_pread, .pwrite = linux_pwrite, .read = linux_read, .write = linux_write,
         .fsync = linux_fsync, .truncate = linux_truncate, .allocate = linux_allocate, .punch = linux_punch,
         .lock = linux_lock, .stat = linux_stat, .fstat = linux_fstat, .space = linux_space,
-        .rename = linux_rename, .exchange = linux_exchange, .link = linux_link, .unlink = linux_unlink,
+        .rename = linux_rename, .exchange = linux_exchange, .link = linux_link, .clone = linux_clone, .unlink = linux_unlink,
         .mkdir = linux_mkdir, .rmdir = linux_rmdir, .readlink = linux_readlink,
         .opendir = linux_opendir, .readdir = linux_readdir, .closedir = linux_closedir,
         .memfd = linux_memfd, .map = linux_map, .unmap = linux_unmap, .advise = linux_advise, .move = linux_move,

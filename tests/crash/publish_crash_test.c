@@ -23,6 +23,17 @@ struct promise {
 static struct promise promises[16];
 static size_t promise_count;
 
+/* How a file gets to its path. */
+static enum way { COPY, SHARE, LINK, WAY_COUNT } way;
+static struct os_table copying;
+
+static int share_nothing(int fd, int from)
+{
+        (void)fd;
+        (void)from;
+        return -EOPNOTSUPP;
+}
+
 static void promise(uint64_t begun, bool is_directory, const char *path, char kind)
 {
         promises[promise_count++] = (struct promise){ begun, os_crash_position(), is_directory, path, kind };
@@ -51,6 +62,12 @@ static void begin(struct bench *bench)
         if (os->mkdir(tree, 0755) || os_crash_begin(tree))
                 abort();
         bench_init(bench, NULL, storage);
+        bench->catalogue.publish_links = way == LINK;
+        if (way == COPY) {
+                copying = *os;
+                copying.clone = share_nothing;
+                os = &copying;
+        }
 }
 
 static void check_all(struct bench *bench)
@@ -116,7 +133,7 @@ static void take_away(struct bench *bench, bool is_directory, const char *name)
         promise(begun, is_directory, name, '-');
 }
 
-static void a_file_is_the_old_or_the_new_one_and_stays(void)
+static void once_a_file_is_the_old_or_the_new_one_and_stays(void)
 {
         struct bench bench;
 
@@ -128,7 +145,7 @@ static void a_file_is_the_old_or_the_new_one_and_stays(void)
         check_all(&bench);
 }
 
-static void a_directory_is_whole_or_absent_and_stays(void)
+static void once_a_directory_is_whole_or_absent_and_stays(void)
 {
         struct bench bench;
 
@@ -139,7 +156,7 @@ static void a_directory_is_whole_or_absent_and_stays(void)
         check_all(&bench);
 }
 
-static void a_directory_that_is_replaced_is_never_gone(void)
+static void once_a_directory_that_is_replaced_is_never_gone(void)
 {
         struct bench bench;
 
@@ -151,7 +168,7 @@ static void a_directory_that_is_replaced_is_never_gone(void)
 }
 
 /* Frameworks make the directories that they publish into, and do not sync them. */
-static void directories_that_were_found_are_not_trusted(void)
+static void once_directories_that_were_found_are_not_trusted(void)
 {
         struct bench bench;
         char path[200];
@@ -164,6 +181,33 @@ static void directories_that_were_found_are_not_trusted(void)
         publish_file(&bench, "t1", 0, "run/x");
         publish_whole(&bench, "t2", 1, "run/checkpoint-2", false);
         check_all(&bench);
+}
+
+/* However files get to their paths. */
+static void every_way(void (*once)(void))
+{
+        for (way = COPY; way < WAY_COUNT && !tap_failed_checks; way++)
+                once();
+}
+
+static void a_file_is_the_old_or_the_new_one_and_stays(void)
+{
+        every_way(once_a_file_is_the_old_or_the_new_one_and_stays);
+}
+
+static void a_directory_is_whole_or_absent_and_stays(void)
+{
+        every_way(once_a_directory_is_whole_or_absent_and_stays);
+}
+
+static void a_directory_that_is_replaced_is_never_gone(void)
+{
+        every_way(once_a_directory_that_is_replaced_is_never_gone);
+}
+
+static void directories_that_were_found_are_not_trusted(void)
+{
+        every_way(once_directories_that_were_found_are_not_trusted);
 }
 
 TAP_MAIN(TEST(a_file_is_the_old_or_the_new_one_and_stays), TEST(a_directory_is_whole_or_absent_and_stays),

@@ -14,6 +14,43 @@ static const unsigned seeds[] = { 1, 5, 0 };
 static char root[64], storage[96], memory[96], file[96], directory[96], staging[96];
 static struct bench bench;
 
+/* How a file gets to its path. */
+static enum way { COPY, COPY_STORED, SHARE, LINK, WAY_COUNT } way;
+
+static int share_blocks(int fd, int from)
+{
+        static char data[BENCH_FILE_BYTES];
+
+        return os_linux.pread(from, data, sizeof data, 0) == sizeof data && os_linux.pwrite(fd, data, sizeof data, 0) == sizeof data ?
+                       0 : -EIO;
+}
+
+static int share_nothing(int fd, int from)
+{
+        (void)fd;
+        (void)from;
+        return -EOPNOTSUPP;
+}
+
+static struct os_table ways_table;
+
+static void use(enum way wanted)
+{
+        way = wanted;
+        ways_table = os_linux;
+        ways_table.clone = way == SHARE ? share_blocks : share_nothing;
+        os = &ways_table;
+}
+
+/* Storage has it, memory not any more. */
+static void forget_memory(struct version *version)
+{
+        catalogue_lock(&bench.catalogue);
+        version->stored = true; /* as the worker says when it is */
+        version_forget_memory(&bench.catalogue, version);
+        catalogue_unlock(&bench.catalogue);
+}
+
 /* File and directory of the first version are published, what makes them those of the second is asked for. */
 static void fresh(void)
 {
@@ -29,6 +66,7 @@ static void fresh(void)
         snprintf(staging, sizeof staging, "%s/.staging", root);
         bench_init(&bench, memory, storage);
         bench.catalogue.sweep_age_s = 900;
+        bench.catalogue.publish_links = way == LINK;
         first = bench_version(&bench, "t1", 1, 2);
         stage(staging, "a");
         if (!first || ask(&bench, first, "a", file, "") || ask(&bench, first, "", directory, staging) || bench_persist(&bench, first) ||
@@ -39,6 +77,8 @@ static void fresh(void)
         if (!second || ask(&bench, second, "a", file, "") || ask_removal(&bench, directory) ||
             ask(&bench, second, "", directory, staging) || bench_persist(&bench, second))
                 abort();
+        if (way == COPY_STORED)
+                forget_memory(second);
 }
 
 static void check_between(void)
@@ -69,7 +109,7 @@ static bool sweep_once(int error, uint64_t at)
         CHECK(work(&bench, 9)); /* the next try */
         check_end();
         if (tap_failed_checks)
-                printf("# %s with %d at %d\n", os_fault_where(), error, (int)at);
+                printf("# way %d: %s with %d at %d\n", (int)way, os_fault_where(), error, (int)at);
         bench_done(&bench, true);
         os_remove_tree(root);
         return hit;
@@ -77,12 +117,15 @@ static bool sweep_once(int error, uint64_t at)
 
 static void whichever_call_fails_the_next_try_publishes_the_whole(void)
 {
-        for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
-                uint64_t at = 0;
+        for (int one = 0; one < WAY_COUNT && !tap_failed_checks; one++) {
+                use((enum way)one);
+                for (size_t i = 0; i < (one == COPY ? sizeof errors / sizeof errors[0] : 1); i++) {
+                        uint64_t at = 0;
 
-                while (sweep_once(errors[i], ++at) && !tap_failed_checks)
-                        ;
-                CHECK(at > 1);
+                        while (sweep_once(errors[i], ++at) && !tap_failed_checks)
+                                ;
+                        CHECK(at > 1);
+                }
         }
 }
 
@@ -100,6 +143,7 @@ static bool sweep_kill(uint64_t at)
         bench_done(&bench, false);
         bench_init(&bench, memory, storage);
         bench.catalogue.sweep_age_s = 900;
+        bench.catalogue.publish_links = way == LINK;
         publish_adopt_all(&bench.catalogue);
         CHECK(!storage_scan(&bench.catalogue, bench.job, &bench.error));
         for (struct version *version = bench.job->versions; version; version = version->next)
@@ -116,11 +160,14 @@ static bool sweep_kill(uint64_t at)
 
 static void an_agent_that_dies_at_any_call_leaves_the_rest_to_the_next(void)
 {
-        uint64_t at = 0;
+        for (int one = 0; one < WAY_COUNT && !tap_failed_checks; one++) {
+                uint64_t at = 0;
 
-        while (sweep_kill(++at) && !tap_failed_checks)
-                ;
-        CHECK(at > 1);
+                use((enum way)one);
+                while (sweep_kill(++at) && !tap_failed_checks)
+                        ;
+                CHECK(at > 1);
+        }
 }
 
 /* Removing the directory, from the first call to the last. */
@@ -156,6 +203,7 @@ static bool sweep_removal(int error, uint64_t at)
 
 static void a_directory_that_is_to_go_is_whole_until_it_is_gone(void)
 {
+        use(COPY);
         for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
                 uint64_t at = 0;
 
@@ -175,11 +223,8 @@ static int no_exchange(const char *a, const char *b)
 /* The old one is set aside for a moment then, but nothing is lost and nothing stays. */
 static void a_file_system_without_exchange_ends_at_the_same(void)
 {
-        const struct os_table *before = os;
-        struct os_table without = *os;
-
-        without.exchange = no_exchange;
-        os = &without;
+        use(COPY);
+        ways_table.exchange = no_exchange;
         for (uint64_t at = 1; !tap_failed_checks; at++) {
                 struct os_fault fault = { .at = at, .error = EIO };
                 bool hit;
@@ -197,7 +242,6 @@ static void a_file_system_without_exchange_ends_at_the_same(void)
                 if (!hit)
                         break;
         }
-        os = before;
 }
 
 TAP_MAIN(TEST(whichever_call_fails_the_next_try_publishes_the_whole),

@@ -4,11 +4,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import zipfile
 
+import nebulaml
 import pytest
 import torch
+from nebulaml import locate
 from waiting import until
 
 
@@ -27,15 +30,43 @@ def value_at(path):
     return torch.load(path)["w"][0].item()
 
 
-def test_a_file_appears_when_durable_and_costs_no_second_copy(nm, place, out):
+def test_a_file_appears_when_durable(nm, place, out):
     checkpoint = save(nm, "global_step1", 1, count=None)  # whole only when it is committed
     assert checkpoint.publish("checkpoint", out / "a" / "epoch=0.ckpt")
     assert not (out / "a" / "epoch=0.ckpt").exists()
     checkpoint.commit()
     checkpoint.wait("durable")
     assert value_at(out / "a" / "epoch=0.ckpt") == 1
-    assert os.path.samefile(out / "a" / "epoch=0.ckpt", place.storage / "global_step1" / "checkpoint")
     assert sorted(os.listdir(out / "a")) == ["epoch=0.ckpt"]
+
+
+def test_a_published_file_that_is_overwritten_in_place_leaves_the_durable_version_whole(nm, place, out):
+    checkpoint = save(nm, "global_step1", 1)
+    checkpoint.publish("checkpoint", out / "1.ckpt")
+    staging = out / "staging"
+    staging.mkdir(parents=True)
+    checkpoint.publish_directory(staging, out / "whole")
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    for path in (out / "1.ckpt", out / "whole" / "checkpoint"):
+        torch.save({"w": torch.full((1000,), 2.0)}, path)
+        assert value_at(path) == 2
+    assert value_at(place.storage / "global_step1" / "checkpoint") == 1
+    done = subprocess.run([locate.agent_path() or "nebula", "verify", "--path", place.storage], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    place.kill_agent()
+    shutil.rmtree(place.memory)
+    assert nm.get_latest_checkpoint().load("checkpoint")["w"][0] == 1
+
+
+def test_links_are_made_for_those_who_ask_for_them(place, out, monkeypatch):
+    monkeypatch.setenv("NEBULA_PUBLISH", "link")
+    nebulaml.init(str(place.storage), 0)
+    checkpoint = save(nebulaml, "global_step1", 1)
+    checkpoint.publish("checkpoint", out / "1.ckpt")
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    assert os.path.samefile(out / "1.ckpt", place.storage / "global_step1" / "checkpoint")
 
 
 def test_another_file_system_gets_a_verified_copy(nm, place):

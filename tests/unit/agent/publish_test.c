@@ -396,13 +396,46 @@ static void what_somebody_replaced_is_not_found_any_more(void)
         end();
 }
 
-static void another_file_system_gets_a_copy_and_a_link_costs_nothing(void)
+static const char *stored(const char *key)
+{
+        static char path[400];
+
+        snprintf(path, sizeof path, "%s/%s", storage, key);
+        return path;
+}
+
+static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole(void)
+{
+        struct version *version;
+        struct os_stat there;
+        char elsewhere[256], path[300];
+
+        begin();
+        test_dir_make(elsewhere);
+        snprintf(path, sizeof path, "%s/x", elsewhere);
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", path, "") && !ask(&bench, version, "a", at("x"), "") &&
+                !ask(&bench, version, "", at("whole"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_file(path, seeds) == 'a' && look_file(at("x"), seeds) == 'a' && look_directory(at("whole"), seeds) == 'a');
+        CHECK(debris_in(elsewhere) == 0 && debris_in(out) == 0);
+        CHECK(!os->stat(at("x"), false, &there) && there.link_count == 1);
+        put_text(path, "theirs");
+        put_text(at("x"), "theirs");
+        put_text(at("whole/a"), "theirs");
+        CHECK(look_file(stored("a/a"), seeds) == 'a');
+        test_dir_remove(elsewhere);
+        end();
+}
+
+static void links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_none(void)
 {
         struct version *version;
         struct os_stat here, there;
         char elsewhere[256], path[300];
 
         begin();
+        bench.catalogue.publish_links = true;
         test_dir_make(elsewhere);
         snprintf(path, sizeof path, "%s/x", elsewhere);
         version = bench_version(&bench, "a", 1, 2);
@@ -412,6 +445,72 @@ static void another_file_system_gets_a_copy_and_a_link_costs_nothing(void)
         CHECK(!os->stat(at("x"), false, &here) && here.link_count == 2);
         CHECK(!os->stat(path, false, &there) && (there.device == here.device || there.link_count == 1));
         test_dir_remove(elsewhere);
+        end();
+}
+
+static int cloned;
+
+/* A file system that shares blocks. */
+static int clone_by_copy(int fd, int from)
+{
+        static char data[BENCH_FILE_BYTES];
+
+        cloned++;
+        return os_linux.pread(from, data, sizeof data, 0) == sizeof data ? os_write_at(fd, data, sizeof data, 0) : -EIO;
+}
+
+static void blocks_are_shared_where_the_file_system_can(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        table.clone = clone_by_copy;
+        os = &table;
+        cloned = 0;
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == 'a' && debris_in(out) == 0);
+        CHECK(cloned == 1);
+        os = &os_linux;
+        end();
+}
+
+static void forget_memory(struct version *version)
+{
+        catalogue_lock(&bench.catalogue);
+        version->stored = true; /* as the worker says when it is */
+        version_forget_memory(&bench.catalogue, version);
+        catalogue_unlock(&bench.catalogue);
+}
+
+static void what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        forget_memory(version);
+        bench.catalogue.memory.budget = 0;
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == 'a' && debris_in(out) == 0);
+        end();
+}
+
+static void what_is_damaged_in_storage_is_not_published(void)
+{
+        struct version *version;
+        int fd;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        forget_memory(version);
+        fd = os->open(stored("a/a"), OS_WRITE);
+        REQUIRE(fd >= 0 && !os_write_at(fd, "damage", 6, 700) && !os->close(fd));
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == '-' && debris_in(out) == 0);
+        CHECK(bench.job->publishes && bench.job->publishes->state == PUBLISH_FAILED);
+        CHECK(bench.job->publishes->error.status == NEBULA_CORRUPT);
         end();
 }
 
@@ -511,6 +610,8 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
          TEST(what_appears_between_the_look_and_the_lock_is_found),
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
-         TEST(what_somebody_replaced_is_not_found_any_more), TEST(another_file_system_gets_a_copy_and_a_link_costs_nothing),
+         TEST(what_somebody_replaced_is_not_found_any_more), TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
+         TEST(links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_none), TEST(blocks_are_shared_where_the_file_system_can),
+         TEST(what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that), TEST(what_is_damaged_in_storage_is_not_published),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(what_agents_that_are_gone_left_goes_with_the_next_publish),
          TEST(a_list_that_was_damaged_is_refused_as_a_whole))
