@@ -255,29 +255,21 @@ static bool holds_given_up(const struct catalogue *catalogue)
 bool agent_drain(struct agent *agent)
 {
         struct catalogue *catalogue = &agent->catalogue;
-        uint64_t failures = 0, now;
-        int64_t said_ns = INT64_MIN;
+        int64_t since_ns, said_ns = INT64_MIN;
         bool done;
 
         catalogue_lock(catalogue);
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                failures += job->failure_count;
+        since_ns = os->now_ns();
         catalogue->draining = true;
         worker_want_all(catalogue, NULL);
-        for (;;) {
-                done = !worker_pending(catalogue, NULL);
-                now = 0;
-                for (const struct job *job = catalogue->jobs; job; job = job->next)
-                        now += job->failure_count;
-                if (done || now > failures || catalogue->dropping)
-                        break;
+        while (worker_draining(catalogue, since_ns) && !catalogue->dropping) {
                 if (os->now_ns() - PENDING_SAID_NS > said_ns) {
                         log_pending(catalogue);
                         said_ns = os->now_ns();
                 }
                 catalogue_wait(catalogue, &catalogue->moved, PENDING_SAID_NS / 1000000);
         }
-        done = (done && !holds_given_up(catalogue)) || catalogue->dropping;
+        done = (!worker_pending(catalogue, NULL) && !holds_given_up(catalogue)) || catalogue->dropping;
         catalogue_unlock(catalogue);
         return done;
 }

@@ -38,7 +38,7 @@ NEBULA_API int nebula_agent_inline(const char *runtime_dir, const char *memory_d
 /* The pieces of both, for tests too. */
 struct agent;
 enum nebula_status agent_start(const struct ipc_place *place, bool in_process, struct agent **ret_agent, struct nebula_error *error);
-/* Persists what is committed, unless it is told meanwhile to let it go. False when storage fails. */
+/* Persists what is committed, unless it is told meanwhile to let it go. What fails is tried once. False when some of it failed. */
 bool agent_drain(struct agent *agent);
 /* Ends all threads. forget: the memory tier goes too, else the next agent takes it over. Frees the agent. */
 void agent_stop(struct agent *agent, bool forget);

@@ -109,6 +109,9 @@ struct version {
         bool replica_wanted;    /* somebody waits for its copies on other nodes */
         uint64_t replica_nonces[REPLICA_MAX]; /* of the agents that hold the first copy, the second, ...; 0: none does */
         int64_t activity_ns;
+        /* tries to persist it that failed; the worker's */
+        int64_t retry_at_ns, failing_since_ns, failed_ns; /* failed_ns: when the last one did; 0: none has */
+        uint32_t attempt;                                 /* so many of them */
         struct nebula_error error;
         double persist_seconds;
         uint64_t persist_bytes;
@@ -158,8 +161,9 @@ struct job {
         size_t half_removed_count;
         bool scan_due, scanned;
         /* the persist worker's */
-        int64_t last_start_ns, retry_at_ns, failing_since_ns;
-        uint32_t attempt;
+        int64_t last_start_ns, failing_since_ns;
+        uint32_t attempt; /* tries that failed since one that did not, whichever version they were of */
+        const struct version *written; /* the version that the worker is writing; NULL: none */
         uint64_t failure_count;
         struct nebula_error store_error;
         double store_error_at;

@@ -59,7 +59,7 @@ static bool relief_in_sight(struct catalogue *catalogue, const struct version *t
                         if (!version->in_memory || !lifecycle_complete(version->life.state) || version->stored ||
                             !job->persist_path[0])
                                 continue;
-                        if (job->attempt)
+                        if (version->attempt)
                                 *ret_storage = &job->store_error;
                         else
                                 hope = version->wanted = true;

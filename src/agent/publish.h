@@ -51,7 +51,7 @@ struct publish {
         uint64_t inode, size; /* of the file as published: another one there now is not ours */
         int64_t mtime_ns;
         int64_t done_ns; /* when this agent did it; 0: one before it */
-        int64_t retry_at_ns;
+        int64_t retry_at_ns, failed_ns;
         uint32_t attempt;
         struct nebula_error error;
 };
@@ -76,8 +76,8 @@ struct version *publish_find(struct catalogue *catalogue, struct job *job, const
 bool publish_waits(const struct version *version);
 /* What could not be published of this version, or of the job (version NULL) and was not told yet; NEBULA_OK: all could. */
 enum nebula_status publish_failure(struct job *job, const struct version *version, struct nebula_error *error);
-/* There is something that can happen now, or will be tried again. */
-bool publish_pending(struct catalogue *catalogue, struct job *job);
+/* There is something that can happen now, or will be tried again, and has not failed since then. INT64_MAX: or has. */
+bool publish_pending(struct catalogue *catalogue, struct job *job, int64_t since_ns);
 /* The job's worker only: does one thing, without the lock meanwhile. False: nothing can be done now; *due is lowered. */
 bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due);
 

@@ -85,7 +85,8 @@ static void try_later(struct catalogue *catalogue, struct job *job, struct publi
         job->publish_attempt++;
         job->failure_count++;
         job->store_error = *error;
-        publish->retry_at_ns = os->now_ns() + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
+        publish->failed_ns = os->now_ns();
+        publish->retry_at_ns = publish->failed_ns + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
         log_event(LOG_LEVEL_WARN, "%s cannot be published yet: %s", publish->path, error->message);
         catalogue_signal(catalogue);
 }

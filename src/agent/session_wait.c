@@ -60,9 +60,10 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
         if (version->replica_wanted && job->replica_error.message[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
                                  version->tag, nebula_state_name(version->life.state), job->replica_error.message);
-        if (job->store_error.message[0])
-                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s; storage fails: %.250s", version->tag,
-                                 nebula_state_name(version->life.state), job->store_error.message);
+        if (version->attempt || job->store_error.message[0])
+                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; storage fails: %.350s", version->tag,
+                                 nebula_state_name(version->life.state),
+                                 version->attempt ? version->error.message : job->store_error.message);
         return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s%s%.250s", version->tag,
                          nebula_state_name(version->life.state), version->error.message[0] ? "; " : "", version->error.message);
 }
@@ -88,7 +89,7 @@ static void want_durable(struct connection *connection, struct version *version)
                 return;
         version->wanted = true;
         if (!connection->has_asked)
-                version->job->retry_at_ns = 0;
+                version->retry_at_ns = 0;
         connection->has_asked = true;
         catalogue_signal(connection->catalogue);
 }
@@ -323,14 +324,14 @@ static bool flush_in_vain(const struct connection *connection, const char *tag)
 static bool flush_done(struct connection *connection, const char *tag)
 {
         struct job *job = connection->session->job;
-        bool done = *tag || !publish_pending(connection->catalogue, job);
+        bool done = *tag || !publish_pending(connection->catalogue, job, INT64_MAX);
 
         for (struct version *version = job->versions; version; version = version->next)
                 if (flush_covers(version, connection->session, tag)) {
                         done = false;
                         if (!version->wanted) {
                                 version->wanted = true;
-                                job->retry_at_ns = 0;
+                                version->retry_at_ns = 0;
                                 catalogue_signal(connection->catalogue);
                         }
                 }
@@ -394,13 +395,20 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
         return status;
 }
 
-/* The first job whose storage fails; NULL: none does. */
-static const struct job *failing_job(const struct catalogue *catalogue)
+/* The first of what is still pending that says why; NULL: nothing is. */
+static const struct nebula_error *failure_of(const struct catalogue *catalogue)
 {
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                if ((job->attempt || job->publish_attempt) && worker_pending(catalogue, job))
-                        return job;
-        return NULL;
+        const struct nebula_error *found = NULL;
+
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                if (!worker_pending(catalogue, job))
+                        continue;
+                for (const struct version *version = job->live; version && !found; version = version->next_live)
+                        if (version_unsaved(version) && version->error.message[0])
+                                found = &version->error;
+                found = found ? found : &job->store_error;
+        }
+        return found;
 }
 
 enum nebula_status request_stop(struct connection *connection, const void *payload, struct answer *answer,
@@ -408,29 +416,22 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
 {
         const struct ipc_stop *request = payload;
         struct catalogue *catalogue = connection->catalogue;
-        uint64_t failures = 0, failed = 0;
+        int64_t since_ns = os->now_ns();
         enum nebula_status status = NEBULA_OK;
         bool timeout;
 
         catalogue_lock(catalogue);
         log_event(LOG_LEVEL_INFO, "%s", request->now ? "told to end at once" : "told to end");
         if (!request->now) {
-                for (const struct job *job = catalogue->jobs; job; job = job->next)
-                        failures += job->failure_count;
                 catalogue->draining = true;
                 worker_want_all(catalogue, NULL);
-                while (!status && worker_pending(catalogue, NULL)) {
-                        const struct job *job = failing_job(catalogue);
+                while (!status && worker_draining(catalogue, since_ns))
+                        status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
+                if (!status && worker_pending(catalogue, NULL)) {
+                        const struct nebula_error *why = failure_of(catalogue);
 
-                        failed = 0;
-                        for (const struct job *other = catalogue->jobs; other; other = other->next)
-                                failed += other->failure_count;
-                        if (job && failed > failures)
-                                status = error_set(error, job->store_error.status ? job->store_error.status : NEBULA_STORAGE, 0,
-                                                   "not everything could be persisted, the agent goes on: %.380s",
-                                                   job->store_error.message);
-                        else
-                                status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
+                        status = error_set(error, why && why->status ? why->status : NEBULA_STORAGE, 0,
+                                           "not everything could be persisted, the agent goes on: %.380s", why ? why->message : "");
                 }
                 if (status)
                         catalogue->draining = false;
@@ -445,7 +446,7 @@ static bool first_scan_matters(const struct job *job)
 {
         if (!job->persist_path[0] || job->scanned || !job->versions)
                 return false;
-        return job->scan_due ? job->retry_at_ns <= os->now_ns() : job->persisting;
+        return job->scan_due ? !job->attempt : job->persisting;
 }
 
 void session_await_scan(struct connection *connection)

@@ -33,17 +33,32 @@ static bool to_persist(const struct version *version)
                version->life.state != NEBULA_STATE_DURABLE && version->job->persist_path[0];
 }
 
+/* Of what is pending: all, or what has not failed since a moment. */
+static bool is_pending(const struct catalogue *catalogue, const struct job *job, int64_t since_ns)
+{
+        if (job->persisting && (!job->written || job->written->failed_ns < since_ns))
+                return true;
+        if (publish_pending((struct catalogue *)catalogue, (struct job *)job, since_ns))
+                return true;
+        for (const struct version *version = job->live; version; version = version->next_live)
+                if (to_persist(version) && version_unsaved(version) && version->failed_ns < since_ns)
+                        return true;
+        return false;
+}
+
 bool worker_pending(const struct catalogue *catalogue, const struct job *only)
 {
-        for (const struct job *job = catalogue->jobs; job; job = job->next) {
-                if (only && job != only)
-                        continue;
-                if (job->persisting || publish_pending((struct catalogue *)catalogue, (struct job *)job))
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                if ((!only || job == only) && is_pending(catalogue, job, INT64_MAX))
                         return true;
-                for (const struct version *version = job->live; version; version = version->next_live)
-                        if (to_persist(version) && version_unsaved(version))
-                                return true;
-        }
+        return false;
+}
+
+bool worker_draining(const struct catalogue *catalogue, int64_t since_ns)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                if (is_pending(catalogue, job, since_ns))
+                        return true;
         return false;
 }
 
@@ -53,24 +68,38 @@ static void want(struct job *job)
                 version->wanted = version->wanted || to_persist(version);
 }
 
+/* Somebody waits: no long back-off is sat out. */
+static void try_now(struct job *job)
+{
+        for (struct version *version = job->live; version; version = version->next_live)
+                version->retry_at_ns = 0;
+}
+
 void worker_want_all(struct catalogue *catalogue, struct job *only)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 if (!only || job == only) {
                         want(job);
-                        job->retry_at_ns = 0; /* somebody waits: do not sit out a long back-off */
+                        try_now(job);
                 }
         catalogue_signal(catalogue);
 }
 
-/* What lives on several nodes is persisted by all of them or by none, so one decides (world.c). */
+/*
+ * What lives on several nodes is persisted by all of them or by none, so one decides (world.c). A version that could not be written
+ * waits by itself: what is in its way, or is too large for the disk, need not concern the others.
+ */
 static bool is_ready(const struct version *version, int64_t now, int64_t *due)
 {
+        int64_t at = version->retry_at_ns;
+
         if (!to_persist(version) || (version->spread && !version->wanted))
                 return false;
-        if (!version->spread || version->poll_at_ns <= now)
+        if (version->spread && version->poll_at_ns > at)
+                at = version->poll_at_ns;
+        if (at <= now)
                 return true;
-        *due = earlier(*due, version->poll_at_ns);
+        *due = earlier(*due, at);
         return false;
 }
 
@@ -104,10 +133,6 @@ static struct version *due_version(struct job *job, int64_t now, int64_t *due)
                 count += is_ready(version, now, due);
         if (!count)
                 return NULL;
-        if (job->retry_at_ns > now) {
-                *due = earlier(*due, job->retry_at_ns);
-                return NULL;
-        }
         entries = calloc(count, sizeof *entries);
         versions = calloc(count, sizeof *versions);
         for (struct version *version = job->live; entries && versions && version; version = version->next_live)
@@ -146,7 +171,7 @@ bool worker_has_other(struct catalogue *catalogue, const struct version *version
         const struct version *next = next_version(catalogue, lane, false, now, &due);
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && ((job->scan_due && job->retry_at_ns <= now) || publish_pending(catalogue, job)))
+                if (job->lane == lane && (job->scan_due || publish_pending(catalogue, job, INT64_MAX)))
                         return true;
         return next && next != version;
 }
@@ -171,8 +196,8 @@ static int64_t tried_since(const struct job *job, const struct version *version)
 {
         for (const struct version *other = job->live; other; other = other->next_live)
                 if (to_persist(other) && other->sequence > version->sequence)
-                        return job->failing_since_ns;
-        return version->activity_ns > job->failing_since_ns ? version->activity_ns : job->failing_since_ns;
+                        return earlier(job->failing_since_ns, version->failing_since_ns);
+        return version->failing_since_ns;
 }
 
 static void note_failure(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
@@ -183,15 +208,17 @@ static void note_failure(struct catalogue *catalogue, struct version *version, c
         job->store_error_at = catalogue_moment(catalogue);
         job->failure_count++;
         catalogue_signal_event(catalogue);
-        if (!job->attempt++)
-                job->failing_since_ns = now;
         if (error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT) {
                 version_fail(catalogue, version, error->status, "%s", error->message);
-                job->attempt = 0;
                 return;
         }
-        job->retry_at_ns = now + back_off(job->attempt);
-        log_event(LOG_LEVEL_WARN, "%s cannot be written, again in %.1f s: %s", version->tag, (double)(job->retry_at_ns - now) / 1e9,
+        if (!job->attempt++)
+                job->failing_since_ns = now;
+        if (!version->attempt++)
+                version->failing_since_ns = now;
+        version->failed_ns = now;
+        version->retry_at_ns = now + back_off(version->attempt);
+        log_event(LOG_LEVEL_WARN, "%s cannot be written, again in %.1f s: %s", version->tag, (double)(version->retry_at_ns - now) / 1e9,
                   error->message);
         if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS)
                 version_fail(catalogue, version, error->status, "given up after %" PRIu64 " s of tries: %.400s",
@@ -227,8 +254,7 @@ static void note_success(struct catalogue *catalogue, struct job *job, struct ve
         version->stored = true;
         memset(&version->error, 0, sizeof version->error);
         memset(&job->store_error, 0, sizeof job->store_error);
-        job->attempt = 0;
-        job->retry_at_ns = 0;
+        job->attempt = version->attempt = 0;
         end_vain_waits(catalogue, job->lane);
         version_move(catalogue, version, NEBULA_STATE_DURABLE);
         for (struct version *other = job->live; other; other = other->next_live)
@@ -257,6 +283,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         version->tried_ahead = true;
         job->last_start_ns = start;
         job->persisting = true;
+        job->written = version;
         version->pins++;
         catalogue_unlock(catalogue);
         if (!scanned)
@@ -266,6 +293,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_lock(catalogue);
         version->pins--;
         job->persisting = false;
+        job->written = NULL;
         if (version->superseded || (is_ahead && status)) {
                 job->last_start_ns = last_start; /* what was ahead of its commit is written as if this had not been, once it is complete */
         } else if (status == NEBULA_BUSY) {
@@ -315,7 +343,7 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                 if (job->lane == lane && world_work(catalogue, job, now, due))
                         return true;
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && job->scan_due && job->retry_at_ns <= now) {
+                if (job->lane == lane && job->scan_due) {
                         scan_one(catalogue, job);
                         return true;
                 }

@@ -20,6 +20,8 @@
 void *worker_main(void *catalogue);
 /* Something is to be persisted, or on its way (lock held). job NULL: any. */
 bool worker_pending(const struct catalogue *catalogue, const struct job *job);
+/* Likewise, and it has not failed since then: it may still become durable, whatever other versions and paths do (lock held). */
+bool worker_draining(const struct catalogue *catalogue, int64_t since_ns);
 /* The storage of this version has something else to do by now (lock held). */
 bool worker_has_other(struct catalogue *catalogue, const struct version *version);
 /* Marks every committed version that is in memory as wanted (lock held). */

@@ -234,6 +234,7 @@ static void note_trouble(struct catalogue *catalogue, struct version *version, c
         }
         job->store_error = *error;
         job->failure_count++;
+        version->failed_ns = os->now_ns();
         version->poll_count = version->poll_count < 14 ? 14 : version->poll_count;
         look_again(version, os->now_ns());
 }

@@ -220,6 +220,19 @@ static void be_slow(const struct store_object *objects, size_t count, int64_t be
                 os->sleep_ms(left_ms);
 }
 
+/* What is in the way may be where its temporary file goes. */
+static enum nebula_status stage_error(struct file_writing *writing, int result, struct nebula_error *error)
+{
+        const struct store *store = writing->store;
+        char text[400], temp[STORE_PATH_MAX];
+
+        snprintf(temp, sizeof temp, "%s/%s/tmp", store->root, writing->temp_parent);
+        if (error && !file_obstacle(store, writing->path, result, text, sizeof text) &&
+            file_obstacle(store, temp, result, text, sizeof text))
+                return error_set(error, error_status_of_errno(-result), -result, "can't write %.200s: %s", writing->path, text);
+        return write_error(store, writing->path, writing->object->size, result, error);
+}
+
 static enum nebula_status stage_together(struct store *store, const struct store_object *objects, size_t count,
                                          struct file_writing *writings, struct store_staged *staged, struct nebula_error *error)
 {
@@ -246,7 +259,7 @@ static enum nebula_status stage_together(struct store *store, const struct store
         for (size_t i = 0; i < count; i++)
                 drop_temp(&writings[i]);
         file_dirs_forget(file->dirs);
-        return write_error(store, writings[at].path, objects[at].size, result, error);
+        return stage_error(&writings[at], result, error);
 }
 
 enum nebula_status file_stage(struct store *store, const struct store_object *objects, size_t count,

@@ -121,6 +121,35 @@ def test_a_storage_path_that_becomes_a_file_is_an_error_until_it_is_a_directory_
     assert sorted(nm.list_checkpoints()) == ["global_step1", "global_step2"]
 
 
+OBSTACLES = {
+    "file": (lambda path: path.write_text("mine"), r"global_step2 is a file where a directory is to be: move it away"),
+    "dangling link": (lambda path: path.symlink_to("nowhere"), r"global_step2 is a symbolic link that leads nowhere"),
+    "circle": (lambda path: path.symlink_to("global_step2"), r"global_step2 is a symbolic link that leads nowhere"),
+    "file inside": (lambda path: (path.mkdir(), (path / ".nebula").write_text("mine")), r"global_step2/\.nebula is a file"),
+    "directory inside": (lambda path: (path / "0.pt/mine").mkdir(parents=True), r"global_step2/0\.pt is a directory where a file is to be"),
+}
+
+
+@pytest.mark.parametrize("kind", list(OBSTACLES))
+def test_what_lies_where_a_tag_goes_holds_up_that_version_alone_and_is_named(kind, nm, place):
+    make, words = OBSTACLES[kind]
+    place.storage.mkdir()
+    path = place.storage / "global_step2"
+    make(path)
+    save(1).wait("durable", 30)
+    blocked = save(2)
+    with pytest.raises(NebulaError, match=words):
+        blocked.wait("durable", 1)
+    for step in (3, 4):
+        save(step).wait("durable", 30)
+    with pytest.raises(NebulaError, match=words):
+        blocked.wait("durable", 0.1)
+    assert blocked.state == "committed" and holds(nm.get_latest_checkpoint(), 4)
+    path.rename(place.root / "aside")
+    blocked.wait("durable", 60)
+    assert holds(nm.get_checkpoint("global_step2"), 2)
+
+
 REGIONS = {
     "first header": lambda data: 2,
     "padding": lambda data: 60,

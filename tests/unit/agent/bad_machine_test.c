@@ -12,6 +12,8 @@ static _Atomic int64_t clock_offset_ns, time_passed_ns;
 static atomic_uint refused_count;
 static atomic_bool memory_is_refused;
 static char hanging[96], slow[96], broken[96]; /* storage paths; "": none */
+static char blocked[128]; /* no directory can be made here: blocked_result */
+static atomic_int blocked_result;
 static _Atomic int64_t slow_until_ns;
 static atomic_bool hangs, descriptors_are_refused, sockets_are_refused, pages_are_slow, pages_are_made;
 
@@ -39,6 +41,11 @@ static int open_late_or_never(const char *path, int flags)
                 return -EIO;
         }
         return before->open(path, flags);
+}
+
+static int refuse_directory(const char *path, uint32_t mode)
+{
+        return is_below(path, blocked) && blocked_result ? blocked_result : before->mkdir(path, mode);
 }
 
 static int refuse_to_listen(const char *path)
@@ -91,6 +98,7 @@ static void begin_bad(void)
         table.allocate = refuse_allocate;
         table.open = open_late_or_never;
         table.listen = refuse_to_listen;
+        table.mkdir = refuse_directory;
         table.advise = advise_slowly;
         table.duplicate = refuse_duplicate;
         table.wall_ns = shifted_wall_ns;
@@ -259,6 +267,81 @@ static void the_newest_version_is_not_given_up_for_what_storage_failed_before_it
         CHECK(reaches(&client, third, NEBULA_STATE_DURABLE));
         client_done(&client);
         agent_stop(agent, true);
+        time_passed_ns = 0;
+        end_bad();
+}
+
+/* Whatever is wrong with the place of one tag. */
+static void a_version_whose_place_is_blocked_holds_up_no_other_version(void)
+{
+        static const int results[] = { -EACCES, -EPERM, -ENOTDIR, -ELOOP, -ENAMETOOLONG, -EDQUOT, -ENOSPC, -EIO };
+        struct test_client client;
+        struct agent *agent;
+        uint64_t first, later;
+        char tag[32];
+
+        begin_bad();
+        snprintf(blocked, sizeof blocked, "%s/global_step0", place.storage);
+        agent = start();
+        client_init(&client, &place, 1);
+        client.hello.retention_count = 16;
+        REQUIRE(agent && !client_connect(&client, &place));
+        for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
+                blocked_result = results[i];
+                snprintf(blocked, sizeof blocked, "%s/global_step%zu", place.storage, 2 * i);
+                snprintf(tag, sizeof tag, "global_step%zu", 2 * i);
+                REQUIRE(!save_whole(&client, tag, 1, &first));
+                CHECK(wait_for(&client, first, NEBULA_STATE_DURABLE, 200) == NEBULA_TIMEOUT);
+                CHECK(strstr(client.error.message, tag));
+                snprintf(tag, sizeof tag, "global_step%zu", 2 * i + 1);
+                REQUIRE(!save_whole(&client, tag, 1, &later));
+                CHECK(!wait_for(&client, later, NEBULA_STATE_DURABLE, 10000));
+                CHECK(state_of(&client, first) == NEBULA_STATE_COMMITTED);
+                blocked_result = 0;
+                CHECK(!wait_for(&client, first, NEBULA_STATE_DURABLE, 10000));
+        }
+        client_done(&client);
+        agent_stop(agent, true);
+        blocked[0] = 0;
+        end_bad();
+}
+
+static bool is_stored(const char *storage, const char *tag)
+{
+        char path[300];
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/manifest.json", storage, tag);
+        return !access(path, F_OK);
+}
+
+static void an_agent_that_ends_finishes_what_can_be_written_although_other_storage_fails(void)
+{
+        struct test_client bad, good;
+        struct agent *agent;
+
+        begin_bad();
+        snprintf(broken, sizeof broken, "%.64s/broken", place.root);
+        snprintf(slow, sizeof slow, "%.64s/slow", place.root);
+        snprintf(blocked, sizeof blocked, "%.64s/slow/global_step1", place.root);
+        blocked_result = -EACCES;
+        slow_until_ns = INT64_MAX;
+        agent = start();
+        client_init(&bad, &place, 1);
+        strcpy(bad.hello.persist_path, broken);
+        client_init(&good, &place, 3);
+        strcpy(good.hello.persist_path, slow);
+        REQUIRE(agent && !client_connect(&bad, &place) && !client_connect(&good, &place));
+        REQUIRE(!save_whole(&bad, "global_step1", 1, NULL) && is_tried());
+        /* The first of these can't be written either, and the second is not on its way before that was tried. */
+        REQUIRE(!save_whole(&good, "global_step1", 1, NULL) && !save_whole(&good, "global_step2", 1, NULL));
+        client_done(&bad);
+        client_done(&good);
+        slow_until_ns = before->now_ns() + 1500000000;
+CHECK(!agent_drain(agent)); /* it says that something is left */
+        CHECK(is_stored(slow, "global_step2"));
+        CHECK(!is_stored(slow, "global_step1") && !is_stored(broken, "global_step1"));
+        agent_stop(agent, false);
+        broken[0] = slow[0] = blocked[0] = 0;
         time_passed_ns = 0;
         end_bad();
 }
@@ -560,6 +643,8 @@ static void storage_that_holds_the_secret_of_the_copies_does_not_hold_up_the_end
 TAP_MAIN(TEST(memory_that_the_machine_refuses_fails_that_save_alone),
          TEST(an_image_that_never_reached_its_trainer_does_not_keep_its_version_open),
          TEST(the_newest_version_is_not_given_up_for_what_storage_failed_before_it),
+         TEST(a_version_whose_place_is_blocked_holds_up_no_other_version),
+         TEST(an_agent_that_ends_finishes_what_can_be_written_although_other_storage_fails),
          TEST(what_could_not_be_written_does_not_wait_for_the_next_interval),
          TEST(a_clock_that_goes_backwards_makes_nothing_older),
          TEST(a_clock_that_goes_backwards_hides_no_event),
