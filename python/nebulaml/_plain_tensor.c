@@ -34,7 +34,8 @@ static bool torch_says_ordinary(PyObject *tensor, bool *ret_is_cuda)
         *ret_is_cuda = shim.device_type(inner(tensor), &type) != 0 || type != SHIM_CPU;
         return (!*ret_is_cuda || property_is(&known.is_cuda, tensor, Py_True)) &&
                property_is(&known.layout, tensor, torch.strided) && property_is(&known.is_nested, tensor, Py_False) &&
-               method_is(&known.is_neg, tensor, Py_False) && method_is(&known.is_conj, tensor, Py_False);
+               method_is(&known.is_neg, tensor, Py_False) && method_is(&known.is_conj, tensor, Py_False) &&
+               method_is(&known.is_zero, tensor, Py_False);
 }
 
 /*
@@ -266,6 +267,20 @@ static enum outcome write_storage(struct writer *writer, PyObject *tensor, size_
         return WRITTEN;
 }
 
+/* Whether all elements lie within the storage, which may have been resized since: TorchPickler says so otherwise. */
+static bool lies_within(uint64_t storage_size, Py_ssize_t item_size, int64_t offset, const int64_t *sizes, const int64_t *strides,
+                        int64_t dim)
+{
+        uint64_t last = (uint64_t)offset;
+
+        for (int64_t i = 0; i < dim; i++) {
+                if (sizes[i] == 0)
+                        return true;
+                last += (uint64_t)(sizes[i] - 1) * (uint64_t)strides[i];
+        }
+        return last < storage_size / (uint64_t)item_size;
+}
+
 /* A tuple that nothing else refers to. */
 static enum outcome write_numbers(struct writer *writer, const int64_t *numbers, int64_t count)
 {
@@ -300,7 +315,7 @@ enum outcome write_tensor(struct writer *writer, PyObject *tensor)
 {
         const struct dtype_row *row = known.storage_word && shim.dim ? ordinary_row(writer, tensor) : NULL;
         const void *handle = inner(tensor);
-        int64_t offset, dim, *sizes, *strides;
+        int64_t offset, dim, size, *sizes, *strides;
         enum outcome outcome;
 
         if (!row)
@@ -315,7 +330,8 @@ enum outcome write_tensor(struct writer *writer, PyObject *tensor)
         if (outcome != WRITTEN)
                 return outcome;
         if (shim.storage_offset(handle, &offset) || shim.dim(handle, &dim) || shim.sizes(handle, &sizes) ||
-            shim.strides(handle, &strides) || offset < 0 || dim < 0)
+            shim.strides(handle, &strides) || offset < 0 || dim < 0 || shim.storage_size(handle, &size) ||
+            !lies_within((uint64_t)size, row->item_size, offset, sizes, strides, dim))
                 return NOT_PLAIN;
         if (!room(writer, 11))
                 return FAILED;

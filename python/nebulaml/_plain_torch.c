@@ -219,6 +219,7 @@ bool plain_load(void)
                 load_property(&known.requires_grad, tensor, "requires_grad") &&
                 load_property(&known.cdata, storage, "_cdata") &&
                 load_method(&known.is_neg, tensor, "is_neg") && load_method(&known.is_conj, tensor, "is_conj") &&
+                load_method(&known.is_zero, tensor, "_is_zerotensor") &&
                 load_method(&known.untyped_storage, tensor, "untyped_storage") &&
                 load_method(&known.data_ptr, storage, "data_ptr") && load_dtypes();
         if (known.is_ready) {

@@ -36,7 +36,7 @@ extern struct torch_known {
         bool is_ready;
         struct property is_cuda, layout, is_nested, backward_hooks, dtype, requires_grad;
         struct property cdata, device; /* of storages */
-        struct method is_neg, is_conj, untyped_storage, data_ptr;
+        struct method is_neg, is_conj, is_zero, untyped_storage, data_ptr;
         struct dtype_row dtypes[DTYPE_COUNT_MAX];
         size_t dtype_count;
         size_t tensor_word, storage_word; /* where a tensor points to C++'s, and that to its storage; 0: not found */

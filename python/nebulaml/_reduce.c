@@ -249,6 +249,27 @@ static int is_ordinary(PyObject *tensor)
         return result;
 }
 
+/* 0 where all elements lie within the storage; else -1 and a BufferError: torch.save writes a file that torch.load fails on. */
+static int check_extent(PyObject *tensor, PyObject *offset, PyObject *shape, PyObject *stride, Py_ssize_t item_size)
+{
+        PyObject *storage = PyObject_CallMethodNoArgs(tensor, torch.untyped_storage);
+        PyObject *size = storage ? PyObject_CallMethodNoArgs(storage, torch.nbytes) : NULL;
+        Py_ssize_t last = size ? PyLong_AsSsize_t(offset) : -1, bytes = size ? PyLong_AsSsize_t(size) : -1;
+
+        Py_XDECREF(storage);
+        Py_XDECREF(size);
+        for (Py_ssize_t i = 0; !PyErr_Occurred() && i < PyTuple_GET_SIZE(shape); i++) {
+                Py_ssize_t length = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
+
+                if (length == 0)
+                        return 0;
+                last += (length - 1) * PyLong_AsSsize_t(PyTuple_GET_ITEM(stride, i));
+        }
+        if (!PyErr_Occurred() && last >= bytes / item_size)
+                PyErr_SetString(PyExc_BufferError, "the storage of the tensor is smaller than the tensor");
+        return PyErr_Occurred() ? -1 : 0;
+}
+
 static PyObject *reduce_tensor(struct pickler *pickler, PyObject *tensor)
 {
         PyObject *dtype, *dtype_entry, *items[6] = { NULL }, *size = NULL, *arguments = NULL, *result = NULL;
@@ -276,7 +297,8 @@ static PyObject *reduce_tensor(struct pickler *pickler, PyObject *tensor)
         items[2] = size ? PyTuple_GetSlice(size, 0, PyTuple_GET_SIZE(size)) : NULL;
         /* A slice of the whole of a tuple subclass is a plain tuple. */
         items[3] = items[2] ? PyObject_CallMethodNoArgs(tensor, torch.stride) : NULL;
-        items[4] = items[3] ? PyObject_GetAttr(tensor, torch.requires_grad) : NULL;
+        if (items[3] && check_extent(tensor, items[1], items[2], items[3], PyLong_AsSsize_t(PyTuple_GET_ITEM(dtype_entry, 1))) == 0)
+                items[4] = PyObject_GetAttr(tensor, torch.requires_grad);
         items[5] = items[4] ? PyObject_CallNoArgs(torch.ordered_dict) : NULL;
         if (items[5])
                 arguments = PyTuple_Pack(6, items[0], items[1], items[2], items[3], items[4], items[5]);

@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.distributed.distributed_c10d import _get_object_coll_device
 from torch.futures import Future as TorchFuture
 
-from . import api, device, pickling
+from . import api, dense, device, pickling
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
 
 log = logging.getLogger("nebulaml")
@@ -78,33 +78,21 @@ def _init_for(persist: str) -> None:
 @functools.lru_cache(maxsize=1024)
 def _frame(shape: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
     """What a complete torch file of one contiguous tensor has before and behind its bytes."""
-    template = torch.empty(shape, dtype=dtype)  # its memory is never touched
+    template = torch.empty(shape, dtype=dtype, device="cpu")  # its memory is never touched
     (before, _, after), _ = pickling.file_parts(template, template)
     return before, after
 
 
-def _check_dense(tensor: torch.Tensor, name: str) -> None:
-    """Refuses a tensor whose values are not its bytes alone."""
-    what = type(tensor).__name__
-    if tensor.is_quantized:
-        what = "quantized tensor"
-    elif tensor.is_nested or tensor.layout != torch.strided:
-        what = "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
-    elif type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
-        return
-    raise NebulaConfigError(
-        f"{name}: a {what} has no place in a file of torch.distributed.checkpoint: make it dense, or save it with "
-        "nebulaml.Checkpoint(tag).save()"
-    )
+def _settled(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    return dense.settled(tensor, f"{name}: there is no place in a file of torch.distributed.checkpoint for a")
 
 
 def _item_parts(tensor: torch.Tensor, name: str) -> tuple[list[Any], int]:
     """One tensor as a complete torch file: its parts in order, and its size in bytes. Copies nothing if contiguous."""
-    tensor = tensor.detach()
-    _check_dense(tensor, name)
+    tensor = _settled(tensor, name)
     if tensor.device.type != "cpu" and not device.covers(tensor.untyped_storage()):  # else the device writes into the image itself
         tensor = tensor.cpu()
-    tensor = tensor.contiguous().resolve_conj().resolve_neg()
+    tensor = tensor.contiguous()
     before, after = _frame(tensor.shape, tensor.dtype)
     return [before, tensor, after], len(before) + tensor.numel() * tensor.element_size() + len(after)
 
@@ -140,10 +128,10 @@ class NebulaStager:
     def _lend(self, tensor: torch.Tensor) -> torch.Tensor:
         size = tensor.numel() * tensor.element_size()
         if size == 0:
-            return torch.empty(tensor.shape, dtype=tensor.dtype)
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         with self._lock:
             kept = self._free.get(size)
-            memory = kept.pop() if kept else torch.empty(size, dtype=torch.uint8)
+            memory = kept.pop() if kept else torch.empty(size, dtype=torch.uint8, device="cpu")
         # A storage that is new for each loan: it ends with the last tensor that looks at it, a DTensor's own view for one.
         loan = (ctypes.c_char * size).from_address(memory.data_ptr())
         weakref.finalize(loan, self._take_back, size, memory).atexit = False
@@ -169,11 +157,11 @@ class NebulaStager:
                 shards, value.metadata(), process_group=value._process_group, sharding_spec=value.sharding_spec()
             )
         if isinstance(value, torch.Tensor):
-            _check_dense(value, name)
-            key = (value.untyped_storage()._cdata, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype)
+            settled = _settled(value, name)
+            key = (settled.untyped_storage()._cdata, settled.storage_offset(), tuple(settled.shape), settled.stride(), settled.dtype)
             if key not in memo:
-                memo[key] = self._lend(value).copy_(value.detach())
-            return memo[key]
+                memo[key] = (self._lend(settled).copy_(settled), settled)  # while it is held, no other takes its place in memory
+            return memo[key][0]
         if isinstance(value, dict):
             return {key: self._copy(item, memo, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):

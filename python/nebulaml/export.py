@@ -7,6 +7,7 @@ asked for even when the trainer has died. This module is both ends; nothing of i
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import logging
@@ -138,22 +139,26 @@ def weights_of(state: Any, key: str | None) -> dict[str, Any]:
 def without_ties(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """What safetensors can hold of a state dict, and the metadata that names what was left out: {left out: kept}.
 
-    Of the names of one storage the first one that covers it whole is kept, as in safetensors' ``save_model``. Where none
-    does, views that overlap are copied, which ``save_model`` refuses.
+    Of several names for one tensor the first is kept, as in safetensors' ``save_model``. Other views of one storage, a transposed
+    or conjugate one for example, are tensors of their own and copied.
     """
-    by_storage: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        if tensor.numel():
-            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    from . import dense
+
+    state = {name: dense.settled(tensor, f"{name!r} is a") for name, tensor in state.items()}
     kept, left_out = dict(state), {}
-    for names in by_storage.values():
-        whole = sorted(name for name in names if state[name].nbytes == state[name].untyped_storage().nbytes())
-        for name in sorted(names):
-            if whole and name != whole[0]:
-                left_out[name] = whole[0]
-                del kept[name]
-            elif not whole and len(names) > 1:
-                kept[name] = state[name].clone()
+    first: dict[Any, str] = {}
+    for name in sorted(name for name, tensor in state.items() if tensor.numel()):
+        tensor = state[name]
+        view = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if view in first:
+            left_out[name] = first[view]
+            del kept[name]
+        else:
+            first[view] = name
+    views_of = collections.Counter(storage for storage, *_ in first)
+    for (storage, *_), name in first.items():
+        if views_of[storage] > 1:
+            kept[name] = state[name].clone()
     return {name: tensor.contiguous() for name, tensor in kept.items()}, left_out
 
 

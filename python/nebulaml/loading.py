@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import _nebula, unpickling
+from . import _nebula, dense, unpickling
 from .errors import NebulaConfigError, NebulaError
 
 __all__ = ["load", "load_into"]
@@ -228,7 +228,12 @@ class _Plan:
 
     def part(self, source: torch.Tensor, target: torch.Tensor, path: str) -> None:
         """What this rank has of a tensor."""
-        if target.is_meta and not source.is_meta:
+        nowhere = dense.without_memory(target)
+        if nowhere is not None:
+            self.problems.append(f"{path}: a {nowhere[0]} expected: values cannot be put there")
+        elif target.is_inference() and not torch.is_inference_mode_enabled():
+            self.problems.append(f"{path}: an inference tensor changes in inference_mode() only: load in that mode, or into its clone()")
+        elif target.is_meta and not source.is_meta:
             self.problems.append(f"{path}: a tensor on the meta device holds no values: give it memory first, with to_empty()")
         elif _is_expanded(target):
             self.problems.append(f"{path}: several elements of an expanded tensor are one: it cannot hold {tuple(target.shape)} values")

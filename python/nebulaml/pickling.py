@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _nebula, device
+from . import _nebula, dense, device
 from .errors import NebulaConfigError, NebulaError, NebulaPicklingError
 
 __all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
@@ -82,7 +82,8 @@ def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
     except (RecursionError, MemoryError):
         raise
     except Exception as failure:
-        whole = _with_torch(obj)
+        # torch.save writes a tensor whose storage is too small, and torch.load fails on it.
+        whole = None if isinstance(failure, BufferError) else _with_torch(obj)
         if whole is None:
             raise _explain(obj, name, failure) from failure
         return Capture(whole, _nebula.Ranges(), True)
@@ -90,16 +91,16 @@ def capture(obj: Any, name: str = "object", overlap: bool = False) -> Capture:
 
 
 def ranges(parts: Any, name: str) -> _nebula.Ranges:
-    """(address, size, owner) of each part, a bytes-like object or a contiguous tensor; the owner keeps it alive.
+    """(address, size, owner) of each part, a bytes-like object or a contiguous tensor; the owner, perhaps a copy, keeps it alive.
 
     The address is None where device.plan finds the tensor on a device.
     """
     found = _nebula.Ranges()
     for index, part in enumerate(parts):
         if isinstance(part, torch.Tensor):
+            part = dense.settled(part, f"part {index} of {name!r} is a")
             if not part.is_contiguous():
                 raise NebulaConfigError(f"part {index} of {name!r} is a tensor that is not contiguous: call .contiguous() on it")
-            part = part.detach()
             if part.device.type != "cpu" and not device.covers(part.untyped_storage()):
                 part = part.cpu()
             found.append(part.data_ptr(), part.numel() * part.element_size(), part)
@@ -160,6 +161,9 @@ def _with_torch(obj: Any) -> memoryview | None:
 
 def _explain(obj: Any, name: str, failure: Exception) -> NebulaError:
     path, part = _find_culprit(obj, name)
+    nowhere = dense.without_memory(part) if isinstance(part, torch.Tensor) else None
+    if nowhere is not None:
+        return NebulaPicklingError(f"{path}: a {nowhere[0]} cannot be saved: {nowhere[1]}")
     if "view the same data as different types" in str(failure):
         return NebulaPicklingError(f"{path}: {failure}")
     return NebulaPicklingError(

@@ -30,15 +30,18 @@ def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None =
     """A safetensors file as [header, tensor, tensor, ...], to be written one behind the other.
 
     Tensors are ordered by falling alignment and then by name, as the format's own writer does. Raises ValueError for what the
-    format cannot hold: tensors that share memory, or are not contiguous.
+    format cannot hold: tensors that share memory, are not contiguous, or are more than their bytes.
     """
+    from . import dense
+
     seen: dict[tuple[Any, int], str] = {}
+    tensors = {name: dense.settled(tensor, f"tensor {name!r} is a") for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
-        if tensor.layout is not __import__("torch").strided or not tensor.is_contiguous():
+        if not tensor.is_contiguous():
             raise ValueError(f"tensor {name!r} is not contiguous: call .contiguous() on it before saving")
         if str(tensor.dtype) not in SAFETENSORS_DTYPES:
             raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which safetensors cannot hold")
-        if tensor.numel() and tensor.device.type != "meta":
+        if tensor.numel():
             other = seen.setdefault((tensor.device, tensor.data_ptr()), name)
             if other != name:
                 raise ValueError(f"tensors {other!r} and {name!r} share memory: save only one of them, or a clone")
