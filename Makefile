@@ -98,7 +98,7 @@ test: setup-test
 	trap 'kill $$fetching 2>/dev/null || true; rm -f $$log' EXIT; \
 	$(MAKE) lint units asan package; \
 	wait $$fetching || { cat $$log; exit 1; }
-	@scripts/tests.sh "commit_model or $(SHORT_TESTS)" $(ARGS)
+	@scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS)
 
 # A framework's environment sees .venv's torch and nebulaml: every version is tried with the same build.
 .envs/%/.ready: requirements/frameworks/%.txt | setup-test

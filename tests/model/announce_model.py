@@ -83,7 +83,10 @@ def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                     replace(state, committed=(newest, persist)),
                 )
         if open_version and covered and not rules.by_document:
-            yield f"{name} commits run {newest} by itself", replace(state, adopted=put(state.adopted, node, state.adopted[node] | {newest}))
+            yield (
+                f"{name} commits run {newest} by itself",
+                replace(state, adopted=put(state.adopted, node, state.adopted[node] | {newest})),
+            )
         if open_version and seen and seen[0] == newest:
             for persist in (seen[1],) if rules.decide_once else (False, True):
                 wanted = state.wanted[node] | {newest} if persist else state.wanted[node]
@@ -113,7 +116,11 @@ def time_passes(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         return
     for node, name in enumerate("AB"):
         newest = max(state.held[node], default=0)
-        if newest in state.wanted[node] and state.recorded[node] == newest != state.manifest and newest not in state.given_up[node]:
+        if (
+            newest in state.wanted[node]
+            and state.recorded[node] == newest != state.manifest
+            and newest not in state.given_up[node]
+        ):
             given_up = put(state.given_up, node, state.given_up[node] | {newest})
             yield f"{name} gives run {newest} up", replace(state, given_up=given_up)
 

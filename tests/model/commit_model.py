@@ -38,7 +38,10 @@ class State:
     memory: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())  # per node: (run * 10 + rank) captured
     files: tuple[int, int, int] = (0, 0, 0)  # the run whose bytes lie in storage, per rank; 0: none
     records: tuple[int, int, int] = (0, 0, 0)
-    views: tuple[tuple[int, int, int], tuple[int, int, int]] = ((0, 0, 0), (0, 0, 0))  # records as each agent last saw them
+    views: tuple[tuple[int, int, int], tuple[int, int, int]] = (
+        (0, 0, 0),
+        (0, 0, 0),
+    )  # records as each agent last saw them
     manifest: tuple[int, tuple[int, int, int]] | None = None  # (run, the record of each rank that it names)
     accepted: bool = False
     crashes: int = 0
@@ -71,17 +74,26 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
         for rank in ranks:
             # A run that finds the tag whole would start another generation: files of its own, not modelled here.
             if state.run * 10 + rank not in memory and not whole:
-                yield f"rank {rank} captures in run {state.run}", replace(state, memory=with_memory(memory | {state.run * 10 + rank}))
+                yield (
+                    f"rank {rank} captures in run {state.run}",
+                    replace(state, memory=with_memory(memory | {state.run * 10 + rank})),
+                )
             for run in RUNS:
                 # An agent goes on persisting what it holds, also of a run that was killed; only the newest per rank.
                 newest = max((held // 10 for held in memory if held % 10 == rank), default=0)
                 if run != newest or whole:
                     continue
                 if state.files[rank] != run and (rules.record_after_file or state.records[rank] == run):
-                    yield f"{node} writes the file of rank {rank}, run {run}", replace(state, files=put(state.files, rank, run))
+                    yield (
+                        f"{node} writes the file of rank {rank}, run {run}",
+                        replace(state, files=put(state.files, rank, run)),
+                    )
                 ready = state.files[rank] == run or not rules.record_after_file
                 if state.records[rank] != run and ready:
-                    yield f"{node} writes the record of rank {rank}, run {run}", replace(state, records=put(state.records, rank, run))
+                    yield (
+                        f"{node} writes the record of rank {rank}, run {run}",
+                        replace(state, records=put(state.records, rank, run)),
+                    )
         view = state.views[index]
         for rank in RANKS:
             # Documents come into an agent's sight one by one, in any order: that is a stale listing.
@@ -101,7 +113,10 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                 yield f"{node} writes the manifest of run {run}", replace(state, manifest=(run, named))
         if state.crashes < MAX_CRASHES:
             views = ((0, 0, 0), state.views[1]) if index == 0 else (state.views[0], (0, 0, 0))
-            yield f"node {node} dies", replace(state, memory=with_memory(frozenset()), views=views, crashes=state.crashes + 1)
+            yield (
+                f"node {node} dies",
+                replace(state, memory=with_memory(frozenset()), views=views, crashes=state.crashes + 1),
+            )
     if state.run == 1:
         # The new run's start-up drops a manifest that is not sound, and trusts one that is.
         yield "the job is killed and started again", replace(state, run=2, manifest=state.manifest if whole else None)

@@ -32,7 +32,9 @@ def test_every_promise_of_the_documents_between_nodes_holds_in_every_reachable_s
     assert seen > 1_000, "the model explores next to nothing"
 
 
-@pytest.mark.parametrize("rule", ["announce_captured", "same_run", "decide_once", "tell_wanted", "by_document", "give_up"])
+@pytest.mark.parametrize(
+    "rule", ["announce_captured", "same_run", "decide_once", "tell_wanted", "by_document", "give_up"]
+)
 def test_breaking_a_rule_of_the_documents_between_nodes_is_found(rule):
     _, problem, path = announce_model.explore(announce_model.Rules(**{rule: False}))
     assert problem is not None and path, "the explorer cannot see this mistake"
