@@ -16,7 +16,7 @@ import re
 from typing import Any
 
 from . import api
-from .errors import NebulaConfigError, NebulaNotFound
+from .errors import NebulaConfigError, NebulaError, NebulaNotFound
 
 __all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
 
@@ -127,7 +127,8 @@ class NebulaCheckpointIO:
         return self._names[key]
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        """Reads what was last saved under `path`: from memory if it is still there, else the file.
+        """Reads what was last saved under `path`: from memory if it is still there, else the file. A file that is there is loaded,
+        whatever Nebula knows of it.
 
         `weights_only`: None is torch's own default, as in Lightning. Raises FileNotFoundError when there is neither.
         """
@@ -137,23 +138,29 @@ class NebulaCheckpointIO:
 
         if map_location is None:
             map_location = lambda storage, location: storage  # noqa: E731
-        local = "://" not in os.fspath(path)
-        if local:
-            _init_for(os.path.dirname(_key(path)))
-        found = _published(_key(path)) if local else None
-        if found is not None:
-            checkpoint, name = found
-            if weights_only is None:
-                weights_only = not loading.torch_is_told("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-            return checkpoint.load(name, map_location=map_location, weights_only=weights_only)
-        if local and not os.path.exists(_key(path)):
-            raise _NoFile(f"no checkpoint was saved as {path}, in this run's memory or on disk")
-        if not local:
+        given: dict[str, Any] = {"map_location": map_location, "weights_only": weights_only}
+        if "://" in os.fspath(path):
             import fsspec
 
             with fsspec.open(os.fspath(path), "rb") as file:
-                return torch.load(file, map_location=map_location, weights_only=weights_only)
-        return torch.load(_key(path), map_location=map_location, weights_only=weights_only)
+                return torch.load(file, **given)
+        target = _key(path)
+        try:
+            _init_for(os.path.dirname(target))
+            found = _published(target)
+            if found is not None:
+                checkpoint, name = found
+                ours = dict(given)
+                if weights_only is None:
+                    ours["weights_only"] = not loading.torch_is_told("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+                return checkpoint.load(name, **ours)
+        except NebulaError as failure:
+            if not os.path.exists(target):
+                raise
+            log.warning("nebula: %s is loaded from its file, since what was saved as it cannot be had otherwise: %s", target, failure)
+        if not os.path.exists(target):
+            raise _NoFile(f"no checkpoint was saved as {path}, in this run's memory or on disk")
+        return torch.load(target, **given)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a published file once every save made before has become durable; a save of it still in flight is

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "agent/carry.h"
 #include "agent/commit.h"
 #include "agent/publish_private.h"
 #include "base/error.h"
@@ -157,6 +158,31 @@ static bool still_ours(const struct publish *publish, const struct publish_look 
         return look->stat.inode == publish->inode && look->stat.size == publish->size && look->stat.mtime_ns == publish->mtime_ns;
 }
 
+/*
+ * The version that file `name` of this one can be loaded from: itself, or the later writing of its tag that took its place in storage and
+ * carried the file over. NULL: none, what lies at the path is all there is.
+ */
+static struct version *holder_of(struct catalogue *catalogue, struct version *version, const char *name)
+{
+        const struct agent_file *file = version_file(version, name);
+        const struct manifest *manifest;
+        const struct manifest_file *carried;
+
+        if (*name && !file)
+                return NULL;
+        if (version_whole_in_memory(version))
+                return version;
+        manifest = version->stored ? carry_stored_manifest(version->job, version->tag) : NULL;
+        if (!manifest || version_is(version, manifest->generation, manifest->sequence))
+                return manifest ? version : NULL;
+        carried = *name ? manifest_find_file(manifest, name) : NULL;
+        /* Another run may have used the same numbers. */
+        if (!carried || carried->generation != file->generation || manifest->generation <= version->generation ||
+            strcmp(manifest->run, version->run))
+                return NULL;
+        return catalogue_stored(catalogue, version->job, manifest);
+}
+
 struct version *publish_find(struct catalogue *catalogue, struct job *job, const char *path, const struct publish_look *look,
                              char ret_name[IPC_NAME_MAX], bool *ret_open)
 {
@@ -174,14 +200,19 @@ struct version *publish_find(struct catalogue *catalogue, struct job *job, const
                         }
                         continue;
                 }
-                version = publish->cancelled ? NULL : catalogue_version(catalogue, publish->version_id);
-                if (!version || (publish->state == PUBLISH_DONE && !still_ours(publish, look)))
+                if (publish->cancelled || (publish->state == PUBLISH_DONE && !still_ours(publish, look)))
+                        continue;
+                if (publish->state == PUBLISH_DONE)
+                        found = NULL; /* it took the place of what was there before */
+                version = catalogue_version(catalogue, publish->version_id);
+                if (!version)
                         continue;
                 if (commit_open(version)) {
                         *ret_open = true;
                         continue;
                 }
-                if ((!version_whole_in_memory(version) && !version->stored) || (*name && !version_file(version, name)))
+                version = holder_of(catalogue, version, name);
+                if (!version)
                         continue;
                 found = version;
                 *ret_open = false;

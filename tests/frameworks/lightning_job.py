@@ -36,7 +36,7 @@ def arguments():
     parser.add_argument("--devices", type=int, default=int(os.environ.get("WORLD_SIZE", "1")))
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--deepspeed", type=int, metavar="STAGE")
-    parser.add_argument("--then", choices=["", "best", "options", "twice", "api"], default="")
+    parser.add_argument("--then", choices=["", "best", "options", "twice", "api", "every"], default="")
     return parser.parse_args()
 
 
@@ -81,6 +81,9 @@ class Module(pl.LightningModule):
         self.log("train_loss", loss, on_step=True)
         self.log("step_number", float(self.global_step), on_step=True)
         return loss
+
+    def test_step(self, batch, index):
+        pass
 
     def on_train_batch_end(self, outputs, batch, index):
         step = self.trainer.global_step
@@ -157,7 +160,7 @@ def main():
         "every_n_train_steps": args.every,
         "save_top_k": args.top_k,
         "save_last": args.save_last or None,
-        "monitor": "step_number" if args.top_k > 0 else None,
+        "monitor": "step_number" if args.top_k > 0 or args.then == "every" else None,
         "mode": "max",
         "filename": "{step}",
     }
@@ -215,6 +218,16 @@ def main():
     if args.then == "api":
         path = nm.get_latest_checkpoint_path("checkpoint", args.persist)
         say(latest=path, keys=sorted(torch.load(path, weights_only=False)))
+    if args.then == "every":
+        for folder in sorted(os.scandir(os.path.dirname(args.dirpath)), key=lambda entry: entry.name):
+            for name in sorted(os.listdir(folder.path)) if folder.is_dir() else ():
+                if name.endswith(".ckpt"):
+                    path = os.path.join(folder.path, name)
+                    ours, plain = trainer.strategy.checkpoint_io.load_checkpoint(path, weights_only=False), torch.load(path, weights_only=False)
+                    assert str(ours) == str(plain), path
+                    say(loaded=f"{folder.name}/{name}", step=ours["global_step"])
+        if not args.ckpt:
+            trainer.test(model, loader, ckpt_path="best")
     weights = {name: value.double().sum().item() for name, value in model.state_dict().items()}
     say(end=True, weights=weights, global_step=trainer.global_step, files=sorted(os.listdir(args.dirpath)))
     return 0

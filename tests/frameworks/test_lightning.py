@@ -317,6 +317,48 @@ assert sorted(tag.load(name)["place"] for name in tag.files) == sorted(places), 
 """)  # fmt: skip
 
 
+def test_every_file_that_is_there_is_loaded_whatever_was_saved_since(node):
+    """save_last commits each tag twice, a second run commits the tags once more, and memory holds the newest two."""
+    more = ["--save-last", "--then", "every"]
+
+    def loaded(*options, **named):
+        lines = job(node, *more, *options, **named).lines
+        return {line["loaded"]: line["step"] for line in lines if "loaded" in line}
+
+    steps = {"ckpts/last.ckpt": 8, **{f"ckpts/step={step}.ckpt": step for step in (2, 4, 6, 8)}}
+    assert loaded() == steps  # and "best", in the same process
+    again = loaded("--steps", 4, directory="second")
+    assert again == {**steps, "second/last.ckpt": 4, "second/step=2.ckpt": 2, "second/step=4.ckpt": 4}
+    assert loaded("--steps", 8, "--ckpt", node.base / "second" / "step=2.ckpt", directory="third").items() >= again.items()
+    node.forget_memory()
+    assert loaded("--ckpt", node.base / "ckpts" / "step=4.ckpt", directory="fourth").items() >= again.items()
+
+
+def test_a_file_is_loaded_when_what_nebula_knows_of_it_cannot_be_had_and_the_log_says_so(node):
+    warned(node, """
+os.environ.pop("NEBULA_STORE_MBPS")
+io.save_checkpoint(state, path("step=1.ckpt"))
+nm.flush_persistence()
+def gone(*arguments, **named):
+    raise nm.NebulaNotFound("it was written again")
+from nebulaml import api
+for place, name in ((nm.Checkpoint, "load"), (api, "find_published"), (api, "init")):
+    nm._shutdown()
+    plain = getattr(place, name)
+    setattr(place, name, gone)
+    lines.truncate(0)
+    assert io.load_checkpoint(path("step=1.ckpt"))["global_step"] == 1
+    assert path("step=1.ckpt") in lines.getvalue() and "written again" in lines.getvalue(), (name, lines.getvalue())
+    try:
+        io.load_checkpoint(path("step=2.ckpt"))
+    except nm.NebulaNotFound:
+        pass
+    else:
+        raise AssertionError("loaded")
+    setattr(place, name, plain)
+""")  # fmt: skip
+
+
 def test_best_and_load_from_checkpoint_read_the_published_path(node):
     result = job(node, "--top-k", 1, "--then", "best")
     best = next(line for line in result.lines if "best" in line)["best"]

@@ -3,6 +3,7 @@
 #include <utime.h>
 
 #include "agent/agent_publish.h"
+#include "agent/restore.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -396,6 +397,71 @@ static void what_somebody_replaced_is_not_found_any_more(void)
         end();
 }
 
+static void forget_memory(struct version *version)
+{
+        catalogue_lock(&bench.catalogue);
+        version->stored = true; /* as the worker says when it is */
+        version_forget_memory(&bench.catalogue, version);
+        catalogue_unlock(&bench.catalogue);
+}
+
+static struct version *found_at(const char *path, char ret_name[IPC_NAME_MAX])
+{
+        struct publish_look look;
+        struct version *version;
+        bool open;
+
+        publish_look(path, &look);
+        catalogue_lock(&bench.catalogue);
+        version = publish_find(&bench.catalogue, bench.job, path, &look, ret_name, &open);
+        catalogue_unlock(&bench.catalogue);
+        return version;
+}
+
+/* Lightning's save_last: a tag that is committed once more, with one file more. */
+static void what_a_later_writing_of_its_tag_carried_over_is_found_there_and_what_it_replaced_is_not(void)
+{
+        struct version *first, *second, *found;
+        struct ipc_open request = { .name = "a" };
+        struct ipc_opened *opened;
+        char name[IPC_NAME_MAX];
+        int fd;
+
+        begin();
+        first = bench_version(&bench, "t", 1, 2);
+        REQUIRE(first && !ask(&bench, first, "a", at("x"), "") && !ask(&bench, first, "b", at("y"), "") &&
+                !bench_persist(&bench, first) && work(&bench, 9));
+        second = bench_version(&bench, "t", 0, 5);
+        REQUIRE(second && !bench_persist(&bench, second));
+        forget_memory(first);
+        forget_memory(second);
+        found = found_at(at("x"), name);
+        REQUIRE(found && found->generation == second->generation && !strcmp(name, "a"));
+        request.version_id = found->id;
+        REQUIRE(!restore_open(&bench.catalogue, &request, &opened, &fd, &bench.error));
+        free(opened);
+        os->close(fd);
+        CHECK(!found_at(at("y"), name) && look_file(at("y"), (const unsigned[]){ 2, 0 }) == 'a');
+        end();
+}
+
+static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version) && work(&bench, 9));
+        forget_memory(version);
+        CHECK(found_tag(at("x")) == 'a');
+        catalogue_lock(&bench.catalogue);
+        while (bench.job->stored.count) /* as retention does */
+                manifest_done(&bench.job->stored.manifests[--bench.job->stored.count]);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(found_tag(at("x")) == '-' && look_file(at("x"), seeds) == 'a');
+        end();
+}
+
 static const char *stored(const char *key)
 {
         static char path[400];
@@ -474,14 +540,6 @@ static void blocks_are_shared_where_the_file_system_can(void)
         CHECK(cloned == 1);
         os = &os_linux;
         end();
-}
-
-static void forget_memory(struct version *version)
-{
-        catalogue_lock(&bench.catalogue);
-        version->stored = true; /* as the worker says when it is */
-        version_forget_memory(&bench.catalogue, version);
-        catalogue_unlock(&bench.catalogue);
 }
 
 static void what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that(void)
@@ -610,7 +668,10 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
          TEST(what_appears_between_the_look_and_the_lock_is_found),
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
-         TEST(what_somebody_replaced_is_not_found_any_more), TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
+         TEST(what_somebody_replaced_is_not_found_any_more),
+         TEST(what_a_later_writing_of_its_tag_carried_over_is_found_there_and_what_it_replaced_is_not),
+         TEST(a_version_that_storage_does_not_have_any_more_is_not_found),
+         TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
          TEST(links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_none), TEST(blocks_are_shared_where_the_file_system_can),
          TEST(what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that), TEST(what_is_damaged_in_storage_is_not_published),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(what_agents_that_are_gone_left_goes_with_the_next_publish),
