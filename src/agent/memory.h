@@ -16,7 +16,8 @@
  *      memory_bury          gives the pages back                 (lock not held: slow)
  *
  * An image that a loader may have mapped (`exposed`) is never reused: pages that
- * were not yet touched follow later writes to the file.
+ * were not yet touched follow later writes to the file. So is one that an earlier
+ * agent made: this agent does not know to whom that one handed it.
  *
  * Locks: all fields are guarded by the catalogue's lock, but `data`, which belongs to
  * the one thread that works on the image (its maker, then the persist worker).

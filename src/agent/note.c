@@ -216,6 +216,7 @@ void note_adopt_all(struct catalogue *catalogue)
         /* Images of refused notes are still listed, held by nobody. */
         for (struct image *image = catalogue->memory.images, *next; image; image = next) {
                 next = image->next;
+                image->exposed = true; /* the agent before may have handed it to a loader */
                 if (!image->users && all)
                         memory_doom(&catalogue->memory, image);
                 else if (!image->users)

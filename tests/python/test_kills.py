@@ -261,3 +261,40 @@ def test_a_checkpoint_that_was_flushed_goes_on_with_the_next_agent_and_one_that_
     assert nm.flush_persistence()  # of an agent that never knew of it
     with pytest.raises(nm.NebulaError, match="lost with an agent that has ended"):
         lost.save("b.pt", 2)
+
+
+def test_what_a_trainer_has_loaded_from_memory_stays_as_it_is_when_agents_are_killed(place):
+    """Also in a process that it forked, and when the next agent is killed, too."""
+    place.run("""
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        with nm.Checkpoint("global_step1") as c:
+            c.save("m.pt", {"w": torch.full((1 << 20,), 1.0)})
+        c.wait("durable", 60)
+    """, place.storage)
+    trainer = place.trainer("""
+        torch.set_num_threads(1)  # its threads would not be there in the child
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        state = nm.get_latest_checkpoint().load("m.pt")
+        def save(first, last):
+            for step in range(first, last):
+                with nm.Checkpoint(f"global_step{step}") as c:
+                    c.save("m.pt", {"w": torch.full((1 << 20,), float(step))})
+                c.wait("durable", 60)
+        say("loaded"); sys.stdin.readline()
+        save(2, 7)
+        say("saved"); sys.stdin.readline()
+        save(7, 12)
+        wrong = int((state["w"] != 1).sum())  # looked at for the first time
+        child = os.fork()
+        if not child:
+            os._exit(int((state["w"] != 1).any()))
+        say("wrong", wrong, os.waitpid(child, 0)[1])
+    """, place.storage, stdin=True)
+    for line in ("loaded", "saved"):
+        lines_until(trainer, line)
+        place.kill_agent()
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+    assert lines_until(trainer, "wrong")[-1] == "wrong 0 0"
+    trainer.stdin.close()
+    assert trainer.wait(60) == 0

@@ -257,6 +257,86 @@ static void an_agent_is_killed(bool is_noted)
         os_remove_tree(root);
 }
 
+/* As a trainer maps what it loads: pages that it has not touched follow the file. */
+static unsigned char *map_first_image(const struct bench *bench)
+{
+        struct image *image = bench->job->versions->files[0].image;
+        void *data;
+        int fd;
+
+        if (!image || memory_open_read_only(image, &fd, NULL) || os->map(fd, 0, BENCH_FILE_BYTES, OS_MAP_READ | OS_MAP_PRIVATE, &data))
+                abort();
+        os->close(fd);
+        return data;
+}
+
+static bool holds(const unsigned char *data, unsigned seed)
+{
+        bool same = true;
+
+        for (size_t i = 0; i < BENCH_FILE_BYTES; i++)
+                same = same && data[i] == bench_byte(seed, i);
+        return same;
+}
+
+/* Agents are killed so often; the last one saves more versions than memory keeps. */
+static void agents_are_killed_under_a_reader(unsigned kills)
+{
+        size_t size, ends[32], count;
+        unsigned char *mapped;
+        struct bench bench;
+        char tag[20];
+
+        free(make_note(&bench, &size, ends, &count));
+        mapped = map_first_image(&bench);
+        for (unsigned i = 0; i < kills; i++) {
+                bench_done(&bench, false);
+                bench_init(&bench, memory, "");
+                REQUIRE(bench.job->versions && bench.job->versions->in_memory);
+        }
+        for (unsigned i = 0; i < 6; i++) {
+                snprintf(tag, sizeof tag, "later%u", i);
+                REQUIRE(bench_version(&bench, tag, 100 + i, 200 + i));
+        }
+        CHECK(holds(mapped, 1));
+        for (const struct version *version = bench.job->versions; version; version = version->next)
+                CHECK(!version->in_memory || strcmp(version->tag, "t"));
+        os->unmap(mapped, BENCH_FILE_BYTES);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void what_a_reader_has_mapped_is_never_written_again_whoever_took_it_over(void)
+{
+        for (unsigned kills = 0; kills < 3; kills++)
+                agents_are_killed_under_a_reader(kills);
+}
+
+/* Of an agent that was killed no reader is known: nothing of what it left is written again, mapped or not. */
+static void memory_that_was_taken_over_is_given_back_and_not_lent(void)
+{
+        size_t size, ends[32], count;
+        uint64_t ids[2];
+        struct bench bench;
+        char tag[20];
+
+        free(make_note(&bench, &size, ends, &count));
+        bench_done(&bench, false);
+        bench_init(&bench, memory, "");
+        REQUIRE(bench.job->versions && bench.job->versions->file_count == 2);
+        for (unsigned i = 0; i < 2; i++)
+                ids[i] = bench.job->versions->files[i].image->id;
+        for (unsigned i = 0; i < 6; i++) {
+                snprintf(tag, sizeof tag, "later%u", i);
+                REQUIRE(bench_version(&bench, tag, 1, 2));
+                for (unsigned k = 0; k < 2; k++)
+                        CHECK(bench.job->versions->files[k].image->id != ids[0] && bench.job->versions->files[k].image->id != ids[1]);
+        }
+        CHECK(!memory_find(&bench.catalogue.memory, ids[0]) && !memory_find(&bench.catalogue.memory, ids[1]));
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
 static void a_grant_that_was_not_noted_leaves_no_image(void)
 {
         an_agent_is_killed(false);
@@ -299,5 +379,6 @@ static void what_was_taken_over_does_not_make_the_memory_directory_smaller(void)
 TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
          TEST(a_note_does_not_grow_without_end),
          TEST(a_durable_version_with_files_of_other_nodes_is_taken_over), TEST(a_file_more_is_noted_alone),
-         TEST(a_grant_that_was_not_noted_leaves_no_image),
+         TEST(what_a_reader_has_mapped_is_never_written_again_whoever_took_it_over),
+         TEST(memory_that_was_taken_over_is_given_back_and_not_lent), TEST(a_grant_that_was_not_noted_leaves_no_image),
          TEST(what_was_taken_over_does_not_make_the_memory_directory_smaller))
