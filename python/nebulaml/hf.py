@@ -55,21 +55,32 @@ def _above(parent: str) -> str:
 class _Rotation:
     """save_total_limit over directories that are durable and those still on their way."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, by_time: bool) -> None:
         self.pattern = re.compile(pattern)
-        self.pending: dict[str, Any] = {}  # path -> checkpoint
+        self.by_time = by_time  # the newest is what was saved last, whatever its step: a run that went on from an older one counts lower again
+        self.pending: dict[str, Any] = {}  # path -> checkpoint, in the order of the saves
+
+    def saved(self, path: str, checkpoint: Any) -> None:
+        self.pending.pop(path, None)
+        self.pending[path] = checkpoint
 
     def directories(self, parent: str) -> list[str]:
-        """Absolute paths, oldest step first."""
-        found = {os.path.join(parent, name) for name in os.listdir(parent)} if os.path.isdir(parent) else set()
+        """Absolute paths, oldest first."""
         self.pending = {path: checkpoint for path, checkpoint in self.pending.items() if not _has_failed(checkpoint)}
-        found = {path for path in found if os.path.isdir(path)} | {
-            path for path in self.pending if os.path.dirname(path) == parent
-        }
-        steps = [
-            (int(match.group(1)), path) for path in found if (match := self.pattern.fullmatch(os.path.basename(path)))
-        ]
-        return [path for _, path in sorted(steps)]
+        saved = [path for path in self.pending if os.path.dirname(path) == parent]
+        times = {path: _changed_at(path) for path in _names_in(parent) if path not in saved}
+        steps = {path: self._step(path) for path in (*saved, *(path for path in times if times[path]))}
+        known = sorted((path for path in steps if steps[path] >= 0), key=steps.__getitem__)
+        if not self.by_time:
+            return known
+        there = [path for path in known if path not in saved]
+        if there and max(times[path] for path in there) - min(times[path] for path in there) >= 1:  # transformers goes by steps, too, else
+            there.sort(key=times.__getitem__)
+        return there + [path for path in saved if path in known]
+
+    def _step(self, path: str) -> int:
+        match = self.pattern.fullmatch(os.path.basename(path))
+        return int(match.group(1)) if match else -1
 
     def rotate(self, parent: str, limit: int | None, keep: set[str]) -> None:
         """Removes the oldest until `limit` are left; each removal waits behind the saves made so far. To be called after a commit
@@ -83,12 +94,31 @@ class _Rotation:
             if left <= max(limit, len(protected)):
                 break
             if path not in protected:
-                try:
-                    api._remove(path)
-                except NebulaConfigError as failure:  # somebody works there: no reason to stop training
-                    log.warning("nebula: %s", failure)
+                _remove(path)
                 self.pending.pop(path, None)
                 left -= 1
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return [os.path.join(directory, name) for name in os.listdir(directory)]
+    except FileNotFoundError:
+        return []
+
+
+def _changed_at(path: str) -> float:
+    """Of a directory; 0: it is none, or is just being removed."""
+    try:
+        return os.stat(path).st_mtime if os.path.isdir(path) else 0
+    except FileNotFoundError:
+        return 0
+
+
+def _remove(path: str) -> None:
+    try:
+        api._remove(path)
+    except NebulaConfigError as failure:  # somebody works there: no reason to stop training
+        log.warning("nebula: %s", failure)
 
 
 def _has_failed(checkpoint: Any) -> bool:
@@ -112,7 +142,7 @@ class NebulaTrainerMixin:
         state = self.__dict__.get("_nebula_state")
         if state is None:
             state = self.__dict__["_nebula_state"] = types.SimpleNamespace(
-                rotation=_Rotation(r"checkpoint-(\d+)"), staging=None, ready=False
+                rotation=_Rotation(r"checkpoint-(\d+)", by_time=True), ready=False, there=(), ending=False
             )
         if not state.ready:
             _init_for(self.args.output_dir)
@@ -121,8 +151,25 @@ class NebulaTrainerMixin:
 
     def _get_output_dir(self, trial: Any) -> str:
         directory = super()._get_output_dir(trial)
-        staging = self.__dict__.get("_nebula_staging")
-        return os.path.join(directory, STAGING) if staging else directory
+        if self.__dict__.get("_nebula_staging"):
+            return os.path.join(directory, STAGING)
+        return os.path.join(directory, STAGING, "nothing") if self._nebula_best_is_missing() else directory
+
+    def _nebula_best_is_missing(self) -> bool:
+        """At the end of training, when storage fails: transformers would compare its directories with one that is not there, and raise."""
+        state, best = self.__dict__.get("_nebula_state"), self.state.best_model_checkpoint
+        return state is not None and state.ending and best is not None and not os.path.isdir(best)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """The summary of the whole run is logged before transformers looks for the best model and tidies its directories up: from there on
+        they must be there."""
+        super().log(logs, *args, **kwargs)
+        state = self.__dict__.get("_nebula_state")
+        if state is not None and "train_runtime" in logs:
+            api.flush_persistence()
+            state.ending = True
+            parents = {os.path.dirname(path) for path in state.rotation.pending}
+            state.there = {path for parent in parents for path in state.rotation.directories(parent) if os.path.isdir(path)}
 
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
         state = self._nebula()
@@ -141,7 +188,7 @@ class NebulaTrainerMixin:
                 super()._save_checkpoint(model, trial, *args, **kwargs)
         finally:
             self._nebula_staging, self._nebula_args = False, {}
-        state.rotation.pending[target] = capture.checkpoint
+        state.rotation.saved(target, capture.checkpoint)
         published = True
         self._repair_state(super()._get_output_dir(trial), staging)
         if self.args.should_save:
@@ -191,8 +238,14 @@ class NebulaTrainerMixin:
         try:
             return super().train(*args, **kwargs)
         finally:
+            state = self._nebula()
+            state.ending = False
+            if self.args.should_save:
+                for path in (path for path in state.there if not os.path.isdir(path)):
+                    _remove(path)  # transformers has; what is stored of it goes, too
             api.flush_persistence()
-            self._nebula().rotation.pending.clear()
+            state.there = ()
+            state.rotation.pending.clear()
 
 
 @contextlib.contextmanager
@@ -255,7 +308,7 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
         accelerator._nebula_overlap = overlap
     if getattr(accelerator, "_nebula_attached", False):
         return accelerator
-    rotation = _Rotation(r"checkpoint_(\d+)")
+    rotation = _Rotation(r"checkpoint_(\d+)", by_time=False)
     plain_save, plain_load = accelerator.save_state, accelerator.load_state
 
     @functools.wraps(plain_save)
@@ -282,7 +335,7 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
                 plain_save(staging, *args, **kwargs)
         finally:
             configuration.automatic_checkpoint_naming = automatic
-        rotation.pending[target] = capture.checkpoint
+        rotation.saved(target, capture.checkpoint)
         published = not accelerator.is_main_process or capture.checkpoint.publish_directory(staging, target)
         if capture.checkpoint.commit() and published and automatic and accelerator.is_main_process:
             rotation.rotate(parent, configuration.total_limit, set())

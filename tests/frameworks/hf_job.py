@@ -19,7 +19,9 @@ parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--every", type=int, default=2)
 parser.add_argument("--limit", type=int)
 parser.add_argument("--best", action="store_true")
-parser.add_argument("--resume", action="store_true")
+parser.add_argument("--metric", choices=["better", "worse"], help="the best model is noted, and not loaded; worse: the first one is it")
+parser.add_argument("--only-model", action="store_true")
+parser.add_argument("--resume", nargs="?", const=True)
 parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--term-at", type=int, default=-1)
 parser.add_argument("--jit", action="store_true")
@@ -130,6 +132,11 @@ def main():
             "load_best_model_at_end": True,
             "metric_for_best_model": "eval_loss",
         }
+    if args.metric:
+        options |= {"eval_strategy": "steps", "eval_steps": args.every, "metric_for_best_model": "eval_loss"}
+        options["greater_is_better"] = args.metric == "worse"
+    if args.only_model:
+        options["save_only_model"] = True
     if args.deepspeed is not None:
         options["deepspeed"] = deepspeed_configuration()
     if args.jit:
@@ -168,7 +175,7 @@ def main():
         assert nm.attach(trainer) is trainer and isinstance(trainer, kind)
     trainer.remove_callback(transformers.PrinterCallback)  # the lines of this job are its output
     try:
-        trainer.train(resume_from_checkpoint=True if args.resume else None)
+        trainer.train(resume_from_checkpoint=args.resume)
     except RuntimeError as error:
         say(error=str(error))
     if args.ends:

@@ -107,6 +107,52 @@ def test_load_best_model_at_end(node):
     assert result.end["names"] == whole.end["names"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "more"),
+    [
+        (1, ["--metric", "worse"]),
+        (1, ["--metric", "better"]),
+        (1, ["--metric", "worse", "--best"]),
+        (2, ["--metric", "worse", "--only-model"]),
+        pytest.param(1, ["--metric", "worse", "--only-model"], marks=full),
+        pytest.param(1, ["--metric", "better", "--best", "--only-model"], marks=full),
+        pytest.param(2, ["--metric", "worse", "--best"], marks=full),
+        pytest.param(2, [], marks=full),
+        pytest.param(None, ["--metric", "worse"], marks=full),
+    ],
+    ids=lambda value: "-".join(word.lstrip("-") for word in value) or "plain" if isinstance(value, list) else f"limit {value}",
+)
+def test_the_directories_at_the_end_are_those_of_stock_also_where_storage_is_slow(node, limit, more):
+    options = [*more, *(["--limit", limit] if limit else [])]
+    whole = stock(node, *options)
+    node.environment["NEBULA_STORE_MBPS"] = "0.5"
+    result = job(node, *options)
+    assert result.end["names"] == whole.end["names"]
+    assert (result.end["best"] or "").replace("run", "stock") == (whole.end["best"] or "")
+    assert result.end["weights"] == whole.end["weights"]
+    stored = node.base / "run" / "_nebula"
+    until(lambda: sorted(name for name in os.listdir(stored) if name.startswith("checkpoint")) == result.end["names"])
+
+
+def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_saves_as_stock_does(node):
+    more = ["--limit", 2, "--metric", "worse"]
+    for run in (stock, job):
+        run(node, "--metric", "worse")
+        for step in (2, 4, 6, 8):  # as if there had been time between them
+            os.utime(node.base / ("stock" if run is stock else "run") / f"checkpoint-{step}", (step * 100, step * 100))
+    whole = stock(node, *more, "--steps", 6, "--resume", node.base / "stock" / "checkpoint-2")
+    again = job(node, *more, "--steps", 6, "--resume", node.base / "run" / "checkpoint-2")
+    assert again.end["names"] == whole.end["names"]
+    assert again.losses == whole.losses
+
+
+def test_a_run_whose_storage_has_failed_ends_all_the_same(node):
+    node.persist.write_text("storage is not there")
+    node.environment["NEBULA_PERSIST_GIVE_UP"] = "2"
+    result = job(node, "--persist", node.persist, "--limit", 1, "--metric", "worse", "--steps", 4)
+    assert result.end["step"] == 4 and result.end["names"] == []
+
+
 def test_every_rank_knows_where_the_best_model_lies_and_loads_it(node):
     if ENV != "hf":
         pytest.skip("one transformers is enough")
