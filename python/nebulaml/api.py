@@ -205,6 +205,25 @@ def _persist_in(path: str, keep_last: int | None = None) -> None:
     init(path, None if said else 0, keep_last=keep_last)
 
 
+def _save_elsewhere(path: str, tag: str, name: str, obj: Any) -> bool:
+    """One file as a whole checkpoint in another storage path than that of init(). It is copied when this returns, and durable soon."""
+    saved = []
+
+    def save() -> None:
+        session = engine.another_session(path)
+        checkpoint = Checkpoint._found(session.begin(tag, 1), path)
+        if checkpoint.save(name, obj) and checkpoint.commit():
+            session.settle(engine.LEAVE_MS)
+            saved.append(checkpoint)
+
+    return engine.guarded(f"saving {name!r} of checkpoint {tag!r} in {path}", save) is None and bool(saved)
+
+
+def _flush_elsewhere(path: str) -> bool:
+    """Returns when what was saved there is durable."""
+    return engine.guarded(f"flush of {path}", lambda: engine.interruptible(engine.another_session(path).flush, None, -1)) is None
+
+
 def unpublish(path: str | os.PathLike[str]) -> bool:
     """Removes a file or directory once everything published before has appeared, and cancels what was to appear there.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -15,6 +16,7 @@ from . import _nebula, config, locate, ranks, watching
 from .errors import NebulaConfigError, NebulaError, NebulaPicklingError, NebulaUnavailable, from_status
 
 __all__ = [
+    "another_session",
     "configure",
     "guarded",
     "has_session",
@@ -146,6 +148,16 @@ def session(patient: bool = False) -> _nebula.Session:
             raise
         _opened_with, _opened_at, _failure, _pause = wanted, now, None, RETRY_S[0]
         return _session
+
+
+def another_session(persist_path: str) -> _nebula.Session:
+    """One more, for a checkpoint that this process alone keeps in another storage path; whoever asks drops it."""
+    refuse_within_save()
+    chosen = dataclasses.replace(
+        settings(), persist_path=persist_path, persist_interval_s=0.0, retention_count=1, keep_last=0, keep_every=0, replica_count=0
+    )
+    locate.point_to_agent_library()
+    return _nebula.Session(**_options(chosen, ranks.Place(), chosen.run or ranks.run(place())))
 
 
 def has_session() -> bool:

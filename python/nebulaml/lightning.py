@@ -15,7 +15,7 @@ import os
 import re
 from typing import Any
 
-from . import api
+from . import api, config
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound
 
 __all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
@@ -77,12 +77,14 @@ class NebulaCheckpointIO:
         self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
         self.removed: set[str] = set()  # paths that Lightning takes for gone, though the files may still wait to go
         self._sound = True  # whether the last save was committed
+        self._elsewhere: set[str] = set()  # other storage paths in which something may not be durable yet
         self._held: list[str] = []  # paths to remove, as soon as one is: among them may be the only good checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """`storage_options`: None, or a dict with any of ``is_best`` and ``persist_path``; other keys are ignored.
 
-        is_best: it also appears as ``best.ckpt`` beside `path`. persist_path: and as ``<persist_path>/<tag>/checkpoint``.
+        is_best: it also appears as ``best.ckpt`` beside `path`. persist_path: it is also saved as file ``checkpoint`` of the same tag in that
+        storage path, where ``get_latest_checkpoint_path("checkpoint", persist_path)`` finds it; the values are copied once more for that.
         """
         options = storage_options if isinstance(storage_options, dict) else {}
         unknown = sorted(set(options) - set(OPTIONS))
@@ -107,11 +109,20 @@ class NebulaCheckpointIO:
         if not saved.save(name, checkpoint, self._overlap):
             return  # said loudly; the older ones are untouched
         published = saved.publish(name, target)
-        if options.get("persist_path"):
-            saved.publish(name, os.path.join(_key(options["persist_path"]), tag, PARTITION))
         if options.get("is_best"):
             saved.publish(name, os.path.join(os.path.dirname(target), "best" + os.path.splitext(target)[1]))
         self._sound = bool(saved.commit() and published)
+        self._save_elsewhere(checkpoint, tag, name, options.get("persist_path"))
+
+    def _save_elsewhere(self, checkpoint: dict[str, Any], tag: str, name: str, path: Any) -> None:
+        """``storage_options={"persist_path": ...}``: a whole checkpoint of that storage path, and not only a file there."""
+        if not path:
+            return
+        other, own = config.clean_path(path), api.persist_path()
+        if name == PARTITION and own and os.path.realpath(other.removeprefix("file://")) == os.path.realpath(own.removeprefix("file://")):
+            return  # it is that one's already
+        if api._save_elsewhere(other, tag, PARTITION, checkpoint):
+            self._elsewhere.add(other)
 
     def _name(self, tag: str, target: str) -> str:
         """The first file of a step is called ``checkpoint``; others of that step keep their own name beside it, with a number when
@@ -186,6 +197,8 @@ class NebulaCheckpointIO:
     def teardown(self) -> None:
         """The end of a fit, not of the plugin: everything saved becomes durable; saves may follow."""
         _flush()
+        while self._elsewhere:
+            api._flush_elsewhere(self._elsewhere.pop())
 
 
 def _io_of(strategy: Any) -> NebulaCheckpointIO | None:

@@ -209,6 +209,9 @@ def main():
             os.path.join(args.dirpath, "own.ckpt"),
             storage_options={"is_best": True, "persist_path": args.dirpath + "-other", "unknown": 1},
         )
+        if args.deepspeed is None:
+            path = nm.get_latest_checkpoint_path("checkpoint", args.dirpath + "-other")
+            say(other=path, step=torch.load(path, weights_only=False)["global_step"], own=nm.get_latest_checkpoint().tag)
         trainer.strategy.checkpoint_io.teardown()
     if args.then == "twice":
         trainer.strategy.teardown()

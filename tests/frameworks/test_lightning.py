@@ -384,9 +384,36 @@ def test_the_latest_checkpoint_path_and_the_storage_options(node):
     latest = next(line for line in result.lines if "latest" in line)
     assert latest["latest"] == str(node.persist / "global_step8" / "checkpoint")
     assert "state_dict" in latest["keys"]
-    job(node, "--then", "options")
+    other = next(line for line in job(node, "--then", "options").lines if "other" in line)
+    assert other == {"other": str(node.base / "ckpts-other" / "global_step8" / "checkpoint"), "step": 8, "own": "global_step8"}
     for path in ("ckpts/own.ckpt", "ckpts/best.ckpt", "ckpts-other/global_step8/checkpoint"):
         assert torch.load(node.base / path, weights_only=False)["global_step"] == 8
+
+
+def test_a_persist_path_of_one_checkpoint_gets_whole_versions_that_survive_the_process(node):
+    script(node, """
+nm.init(path("persist"), 0)
+other = path("other")
+for step in (1, 2):
+    state["global_step"] = step
+    io.save_checkpoint(state, path(f"step={step}.ckpt"), {"persist_path": other})
+io.teardown()
+assert sorted(name for name in os.listdir(other) if name != ".nebula") == ["global_step1", "global_step2", "latest"], os.listdir(other)
+assert [nm.get_latest_checkpoint(place).tag for place in (None, other)] == ["global_step2", "global_step2"]
+io.save_checkpoint({"global_step": 3}, path("step=3.ckpt"), {"persist_path": path("persist")})
+io.teardown()
+assert torch.load(nm.get_latest_checkpoint_path("checkpoint"), weights_only=False)["global_step"] == 3
+""")  # fmt: skip
+    node.forget_memory()
+    script(node, """
+from nebulaml import locate
+import subprocess
+for place in (path("other"), path("persist")):
+    subprocess.run([locate.agent_path(), "verify", "--path", place], check=True)
+found = nm.get_latest_checkpoint_path("checkpoint", path("other"))
+assert found == path("other/global_step2/checkpoint") and torch.load(found)["global_step"] == 2
+assert torch.equal(nm.get_latest_checkpoint(path("other")).load("checkpoint")["state_dict"]["w"], state["state_dict"]["w"])
+""")  # fmt: skip
 
 
 def test_with_overlap_a_save_returns_before_the_device_has_copied(node):
