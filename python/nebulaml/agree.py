@@ -76,8 +76,14 @@ def _key(version: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Newest first: of the tags global_step<n> the largest, of the others the latest, between the two the later."""
-    stepped = sorted((v for v in versions if _nebula.follows_step(v["tag"])), key=lambda v: (v["step"], v["sequence"]))
+    """Newest first: of the tags global_step<n> the largest of the latest line, of the others the latest, between the two the later.
+
+    What a later line has abandoned comes last.
+    """
+    kept = [version for version in versions if not version.get("abandoned")]
+    if len(kept) < len(versions):
+        return _order(kept) + _order([{**version, "abandoned": False} for version in versions if version.get("abandoned")])
+    stepped = sorted((v for v in versions if _nebula.follows_step(v["tag"])), key=lambda v: (v.get("began", 0), v["step"], v["sequence"]))
     others = sorted((v for v in versions if not _nebula.follows_step(v["tag"])), key=lambda v: v["sequence"])
     result = []
     while stepped or others:
@@ -98,6 +104,8 @@ def inventory(path: str | None) -> list[dict[str, Any]]:
             "generation": one["generation"],
             "sequence": one["sequence"],
             "step": one["step"],
+            "began": one["line"][-1][0] if "line" in one else 0,  # the line of history (formats.md)
+            "abandoned": one["abandoned"],
             "run": one.get("run", ""),
             "shared": shared,
             "world": one.get("world", 1),

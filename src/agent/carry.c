@@ -2,6 +2,7 @@
 
 #include "agent/carry.h"
 #include "agent/commit.h"
+#include "agent/lineage.h"
 #include "agent/note.h"
 #include "store/document.h"
 
@@ -110,6 +111,25 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         }
 }
 
+/* Lines that were given before it was known what lies in storage, oldest first: each continues the one before it. */
+static void set_lines_again(struct job *job)
+{
+        uint64_t last = 0;
+
+        for (struct version *next = job->versions; next;) {
+                next = NULL;
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (version->line_due && version->sequence > last && (!next || version->sequence < next->sequence))
+                                next = version;
+                if (!next)
+                        break;
+                last = next->sequence;
+                next->line_due = false;
+                if (!next->stored && !next->spread)
+                        lineage_set(next, next->sequence);
+        }
+}
+
 static bool is_numbered_here(const struct version *version)
 {
         return !version->stored && !version->adopted && !version->remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
@@ -153,6 +173,7 @@ static void move_generations(struct job *job)
 void carry_stored(struct catalogue *catalogue, struct job *job, bool is_first)
 {
         renumber(catalogue, job, is_first);
+        set_lines_again(job);
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = carry_stored_manifest(job, version->tag);
 

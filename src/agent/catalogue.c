@@ -313,6 +313,8 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
 
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings)
 {
+        if (strcmp(job->run, settings->run))
+                job->scanned = false;
         memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
         memcpy(job->run, settings->run, sizeof job->run);
         job->persist_interval_s = settings->persist_interval_s;

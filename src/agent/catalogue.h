@@ -43,6 +43,12 @@
 #define REACHED_COUNT 8   /* versions that are waited for at one time are few; the waiters of two that share one all look */
 #define REPLICA_MAX 8     /* copies of a version; each costs its size in another node's memory and on the network */
 
+/* A version that a rank has read a file of. */
+struct lineage_base {
+        uint64_t read_at; /* a sequence: later than that of all that was committed before; 0: none was read */
+        int64_t step;
+        struct line line;
+};
 struct agent_file {
         char name[IPC_NAME_MAX];
         uint32_t rank;
@@ -80,6 +86,8 @@ struct version {
         char tag[IPC_NAME_MAX], run[IPC_NAME_MAX]; /* here, for whoever walks all versions compares them */
         struct job *job;
         uint64_t id, generation, sequence;
+        struct line line;        /* of history, from its commit on (lineage.h) */
+        struct lineage_base base; /* what its ranks had loaded when they saved it */
         int64_t step, file_goal; /* file_goal: > 0, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS */
         int64_t next_goal;       /* asked for by who began this whole tag again; 0: nobody has */
         uint32_t world;
@@ -93,6 +101,7 @@ struct version {
         uint32_t pins;
         bool in_memory;    /* its images are held; cleared when memory gave it up */
         bool stored;       /* a manifest in storage names it */
+        bool line_due;     /* its line was given without knowing what lies in storage */
         bool wanted;       /* somebody asked for it to be durable */
         bool tried_ahead;  /* to write it before it was complete; that is tried once */
         bool superseded;   /* gave its memory up before it was due to be persisted, or gave way to a later writing of its tag */
@@ -159,7 +168,8 @@ struct job {
         struct manifest_scan stored;
         struct manifest *half_removed; /* versions of which a removal left files behind; the worker's */
         size_t half_removed_count;
-        bool scan_due, scanned;
+        bool scan_due, scanned; /* scanned: since this run came, whose forerunner may have been on another node */
+        bool was_scanned;       /* at any time */
         /* the persist worker's */
         int64_t last_start_ns, failing_since_ns;
         uint32_t attempt; /* tries that failed since one that did not, whichever version they were of */
@@ -194,6 +204,7 @@ struct session {
         char run[IPC_NAME_MAX];
         uint32_t connection_count;
         uint64_t number; /* the later it came the larger */
+        struct lineage_base loaded;
         bool has_begun;  /* a version; until then it may be about to load what it was told of */
         int64_t left_ns; /* when the last connection ended */
         double since;

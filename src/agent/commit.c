@@ -6,6 +6,7 @@
 
 #include "agent/carry.h"
 #include "agent/commit_private.h"
+#include "agent/lineage.h"
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/world.h"
@@ -45,6 +46,7 @@ static struct part *own_part(struct version *version, const struct session *sess
         }
         part->nonce = session->nonce;
         part->pid = session->pid;
+        lineage_save(version, session);
         return part;
 }
 

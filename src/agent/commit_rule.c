@@ -1,6 +1,7 @@
 /* When a version is complete, and what can be said of that before it is. */
 #include "agent/carry.h"
 #include "agent/commit_private.h"
+#include "agent/lineage.h"
 #include "agent/world.h"
 #include "os/os.h"
 
@@ -142,7 +143,8 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         carry_over(version);
-        version->sequence = commit_next_sequence(version->job);
+        lineage_set(version, commit_next_sequence(version->job));
+        version->sequence = version->job->last_sequence;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
         catalogue_retain(catalogue, version->job, version->job->retention_count);
         version->job->spare_due = catalogue_spare_bytes(catalogue, version->job) > 0;

@@ -12,10 +12,10 @@
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
-#define RECORD_VERSION 2u
+#define RECORD_VERSION 3u
 #define CRC_BYTES 8u
 /* Bounds of what is written, so that one piece of memory is enough. */
-#define FIXED_BYTES 256u
+#define FIXED_BYTES (512u + 2 * sizeof(struct line))
 #define PART_BYTES 64u
 #define FILE_BYTES 64u
 
@@ -75,6 +75,12 @@ static void put_file(char **at, const char *name, uint32_t rank, enum ipc_format
         put_u64(at, image && image->named ? image->id : 0);
 }
 
+static void put_line(char **at, const struct line *line)
+{
+        put_u32(at, line->count);
+        put(at, line->forks, line->count * sizeof line->forks[0]);
+}
+
 /* Without the storage path, an agent that takes over could not go on persisting. */
 static void put_job(char **at, const struct job *job)
 {
@@ -102,6 +108,10 @@ static void put_version(char **at, const struct version *version)
         put_u64(at, (uint64_t)version->file_goal);
         put_u64(at, version->writing);
         put_u64(at, version->announce_sequence);
+        put_line(at, &version->line);
+        put_u64(at, version->base.read_at);
+        put_u64(at, (uint64_t)version->base.step);
+        put_line(at, &version->base.line);
         put_real(at, given_up ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : version->life.moves[version->life.move_count - 1].at);
         put_u32(at, version->world);
         put_u8(at, (uint8_t)(given_up ? NEBULA_STATE_COMMITTED : version->life.state));
@@ -251,6 +261,16 @@ static void get_text(struct reader *reader, bool may_be_empty, char *ret_text, s
         ret_text[length] = 0;
         if (!reader->wrong && (strlen(ret_text) != length || (!length && !may_be_empty)))
                 reader->wrong = "holds an impossible text";
+}
+
+static void get_line(struct reader *reader, struct line *line)
+{
+        line->count = get_u32(reader, LINE_FORKS_MAX);
+        get(reader, line->forks, line->count * sizeof line->forks[0]);
+        if (!reader->wrong && !line_is_sound(line))
+                reader->wrong = "holds an impossible line of history";
+        if (reader->wrong)
+                memset(line, 0, sizeof *line);
 }
 
 static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
@@ -458,6 +478,10 @@ static void get_version(struct reader *reader, struct version *version)
         version->file_goal = (int64_t)get_u64(reader, UINT64_MAX);
         version->writing = get_u64(reader, DOCUMENT_GENERATION_MAX);
         version->announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        get_line(reader, &version->line);
+        version->base.read_at = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        version->base.step = (int64_t)get_u64(reader, INT64_MAX);
+        get_line(reader, &version->base.line);
         at = get_real(reader);
         version->world = get_u32(reader, WORLD_MAX);
         state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);

@@ -120,7 +120,7 @@ enum nebula_status peer_hello_parse(const char *text, size_t size, struct peer_h
 
 static json_t *copy_json(const struct peer_copy *copy)
 {
-        json_t *files = json_array();
+        json_t *files = json_array(), *body;
 
         for (size_t i = 0; i < copy->file_count; i++) {
                 const struct peer_file *file = &copy->files[i];
@@ -133,9 +133,14 @@ static json_t *copy_json(const struct peer_copy *copy)
                         return NULL;
                 }
         }
-        return json_pack("{s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "id", document_hex(copy->id), "owner", copy->owner, "tag", copy->tag,
+        body = json_pack("{s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:o}", "id", document_hex(copy->id), "owner", copy->owner, "tag", copy->tag,
                          "run", copy->run, "generation", (json_int_t)copy->generation, "sequence", (json_int_t)copy->sequence,
                          "world", (json_int_t)copy->world, "files", files);
+        if (body && !line_format(&copy->line, body)) {
+                json_decref(body);
+                return NULL;
+        }
+        return body;
 }
 
 static void read_file(struct document_reader *reader, const json_t *object, struct peer_file *file)
@@ -163,6 +168,7 @@ static void read_copy(struct document_reader *reader, const json_t *object, stru
         copy->generation = document_generation(reader, object, UINT64_MAX);
         copy->sequence = document_sequence(reader, object);
         copy->world = document_world(reader, object);
+        line_parse(reader, object, &copy->line);
         files = document_array(reader, object, "files");
         if (reader->status)
                 return;

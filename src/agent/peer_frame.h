@@ -29,6 +29,7 @@
 #include <stdbool.h>
 
 #include "ipc/ipc.h"
+#include "store/line.h"
 #include "nebula.h"
 
 #define PEER_MAGIC 0x5042454eu /* "NEBP" */
@@ -74,6 +75,7 @@ struct peer_file {
 /* One node's share of a version. `id` is the owner's in OFFER, SEAL and KEEP, the holder's in LISTED and FETCH. */
 struct peer_copy {
         uint64_t id, generation, sequence;
+        struct line line;
         char owner[IPC_NAME_MAX], tag[IPC_NAME_MAX], run[IPC_NAME_MAX];
         uint32_t world;
         struct peer_file *files;

@@ -25,6 +25,7 @@ static void fill_manifest(const struct job *job, const struct version *version, 
         manifest->sequence = plan->sequence;
         manifest->step = version->step;
         manifest->world = version->world;
+        manifest->line = plan->line;
 }
 
 static enum nebula_status put_manifest(struct store *store, const struct plan *plan, struct nebula_error *error)
@@ -128,6 +129,7 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
         catalogue_lock(catalogue);
         version_set_generation(version, plan->generation);
         version->sequence = plan->sequence;
+        version->line = plan->manifest.line;
         commit_saw_sequence(job, plan->sequence);
         while (at < stored->count && strcmp(stored->manifests[at].tag, plan->tag))
                 at++;
@@ -148,6 +150,7 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
         if (version->spread)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
+        manifest_scan_mark(stored);
         newest = manifest_scan_newest(stored, job->name);
         is_newest = newest >= 0 && !strcmp(stored->manifests[newest].tag, plan->tag);
         catalogue_unlock(catalogue);

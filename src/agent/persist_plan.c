@@ -68,6 +68,7 @@ static enum nebula_status take_parts(struct plan *plan, const struct version *ve
         plan->parts = parts;
         plan->part_count = version->part_count;
         plan->sequence = version->sequence;
+        plan->line = version->line;
         return NEBULA_OK;
 }
 

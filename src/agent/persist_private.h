@@ -39,6 +39,7 @@ struct plan {
         struct part *parts;
         size_t part_count;
         uint64_t generation, sequence;
+        struct line line; /* as is the sequence, known from the commit on */
         bool is_ahead; /* some files are still being copied: their images are held, and what the commit brings is not known yet */
         bool spread; /* other nodes hold the rest: numbers were agreed, carried files are the manifest writer's matter */
         struct store_staged *staged; /* NULL: no file is to be placed */

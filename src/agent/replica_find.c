@@ -267,7 +267,7 @@ static const struct peer_copy *newest_copy(const struct inventory *inventory, co
         for (size_t i = 0; i < inventory->count; i++)
                 for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
                         const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
-                        const struct retain_entry entry = retain_complete(copy->tag, copy->sequence);
+                        const struct retain_entry entry = retain_complete(copy->tag, copy->sequence, &copy->line);
 
                         if ((*tag && strcmp(tag, copy->tag)) || !version_wanted(wanted, copy->generation, copy->sequence))
                                 continue;
@@ -350,6 +350,7 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 version->remote = version->recorded = true;
                 version->generation = best->generation;
                 version->sequence = best->sequence;
+                version->line = best->line;
                 version->world = best->world;
                 strcpy(version->run, best->run);
                 version->writing = 0; /* not one of this node's, or the same */

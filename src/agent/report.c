@@ -9,6 +9,7 @@
 #include "agent/log.h"
 #include "agent/replica.h"
 #include "agent/report.h"
+#include "agent/retain.h"
 #include "agent/storage.h"
 #include "agent/worker.h"
 #include "agent/world.h"
@@ -85,6 +86,7 @@ static json_t *version_json(const struct version *version)
                 if (missing[0] && !version->error.message[0])
                         json_object_set_new(body, "error", json_string(missing));
                 json_object_set_new(body, "sequence", json_integer((json_int_t)version->sequence));
+                line_format(&version->line, body);
         }
         return body;
 }
@@ -110,6 +112,7 @@ static json_t *manifest_json(const struct manifest *manifest, const char *path)
         if (body) {
                 json_object_set_new(body, "world", json_integer(manifest->world));
                 json_object_set_new(body, "sequence", json_integer((json_int_t)manifest->sequence));
+                line_format(&manifest->line, body);
         }
         return body;
 }
@@ -194,6 +197,46 @@ static size_t paths_in_scope(struct catalogue *catalogue, const struct session *
         return used;
 }
 
+/* What can be loaded of this row, as retention compares it. *ret_line and *ret_job are the caller's. */
+static struct retain_entry entry_of(const json_t *row, struct line *ret_line, char **ret_job)
+{
+        struct document_reader reader = { .kind = "report" };
+        const char *job = json_string_value(json_object_get(row, "job")), *path = json_string_value(json_object_get(row, "persist_path"));
+        size_t size = strlen(job) + strlen(path) + 2;
+        struct retain_entry entry;
+
+        line_parse(&reader, row, ret_line);
+        *ret_job = malloc(size);
+        if (*ret_job)
+                snprintf(*ret_job, size, "%s\n%s", path, job);
+        entry = retain_complete(json_string_value(json_object_get(row, "tag")),
+                                (uint64_t)json_integer_value(json_object_get(row, "sequence")), ret_line);
+        entry.complete = entry.sequence && (json_is_string(json_object_get(row, "source")) || json_array_size(json_object_get(row, "source")));
+        entry.job = *ret_job;
+        return entry;
+}
+
+static void mark_abandoned(const json_t *versions)
+{
+        size_t count = json_array_size(versions);
+        struct retain_entry *entries = calloc(count + 1, sizeof *entries);
+        struct line *lines = calloc(count + 1, sizeof *lines);
+        char **jobs = calloc(count + 1, sizeof *jobs);
+
+        if (entries && lines && jobs) {
+                for (size_t i = 0; i < count; i++)
+                        entries[i] = entry_of(json_array_get(versions, i), &lines[i], &jobs[i]);
+                retain_mark(entries, count);
+                for (size_t i = 0; i < count; i++)
+                        json_object_set_new(json_array_get(versions, i), "abandoned", json_boolean(entries[i].abandoned));
+                for (size_t i = 0; i < count; i++)
+                        free(jobs[i]);
+        }
+        free(entries);
+        free(lines);
+        free(jobs);
+}
+
 static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path,
                                         char **ret_text, struct nebula_error *error)
 {
@@ -240,6 +283,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                 jobs[i]->pins--;
         catalogue_unlock(catalogue);
         free(jobs);
+        mark_abandoned(versions);
         return to_text(json_pack("{s:o, s:o}", "versions", versions, "problems", problems), ret_text, error);
 }
 

@@ -14,7 +14,7 @@
 
 static bool is_newer(const struct version *a, const struct version *b)
 {
-        const struct retain_entry entries[2] = { retain_complete(a->tag, a->sequence), retain_complete(b->tag, b->sequence) };
+        const struct retain_entry entries[2] = { retain_complete(a->tag, a->sequence, &a->line), retain_complete(b->tag, b->sequence, &b->line) };
 
         return retain_is_newer(&entries[0], &entries[1]);
 }
@@ -175,13 +175,13 @@ static void fill_found(const struct version *version, struct ipc_found *found)
 /* What this agent knows of storage without looking: a newer one there than in memory makes it look. */
 static bool storage_may_be_newer(const struct job *job, const struct version *version)
 {
-        const struct retain_entry known = retain_complete(version->tag, version->sequence);
+        const struct retain_entry known = retain_complete(version->tag, version->sequence, &version->line);
         int64_t newest = manifest_scan_newest(&job->stored, job->name);
         struct retain_entry stored;
 
         if (newest < 0)
                 return false;
-        stored = retain_complete(job->stored.manifests[newest].tag, job->stored.manifests[newest].sequence);
+        stored = retain_complete(job->stored.manifests[newest].tag, job->stored.manifests[newest].sequence, &job->stored.manifests[newest].line);
         return retain_is_newer(&stored, &known);
 }
 
@@ -204,7 +204,7 @@ static enum nebula_status find_stored(struct catalogue *catalogue, struct job *j
         version = catalogue_stored(catalogue, job, &manifest);
         if (version) {
                 fill_found(version, found);
-                *ret_entry = retain_complete(version->tag, version->sequence);
+                *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
         } else {
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", manifest.tag);
         }
@@ -229,7 +229,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
                 version = catalogue_version(catalogue, id);
         if (version) {
                 fill_found(version, found);
-                *ret_entry = retain_complete(version->tag, version->sequence);
+                *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
         }
         catalogue_unlock(catalogue);
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;
@@ -247,7 +247,7 @@ static void log_older(struct catalogue *catalogue, const struct job *job, const 
         newest = *wanted->tag ? -1 : manifest_scan_newest(&job->stored, job->name);
         if (newest >= 0) {
                 known = &job->stored.manifests[newest];
-                known_entry = retain_complete(known->tag, known->sequence);
+                known_entry = retain_complete(known->tag, known->sequence, &known->line);
         }
         if (known && retain_is_newer(&known_entry, &found_entry))
                 log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which does not come from %s: %s", found->tag,
@@ -285,7 +285,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         if (version) {
                 in_memory = true;
                 fill_found(version, &found);
-                memory_entry = retain_complete(version->tag, version->sequence);
+                memory_entry = retain_complete(version->tag, version->sequence, &version->line);
                 /* Another node may have made it durable since. */
                 stored_first = version->life.state == NEBULA_STATE_FAILED && version->recorded_here;
                 look = version->job->persist_path[0] && (stored_first || (!request->tag[0] && storage_may_be_newer(version->job, version)));

@@ -1,9 +1,12 @@
+#include <string.h>
+
 #include "agent/retain.h"
 #include "image/image.h"
 
-struct retain_entry retain_complete(const char *tag, uint64_t sequence)
+struct retain_entry retain_complete(const char *tag, uint64_t sequence, const struct line *line)
 {
-        return (struct retain_entry){ .step = name_step(tag), .follows_step = name_follows_step(tag), .sequence = sequence, .complete = true };
+        return (struct retain_entry){ .step = name_step(tag), .follows_step = name_follows_step(tag), .sequence = sequence,
+                                      .line_began = line_began(line), .line = line, .complete = true };
 }
 
 bool retain_is_newer(const struct retain_entry *a, const struct retain_entry *b)
@@ -15,6 +18,10 @@ bool retain_is_newer(const struct retain_entry *a, const struct retain_entry *b)
 
 static bool later_of_kind(const struct retain_entry *a, const struct retain_entry *b)
 {
+        if (a->follows_step && a->abandoned != b->abandoned)
+                return b->abandoned;
+        if (a->follows_step && a->line_began != b->line_began)
+                return a->line_began > b->line_began;
         if (a->follows_step && a->step != b->step)
                 return a->step > b->step;
         return a->sequence > b->sequence;
@@ -22,7 +29,41 @@ static bool later_of_kind(const struct retain_entry *a, const struct retain_entr
 
 static bool newer(const struct retain_entry *a, const struct retain_entry *b)
 {
+        if (a->follows_step != b->follows_step && a->abandoned != b->abandoned)
+                return b->abandoned;
         return a->follows_step == b->follows_step ? later_of_kind(a, b) : a->sequence > b->sequence;
+}
+
+static bool same_job(const struct retain_entry *a, const struct retain_entry *b)
+{
+        return a->job && b->job ? !strcmp(a->job, b->job) : a->job == b->job;
+}
+
+static void mark_job(struct retain_entry *entries, size_t count, size_t first)
+{
+        const struct retain_entry *head = NULL;
+
+        for (size_t i = first; i < count; i++)
+                if (same_job(&entries[i], &entries[first]) && entries[i].complete && entries[i].follows_step &&
+                    (!head || later_of_kind(&entries[i], head)))
+                        head = &entries[i];
+        for (size_t i = first; head && i < count; i++)
+                if (same_job(&entries[i], &entries[first]) && entries[i].complete && entries[i].follows_step)
+                        entries[i].abandoned = !line_holds(head->line, entries[i].line, entries[i].step);
+}
+
+void retain_mark(struct retain_entry *entries, size_t count)
+{
+        for (size_t i = 0; i < count; i++)
+                entries[i].abandoned = false;
+        for (size_t i = 0; i < count; i++) {
+                size_t first = 0;
+
+                while (!same_job(&entries[first], &entries[i]))
+                        first++;
+                if (first == i)
+                        mark_job(entries, count, first);
+        }
 }
 
 int64_t retain_newest(const struct retain_entry *entries, size_t count)
@@ -90,13 +131,15 @@ void retain_storage(const struct retain_entry *entries, size_t count, uint32_t k
 
         for (size_t i = 0; i < count; i++) {
                 const struct retain_entry *entry = &entries[i];
+                bool is_multiple = keep_every && entry->step >= 0 && (uint64_t)entry->step % keep_every == 0;
                 size_t newer_count = 0;
 
                 for (size_t j = 0; j < count; j++)
-                        newer_count += j != i && entries[j].complete && newer(&entries[j], entry);
+                        newer_count += j != i && entries[j].complete &&
+                                       (entry->abandoned ? !entries[j].abandoned && entries[j].sequence > entry->sequence :
+                                                           newer(&entries[j], entry));
                 drop[i] = keep_last && entry->complete && !entry->busy && (int64_t)i != newest &&
-                          later_commits(entries, count, i) && newer_count >= keep_last &&
-                          !(keep_every && entry->step >= 0 && (uint64_t)entry->step % keep_every == 0);
+                          later_commits(entries, count, i) && newer_count >= keep_last && (entry->abandoned || !is_multiple);
         }
 }
 

@@ -2,8 +2,9 @@
  * retain.h - which versions stay, and which is written next: pure functions
  * over an array of facts, so that every rule can be tested without an agent.
  *
- * Newest: of the tags global_step<n>, the largest (n, sequence); of the
- * others, the largest sequence; between these two, the later sequence.
+ * Newest: of the tags global_step<n>, the largest (n, sequence) of the line
+ * that began last; of the others, the largest sequence; between these two,
+ * the later sequence. What a later line has abandoned is older than all else.
  */
 #ifndef NB_AGENT_RETAIN_H
 #define NB_AGENT_RETAIN_H
@@ -12,18 +13,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "store/line.h"
+
 struct retain_entry {
         int64_t step;      /* -1: none */
         bool follows_step; /* global_step<n>: comes by its step, where others come by their commits */
         uint64_t sequence; /* order of commits */
+        uint64_t line_began;     /* of those that follow their steps */
+        const struct line *line; /* for retain_mark alone; NULL: the first */
+        const char *job;         /* likewise: entries of one job are compared, those without make up one, too */
+        bool abandoned;    /* by a later line: retain_mark finds that out */
         bool complete;     /* can be loaded */
         bool durable;      /* storage has it */
         bool unsaved;      /* is to be persisted and is not durable */
         bool busy;         /* being read or written */
 };
 
-/* An entry of a version that can be loaded. */
-struct retain_entry retain_complete(const char *tag, uint64_t sequence);
+/* An entry of a version that can be loaded. `line` stays the caller's. */
+struct retain_entry retain_complete(const char *tag, uint64_t sequence, const struct line *line);
+/* Of the complete entries those that the line of the newest one of their job has abandoned. */
+void retain_mark(struct retain_entry *entries, size_t count);
 /* Of two complete entries. */
 bool retain_is_newer(const struct retain_entry *a, const struct retain_entry *b);
 /* Index of the newest complete entry, -1 when there is none. */
@@ -43,7 +52,8 @@ void retain_memory(const struct retain_entry *entries, size_t count, size_t keep
 int64_t retain_victim(const struct retain_entry *entries, size_t count);
 /*
  * Storage: keeps the newest `keep_last` and steps that are multiples of `keep_every`; keep_last 0 keeps all. Never
- * drops the newest complete one, the latest commit, or a busy one.
+ * drops the newest complete one, the latest commit, or a busy one. What is marked as abandoned takes nobody's place: it goes when
+ * `keep_last` others have been committed after it.
  */
 void retain_storage(const struct retain_entry *entries, size_t count, uint32_t keep_last, uint64_t keep_every, bool *drop);
 

@@ -28,6 +28,7 @@ static size_t collect(struct job *job, struct version ***ret_versions, struct re
                         .step = version->step,
                         .follows_step = name_follows_step(version->tag),
                         .sequence = version->sequence,
+                        .line_began = line_began(&version->line),
                         .complete = lifecycle_complete(version->life.state) || version->failed_by_storage,
                         .durable = version->stored,
                         .unsaved = version_unsaved(version),

@@ -4,6 +4,7 @@
 
 #include "agent/commit.h"
 #include "agent/grant.h"
+#include "agent/lineage.h"
 #include "agent/log.h"
 #include "agent/publish.h"
 #include "agent/report.h"
@@ -131,6 +132,8 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         before = *session;
         session->job = job;
+        if (before.job != job)
+                memset(&session->loaded, 0, sizeof session->loaded);
         if (before.job && before.job != job)
                 before.job->last_guest = catalogue->session_number;
         if (before.job && before.job != job && before.role == IPC_ROLE_TRAINER)
@@ -397,6 +400,17 @@ static enum nebula_status request_find(struct connection *connection, const void
         return status;
 }
 
+static void note_read(struct connection *connection, uint64_t version_id)
+{
+        const struct version *version;
+
+        catalogue_lock(connection->catalogue);
+        version = catalogue_version(connection->catalogue, version_id);
+        if (version)
+                lineage_read(connection->session, version);
+        catalogue_unlock(connection->catalogue);
+}
+
 static enum nebula_status request_open(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error)
 {
@@ -406,6 +420,7 @@ static enum nebula_status request_open(struct connection *connection, const void
         if (!status) {
                 answer->data = answer->text = (char *)opened;
                 answer->size = sizeof *opened + opened->chunk_count * sizeof opened->crc64[0];
+                note_read(connection, ((const struct ipc_open *)payload)->version_id);
         }
         return status;
 }

@@ -11,7 +11,7 @@ bool share_holds(const struct agent_file *file)
 
 enum nebula_status share_describe(const struct version *version, struct peer_copy *ret_copy, struct nebula_error *error)
 {
-        *ret_copy = (struct peer_copy){ .id = version->id, .generation = version->generation, .sequence = version->sequence,
+        *ret_copy = (struct peer_copy){ .id = version->id, .generation = version->generation, .sequence = version->sequence, .line = version->line,
                                         .world = version->world };
         strcpy(ret_copy->tag, version->tag);
         strcpy(ret_copy->run, version->run);

@@ -81,8 +81,8 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         catalogue_lock(catalogue);
         manifest_scan_done(&job->stored);
         job->stored = scan;
-        is_first = !job->scanned;
-        job->scanned = true;
+        is_first = !job->was_scanned;
+        job->scanned = job->was_scanned = true;
         carry_stored(catalogue, job, is_first);
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
@@ -122,10 +122,12 @@ static struct manifest *take_dropped(struct job *job, size_t *ret_count)
 
                         entries[i] = (struct retain_entry){
                                 .step = manifest->step, .follows_step = name_follows_step(manifest->tag),
-                                .sequence = manifest->sequence, .durable = true,
+                                .sequence = manifest->sequence, .line_began = line_began(&manifest->line),
+                                .line = &manifest->line, .durable = true,
                                 .complete = !strcmp(manifest->job, job->name), .busy = in_use(job, manifest),
                         };
                 }
+                retain_mark(entries, count);
                 retain_storage(entries, count, job->keep_last, job->keep_every, drop);
                 for (size_t i = 0; i < count; i++) {
                         if (drop[i])

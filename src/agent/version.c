@@ -262,6 +262,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
                 return NULL;
         version->generation = manifest->generation;
         version->sequence = manifest->sequence;
+        version->line = manifest->line;
         version->step = manifest->step;
         version->world = manifest->world;
         version->stored = version->recorded = true;

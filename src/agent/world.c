@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "agent/commit.h"
+#include "agent/lineage.h"
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/storage.h"
@@ -130,6 +131,8 @@ bool world_describe(const struct version *version, struct captured *captured)
         world_fill_of(version, &captured->of);
         captured->generation = version->generation;
         captured->sequence = version->announce_sequence;
+        captured->after = lineage_goes_back(version);
+        captured->goes_back = captured->after != LINEAGE_GOES_ON;
         captured->ranks = calloc(version->part_count + 1, sizeof *captured->ranks);
         if (!captured->ranks)
                 return false;
@@ -176,6 +179,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
                 return;
         version_set_generation(version, committed->generation);
         version->sequence = committed->sequence;
+        version->line = committed->line;
         commit_saw_sequence(job, committed->sequence);
         if (committed->persist) {
                 version->wanted = version->wanted_told = true;
@@ -329,6 +333,34 @@ static bool interval_passed(const struct job *job, int64_t now)
                now - job->spread_start_ns >= (int64_t)(job->persist_interval_s * 1e9);
 }
 
+/* What lies in storage may be of nodes that are not of this run. */
+static enum nebula_status commit_for_all(struct catalogue *catalogue, struct store *store, struct version *version, const struct captured *own,
+                                         struct coverage *coverage, bool persist, struct committed *ret_committed,
+                                         struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+        struct line line;
+        int64_t after;
+        bool scanned;
+
+        catalogue_lock(catalogue);
+        scanned = version->job->scanned;
+        catalogue_unlock(catalogue);
+        if (!scanned)
+                status = storage_scan(catalogue, version->job, error);
+        if (status)
+                return status;
+        catalogue_lock(catalogue);
+        after = lineage_goes_back(version);
+        if (coverage->goes_back && (after == LINEAGE_GOES_ON || coverage->after < after))
+                after = coverage->after;
+        lineage_find(version, coverage->sequence, after, &line);
+        if (coverage->sequence < line_began(&line)) /* it was captured before what began the line, and is committed after it */
+                coverage->sequence = line_began(&line);
+        catalogue_unlock(catalogue);
+        return world_commit_document(store, own, coverage, &line, persist, ret_committed, error);
+}
+
 static void look_for_commit(struct catalogue *catalogue, struct version *version, int64_t now)
 {
         struct nebula_error error = { 0 };
@@ -360,7 +392,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         if (!status && !found && (decide || waited > LIST_AFTER_NS))
                 status = world_look_around(store, &own, &coverage, &error);
         if (!status && !found && decide && goal_met(catalogue, version, &coverage, now)) {
-                status = world_commit_document(store, &own, &coverage, persist, &committed, &error);
+                status = commit_for_all(catalogue, store, version, &own, &coverage, persist, &committed, &error);
                 found = !status;
         }
         catalogue_lock(catalogue);

@@ -103,6 +103,9 @@ static void cover(struct coverage *coverage, const struct captured *captured)
         if (!fresh)
                 return;
         coverage->documents++;
+        if (captured->goes_back && (!coverage->goes_back || captured->after < coverage->after))
+                coverage->after = captured->after;
+        coverage->goes_back = coverage->goes_back || captured->goes_back;
         coverage->generation = captured->generation > coverage->generation ? captured->generation : coverage->generation;
         coverage->sequence = captured->sequence > coverage->sequence ? captured->sequence : coverage->sequence;
 }
@@ -141,10 +144,10 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
 }
 
 enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage,
-                                          bool persist, struct committed *ret_committed, struct nebula_error *error)
+                                          const struct line *line, bool persist, struct committed *ret_committed, struct nebula_error *error)
 {
         struct committed committed = { .of = own->of, .generation = coverage->generation, .sequence = coverage->sequence,
-                                       .persist = persist };
+                                       .line = *line, .persist = persist };
         struct manifest before = { 0 };
         struct nebula_error failure = { 0 };
         enum nebula_status status = manifest_load(store, own->of.tag, &before, &failure);

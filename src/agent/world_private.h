@@ -21,6 +21,8 @@ struct coverage {
         uint8_t *ranks; /* of the world: 1 when covered */
         uint32_t count;
         uint64_t files, generation, sequence, documents;
+        bool goes_back; /* as one of them says at least: to the earliest step of these */
+        int64_t after;
 };
 
 /* world.c */
@@ -35,8 +37,8 @@ enum nebula_status world_write_committed(struct store *store, const struct commi
 /* Own document and those of other nodes. NEBULA_INVALID: another job, or another run, writes that tag. */
 enum nebula_status world_look_around(struct store *store, const struct captured *own, struct coverage *coverage, struct nebula_error *error);
 /* All agents come to the same numbers: the documents', unless storage holds the tag already. */
-enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage, bool persist,
-                                         struct committed *ret_committed, struct nebula_error *error);
+enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage, const struct line *line,
+                                         bool persist, struct committed *ret_committed, struct nebula_error *error);
 /* The document of that name, if it is of this writing: another job's, or an earlier writing's, has the same name. */
 void world_remove_captured(struct store *store, const struct captured *own, uint32_t rank);
 

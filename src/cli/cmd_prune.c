@@ -15,7 +15,7 @@
 struct prune {
         uint64_t keep_last, keep_every; /* 0: that rule was not given */
         const char *tag, *job;          /* NULL: not given */
-        bool yes;
+        bool abandoned, yes;
 };
 
 /* Sets drop[i] by the rules for the versions of one job, which do not count those of others. */
@@ -37,13 +37,15 @@ static enum nebula_status plan_job(const struct prune *prune, const struct manif
                 if (strcmp(one->job, job))
                         continue;
                 indices[count] = i;
-                entries[count] = retain_complete(one->tag, one->sequence);
+                entries[count] = retain_complete(one->tag, one->sequence, &one->line);
                 entries[count++].durable = true;
         }
+        retain_mark(entries, count);
         /* --keep-every alone keeps its multiples and the newest. */
-        retain_storage(entries, count, (uint32_t)(prune->keep_last ? prune->keep_last : 1), prune->keep_every, drops);
+        if (prune->keep_last || prune->keep_every)
+                retain_storage(entries, count, (uint32_t)(prune->keep_last ? prune->keep_last : 1), prune->keep_every, drops);
         for (size_t i = 0; i < count; i++)
-                drop[indices[i]] = drops[i];
+                drop[indices[i]] = drops[i] || (prune->abandoned && entries[i].abandoned);
 out:
         free(entries);
         free(indices);
@@ -163,7 +165,7 @@ static void print_plan(const struct manifest_scan *scan, const bool *drop, const
                         table_cell(table, STYLE_PLAIN, "%" PRId64, one->step);
                 table_cell(table, STYLE_PLAIN, "%s", human_size(manifest_size(one), size));
                 table_cell(table, STYLE_PLAIN, "%s", human_age((double)one->sequence / 1e9, now, age));
-                table_cell(table, drop[i] ? STYLE_BAD : STYLE_GOOD, "%s", drop[i] ? verb : "stays");
+                table_cell(table, drop[i] ? STYLE_BAD : STYLE_GOOD, "%s%s", drop[i] ? verb : "stays", one->is_abandoned ? ", abandoned" : "");
         }
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);
@@ -175,9 +177,10 @@ static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, boo
 
         for (size_t i = 0; i < scan->count; i++)
                 json_array_append_new(drop[i] ? removed : kept,
-                                      json_pack("{s:s, s:s, s:I, s:I}", "tag", scan->manifests[i].tag, "job",
+                                      json_pack("{s:s, s:s, s:I, s:I, s:b}", "tag", scan->manifests[i].tag, "job",
                                                 scan->manifests[i].job, "step", (json_int_t)scan->manifests[i].step, "size",
-                                                (json_int_t)manifest_size(&scan->manifests[i])));
+                                                (json_int_t)manifest_size(&scan->manifests[i]), "abandoned",
+                                                scan->manifests[i].is_abandoned));
         return json_pack("{s:b, s:I, s:o, s:o}", "dry_run", !is_done, "bytes", (json_int_t)bytes, "removed", removed, "kept",
                          kept);
 }
@@ -224,7 +227,8 @@ int command_prune(int argc, char **argv)
         const struct args_option options[] = {
                 CLI_COMMON(common), { "keep-last", ARGS_NUMBER, &prune.keep_last },
                 { "keep-every", ARGS_NUMBER, &prune.keep_every }, { "tag", ARGS_TEXT, &prune.tag },
-                { "job", ARGS_TEXT, &prune.job }, { "yes", ARGS_FLAG, &prune.yes },
+                { "job", ARGS_TEXT, &prune.job },
+                { "abandoned", ARGS_FLAG, &prune.abandoned }, { "yes", ARGS_FLAG, &prune.yes },
         };
         struct manifest_scan scan = { 0 };
         struct nebula_error error;
@@ -235,8 +239,8 @@ int command_prune(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
-        if (!prune.tag == !(prune.keep_last || prune.keep_every))
-                return cli_usage_error("prune", "say what stays (--keep-last, --keep-every) or what goes (--tag)");
+        if (!prune.tag == !(prune.keep_last || prune.keep_every || prune.abandoned))
+                return cli_usage_error("prune", "say what stays (--keep-last, --keep-every) or what goes (--abandoned, --tag)");
         if (prune.tag && prune.job)
                 return cli_usage_error("prune", "--tag and --job exclude each other");
         if (prune.keep_last > UINT32_MAX)

@@ -38,10 +38,11 @@ const struct cli_command cli_commands[] = {
           "--force. From memory it works while the agent still holds the version.\n\n"
           "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n",
           command_restore },
-        { "prune", "nebula prune (--keep-last N | --keep-every K | --tag TAG) [--yes] [--job NAME] [--path DIR] [--json]", "remove old checkpoints from storage",
+        { "prune", "nebula prune (--keep-last N | --keep-every K | --abandoned | --tag TAG) [--yes] [--job NAME] [--path DIR] [--json]", "remove old checkpoints from storage",
           "Shows what would go; --yes does it. What either rule keeps stays, the newest\n"
           "complete checkpoint always stays, and so does every file that Nebula did not\n"
-          "write. --keep-every K keeps versions whose step is a multiple of K.\n\n"
+          "write. --keep-every K keeps versions whose step is a multiple of K. --abandoned\n"
+          "removes what the job left behind when it went back to an earlier step.\n\n"
           "  nebula prune --keep-last 3 --keep-every 1000 --yes\n",
           command_prune },
         { "doctor", "nebula doctor [--path DIR] [--json]", "what this machine allows, and what to do about it",

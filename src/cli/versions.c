@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/retain.h"
 #include "base/error.h"
 #include "cli/human.h"
 #include "cli/link.h"
@@ -34,6 +35,8 @@ static void add_manifest(struct versions *versions, const struct manifest *manif
         version->file_count = manifest->file_count;
         version->committed = version->moved = (double)manifest->sequence / 1e9;
         version->in_storage = true;
+        version->sequence = manifest->sequence;
+        version->line = manifest->line;
 }
 
 static double last_move(const json_t *report)
@@ -49,6 +52,7 @@ static void add_report(struct versions *versions, const json_t *report)
         const json_t *step = json_object_get(report, "step");
         uint64_t generation = (uint64_t)number_of(report, "generation");
         struct version *version = find(versions, tag, job, generation);
+        struct document_reader reader = { .kind = "report" };
 
         if (!*tag)
                 return;
@@ -64,6 +68,8 @@ static void add_report(struct versions *versions, const json_t *report)
                 version->moved = version->committed > 0 ? version->committed : last_move(report);
                 version->in_storage = lies_in(report, "storage");
                 snprintf(version->state, sizeof version->state, "%s", text_of(report, "state"));
+                version->sequence = (uint64_t)json_integer_value(json_object_get(report, "sequence"));
+                line_parse(&reader, report, &version->line);
         }
         version->in_memory = lies_in(report, "memory");
         snprintf(version->error, sizeof version->error, "%s", text_of(report, "error"));
@@ -76,6 +82,26 @@ static int compare(const void *a, const void *b)
         if (x->moved != y->moved)
                 return x->moved < y->moved ? -1 : 1;
         return strcmp(x->tag, y->tag);
+}
+
+static enum nebula_status mark_abandoned(struct versions *versions, struct nebula_error *error)
+{
+        struct retain_entry *entries = calloc(versions->count + 1, sizeof *entries);
+
+        if (!entries)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list the checkpoints");
+        for (size_t i = 0; i < versions->count; i++) {
+                const struct version *one = &versions->list[i];
+
+                entries[i] = retain_complete(one->tag, one->sequence, &one->line);
+                entries[i].complete = one->sequence && (one->in_memory || one->in_storage);
+                entries[i].job = one->job;
+        }
+        retain_mark(entries, versions->count);
+        for (size_t i = 0; i < versions->count; i++)
+                versions->list[i].is_abandoned = entries[i].abandoned;
+        free(entries);
+        return NEBULA_OK;
 }
 
 enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
@@ -93,7 +119,7 @@ enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t
         qsort(versions->list, versions->count, sizeof *versions->list, compare);
         versions->broken_count = scan->broken_count;
         memcpy(versions->broken, scan->broken, sizeof versions->broken);
-        return NEBULA_OK;
+        return mark_abandoned(versions, error);
 }
 
 static enum nebula_status scan_path(const char *path, struct manifest_scan *ret_scan, struct nebula_error *error)
@@ -160,11 +186,12 @@ json_t *versions_json(const struct versions *versions)
                 if (one->in_storage)
                         json_array_append_new(where, json_string("storage"));
                 json_array_append_new(list,
-                                      json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:f, s:o, s:s}", "tag", one->tag, "job",
+                                      json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:f, s:o, s:b, s:s}", "tag", one->tag, "job",
                                                 one->job, "step", (json_int_t)one->step, "generation",
                                                 (json_int_t)one->generation, "state", one->state, "size",
                                                 (json_int_t)one->size, "files", (json_int_t)one->file_count,
-                                                "committed_at", one->committed, "where", where, "error", one->error));
+                                                "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "error",
+                                                one->error));
         }
         return json_pack("{s:s, s:b, s:o, s:I, s:s}", "path", versions->path, "agent", versions->has_agent, "versions",
                          list, "broken", (json_int_t)versions->broken_count, "first_broken", versions->broken);
@@ -199,7 +226,7 @@ void versions_print(const struct versions *versions, size_t first)
                         table_cell(table, STYLE_PLAIN, "-");
                 else
                         table_cell(table, STYLE_PLAIN, "%" PRId64, one->step);
-                table_cell(table, style_of(one->state), "%s", one->state);
+                table_cell(table, one->is_abandoned ? STYLE_DIM : style_of(one->state), "%s%s", one->state, one->is_abandoned ? ", abandoned" : "");
                 table_cell(table, STYLE_PLAIN, "%s", human_size(one->size, size));
                 table_cell(table, STYLE_PLAIN, "%zu", one->file_count);
                 table_cell(table, STYLE_PLAIN, "%s", human_age(one->moved, now, age));

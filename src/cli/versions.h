@@ -18,7 +18,9 @@ struct version {
         char state[16]; /* a state of nebula.h */
         double committed; /* seconds since 1970; 0: not yet */
         double moved;     /* when it was committed, else when its state changed last */
-        bool in_memory, in_storage;
+        uint64_t sequence;
+        struct line line;
+        bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job went back to an earlier step since */
         char error[256]; /* why it failed or waits, or "" */
 };
 struct versions {

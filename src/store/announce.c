@@ -75,7 +75,8 @@ enum nebula_status captured_format(const struct captured *captured, char **ret_t
                 failed = json_array_append_new(ranks, json_pack("[I, I]", (json_int_t)captured->ranks[i].rank,
                                                                 (json_int_t)captured->ranks[i].files));
         failed = failed || json_object_set_new(body, "host", json_string(captured->host)) ||
-                 json_object_set_new(body, "pid", json_integer(captured->pid)) || json_object_set(body, "ranks", ranks);
+                 json_object_set_new(body, "pid", json_integer(captured->pid)) ||
+                 (captured->goes_back && json_object_set_new(body, "after", json_integer(captured->after))) || json_object_set(body, "ranks", ranks);
         json_decref(ranks);
         return finish(body, failed, &captured->of, captured->generation, captured->sequence, ret_text, ret_size, error);
 }
@@ -88,7 +89,7 @@ enum nebula_status committed_format(const struct committed *committed, char **re
 
         for (size_t i = 0; !failed && i < committed->rank_count; i++)
                 failed = json_array_append_new(ranks, json_integer(committed->ranks[i]));
-        failed = failed || json_object_set_new(body, "persist", json_boolean(committed->persist)) ||
+        failed = failed || !line_format(&committed->line, body) || json_object_set_new(body, "persist", json_boolean(committed->persist)) ||
                  json_object_set(body, "ranks", ranks);
         json_decref(ranks);
         return finish(body, failed, &committed->of, committed->generation, committed->sequence, ret_text, ret_size, error);
@@ -148,6 +149,8 @@ enum nebula_status captured_parse(const char *text, size_t size, struct captured
         parse_head(&reader, body, &captured.of, &captured.generation, &captured.sequence);
         document_text(&reader, body, "host", 1, captured.host, sizeof captured.host);
         captured.pid = (uint32_t)document_u64(&reader, body, "pid", UINT32_MAX);
+        captured.goes_back = json_object_get(body, "after") != NULL;
+        captured.after = captured.goes_back ? document_step(&reader, body, "after") : 0;
         ranks = document_array(&reader, body, "ranks");
         count = begin_ranks(&reader, ranks);
         if (count && !(captured.ranks = calloc(count, sizeof *captured.ranks)))
@@ -183,6 +186,7 @@ enum nebula_status committed_parse(const char *text, size_t size, struct committ
         if (status)
                 return status;
         parse_head(&reader, body, &committed.of, &committed.generation, &committed.sequence);
+        line_parse(&reader, body, &committed.line);
         committed.persist = json_is_true(json_object_get(body, "persist"));
         ranks = document_array(&reader, body, "ranks");
         count = begin_ranks(&reader, ranks);

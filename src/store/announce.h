@@ -14,6 +14,7 @@
 
 #include <stdbool.h>
 
+#include "store/line.h"
 #include "store/store.h"
 
 /* Which writing of a tag: the n-th of that run. */
@@ -30,12 +31,15 @@ struct captured {
         char host[256];
         uint32_t pid;                  /* of the first of its ranks */
         uint64_t generation, sequence; /* generation: what this agent would number it; sequence: when it captured, ns since 1970 */
+        bool goes_back;                /* to step `after`, by what this node knows: the version begins a new line (line.h) */
+        int64_t after;
         struct captured_rank *ranks;   /* ascending */
         size_t rank_count;
 };
 struct committed {
         struct announce_of of;
         uint64_t generation, sequence;
+        struct line line;
         bool persist;    /* every node is to make it durable; may turn true later */
         uint32_t *ranks; /* whose records make the version, ascending */
         size_t rank_count;

@@ -37,7 +37,7 @@ enum nebula_status manifest_format(const struct manifest *manifest, char **ret_t
                 failed = json_array_append_new(files, format_file(&manifest->files[i]));
         for (size_t i = 0; !failed && i < manifest->record_count; i++)
                 failed = json_array_append_new(records, format_record(&manifest->records[i]));
-        failed = failed || json_object_set(body, "files", files) || json_object_set(body, "records", records);
+        failed = failed || !line_format(&manifest->line, body) || json_object_set(body, "files", files) || json_object_set(body, "records", records);
         if (!status)
                 status = failed ? error_set(error, NEBULA_INVALID, 0,
                                             "cannot format the manifest of \"%s\": a name is not UTF-8, or memory is out",
@@ -188,6 +188,9 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         manifest.sequence = document_sequence(&reader, body);
         if (!reader.status && manifest.step != name_step(manifest.tag))
                 document_wrong(&reader, "step", "is not that of the tag");
+        line_parse(&reader, body, &manifest.line);
+        if (!reader.status && line_began(&manifest.line) > manifest.sequence)
+                document_wrong(&reader, "line", "began after this version");
         parse_files(&reader, document_array(&reader, body, "files"), &manifest);
         parse_records(&reader, document_array(&reader, body, "records"), &manifest);
         json_decref(body);

@@ -12,6 +12,7 @@
 #define NB_STORE_MANIFEST_H
 
 #include "image/image.h"
+#include "store/line.h"
 #include "store/store.h"
 
 #define MANIFEST_KEY_MAX 1200 /* bytes of a key that a manifest leads to, its NUL included */
@@ -49,6 +50,8 @@ struct manifest {
         uint64_t generation, sequence;
         int64_t step; /* -1: none */
         uint32_t world;
+        struct line line;
+        bool is_abandoned; /* by a later line of its job; a scan finds that out, no document says it */
         struct manifest_file *files;
         size_t file_count;
         struct manifest_record *records;
@@ -122,7 +125,10 @@ struct manifest_scan {
 };
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
 void manifest_scan_done(struct manifest_scan *scan);
-/* Index of the newest: the tag global_step<n> with the largest n, or the youngest other tag, whichever has the later sequence; -1 when empty. */
+/* Marks what later lines have abandoned, of each job for itself. A scan does so; who changes the list does it again. */
+void manifest_scan_mark(struct manifest_scan *scan);
+/* Index of the newest: of the tags global_step<n> the one with the largest n of the line that began last, or the youngest other tag,
+ * whichever has the later sequence; -1 when empty. What is abandoned comes only when nothing else is left. */
 int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job);
 /* Debris: versions with no manifest whose files only we can have made (.nebula/ inside), older than `age_ns`; removes ours, keeps what is foreign.
  * *ret_removed: how many versions (or stray temporary files) that were. A file in place that no record or claim names stays. */

@@ -157,6 +157,7 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
         }
         if (scan.count)
                 qsort(scan.manifests, scan.count, sizeof *scan.manifests, compare_sequences);
+        manifest_scan_mark(&scan);
         *ret_scan = scan;
         return NEBULA_OK;
 }
@@ -170,24 +171,64 @@ void manifest_scan_done(struct manifest_scan *scan)
         scan->count = 0;
 }
 
-int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job)
+/* Of two that come by their steps; of equals the later one, and the list begins with the oldest. */
+static bool follows(const struct manifest *one, const struct manifest *best)
 {
-        const struct manifest *stepped = NULL, *other = NULL;
+        uint64_t began = line_began(&one->line), best_began = line_began(&best->line);
+
+        if (one->is_abandoned != best->is_abandoned)
+                return !one->is_abandoned;
+        return began != best_began ? began > best_began : one->step >= best->step;
+}
+
+static const struct manifest *newest_by_step(const struct manifest_scan *scan, const char *job)
+{
+        const struct manifest *best = NULL;
 
         for (size_t i = 0; i < scan->count; i++) {
                 const struct manifest *one = &scan->manifests[i];
 
-                if (job && strcmp(one->job, job))
-                        continue;
+                if ((!job || !strcmp(one->job, job)) && name_follows_step(one->tag) && (!best || follows(one, best)))
+                        best = one;
+        }
+        return best;
+}
+
+void manifest_scan_mark(struct manifest_scan *scan)
+{
+        for (size_t i = 0; i < scan->count; i++)
+                scan->manifests[i].is_abandoned = false;
+        for (size_t i = 0; i < scan->count; i++) {
+                const char *job = scan->manifests[i].job;
+                const struct manifest *head;
+                size_t first = 0;
+
+                while (strcmp(scan->manifests[first].job, job))
+                        first++;
+                head = first == i ? newest_by_step(scan, job) : NULL;
+                for (size_t j = i; head && j < scan->count; j++) {
+                        struct manifest *one = &scan->manifests[j];
+
+                        if (!strcmp(one->job, job) && name_follows_step(one->tag))
+                                one->is_abandoned = !line_holds(&head->line, &one->line, one->step);
+                }
+        }
+}
+
+int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job)
+{
+        const struct manifest *stepped = newest_by_step(scan, job), *other = NULL;
+
+        for (size_t i = 0; i < scan->count; i++) {
+                const struct manifest *one = &scan->manifests[i];
+
                 /* Oldest first, so that of equals the later one wins. */
-                if (!name_follows_step(one->tag))
+                if ((!job || !strcmp(one->job, job)) && !name_follows_step(one->tag))
                         other = one;
-                else if (!stepped || one->step >= stepped->step)
-                        stepped = one;
         }
         if (!stepped && !other)
                 return -1;
-        if (!stepped || (other && other->sequence > stepped->sequence))
+        if (!stepped || (other && (stepped->is_abandoned || other->sequence > stepped->sequence)))
                 stepped = other;
         return stepped - scan->manifests;
 }

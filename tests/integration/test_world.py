@@ -342,3 +342,30 @@ def test_one_node_for_the_whole_world_writes_no_document_of_its_own(world):
         for path in (world.storage / "global_step1" / ".nebula").iterdir()
         if path.name.startswith(("capt", "comm"))
     ]
+
+
+def test_a_job_of_two_nodes_that_goes_back_has_one_line_of_history_on_both(world):
+    ranks = world.start(TWO, "r1")
+    for step in 300, 400:
+        for rank in ranks:
+            rank.ask("save", f"global_step{step}", ALL_RANKS, 1, 500)
+        together(ranks, "wait", f"global_step{step}", "durable", 30)
+    for rank in ranks:
+        rank.kill()
+        rank.end()
+    again = world.start(TWO, "r2")
+    again[2].ask("load", "global_step300", ["r2-0.bin"])  # of one node only: its ranks say so to the others
+    for step in 310, 320:
+        for rank in again:
+            rank.ask("save", f"global_step{step}", ALL_RANKS, 1, 500)
+        together(again, "wait", f"global_step{step}", "durable", 30)
+    assert {rank.ask("latest")["tag"] for rank in again} == {"global_step320"}
+    lines = [world.manifest(f"global_step{step}")["line"] for step in (310, 320)]
+    assert lines[0] == lines[1] and len(lines[0]) == 1
+    for rank in again:
+        rank.kill()
+        rank.end()
+    world.kill_agents()
+    third = world.start(TWO, "r3")
+    assert {rank.ask("latest")["tag"] for rank in third} == {"global_step320"}
+    assert all([one["tag"] for one in rank.ask("versions") if one["abandoned"]] == ["global_step400"] for rank in third)

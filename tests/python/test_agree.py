@@ -38,6 +38,16 @@ def test_the_newest_that_all_hold_is_chosen_though_one_is_ahead_and_one_has_lost
     assert agree.choose([ahead, normal, []]) == []
 
 
+def test_the_newest_of_the_latest_line_is_chosen_and_what_it_abandoned_comes_last():
+    inventory = [
+        version(400, 40) | {"abandoned": True, "began": 0},
+        version(300, 30) | {"abandoned": False, "began": 0},
+        version(310, 50) | {"abandoned": False, "began": 50},
+    ]
+    assert tags(agree.choose([inventory, inventory[::-1]])) == ["global_step310", "global_step300", "global_step400"]
+    assert tags(agree.choose([inventory, inventory[:2]])) == ["global_step300", "global_step400"]
+
+
 def test_two_writings_of_one_tag_are_not_the_same_version():
     first, second = version(4, 40), version(4, 41, generation=2)
     assert agree.choose([[second, first], [first]]) == [first]

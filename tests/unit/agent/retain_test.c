@@ -27,13 +27,13 @@ static void between_steps_and_names_the_later_commit_is_newest(void)
 
 static void a_number_in_another_tag_is_no_step_to_follow(void)
 {
-        struct retain_entry entries[] = { retain_complete("v10", 1), retain_complete("v9", 2), retain_complete("checkpoint-3", 3) };
+        struct retain_entry entries[] = { retain_complete("v10", 1, NULL), retain_complete("v9", 2, NULL), retain_complete("checkpoint-3", 3, NULL) };
 
         CHECK(retain_newest(entries, 3) == 2);
         CHECK(entries[0].step == 10); /* to keep every tenth, it is one */
         CHECK(retain_is_newer(&entries[1], &entries[0]) && !retain_is_newer(&entries[0], &entries[1]));
-        entries[0] = retain_complete("global_step10", 1);
-        entries[1] = retain_complete("global_step9", 2);
+        entries[0] = retain_complete("global_step10", 1, NULL);
+        entries[1] = retain_complete("global_step9", 2, NULL);
         CHECK(retain_is_newer(&entries[0], &entries[1]));
 }
 
@@ -109,6 +109,29 @@ static void storage_keeps_multiples_the_newest_the_latest_and_the_read(void)
         CHECK(!drop[4]); /* the latest commit: just written by a run that was rolled back */
 }
 
+static void what_a_later_line_abandoned_takes_nobodys_place_in_storage(void)
+{
+        struct line line = { .count = 1, .forks = { { 4, 300 } } };
+        struct retain_entry entries[] = { entry(300, 1), entry(350, 2), entry(400, 3), entry(310, 4), entry(320, 5) };
+        bool drop[5];
+
+        entries[3].line = entries[4].line = &line;
+        entries[3].line_began = entries[4].line_began = 4;
+        CHECK(retain_newest(entries, 5) == 4);
+        retain_mark(entries, 5);
+        CHECK(!entries[0].abandoned && entries[1].abandoned && entries[2].abandoned && !entries[3].abandoned);
+        retain_storage(entries, 5, 2, 100, drop);
+        CHECK(!drop[0] && drop[1] && drop[2] && !drop[3] && !drop[4]);
+        retain_mark(entries, 4);
+        retain_storage(entries, 4, 2, 0, drop); /* one was saved since: the user may think better of it */
+        CHECK(!drop[0] && !drop[1] && !drop[2] && !drop[3]);
+        retain_storage(entries, 5, 3, 0, drop);
+        CHECK(!drop[0] && !drop[1] && !drop[2]);
+        entries[3].complete = entries[4].complete = false;
+        retain_mark(entries, 5);
+        CHECK(!entries[2].abandoned && retain_newest(entries, 5) == 2);
+}
+
 static void every_version_is_persisted_in_order_without_an_interval(void)
 {
         struct persist_entry entries[] = { { 3, true, false }, { 1, true, false }, { 2, true, false } };
@@ -144,5 +167,6 @@ TAP_MAIN(TEST(newest_follows_steps_then_commits), TEST(between_steps_and_names_t
          TEST(memory_keeps_the_latest_commits), TEST(memory_never_drops_what_is_unsaved_busy_or_the_only_one),
          TEST(a_rolled_back_run_keeps_its_own_versions_and_the_newest), TEST(the_victim_is_the_oldest_that_storage_has),
          TEST(storage_keeps_all_unless_told), TEST(storage_keeps_multiples_the_newest_the_latest_and_the_read),
+         TEST(what_a_later_line_abandoned_takes_nobodys_place_in_storage),
          TEST(every_version_is_persisted_in_order_without_an_interval), TEST(with_an_interval_the_newest_goes_when_it_has_passed),
          TEST(what_somebody_waits_for_goes_first))

@@ -1,0 +1,220 @@
+"""Going back to an older step: what is saved then is the newest, from memory and from storage; nothing else is abandoned."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+
+import pytest
+from nebulaml import locate
+from waiting import until
+
+SAVE = """
+def save(*steps):
+    for step in steps:
+        with nm.Checkpoint(f"global_step{step}", -2) as checkpoint:
+            checkpoint.save("state.pt", {"step": step, "run": sys.argv[2]})
+def load(step):
+    return nm.get_checkpoint(f"global_step{step}").load("state.pt")
+def newest():
+    found = nm.get_latest_checkpoint()
+    return found.tag.removeprefix("global_step") if found else None
+nm.init(sys.argv[1], 0, 2, on_error="raise", **eval(sys.argv[3]))
+"""
+
+
+class Job:
+    def __init__(self, place):
+        self.place, self.settings, self.runs = place, {}, 0
+
+    def run(self, code):
+        """One more run of the job: a process of its own."""
+        self.runs += 1
+        body = SAVE + code + "\nnm.flush_persistence()\n"
+        return self.place.run(body, self.place.storage, self.runs, self.settings).split()
+
+    def latest(self):
+        return (self.place.storage / "latest").read_text().strip()
+
+    def command(self, *arguments, code=0):
+        done = subprocess.run(
+            [locate.agent_path(), *arguments, "--path", str(self.place.storage)], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def abandoned(self):
+        listed = json.loads(self.command("list", "--json"))["versions"]
+        return sorted(one["step"] for one in listed if one["abandoned"])
+
+    def stored(self):
+        return sorted(int(path.name.removeprefix("global_step")) for path in self.place.storage.glob("global_step*"))
+
+
+@pytest.fixture
+def job(place):
+    return Job(place)
+
+
+def forget_memory(place):
+    place.kill_agent()
+    for path in place.memory.glob("*"):
+        path.unlink()
+
+
+def test_what_is_saved_after_going_back_is_the_newest_from_memory_and_from_storage(job, place):
+    job.run("save(100, 200, 300, 350, 400)")
+    job.run("load(300); save(310, 320)")
+    assert job.latest() == "global_step320"
+    assert job.abandoned() == [350, 400]
+    assert job.run("say(newest())") == ["320"]
+    place.kill_agent()  # the next one takes the memory over
+    assert job.run("say(newest())") == ["320"]
+    forget_memory(place)
+    assert job.run("say(newest()); save(330)") == ["320"]
+    assert job.latest() == "global_step330"
+    assert job.stored() == [100, 200, 300, 310, 320, 330, 350, 400]  # nothing goes by itself
+    assert job.abandoned() == [350, 400]
+    assert job.run("say(load(400)['run'])") == ["1"]
+
+
+def test_a_run_that_goes_back_in_the_same_process_begins_a_new_line(job, place):
+    assert job.run("save(100, 200, 300); load(100); save(110); say(newest()); save(120); say(newest())") == ["110", "120"]
+    assert job.abandoned() == [200, 300]
+    forget_memory(place)
+    assert job.run("say(newest())") == ["120"]
+
+
+def test_a_run_that_saves_an_older_step_than_it_found_has_gone_back_though_nebula_loaded_nothing(job):
+    job.run("save(100, 200)")
+    job.run("save(150)")
+    assert job.run("say(newest())") == ["150"]
+    assert job.abandoned() == [200]
+
+
+def test_going_back_twice_and_to_what_was_abandoned(job, place):
+    job.run("save(100, 200, 300)")
+    job.run("load(100); save(110, 120)")
+    job.run("load(110); save(115)")
+    assert job.abandoned() == [120, 200, 300]
+    assert job.run("say(newest())") == ["115"]
+    job.run("load(300); save(310)")  # after all
+    assert job.abandoned() == [110, 115, 120]
+    forget_memory(place)
+    assert job.run("say(newest())") == ["310"]
+
+
+def test_retention_counts_along_the_line(job):
+    job.settings = {"keep_last": 2, "keep_every": 100}
+    job.run("save(100, 200, 300, 340, 350, 400)")
+    job.run("load(300); save(310); nm.flush_persistence(); save(320)")
+    until(lambda: job.stored() == [100, 200, 300, 310, 320])  # 400 is a multiple too, of no line that goes on
+    assert job.latest() == "global_step320"
+
+
+def test_the_abandoned_stay_until_as_many_were_saved_as_are_kept(job):
+    job.settings = {"keep_last": 2}
+    job.run("save(300, 400)")
+    job.run("load(300); save(310)")
+    time.sleep(0.5)
+    assert job.stored() == [300, 310, 400]
+
+
+@pytest.mark.parametrize("how", ["compares", "saves in another order", "is another job", "writes a torn step again", "saves other tags"])
+def test_nothing_is_abandoned_by_a_run_that(job, how):
+    job.run("save(100, 200, 300)")
+    newest = "300"
+    if how == "compares":
+        job.run("say(newest()); load(300); save(310); load(100); save(320)")
+        newest = "320"
+    elif how == "saves in another order":
+        job.run("load(300); save(330, 310, 320)")
+        newest = "330"
+    elif how == "is another job":
+        job.settings = {"job": "evaluation"}
+        job.run("nm.get_latest_checkpoint(sys.argv[1]); save(10)")
+        job.settings = {}
+    elif how == "writes a torn step again":
+        job.run("""
+checkpoint = nm.Checkpoint("global_step310", 2)
+checkpoint.save("state.pt", {})
+""")
+        job.run("load(300); save(310)")
+        newest = "310"
+    else:
+        job.run("""
+load(300)
+with nm.Checkpoint("best", -2) as checkpoint:
+    checkpoint.save("state.pt", {})
+save(310)
+""")
+        newest = "310"
+    assert job.run("say(newest())") == [newest]
+    assert job.abandoned() == []
+
+
+def test_an_evaluator_that_reads_an_old_step_changes_nothing_for_the_job_that_trains(job, place):
+    trainer = place.trainer(
+        SAVE + "save(100, 200); nm.flush_persistence(); say('ready'); sys.stdin.readline(); save(300, 290); nm.flush_persistence(); say('done')",
+        place.storage, 1, {}, stdin=True,
+    )
+    assert trainer.stdout.readline() == "ready\n"
+    place.run("nm.init(None)\nsay(nm.get_checkpoint('global_step100', sys.argv[1]).load('state.pt')['step'])", place.storage)
+    trainer.stdin.write("\n")
+    trainer.stdin.flush()
+    assert trainer.stdout.readline() == "done\n"
+    assert trainer.wait() == 0
+    assert job.run("say(newest())") == ["300"]
+    assert job.abandoned() == []
+
+
+def test_prune_takes_abandoned_steps_by_rule_and_by_name(job, place):
+    job.run("save(100, 200, 300, 400)")
+    job.run("load(100); save(110)")
+    assert "would go, abandoned" in job.command("prune", "--abandoned")
+    assert job.stored() == [100, 110, 200, 300, 400]
+    job.command("prune", "--tag", "global_step400", "--yes")
+    assert job.stored() == [100, 110, 200, 300]
+    job.command("prune", "--tag", "global_step110", "--yes", code=5)
+    job.command("prune", "--abandoned", "--yes")
+    assert job.stored() == [100, 110]
+    assert job.run("say(newest())") == ["110"]
+
+
+def test_the_list_and_the_status_say_what_is_abandoned(job):
+    job.run("save(100, 200)")
+    job.run("load(100); save(110); say(sorted(tag for tag, one in nm.list_checkpoints().items() if one['abandoned']))")
+    for command in "list", "status":
+        lines = [line for line in job.command(command).splitlines() if "abandoned" in line]
+        assert len(lines) == 1 and lines[0].startswith("global_step200"), lines
+
+
+def test_a_damaged_head_leads_to_what_it_came_from_and_not_to_what_was_abandoned(job, place):
+    job.run("save(100, 200, 300)")
+    job.run("load(100); save(110, 120)")
+    forget_memory(place)
+    for step in 110, 120:
+        (place.storage / f"global_step{step}" / "state.pt").unlink()
+    assert job.run("say(newest())") == ["100"]
+
+
+def test_a_job_that_goes_back_on_a_node_whose_agent_does_not_know_of_the_later_steps(job, place, monkeypatch):
+    job.run("save(100, 200)")
+    monkeypatch.setenv("NEBULA_RUNTIME_DIR", str(place.runtime) + "-b")
+    monkeypatch.setenv("NEBULA_MEMORY_DIR", str(place.memory) + "-b")
+    first = place.runtime
+    place.runtime = first.parent / (first.name + "-b")
+    try:
+        job.run("load(200); save(300, 400)")
+    finally:
+        place.kill_agent()
+        shutil.rmtree(str(place.memory) + "-b", ignore_errors=True)
+        place.runtime = first
+    monkeypatch.setenv("NEBULA_RUNTIME_DIR", str(first))
+    monkeypatch.setenv("NEBULA_MEMORY_DIR", str(place.memory))
+    job.run("load(200); save(210)")
+    assert job.abandoned() == [300, 400]
+    assert job.latest() == "global_step210"
+    assert job.run("say(newest())") == ["210"]
