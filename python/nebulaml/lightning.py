@@ -9,10 +9,13 @@ under ``<persist>/<tag>/`` as well; until then loading that path is answered fro
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import logging
 import os
 import re
+import sys
+import zipfile
 from typing import Any
 
 from . import api, config
@@ -40,9 +43,31 @@ def _modules(name: str, fabric: bool = False) -> list[Any]:
     return found
 
 
+def _is_remote(path: Any) -> bool:
+    return "://" in os.fspath(path) and not os.fspath(path).startswith("file://")
+
+
 def _key(path: Any) -> str:
     """One file, one key: ~ and relative forms lead to the absolute path."""
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+    return os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix("file://")))
+
+
+def _stock_io() -> Any:
+    """Lightning's own plugin."""
+    return _modules("plugins.io", fabric=True)[0].TorchCheckpointIO()
+
+
+def _outside_of_fit() -> bool:
+    """Whether Trainer.save_checkpoint() was called by the program itself, before or after Trainer.fit(): no end of a fit follows that would
+    wait for the file."""
+    asked, frame = False, sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").endswith(".trainer.trainer"):
+            if frame.f_code.co_name == "fit":
+                return False
+            asked = asked or frame.f_code.co_name == "save_checkpoint"
+        frame = frame.f_back  # type: ignore[assignment]
+    return asked
 
 
 def _init_for(directory: str) -> None:
@@ -70,10 +95,12 @@ class NebulaCheckpointIO:
 
     Saves return when the values are fixed. Removals wait, in the agent, behind the saves made before them.
     overlap: as Checkpoint.save has it; not together with a callback that averages weights by hand.
+    other: the CheckpointIO for what Nebula does not handle: remote paths, and files that it did not write; None: Lightning's own.
     """
 
-    def __init__(self, overlap: bool = False) -> None:
+    def __init__(self, overlap: bool = False, other: Any = None) -> None:
         self._overlap = overlap
+        self._other = other
         self._names: dict[tuple[str, str], str] = {}  # (tag, path) -> the file's name in that tag
         self.removed: set[str] = set()  # paths that Lightning takes for gone, though the files may still wait to go
         self._sound = True  # whether the last save was committed
@@ -90,8 +117,13 @@ class NebulaCheckpointIO:
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
             log.warning("storage_options of a checkpoint: %s mean nothing to Nebula", ", ".join(map(repr, unknown)))
-        if "://" in os.fspath(path):
-            raise NebulaConfigError(f"{path}: Lightning's own paths are files here; give the remote one to init()")
+        if _is_remote(path):
+            log.warning(
+                "nebula: %s is no path of this machine: it is saved by Lightning's way, which training waits for. Give Lightning a directory, "
+                "and the remote one to a tool that uploads it", path,
+            )  # fmt: skip
+            (self._other or _stock_io()).save_checkpoint(checkpoint, path)
+            return
         target = _key(path)
         self.removed.discard(target)
         if target in self._held:
@@ -100,6 +132,9 @@ class NebulaCheckpointIO:
         self._save(checkpoint, target, options)
         if self._sound:
             self._remove_held()
+        # Slurm's requeue looks for the first, perhaps on another node, and no end of a fit waits for the second.
+        if self._sound and (os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
+            self._settle()
 
     def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> None:
         _init_for(os.path.dirname(target))
@@ -150,7 +185,9 @@ class NebulaCheckpointIO:
         if map_location is None:
             map_location = lambda storage, location: storage  # noqa: E731
         given: dict[str, Any] = {"map_location": map_location, "weights_only": weights_only}
-        if "://" in os.fspath(path):
+        if _is_remote(path):
+            if self._other is not None:
+                return self._load_by_other(path, given)
             import fsspec
 
             with fsspec.open(os.fspath(path), "rb") as file:
@@ -171,7 +208,14 @@ class NebulaCheckpointIO:
             log.warning("nebula: %s is loaded from its file, since what was saved as it cannot be had otherwise: %s", target, failure)
         if not os.path.exists(target):
             raise _NoFile(f"no checkpoint was saved as {path}, in this run's memory or on disk")
+        if self._other is not None and not zipfile.is_zipfile(target):  # as Nebula's files are
+            return self._load_by_other(path, given)
         return torch.load(target, **given)
+
+    def _load_by_other(self, path: Any, given: dict[str, Any]) -> Any:
+        if given["weights_only"] is None:  # which a plugin for an older Lightning does not know
+            given = {"map_location": given["map_location"]}
+        return self._other.load_checkpoint(path, **given)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a published file once every save made before has become durable; a save of it still in flight is
@@ -179,7 +223,10 @@ class NebulaCheckpointIO:
 
         Raises NebulaConfigError, a ValueError as stock Lightning's, for the working directory, which is also what "" leads to.
         """
-        target = api._removable(path)
+        if _is_remote(path):
+            (self._other or _stock_io()).remove_checkpoint(path)
+            return
+        target = api._removable(_key(path) if os.fspath(path) else path)
         if not self._sound:
             log.warning("nebula: %s stays until a checkpoint is saved again: the last one failed", target)
             self._held.append(target)
@@ -196,6 +243,11 @@ class NebulaCheckpointIO:
 
     def teardown(self) -> None:
         """The end of a fit, not of the plugin: everything saved becomes durable; saves may follow."""
+        self._settle()
+        if self._other is not None:
+            self._other.teardown()
+
+    def _settle(self) -> None:
         _flush()
         while self._elsewhere:
             api._flush_elsewhere(self._elsewhere.pop())
@@ -237,6 +289,11 @@ def _make_callback() -> type:
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             super().setup(trainer, pl_module, stage)
+            if self.dirpath and _is_remote(self.dirpath):
+                raise NebulaConfigError(
+                    f"NebulaCallback saves to directories that this machine mounts, and {self.dirpath} is none: give it a dirpath of that "
+                    "kind, or use ModelCheckpoint for that path"
+                )
             spawned = not api.is_initialized() or api.persist_path() is None
             if self._config_params is not None and spawned:
                 api.init(**self._config_params)
@@ -247,7 +304,7 @@ def _make_callback() -> type:
                 if type(strategy).__name__ != "NebulaDeepspeedStrategy":  # which has warned when it was made
                     _warn_about(strategy)
                 return
-            strategy.checkpoint_io = NebulaCheckpointIO(self._overlap)
+            strategy.checkpoint_io = NebulaCheckpointIO(self._overlap, _others_io(strategy))
 
         def on_init_end(self, *args: Any, **kwargs: Any) -> None:
             """Called by transformers' Trainer, never by Lightning's."""
@@ -255,7 +312,7 @@ def _make_callback() -> type:
 
         def file_exists(self, filepath: Any, trainer: Any) -> bool:
             """Counts files that are saved but not durable yet, and none that wait to go: version suffixes come as in stock Lightning."""
-            if "://" in str(filepath):
+            if _is_remote(filepath):
                 return super().file_exists(filepath, trainer)
             target, io = _key(filepath), _io_of(trainer.strategy)
             _init_for(os.path.dirname(target))
@@ -265,7 +322,7 @@ def _make_callback() -> type:
 
         def _find_last_checkpoints(self, trainer: Any) -> set[str]:
             """``ckpt_path="last"`` lists the directory: what a run that was killed left in memory must be there first."""
-            if self.dirpath and "://" not in str(self.dirpath):
+            if self.dirpath and not _is_remote(self.dirpath):
                 _init_for(_key(self.dirpath))
             _flush()
             return super()._find_last_checkpoints(trainer)
@@ -280,9 +337,31 @@ def _make_callback() -> type:
             """That of a stock ModelCheckpoint: a file saved with one is resumed with the other."""
             return super().state_key.replace(type(self).__qualname__, "ModelCheckpoint", 1)
 
+    _show_parameters(NebulaCallback, bases[0])
     NebulaCallback.__qualname__ = "NebulaCallback"
     NebulaCallback.__module__ = __name__
     return NebulaCallback
+
+
+def _show_parameters(kind: type, base: type) -> None:
+    """Lets inspect, and with it editors and command-line tools, see the arguments that `kind` passes on to `base`."""
+    own = [one for one in inspect.signature(kind.__init__).parameters.values() if one.kind is one.KEYWORD_ONLY]  # type: ignore[misc]
+    theirs = inspect.signature(base.__init__)  # type: ignore[misc]
+    parameters = list(theirs.parameters.values())
+    at = next((place for place, one in enumerate(parameters) if one.kind is one.VAR_KEYWORD), len(parameters))
+    kind.__init__.__signature__ = theirs.replace(parameters=[*parameters[:at], *own, *parameters[at:]])  # type: ignore[misc]
+
+
+def _others_io(strategy: Any) -> Any:
+    """The CheckpointIO that the user gave the Trainer, and that saves nothing any more; None: there was none."""
+    io = getattr(strategy, "checkpoint_io", None)
+    if io is None or type(io) in (module.TorchCheckpointIO for module in _modules("plugins.io", fabric=True)):
+        return None
+    log.warning(
+        "nebula: NebulaCallback takes the place of the plugin %s: checkpoints are saved by Nebula, and the plugin is asked only for remote "
+        "paths and for files that are no torch files. To save by it, use ModelCheckpoint in place of NebulaCallback", type(io).__name__,
+    )  # fmt: skip
+    return io
 
 
 def _is_deepspeed(strategy: Any) -> bool:
@@ -358,6 +437,7 @@ def _make_strategy() -> type:
                 raise NebulaNotFound(f"no complete DeepSpeed checkpoint belongs to {checkpoint_path}")
             return client_state
 
+    _show_parameters(NebulaDeepspeedStrategy, base)
     NebulaDeepspeedStrategy.__qualname__ = "NebulaDeepspeedStrategy"
     NebulaDeepspeedStrategy.__module__ = __name__
     return NebulaDeepspeedStrategy

@@ -528,6 +528,120 @@ def test_teardown_twice_and_a_save_after_the_fit(node):
     assert "after.ckpt" in result.end["files"]
 
 
+AFTER_FIT = """
+import os, signal, sys, inspect, logging, torch, nebulaml as nm
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+lines = []
+logging.getLogger("nebulaml").addHandler(type("Lines", (logging.Handler,), {"emit": lambda self, record: lines.append(record.getMessage())})())
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(200000))
+    def training_step(self, batch, index):
+        return (self.w * batch.mean()).pow(2).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+def make(*callbacks, steps=4, **more):
+    return pl.Trainer(accelerator="cpu", max_steps=steps, logger=False, callbacks=list(callbacks), enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=os.getcwd(), **more)
+def fit(trainer):
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(64, 2)))
+def callback(**more):
+    return nm.NebulaCallback(**{"dirpath": os.getcwd() + "/ckpts", "every_n_train_steps": 2, "save_top_k": -1} | more)
+"""
+
+
+def lightning_script(node, text):
+    node.environment["NEBULA_STORE_MBPS"] = "1"
+    command = [interpreter(ENV), "-W", "ignore", "-c", AFTER_FIT + text]
+    done = subprocess.run(command, env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+def test_a_file_saved_outside_of_fit_is_there_when_the_call_returns_and_so_is_the_one_of_a_slurm_job_that_is_requeued(node):
+    lightning_script(node, """
+class Inside(Callback):
+    def on_train_batch_end(self, trainer, *rest):
+        if trainer.global_step == 3:
+            trainer.save_checkpoint("inside.ckpt")
+            self.was_there = os.path.exists("inside.ckpt")
+            path = trainer._checkpoint_connector.hpc_save_path(trainer.default_root_dir)
+            trainer.save_checkpoint(path)
+            assert path == trainer._checkpoint_connector._hpc_resume_path and torch.load(path)["global_step"] == 3
+            assert os.path.basename(trainer._checkpoint_connector.hpc_save_path(trainer.default_root_dir)) == "hpc_ckpt_2.ckpt"
+for more in ({"plugins": [nm.NebulaCheckpointIO()]}, {}):
+    inside = Inside()
+    trainer = make(inside, callback() if not more else ModelCheckpoint(dirpath="plain"), **more)
+    fit(trainer)
+    assert not inside.was_there and os.path.exists("inside.ckpt")
+    trainer.save_checkpoint("after.ckpt")
+    assert torch.load("after.ckpt")["global_step"] == 4
+    for name in ("inside.ckpt", "after.ckpt", "hpc_ckpt_1.ckpt"):
+        os.unlink(name)
+""")  # fmt: skip
+
+
+def test_a_plugin_of_the_users_own_is_not_replaced_without_a_word_and_still_reads_what_it_wrote(node):
+    lightning_script(node, """
+class Own(TorchCheckpointIO):
+    def load_checkpoint(self, path, map_location=None, weights_only=None):
+        return {"by": "own", "path": str(path)}
+fit(make(callback()))
+assert not [line for line in lines if "plugin" in line], lines
+trainer = make(callback(), plugins=[Own()])
+fit(trainer)
+assert [line for line in lines if "takes the place of the plugin Own" in line], lines
+with open("own.bin", "w") as file:
+    file.write("no torch file")
+assert trainer.strategy.load_checkpoint(os.getcwd() + "/own.bin", weights_only=False)["by"] == "own"
+assert trainer.strategy.load_checkpoint("s3://bucket/x.ckpt", weights_only=False) == {"by": "own", "path": "s3://bucket/x.ckpt"}
+assert trainer.strategy.load_checkpoint(trainer.checkpoint_callback.best_model_path, weights_only=False)["global_step"] == 4
+""")  # fmt: skip
+
+
+def test_a_remote_path_is_refused_when_the_fit_begins_and_saved_as_without_nebula_by_the_plugin_alone(node):
+    lightning_script(node, """
+import fsspec
+for path in ("memory://run/ckpts", "s3://bucket/run", "gs://bucket/run"):
+    try:
+        if path.startswith("memory"):
+            fit(make(callback(dirpath=path)))
+        else:  # no client for it is installed: what Lightning resolves comes first
+            one = callback()
+            one.dirpath = path
+            type(one).__mro__[1].setup = lambda *arguments, **named: None
+            one.setup(None, None, "fit")
+    except nm.NebulaConfigError as error:
+        assert path in str(error) and "ModelCheckpoint" in str(error), error
+    else:
+        raise AssertionError("taken")
+""")  # fmt: skip
+    lightning_script(node, """
+import fsspec
+fit(make(ModelCheckpoint(dirpath="memory://run/ckpts", every_n_train_steps=2, save_top_k=-1, filename="{step}"), plugins=[nm.NebulaCheckpointIO()]))
+names = sorted(os.path.basename(name) for name in fsspec.filesystem("memory").ls("/run/ckpts", detail=False))
+assert names == ["step=2.ckpt", "step=4.ckpt"], names
+assert [line for line in lines if "memory://run/ckpts/step=2.ckpt" in line and "Lightning's way" in line], lines
+io = nm.NebulaCheckpointIO()
+io.save_checkpoint({"global_step": 5}, "file://" + os.getcwd() + "/url.ckpt")
+io.teardown()
+assert torch.load("url.ckpt") == io.load_checkpoint("file://" + os.getcwd() + "/url.ckpt") == {"global_step": 5}
+""")  # fmt: skip
+
+
+def test_inspect_sees_the_arguments_of_the_class_that_ours_extends(node):
+    lightning_script(node, """
+theirs, ours = inspect.signature(ModelCheckpoint), inspect.signature(nm.NebulaCallback)
+assert list(ours.parameters) == [*theirs.parameters, "config_params", "overlap"], ours
+assert all(ours.parameters[name] == one for name, one in theirs.parameters.items())
+assert "save_last" in ours.parameters and ours.parameters["config_params"].kind is inspect.Parameter.KEYWORD_ONLY
+bound = ours.bind("ckpts", save_last=True, config_params={})
+assert nm.NebulaCallback(*bound.args, save_last=True).save_last
+""")  # fmt: skip
+
+
 def test_a_missing_path_is_named(node):
     result = job(node, "--ckpt", node.base / "ckpts" / "nothing.ckpt", check=False)
     assert result.codes[0] != 0
