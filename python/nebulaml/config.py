@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import NebulaConfigError
 
-__all__ = ["Settings", "check_text", "local_path", "parse_number", "parse_seconds", "resolve"]
+__all__ = ["Settings", "check_text", "history_dir", "local_path", "parse_number", "parse_seconds", "resolve"]
 
 log = logging.getLogger("nebulaml")
 
@@ -39,7 +39,7 @@ class Settings:
     job: str = ""
     replica_count: int = 0
     memory_bytes: int = 0
-    output_dir: str = ""
+    output_dir: str = ""  # as it was named; history_dir() says where the history goes
     run: str = ""
     alone: bool = False  # this process is a job of its own, whatever world it lives in
 
@@ -132,14 +132,20 @@ def local_path(what: str, path: Any) -> str:
     return check_text(what, _absolute(given))
 
 
-def _output_dir(given: str | None) -> str:
-    try:
-        return check_text("the output directory", _absolute(given or "nebula"))
-    except NebulaConfigError as failure:
-        if given:
-            raise
-        log.warning("nebula: no checkpointHistories.csv is written (set NEBULA_OUTPUT_DIR): %s", failure)
-        return ""
+def history_dir(settings: Settings) -> str:
+    """The folder of checkpointHistories.csv; "": none is written.
+
+    What NEBULA_OUTPUT_DIR names; else, for what is persisted, the folder that AzureML keeps of a job; else beside the storage.
+    """
+    if settings.output_dir or settings.persist_path is None:
+        return settings.output_dir
+    if os.environ.get("AZUREML_RUN_ID"):
+        try:
+            return _absolute("outputs/nebula")
+        except NebulaConfigError as failure:
+            log.warning("nebula: checkpointHistories.csv is written beside the storage: %s", failure)
+    place = settings.persist_path.removeprefix("file://")
+    return "" if "://" in place else os.path.join(place, ".nebula")
 
 
 def _defaults() -> Settings:
@@ -151,7 +157,7 @@ def _defaults() -> Settings:
         ),
         memory_bytes=int(parse_number("NEBULA_MEMORY_BUFFER_SIZE", environment.get("NEBULA_MEMORY_BUFFER_SIZE") or 0)),
         job=check_text("NEBULA_JOB", environment.get("NEBULA_JOB", "")),
-        output_dir=_output_dir(environment.get("NEBULA_OUTPUT_DIR")),
+        output_dir=check_text("the output directory", _absolute(folder)) if (folder := environment.get("NEBULA_OUTPUT_DIR")) else "",
         run=check_text("NEBULA_RUN", environment.get("NEBULA_RUN", "")),  # "": ranks.run() finds it
     )
 

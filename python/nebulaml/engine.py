@@ -204,7 +204,7 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
     return {
         "persist_path": chosen.persist_path,
         "job": chosen.job,
-        "output_dir": chosen.output_dir,
+        "output_dir": config.history_dir(chosen),
         "run": run,
         "agent_path": locate.agent_path(),
         "persist_interval_s": chosen.persist_interval_s,

@@ -12,6 +12,7 @@ import nebulaml
 import pytest
 import torch
 from nebulaml import locate
+from waiting import until
 
 KEY = ("tag", "generation")
 COLUMNS = [
@@ -132,3 +133,48 @@ def test_a_save_says_what_it_cost(place, monkeypatch, capture):
     assert row["blocked_ms"] > 0 and row["copy_ms"] > 0 and row["capture_cpu_ms"] > 0
     assert row["begun"] < row["captured"] <= row["committed"] < row["durable"]
     assert capture != "copy" or row["faults"] == 0
+
+
+HISTORY = "checkpointHistories.csv"
+
+
+def files_below(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("azure", [False, True])
+def test_the_history_lies_with_azuremls_outputs_or_beside_the_storage_and_the_working_directory_stays_clean(place, monkeypatch, azure):
+    work = place.root / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.delenv("NEBULA_OUTPUT_DIR")
+    if azure:
+        monkeypatch.setenv("AZUREML_RUN_ID", "run7")
+    nebulaml.init(str(place.storage), 0)
+    save("global_step1").wait("durable", 30)
+    beside = place.storage / ".nebula" / HISTORY
+    where = work / "outputs" / "nebula" / HISTORY if azure else beside
+    until(where.exists)
+    assert [row["tag"] for row in csv.DictReader(where.open())] == ["global_step1"]
+    assert files_below(work) == ([f"outputs/nebula/{HISTORY}"] if azure else [])
+    assert beside.exists() != azure
+    assert [version["tag"] for version in told(place, "list")["versions"]] == ["global_step1"]
+
+
+def test_without_a_storage_path_there_is_a_history_only_where_one_is_named(place, monkeypatch):
+    work = place.root / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.delenv("NEBULA_OUTPUT_DIR")
+    monkeypatch.setenv("AZUREML_RUN_ID", "run7")
+    nebulaml.init(num_of_version_in_retention=1)
+    save("global_step1")
+    save("global_step2").wait("committed", 30)
+    until(lambda: [row["result"] for row in nebulaml.stats() if row["tag"] == "global_step1"] in ([], ["memory"]))
+    assert files_below(work) == []
+    monkeypatch.setenv("NEBULA_OUTPUT_DIR", "here")
+    nebulaml._shutdown()
+    nebulaml.init(num_of_version_in_retention=1)
+    save("global_step3")
+    save("global_step4").wait("committed", 30)
+    until((work / "here" / HISTORY).exists)
