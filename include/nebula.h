@@ -42,14 +42,27 @@
  *
  * Errors: every call that can fail returns a status and, when `ret_error` is
  * not NULL, describes the failure there in one sentence. Outputs are last,
- * named ret_..., and written only on success. The library never prints,
- * exits or raises a signal of its own.
+ * named ret_..., and written only on success. The library never prints or
+ * exits, and raises no signal but those that it has held up (see Ends).
+ *
+ * Ends: copies that go on behind a save that has returned (the calls that end
+ * in _kept) are waited for by exit and quick_exit, for 300 s at most, and,
+ * for 30 s, behind a signal that would end the process because its action is
+ * the default: the program runs on until they are done. abort and a fault hold
+ * up their thread likewise. _exit and exec ask nobody: call
+ * nebula_session_settle before. SIGKILL loses what is not copied yet. In a
+ * process that was forked and has called no exec since every save returns
+ * when its bytes are copied.
  *
  * Signals: the first save that is large enough to return before its values are
  * copied (capture "auto" or "cow"), whether it does or not, installs a handler
  * for SIGSEGV and SIGBUS. It ends a copy whose source is freed meanwhile, and
  * leaves every other fault to the handler that was there before, or to the
- * default. See docs/capture.md, No crash.
+ * default. See docs/capture.md, No crash. With the first copy that goes on
+ * behind its save come handlers for SIGABRT, SIGFPE, SIGILL and SIGSYS, which
+ * pass everything on once the copies are done. Other signals that end a
+ * process by default are handled only while something is being copied, and
+ * only those whose action is the default then.
  */
 #ifndef NEBULA_H
 #define NEBULA_H

@@ -12,6 +12,7 @@
 #include "_nebula.h"
 #include "_ranges.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -53,10 +54,18 @@ static void checkpoint_dealloc(PyObject *object)
 }
 
 static atomic_bool interpreter_leaves;
+static pthread_t last_thread; /* which ends the interpreter, and may go on to use it; valid once that leaves */
 
 void checkpoint_leave(void)
 {
+        last_thread = pthread_self();
         atomic_store(&interpreter_leaves, true);
+}
+
+/* Whether this thread would wait for the GIL for ever, or be ended there. */
+static bool is_shut_out(void)
+{
+        return atomic_load(&interpreter_leaves) && !pthread_equal(last_thread, pthread_self());
 }
 
 bool checkpoint_has_left(void)
@@ -86,7 +95,7 @@ static void kept_release(void *argument, const struct nebula_error *failure)
         struct kept *kept = argument;
         PyGILState_STATE state;
 
-        if (atomic_load(&interpreter_leaves)) /* nobody gives the GIL any more; the process ends */
+        if (is_shut_out()) /* nobody gives the GIL any more; the process ends */
                 return;
         state = PyGILState_Ensure();
         if (failure && kept->on_failure != Py_None) {
@@ -140,11 +149,15 @@ static enum nebula_status filler_answered(struct kept *kept, PyObject *result, s
 static enum nebula_status kept_fill(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
                                     struct nebula_error *ret_error)
 {
-        PyGILState_STATE state = PyGILState_Ensure();
         struct kept *kept = argument;
-        PyObject *list = PyList_New((Py_ssize_t)kept->storages->count), *result;
+        PyObject *list, *result;
         enum nebula_status status;
+        PyGILState_STATE state;
 
+        if (is_shut_out())
+                return NEBULA_FAILED;
+        state = PyGILState_Ensure();
+        list = PyList_New((Py_ssize_t)kept->storages->count);
         for (Py_ssize_t i = 0; list && i < PyList_GET_SIZE(list); i++) {
                 PyObject *offset = PyLong_FromUnsignedLongLong(offsets[i]);
 
@@ -167,7 +180,7 @@ static enum nebula_status kept_filled(void *argument, struct nebula_error *ret_e
         enum nebula_status status;
         PyGILState_STATE state;
 
-        if (atomic_load(&interpreter_leaves)) /* as in kept_release */
+        if (is_shut_out())
                 return NEBULA_FAILED;
         state = PyGILState_Ensure();
         status = filler_answered(kept, PyObject_CallMethod(kept->filler, "finish", NULL), ret_error);

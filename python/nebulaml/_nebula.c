@@ -157,6 +157,10 @@ static PyObject *address_of(PyObject *module, PyObject *object)
 
 static PyMethodDef functions[] = {
         { "leave", leave, METH_NOARGS, "The interpreter is about to end: no thread of ours calls into it any more." },
+        { "end_is_near", end_is_near, METH_NOARGS, "From now on a save returns when its bytes are copied." },
+        { "await_copies", await_copies, METH_O, "await_copies(timeout_ms): whether no save of this process is being copied any more." },
+        { "signal_would_end", signal_would_end, METH_O, "Whether this signal ends the process, because nobody handles it." },
+        { "audit_ends", audit_ends, METH_O, "audit_ends(f): f(event, arguments) is called before os.exec..., os.kill and os.killpg." },
         { "set_error_factory", set_error_factory, METH_O, "Sets what makes exceptions: f(status, message, errno, http_status)." },
         { "encode_name", encode_name, METH_O, "A tag or file name as it stands in storage." },
         { "step_of", step_of, METH_O, "The step that a tag names; -1 when it names none." },

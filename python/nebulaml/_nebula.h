@@ -31,6 +31,11 @@ PyObject *checkpoint_object(PyObject *session, nebula_checkpoint *checkpoint);
 /* From now on no thread of the library takes the GIL. */
 void checkpoint_leave(void);
 bool checkpoint_has_left(void);
+/* _ending.c: what nebulaml/ending.py asks of C. */
+PyObject *end_is_near(PyObject *module, PyObject *unused);
+PyObject *await_copies(PyObject *module, PyObject *timeout_ms);
+PyObject *signal_would_end(PyObject *module, PyObject *number);
+PyObject *audit_ends(PyObject *module, PyObject *call);
 PyObject *map_object(PyObject *checkpoint, nebula_map *map);
 
 /* watch_images(f): f(address) is called before an image leaves this process's memory. */

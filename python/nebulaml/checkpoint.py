@@ -192,11 +192,9 @@ class Checkpoint:
             device. Until then the program changes no such storage of more than 1 MiB in another way.
         Raises NebulaPicklingError for what cannot be pickled, NebulaConfigError for an impossible name.
         """
-        from . import pickling
-
         config.check_text("a file name", name)
         try:
-            taken = pickling.capture(obj, name, overlap)
+            taken = engine.part("pickling").capture(obj, name, overlap)
         except BaseException as failure:
             self._count_as_lost(name, failure)
             raise
@@ -233,12 +231,10 @@ class Checkpoint:
             self._open_for_save().save_pickle(name, taken.pickle, taken.storages, lost, taken.unprotectable, taken.filler)
 
     def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool]) -> None:
-        from . import device, pickling
-
         ranges, overlap = taken
         lost = functools.partial(self._lost, name, self._newest[name])
-        filler = device.plan(ranges, overlap)
-        self._open_for_save().save_ranges(name, ranges, lost, pickling.unprotectable(ranges), filler)
+        filler = engine.part("device").plan(ranges, overlap)
+        self._open_for_save().save_ranges(name, ranges, lost, engine.part("pickling").unprotectable(ranges), filler)
 
     def _lost(self, name: str, save: object, failure: BaseException) -> None:
         """Called on any thread: the bytes of a save that had returned could not be copied."""
@@ -256,11 +252,9 @@ class Checkpoint:
 
         As save(), ``overlap`` too: the values are fixed on return, and False is a failure. Each part is copied once, by C.
         """
-        from . import pickling
-
         config.check_text("a file name", name)
         try:
-            ranges = pickling.ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
+            ranges = engine.part("pickling").ranges([parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts, name)
         except BaseException as failure:
             self._count_as_lost(name, failure)
             raise
@@ -507,9 +501,7 @@ class Checkpoint:
         As torch.load, but ``weights_only`` is False unless told otherwise here or by NEBULA_WEIGHTS_ONLY=1. Tensors
         are the program's own: they may be written to. Raises NebulaNotFound, which lists the names there are.
         """
-        from . import loading
-
-        return loading.load(self._map(name), map_location, weights_only, name=name)
+        return engine.part("loading").load(self._map(name), map_location, weights_only, name=name)
 
     @contextlib.contextmanager
     def view(self, name: str) -> Iterator[memoryview]:
@@ -529,9 +521,7 @@ class Checkpoint:
         with no copy of them in between: after an error about damaged or unreadable bytes some have been replaced.
         Returns ``state_dict``.
         """
-        from . import loading
-
-        return loading.load_into(self._map(name, lazily=True), state_dict, name, weights_only)
+        return engine.part("loading").load_into(self._map(name, lazily=True), state_dict, name, weights_only)
 
 
 os.register_at_fork(after_in_child=_after_fork)

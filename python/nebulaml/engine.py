@@ -5,14 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from sys import is_finalizing
 from typing import Any, TypeVar
 
-from . import _nebula, config, locate, ranks, watching
+from . import _nebula, config, ending, locate, ranks, watching
 from .errors import NebulaConfigError, NebulaError, NebulaPicklingError, NebulaUnavailable, from_status
 
 __all__ = [
@@ -23,6 +26,7 @@ __all__ = [
     "interruptible",
     "is_initialized",
     "outlook",
+    "part",
     "put_back",
     "refuse_within_save",
     "session",
@@ -36,7 +40,7 @@ log = logging.getLogger("nebulaml")
 
 T = TypeVar("T")
 
-LEAVE_MS = 300_000  # a copy in memory takes seconds; whoever takes longer has lost its agent, its machine or its storage
+LEAVE_MS = 300_000  # a copy in memory takes seconds; if one takes longer, it has lost its agent, its machine or its storage
 
 RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an agent
 
@@ -50,7 +54,17 @@ _failure: NebulaError | None = None
 _retry_at = 0.0
 _pause = RETRY_S[0]
 
+_parts: dict[str, Any] = {}
+
 _in_save: set[int] = set()  # threads that run Python code within a save, which holds the session until it is done
+
+
+def part(name: str) -> Any:
+    """A module of this package that imports torch. By name, and kept: when the interpreter ends, no import statement works any more."""
+    found = _parts.get(name)
+    if found is None:
+        found = _parts[name] = importlib.import_module(f".{name}", __package__)
+    return found
 
 
 def is_initialized() -> bool:
@@ -137,6 +151,7 @@ def session(patient: bool = False) -> _nebula.Session:
         try:
             if _session is None:
                 locate.point_to_agent_library()
+                ending.watch(_before_end)
                 _session = _nebula.Session(**_options(*wanted))
             else:
                 _session.configure(**_options(*wanted))
@@ -191,9 +206,26 @@ def _outlive() -> None:
         log.error("nebula: the process ends, its agent with it, before all that it saved is durable: %s", failure)
 
 
+def _before_end() -> None:
+    """This process is about to end at once, by os._exit() for one, or to become another program."""
+    if not _nebula.await_copies(LEAVE_MS):
+        log.error("nebula: the process ends while it saves: copies in memory were not done within %d s", LEAVE_MS // 1000)
+    _outlive()
+
+
 def _leave() -> None:
-    """At the end of the interpreter: keeps the threads of C out of it from then on."""
+    """At the end of the interpreter: keeps the threads of C out of it from then on.
+
+    What is saved later, by other functions of atexit or in a __del__, is copied before its save returns. Nothing can be imported then,
+    so that what a save needs is imported here.
+    """
+    _nebula.end_is_near()
     try:
+        if "torch" in sys.modules:
+            for name in ("device", "loading"):
+                part(name)
+            part("pickling").capture({})
+            locate.agent_path()
         _settle()
         _outlive()
     finally:
@@ -253,7 +285,7 @@ def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError
 def interruptible(call: Callable[..., T], *arguments: Any) -> T:
     """Runs a call that may wait for long so that Ctrl-C still works."""
     refuse_within_save()
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or is_finalizing():  # then a new thread would never run
         return call(*arguments)
     results: list[T] = []
     failures: list[BaseException] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from sys import is_finalizing
 from typing import Any
 
 from . import _nebula
@@ -63,7 +64,7 @@ def _bytes(size: int) -> str:
 def follow(session: _nebula.Session, what: Any) -> None:
     """From now on the log tells of this session's job. ``what`` it is of: a new one is followed instead of the last."""
     global _current
-    if _current is not None and _current.listens and _current.what == what:
+    if (_current is not None and _current.listens and _current.what == what) or is_finalizing():
         return
     forget()
     with contextlib.suppress(NebulaError, RuntimeError):  # no thread can be had: the log is all that is lost

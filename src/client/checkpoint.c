@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "client/client.h"
 #include "image/image.h"
+#include "os/ending.h"
 
 /* Whether a flush that the same agent answered began after the last save. One of everything leaves out what other ranks have
  * still to commit. */
@@ -235,6 +236,16 @@ static enum nebula_status tell_committed(struct nebula_checkpoint *checkpoint, s
         return status;
 }
 
+/* The last copy brings the commit. Where this process may end past all that waits for it, the commit does. */
+static enum nebula_status await_copies(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        if (!ending_may_linger() && !copies_are_on_this_thread(checkpoint->session))
+                status = copies_settle(checkpoint->session, 0, ENDING_EXIT_MS, error);
+        return status == NEBULA_OK ? checkpoint_check(checkpoint, error) : status;
+}
+
 /* While a file is still being copied nothing can be complete: the commit goes with the word that it is whole, and nobody waits
  * for an answer here. */
 enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error)
@@ -249,10 +260,12 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
         is_later = !checkpoint->is_open_ended && copies_commit(checkpoint->session, checkpoint);
         pthread_mutex_unlock(&checkpoint->session->request_lock);
         if (is_later)
-                return NEBULA_OK;
+                return await_copies(checkpoint, ret_error);
         copies_lock_settled(checkpoint->session, checkpoint->tag); /* of another handle */
         status = tell_committed(checkpoint, ret_error);
         pthread_mutex_unlock(&checkpoint->session->request_lock);
+        if (status == NEBULA_OK && copies_are_under_way(checkpoint->session, checkpoint))
+                status = await_copies(checkpoint, ret_error);
         if (checkpoint_check(checkpoint, &torn) != NEBULA_OK)
                 nebula_checkpoint_fail(checkpoint, torn.message, NULL); /* nobody is to wait for what it was begun again as */
         return status;

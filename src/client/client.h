@@ -97,17 +97,18 @@ struct client_copy {
         void (*release)(void *argument, const struct nebula_error *failure);
         enum nebula_status (*filled)(void *argument, struct nebula_error *ret_error); /* NULL: nobody else writes */
         void *argument;
+        struct nebula_error failure; /* status NEBULA_OK: it is whole */
 };
 
 struct client_copies {
         pthread_mutex_t copies_lock; /* guards all that follows */
         pthread_cond_t moved;
-        struct client_copy *first; /* the oldest; the thread works on it */
-        struct client_copy *released; /* off the list: its `release` is running; or NULL */
-        size_t count;
-        pthread_t thread;
-        bool has_thread, is_ending;
-        bool closes_session; /* the thread does, when it ends */
+        struct client_copy *first; /* the oldest; one thread works on it */
+        struct client_copy *released; /* off the list: its `release` is running, on the other thread, or will be, as those behind it */
+        size_t count; /* of both lists */
+        pthread_t maker, releaser;
+        bool has_maker, has_releaser, is_ending;
+        bool closes_session; /* the releaser does, when it ends */
 };
 
 /* What is known to be durable, so that an agent that ends loses nothing of it. */
@@ -261,7 +262,7 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
 /* copies.c */
 void copies_init(struct nebula_session *session);
 void copies_fork(struct nebula_session *session); /* in the child: the parent's copies are none of its business */
-/* Starts the thread. Not OK: nothing can be copied in the background, or the list is full. Nobody waits for room: request_lock is held, for
+/* Starts the threads. Not OK: nothing can be copied in the background, or the list is full. Nobody waits for room: request_lock is held, for
  * which a `release` on that thread may wait. */
 enum nebula_status copies_ready(struct nebula_session *session);
 /* Takes over `copy`, which malloc made; holds its checkpoint. */
@@ -280,12 +281,14 @@ void copies_replace(struct nebula_session *session, const char *tag, const char 
 /* The images that must stay mapped. */
 size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX]);
 /* Returns when the copies that are under way have ended, well or not, and were released; with an image_id: when those into that image have
- * ended. NEBULA_BUSY: this is the thread that makes them, in a `release`. */
+ * ended. NEBULA_BUSY: this is the thread that releases them, and others follow; or the one that makes them. */
 enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,
                                  struct nebula_error *error);
-/* On the thread itself, inside a `release`: true, and the thread closes the session when the last copy has ended. */
+/* Whether this is one of their threads, inside a `release` mostly. */
+bool copies_are_on_this_thread(struct nebula_session *session);
+/* There: true, and the releaser closes the session when the last copy has ended. */
 bool copies_close_later(struct nebula_session *session);
-/* Waits for all of them and ends the thread. */
+/* Waits for all of them and ends the threads. */
 void copies_done(struct nebula_session *session);
 
 /* stored.c: false means that a read failed or that bytes are damaged. */

@@ -1,7 +1,8 @@
 /*
  * Captures that go on after their save returned. A thread of the session waits for each, the oldest first, and tells
  * the agent: on a connection of its own, since a save may hold the session's for as long as memory is full, and it is
- * the end of a copy that lets memory be freed.
+ * the end of a copy that lets memory be freed. Another thread calls `release` then, which may wait for a lock of the program's,
+ * Python's for one: a thread that has crashed with it waits in its signal handler for the copies (os/ending.h).
  *
  * What lies in an image is the file itself. So when the agent died meanwhile and its successor knows nothing of
  * the image, the file is copied from there: the program's memory has moved on.
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "client/client.h"
+#include "os/ending.h"
 #include "os/os.h"
 #include "os/thread.h"
 
@@ -30,7 +32,7 @@ void copies_init(struct nebula_session *session)
         os_cond_init(&session->copies.moved);
         session->copies.first = session->copies.released = NULL;
         session->copies.count = 0;
-        session->copies.has_thread = session->copies.is_ending = session->copies.closes_session = false;
+        session->copies.has_maker = session->copies.has_releaser = session->copies.is_ending = session->copies.closes_session = false;
 }
 
 void copies_fork(struct nebula_session *session)
@@ -265,19 +267,28 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
         return status;
 }
 
-static void *copies_main(void *argument)
+/* copies_lock is held. What waits for the oldest copy must not wait for its release, which may itself wait for that, a lock say. */
+static void hand_over_first(struct client_copies *copies)
+{
+        struct client_copy *copy = copies->first, **link = &copies->released;
+
+        copies->first = copy->next;
+        copy->next = NULL;
+        while (*link)
+                link = &(*link)->next;
+        *link = copy;
+        pthread_cond_broadcast(&copies->moved);
+}
+
+static void *make_copies(void *argument)
 {
         struct nebula_session *session = argument;
         struct client_copies *copies = &session->copies;
         struct client_wire wire = { .fd = -1 };
-        struct nebula_error error;
         struct client_copy *copy;
-        bool closes_session;
 
         pthread_mutex_lock(&copies->copies_lock);
         for (;;) {
-                enum nebula_status status;
-
                 while (!copies->first && !copies->is_ending)
                         os_cond_wait(&copies->moved, &copies->copies_lock, -1);
                 copy = copies->first;
@@ -287,22 +298,39 @@ static void *copies_main(void *argument)
 
                 if (copy->capture && os->now_ns() < copy->added_ns + COPY_AFTER_NS)
                         os->sleep_ms(COPY_AFTER_NS / 1000000);
-                memset(&error, 0, sizeof error);
-                status = finish(session, &wire, copy, &error);
+                if (finish(session, &wire, copy, &copy->failure) == NEBULA_OK)
+                        copy->failure.status = NEBULA_OK; /* an attempt may have failed before */
+                ending_done();
                 if (copy->large) /* not in save(), which it would hold up */
                         cow_advise_huge(copy->large, copy->large_count);
-                /* What waits for this copy must not wait for its release, which may itself wait for that, a lock say. */
                 pthread_mutex_lock(&copies->copies_lock);
-                copies->first = copy->next;
-                copies->count--;
-                copies->released = copy;
-                pthread_cond_broadcast(&copies->moved);
+                hand_over_first(copies);
+        }
+        pthread_mutex_unlock(&copies->copies_lock);
+        client_wire_close(&wire);
+        return NULL;
+}
+
+static void *release_copies(void *argument)
+{
+        struct nebula_session *session = argument;
+        struct client_copies *copies = &session->copies;
+        struct client_copy *copy;
+        bool closes_session;
+
+        pthread_mutex_lock(&copies->copies_lock);
+        for (;;) {
+                while (!copies->released && (copies->first || !copies->is_ending))
+                        os_cond_wait(&copies->moved, &copies->copies_lock, -1);
+                copy = copies->released;
+                if (!copy)
+                        break;
                 pthread_mutex_unlock(&copies->copies_lock);
                 if (copy->release)
-                        copy->release(copy->argument, status == NEBULA_OK ? NULL : &error);
-
+                        copy->release(copy->argument, copy->failure.status == NEBULA_OK ? NULL : &copy->failure);
                 pthread_mutex_lock(&copies->copies_lock);
-                copies->released = NULL;
+                copies->released = copy->next;
+                copies->count--;
                 pthread_cond_broadcast(&copies->moved);
                 nebula_checkpoint_free(copy->checkpoint);
                 free(copy->large);
@@ -310,9 +338,8 @@ static void *copies_main(void *argument)
         }
         closes_session = copies->closes_session;
         if (closes_session)
-                copies->has_thread = false;
+                copies->has_releaser = false;
         pthread_mutex_unlock(&copies->copies_lock);
-        client_wire_close(&wire);
         if (closes_session) {
                 pthread_detach(pthread_self());
                 nebula_session_close(session);
@@ -320,10 +347,21 @@ static void *copies_main(void *argument)
         return NULL;
 }
 
-/* copies_lock is held. On the thread itself, in a `release`: it would wait for itself. */
+/* copies_lock is held. In a `release`, mostly: what waits for all copies would wait for itself. */
 static bool is_own_thread(const struct client_copies *copies)
 {
-        return copies->has_thread && pthread_equal(copies->thread, pthread_self());
+        return (copies->has_maker && pthread_equal(copies->maker, pthread_self())) ||
+               (copies->has_releaser && pthread_equal(copies->releaser, pthread_self()));
+}
+
+bool copies_are_on_this_thread(struct nebula_session *session)
+{
+        bool is_own;
+
+        pthread_mutex_lock(&session->copies.copies_lock);
+        is_own = is_own_thread(&session->copies);
+        pthread_mutex_unlock(&session->copies.copies_lock);
+        return is_own;
 }
 
 enum nebula_status copies_ready(struct nebula_session *session)
@@ -332,9 +370,11 @@ enum nebula_status copies_ready(struct nebula_session *session)
         bool is_ready;
 
         pthread_mutex_lock(&copies->copies_lock);
-        if (!copies->has_thread)
-                copies->has_thread = os_thread_start(&copies->thread, copies_main, session, false) == 0;
-        is_ready = copies->has_thread && copies->count < CLIENT_COPY_MAX;
+        if (!copies->has_releaser)
+                copies->has_releaser = os_thread_start(&copies->releaser, release_copies, session, false) == 0;
+        if (copies->has_releaser && !copies->has_maker)
+                copies->has_maker = os_thread_start(&copies->maker, make_copies, session, false) == 0;
+        is_ready = copies->has_maker && copies->count < CLIENT_COPY_MAX;
         pthread_mutex_unlock(&copies->copies_lock);
         return is_ready ? NEBULA_OK : NEBULA_UNAVAILABLE;
 }
@@ -346,6 +386,7 @@ void copies_add(struct nebula_session *session, struct client_copy *copy)
 
         atomic_fetch_add(&copy->checkpoint->user_count, 1);
         copy->added_ns = os->now_ns();
+        ending_begin();
         pthread_mutex_lock(&copies->copies_lock);
         while (*link)
                 link = &(*link)->next;
@@ -462,8 +503,8 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
 
                 while (copy && image_id && copy->image_id != image_id)
                         copy = copy->next;
-                if (!copy && !image_id && !is_own_thread(copies))
-                        copy = copies->released;
+                if (!copy && !image_id) /* on the thread that releases the first of these only what follows is waited for */
+                        copy = is_own_thread(copies) && copies->released ? copies->released->next : copies->released;
                 if (!copy)
                         break;
                 if (is_own_thread(copies)) {
@@ -491,6 +532,7 @@ bool copies_close_later(struct nebula_session *session)
         is_own = is_own_thread(copies);
         if (is_own)
                 copies->is_ending = copies->closes_session = true;
+        pthread_cond_broadcast(&copies->moved);
         pthread_mutex_unlock(&copies->copies_lock);
         return is_own;
 }
@@ -498,14 +540,17 @@ bool copies_close_later(struct nebula_session *session)
 void copies_done(struct nebula_session *session)
 {
         struct client_copies *copies = &session->copies;
-        bool has_thread;
+        bool has_maker, has_releaser;
 
         pthread_mutex_lock(&copies->copies_lock);
         copies->is_ending = true;
-        has_thread = copies->has_thread;
+        has_maker = copies->has_maker;
+        has_releaser = copies->has_releaser;
         pthread_cond_broadcast(&copies->moved);
         pthread_mutex_unlock(&copies->copies_lock);
-        if (has_thread)
-                pthread_join(copies->thread, NULL);
+        if (has_maker)
+                pthread_join(copies->maker, NULL);
+        if (has_releaser)
+                pthread_join(copies->releaser, NULL);
         pthread_mutex_destroy(&copies->copies_lock);
 }

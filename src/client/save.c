@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "client/client.h"
 #include "image/image.h"
+#include "os/ending.h"
 #include "os/os.h"
 #include "sum/sum.h"
 
@@ -124,7 +125,7 @@ static bool can_use_cow(const struct plan *plan, enum client_capture setting)
 {
         uint64_t size = 0;
 
-        if (!plan->keep || setting == CLIENT_CAPTURE_COPY)
+        if (!plan->keep || setting == CLIENT_CAPTURE_COPY || !ending_may_linger())
                 return false;
         for (size_t i = 0; i < plan->cow_count; i++)
                 size += plan->parts[i].size >= COW_PART_BYTES ? plan->parts[i].size : 0;
@@ -368,7 +369,7 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         } else {
                 capture_now(plan, session->pool, &lent, &captured);
         }
-        if (is_filling && !(plan->keep->may_overlap && copies_ready(session) == NEBULA_OK)) {
+        if (is_filling && !(plan->keep->may_overlap && ending_may_linger() && copies_ready(session) == NEBULA_OK)) {
                 is_filling = false;
                 status = end_filling(plan, &why);
                 if (status != NEBULA_OK)

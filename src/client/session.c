@@ -151,23 +151,11 @@ static bool is_another_job(nebula_session *session, const struct ipc_hello *hell
         return is_other;
 }
 
-/* In a `release`, that is, which cannot wait for copies that this thread has still to make. */
-static bool on_copies_thread(nebula_session *session)
-{
-        struct client_copies *copies = &session->copies;
-        bool is_own;
-
-        pthread_mutex_lock(&copies->copies_lock);
-        is_own = copies->has_thread && pthread_equal(copies->thread, pthread_self());
-        pthread_mutex_unlock(&copies->copies_lock);
-        return is_own;
-}
-
 /* Takes request_lock. The agent takes a session's change to another job for its end in the last one, where nothing that is still
  * being copied can become whole. */
 static void lock_for_configure(nebula_session *session, const struct ipc_hello *hello)
 {
-        bool is_settled = !is_another_job(session, hello) || on_copies_thread(session);
+        bool is_settled = !is_another_job(session, hello) || copies_are_on_this_thread(session); /* which cannot wait for itself */
 
         pthread_mutex_lock(&session->request_lock);
         while (!is_settled && copies_settle(session, 0, 0, NULL) != NEBULA_OK) {

@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 
+#include "os/ending.h"
 #include "os/os_uffd.h"
 
 #define GUARD_MAX 16
@@ -30,27 +31,6 @@ static struct guard {
 static pthread_once_t install_once = PTHREAD_ONCE_INIT;
 static struct sigaction before_segv, before_bus; /* written once, before the handler is in place */
 static int install_status;
-
-/* What would have happened without this file. */
-static void pass_on(int signal_number, siginfo_t *info, void *context)
-{
-        struct sigaction *before = signal_number == SIGBUS ? &before_bus : &before_segv;
-        struct sigaction by_default = { .sa_handler = SIG_DFL };
-        bool is_sent = info->si_code <= 0; /* by kill and the like: no instruction runs into it again */
-
-        if (before->sa_handler == SIG_IGN && is_sent) /* the kernel ignores no fault */
-                return;
-        if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN || before->sa_flags & SA_RESETHAND)
-                sigaction(signal_number, &by_default, NULL);
-        if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN) {
-                if (is_sent)
-                        raise(signal_number);
-        } else if (before->sa_flags & SA_SIGINFO) {
-                before->sa_sigaction(signal_number, info, context);
-        } else {
-                before->sa_handler(signal_number);
-        }
-}
 
 /* By pages: of memory that the hardware has lost only the page is known. */
 static bool lies_in(uint64_t address, uint64_t start, uint64_t size)
@@ -71,7 +51,8 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
                 if (lies_in(address, guard->from, guard->size) || lies_in(address, guard->to, guard->size))
                         siglongjmp(*guard->back, 1);
         }
-        pass_on(signal_number, info, context);
+        ending_crashes(context);
+        ending_pass_on(signal_number == SIGBUS ? &before_bus : &before_segv, signal_number, info, context);
         errno = saved_errno;
 }
 

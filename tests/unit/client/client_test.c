@@ -9,6 +9,7 @@
 #include "capture/cow.h"
 #include "client/client.h"
 #include "fake_agent.h"
+#include "os/ending.h"
 #include "tap.h"
 
 static struct nebula_error error;
@@ -618,6 +619,37 @@ static void a_commit_during_copies_goes_with_the_last(void)
         CHECK(ok(nebula_session_settle(session, -1, &error)));
         CHECK(fake.commit_count == 1 && fake.captured_at_commit == 2 && fake_seen(IPC_COMMIT) == 0);
         CHECK(holds("t", "b", "the device's.", 13)); /* the other one shares its place in the test */
+        end();
+}
+
+static atomic_bool may_release;
+
+static void waiting_release(void *argument, const struct nebula_error *failure)
+{
+        (void)argument, (void)failure;
+        while (!atomic_load(&may_release))
+                usleep(1000);
+}
+
+/* A program's lock, Python's for one, may be held by a thread that has crashed and waits for the copies. */
+static void a_release_that_waits_holds_up_no_other_copy_and_no_commit(void)
+{
+        static const struct nebula_range ranges[] = { { "the ", 4 }, { NULL, 6 }, { "'s.", 3 } };
+        const struct nebula_keep keep = { .release = waiting_release, .argument = &filling, .fill = filling_fill,
+                                          .filled = filling_filled, .may_overlap = true };
+
+        start();
+        filling = (struct filling){ .may_end = true };
+        atomic_store(&may_release, false);
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "a", ranges, 3, &keep, &error)));
+        CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "b", ranges, 3, &keep, &error)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)));
+        CHECK(ending_wait(20000));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 2);
+        CHECK(nebula_session_settle(session, 0, &error) == NEBULA_TIMEOUT); /* which is about the program's memory, too */
+        atomic_store(&may_release, true);
+        CHECK(ok(nebula_session_settle(session, -1, &error)));
         end();
 }
 
@@ -1247,6 +1279,27 @@ static void a_forked_child_speaks_for_itself(void)
         end();
 }
 
+/* It ends by _exit, past all that would wait for a copy. */
+static void a_forked_child_s_save_is_whole_when_it_returns(void)
+{
+        int status = -1;
+        pid_t child;
+
+        start();
+        child = fork();
+        if (child == 0) {
+                alarm(20);
+                filling = (struct filling){ 0 };
+                if (nebula_checkpoint_begin(session, "child", 1, &checkpoint, &error) || fill_save(true, true) ||
+                    filling.filled_count != 1 || nebula_checkpoint_commit(checkpoint, &error))
+                        _exit(1);
+                _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(holds("child", "n", "the device's.", 13));
+        end();
+}
+
 static void *hold_session(void *argument)
 {
         return save("held", "n", argument, 1u << 20) ? argument : NULL;
@@ -1358,6 +1411,7 @@ static const struct tap_test tests[] = {
         TEST(what_the_caller_cannot_fill_fails_the_save_or_later_the_checkpoint),
         TEST(a_session_closed_by_who_hears_of_a_copy_waits_for_the_others),
         TEST(a_commit_during_copies_goes_with_the_last),
+        TEST(a_release_that_waits_holds_up_no_other_copy_and_no_commit),
         TEST(a_commit_while_the_last_copy_is_told_is_told_once),
         TEST(a_tag_is_not_begun_again_before_its_commit_is_told),
         TEST(a_release_may_ask_while_the_tag_waits_to_be_begun_again),
@@ -1384,6 +1438,7 @@ static const struct tap_test tests[] = {
         TEST(a_wait_ends_at_its_time),
         TEST(several_threads_save_at_once),
         TEST(a_forked_child_speaks_for_itself),
+        TEST(a_forked_child_s_save_is_whole_when_it_returns),
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
         TEST(what_was_found_can_be_added_to),
         TEST(what_does_not_exist_is_not_found),

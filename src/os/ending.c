@@ -1,0 +1,266 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include "os/ending.h"
+#include "os/os_uffd.h"
+#include "os/thread.h"
+
+#define POLL_NS 1000000
+#define FORKED_NO_EXEC 0x40 /* PF_FORKNOEXEC of the kernel, in /proc/self/stat since Linux 2.6 */
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* Signals that another process sends, or the kernel for a limit, and that end the process by default. */
+static const int sent_signals[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGPIPE, SIGXCPU,
+                                    SIGXFSZ, SIGIO, SIGPWR, SIGSTKFLT };
+static const int crash_signals[] = { SIGABRT, SIGFPE, SIGILL, SIGSYS };
+static struct sigaction before_crash[COUNT(crash_signals)]; /* written once, before the handler is in place */
+
+static atomic_uint under_way;
+static atomic_int owner;      /* the process whose work that is: a child of vfork runs our handlers in its parent's memory */
+static atomic_int due_signal; /* waits to end the process; or 0 */
+static atomic_bool is_near, was_crash_survived;
+static atomic_int forked; /* 1: yes, -1: no, 0: nobody has looked */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT, crash_once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t handlers_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows, and who puts handlers in place */
+static bool has_thread;
+static sem_t signal_came;
+
+bool ending_wait(int64_t limit_ms)
+{
+        const struct timespec pause = { .tv_nsec = POLL_NS };
+
+        for (int64_t waited = 0; atomic_load(&under_way) > 0 && waited < limit_ms; waited++)
+                nanosleep(&pause, NULL); /* no lock, since a handler may be here */
+        return atomic_load(&under_way) == 0;
+}
+
+static void on_sent(int number, siginfo_t *info, void *context);
+
+static bool is_ours(const struct sigaction *action, void (*handler)(int, siginfo_t *, void *))
+{
+        return action->sa_flags & SA_SIGINFO && action->sa_sigaction == handler;
+}
+
+bool ending_is_by(int number)
+{
+        struct sigaction now;
+        bool is_known = false;
+
+        for (size_t i = 0; i < COUNT(sent_signals); i++)
+                is_known |= sent_signals[i] == number;
+        return is_known && sigaction(number, NULL, &now) == 0 &&
+               (is_ours(&now, on_sent) || (!(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL));
+}
+
+static void wait_at_exit(void)
+{
+        ending_wait(ENDING_EXIT_MS);
+}
+
+/* The threads are the parent's, and so is their work. */
+static void forget_in_child(void)
+{
+        pthread_mutex_init(&handlers_lock, NULL);
+        has_thread = false;
+        atomic_store(&under_way, 0);
+        atomic_store(&due_signal, 0);
+        atomic_store(&forked, 1);
+}
+
+/* By the signal's own action, so that who waits for this process learns what ended it. */
+static void end_by(int number)
+{
+        struct sigaction by_default = { .sa_handler = SIG_DFL };
+
+        sigaction(number, &by_default, NULL);
+        raise(number); /* in a handler it comes when that returns */
+}
+
+static void on_sent(int number, siginfo_t *info, void *context)
+{
+        int saved_errno = errno, none = 0;
+
+        (void)info;
+        (void)context;
+        if (getpid() != atomic_load(&owner)) {
+                end_by(number);
+        } else if (atomic_compare_exchange_strong(&due_signal, &none, number)) {
+                if (atomic_load(&under_way) > 0)
+                        sem_post(&signal_came);
+                else
+                        end_by(number);
+        }
+        errno = saved_errno;
+}
+
+/* Ends the process behind a signal that has come. The program runs on meanwhile: what is under way may need a lock that the thread which the
+ * signal has met holds, the interpreter's for one. */
+static void *end_main(void *unused)
+{
+        sigset_t mask;
+        int number;
+
+        (void)unused;
+        while (sem_wait(&signal_came) < 0)
+                ;
+        ending_wait(ENDING_SIGNAL_MS);
+        number = atomic_load(&due_signal);
+        sigemptyset(&mask);
+        sigaddset(&mask, number);
+        pthread_sigmask(SIG_UNBLOCK, &mask, NULL);
+        end_by(number);
+        return NULL;
+}
+
+void ending_pass_on(const struct sigaction *before, int number, siginfo_t *info, void *context)
+{
+        struct sigaction by_default = { .sa_handler = SIG_DFL };
+        bool is_sent = info->si_code <= 0; /* by kill and the like: no instruction runs into it again */
+
+        if (before->sa_handler == SIG_IGN && is_sent) /* the kernel ignores no fault */
+                return;
+        if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN || before->sa_flags & SA_RESETHAND)
+                sigaction(number, &by_default, NULL);
+        if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN) {
+                if (is_sent)
+                        raise(number);
+        } else if (before->sa_flags & SA_SIGINFO) {
+                before->sa_sigaction(number, info, context);
+        } else {
+                before->sa_handler(number);
+        }
+}
+
+/* Ours block what is for the program's threads: work that waits for one of them is never done. */
+static bool is_thread_of_ours(const void *context)
+{
+        const sigset_t *mask = &((const ucontext_t *)context)->uc_sigmask;
+
+        return sigismember(mask, SIGTERM) == 1 && sigismember(mask, SIGCHLD) == 1 && sigismember(mask, SIGWINCH) == 1;
+}
+
+void ending_crashes(const void *context)
+{
+        if (atomic_load(&under_way) == 0 || getpid() != atomic_load(&owner) || is_thread_of_ours(context) ||
+            atomic_load(&was_crash_survived))
+                return;
+        ending_wait(ENDING_SIGNAL_MS);
+        atomic_store(&was_crash_survived, true); /* by whoever runs into the next one */
+}
+
+static void on_crash(int number, siginfo_t *info, void *context)
+{
+        int saved_errno = errno;
+
+        ending_crashes(context);
+        for (size_t i = 0; i < COUNT(crash_signals); i++)
+                if (crash_signals[i] == number)
+                        ending_pass_on(&before_crash[i], number, info, context);
+        errno = saved_errno;
+}
+
+static void watch_crashes(void)
+{
+        for (size_t i = 0; i < COUNT(crash_signals); i++) {
+                struct sigaction ours = { .sa_sigaction = on_crash };
+
+                if (sigaction(crash_signals[i], NULL, &before_crash[i]) < 0 || before_crash[i].sa_handler == SIG_IGN)
+                        continue;
+                ours.sa_mask = before_crash[i].sa_mask;
+                ours.sa_flags = SA_SIGINFO | SA_ONSTACK | (before_crash[i].sa_flags & (SA_NODEFER | SA_RESTART));
+                sigaction(crash_signals[i], &ours, NULL);
+        }
+        linux_guard();
+}
+
+static void start(void)
+{
+        sem_init(&signal_came, 0, 0);
+        pthread_atfork(NULL, NULL, forget_in_child);
+        atexit(wait_at_exit);
+        at_quick_exit(wait_at_exit);
+}
+
+/* handlers_lock is held. */
+static void hold_signals(void)
+{
+        struct sigaction ours = { .sa_sigaction = on_sent, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART }, now;
+
+        if (!has_thread)
+                has_thread = os_thread_start(NULL, end_main, NULL, false) == 0;
+        for (size_t i = 0; has_thread && i < COUNT(sent_signals); i++)
+                if (sigaction(sent_signals[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL)
+                        sigaction(sent_signals[i], &ours, NULL);
+}
+
+/* handlers_lock is held. */
+static void let_signals_go(void)
+{
+        struct sigaction by_default = { .sa_handler = SIG_DFL }, now;
+
+        for (size_t i = 0; i < COUNT(sent_signals); i++)
+                if (sigaction(sent_signals[i], NULL, &now) == 0 && is_ours(&now, on_sent))
+                        sigaction(sent_signals[i], &by_default, NULL);
+}
+
+void ending_begin(void)
+{
+        pthread_once(&once, start);
+        pthread_once(&crash_once, watch_crashes);
+        pthread_mutex_lock(&handlers_lock);
+        atomic_store(&owner, getpid());
+        atomic_fetch_add(&under_way, 1);
+        hold_signals(); /* also behind the first: the program may have put the default back */
+        pthread_mutex_unlock(&handlers_lock);
+}
+
+void ending_done(void)
+{
+        pthread_mutex_lock(&handlers_lock);
+        if (atomic_fetch_sub(&under_way, 1) == 1 && atomic_load(&due_signal) == 0)
+                let_signals_go();
+        pthread_mutex_unlock(&handlers_lock);
+}
+
+/* The flags of the first thread, which exec clears; field 9, the seventh behind the program's name. */
+static bool was_forked(void)
+{
+        unsigned long flags = 0;
+        char text[512];
+        const char *at;
+        ssize_t size;
+        int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+
+        if (fd < 0)
+                return false;
+        size = read(fd, text, sizeof text - 1);
+        close(fd);
+        text[size > 0 ? size : 0] = 0;
+        at = strrchr(text, ')');
+        return at && sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %lu", &flags) == 1 && flags & FORKED_NO_EXEC;
+}
+
+bool ending_may_linger(void)
+{
+        if (atomic_load(&forked) == 0) {
+                pthread_once(&once, start); /* a child is to know */
+                atomic_store(&forked, was_forked() ? 1 : -1);
+        }
+        return atomic_load(&forked) < 0 && !atomic_load(&is_near) && atomic_load(&due_signal) == 0;
+}
+
+void ending_is_near(void)
+{
+        atomic_store(&is_near, true);
+}

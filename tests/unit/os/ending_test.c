@@ -1,0 +1,299 @@
+/* What is under way when a process ends, however it does. Each end is that of a child. */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "os/ending.h"
+#include "os/os.h"
+#include "os/thread.h"
+#include "tap.h"
+
+#define WORK_MS 100
+
+static int told[2]; /* the child writes a letter when its work is done */
+
+static void tell(char letter)
+{
+        if (write(told[1], &letter, 1) != 1)
+                _exit(99);
+}
+
+static void *work(void *letter)
+{
+        os->sleep_ms(WORK_MS);
+        tell(*(const char *)letter);
+        ending_done();
+        return NULL;
+}
+
+static void begin(void)
+{
+        static char letter = 'w';
+
+        ending_begin();
+        if (os_thread_start(NULL, work, &letter, false))
+                _exit(98);
+}
+
+static void by_default(void)
+{
+        struct rlimit no_core = { 0, 0 };
+
+        setrlimit(RLIMIT_CORE, &no_core);
+        for (int number = 1; number < 32; number++)
+                signal(number, SIG_DFL); /* a sanitizer has handlers of its own */
+}
+
+/* How a child ended that ran this: the negative of a signal, or its status. `ret_said`: what it told, as a text. */
+static int end_of(void (*run)(void), char ret_said[16])
+{
+        ssize_t size;
+        int status = 0;
+        pid_t child;
+
+        if (pipe(told))
+                return -1000;
+        fflush(stdout);
+        child = fork();
+        if (child == 0) {
+                by_default();
+                alarm(60);
+                run();
+                _exit(7);
+        }
+        close(told[1]);
+        waitpid(child, &status, 0);
+        size = read(told[0], ret_said, 15);
+        ret_said[size > 0 ? size : 0] = 0;
+        close(told[0]);
+        return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static void run_exit(void)
+{
+        begin();
+        exit(3);
+}
+
+static void run_quick_exit(void)
+{
+        begin();
+        quick_exit(4);
+}
+
+static void run_exit_at_once(void)
+{
+        begin();
+        _exit(5);
+}
+
+static void run_wait(void)
+{
+        bool is_early, is_done;
+
+        begin();
+        is_early = ending_wait(1);
+        is_done = ending_wait(60000);
+        _exit(!is_early && is_done ? 0 : 1);
+}
+
+static void an_exit_waits_for_what_is_under_way(void)
+{
+        char said[16];
+
+        CHECK(end_of(run_exit, said) == 3 && !strcmp(said, "w"));
+        CHECK(end_of(run_quick_exit, said) == 4 && !strcmp(said, "w"));
+        CHECK(end_of(run_wait, said) == 0 && !strcmp(said, "w"));
+        CHECK(end_of(run_exit_at_once, said) == 5 && !strcmp(said, "")); /* which asks nobody */
+}
+
+static int number_to_send;
+
+static void run_signal(void)
+{
+        begin();
+        kill(getpid(), number_to_send);
+        tell('r'); /* runs on */
+        for (;;)
+                os->sleep_ms(1000);
+}
+
+static void run_signal_twice(void)
+{
+        begin();
+        kill(getpid(), SIGTERM);
+        os->sleep_ms(WORK_MS / 4);
+        kill(getpid(), SIGINT);
+        for (;;)
+                os->sleep_ms(1000);
+}
+
+static void a_signal_ends_the_process_when_the_work_is_done(void)
+{
+        static const int numbers[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGPIPE, SIGXCPU,
+                                       SIGXFSZ, SIGIO, SIGPWR };
+        char said[16];
+
+        for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+                number_to_send = numbers[i];
+                CHECK(end_of(run_signal, said) == -numbers[i] && !strcmp(said, "rw"));
+        }
+        number_to_send = SIGKILL;
+        CHECK(end_of(run_signal, said) == -SIGKILL && !strcmp(said, ""));
+        CHECK(end_of(run_signal_twice, said) == -SIGTERM && !strcmp(said, "w"));
+}
+
+static void run_signal_behind(void)
+{
+        begin();
+        ending_wait(60000);
+        os->sleep_ms(10);
+        kill(getpid(), SIGTERM);
+        tell('r');
+}
+
+static void run_signal_of_child(void)
+{
+        int status;
+        pid_t child;
+
+        begin();
+        child = fork();
+        if (child == 0) {
+                kill(getpid(), SIGTERM);
+                tell('r');
+                _exit(0);
+        }
+        waitpid(child, &status, 0);
+        tell(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM ? 'c' : 'n');
+        exit(0);
+}
+
+static void with_nothing_under_way_a_signal_ends_it_at_once(void)
+{
+        char said[16];
+
+        CHECK(end_of(run_signal_behind, said) == -SIGTERM && !strcmp(said, "w"));
+        CHECK(end_of(run_signal_of_child, said) == 0 && !strcmp(said, "cw")); /* its parent's work is none of its own */
+}
+
+static void handle(int number)
+{
+        (void)number;
+        tell('h');
+}
+
+static void run_handled(void)
+{
+        struct sigaction now;
+
+        signal(SIGUSR1, handle);
+        signal(SIGHUP, SIG_IGN);
+        begin();
+        kill(getpid(), SIGUSR1);
+        kill(getpid(), SIGHUP);
+        signal(SIGTERM, handle); /* later than the handler of this library */
+        kill(getpid(), SIGTERM);
+        ending_wait(60000);
+        os->sleep_ms(10);
+        sigaction(SIGTERM, NULL, &now);
+        tell(now.sa_handler == handle ? 's' : 'n');
+        sigaction(SIGINT, NULL, &now);
+        tell(now.sa_handler == SIG_DFL ? 'd' : 'n');
+        _exit(0);
+}
+
+static void a_signal_that_the_program_handles_or_ignores_is_left_to_it(void)
+{
+        char said[16];
+
+        CHECK(end_of(run_handled, said) == 0 && !strcmp(said, "hhwsd"));
+}
+
+static void run_abort(void)
+{
+        begin();
+        abort();
+}
+
+static void *fault_elsewhere(void *unused)
+{
+        volatile char *gone = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        (void)unused;
+        munmap((void *)(uintptr_t)gone, 4096);
+        tell(*gone);
+        return NULL;
+}
+
+static void run_fault(void)
+{
+        begin();
+        fault_elsewhere(NULL);
+}
+
+static void run_fault_in_thread(void)
+{
+        pthread_t thread;
+
+        begin();
+        pthread_create(&thread, NULL, fault_elsewhere, NULL);
+        pthread_join(thread, NULL);
+}
+
+/* As who does the work: nobody would end it. */
+static void run_fault_in_thread_of_ours(void)
+{
+        ending_begin();
+        os_thread_start(NULL, fault_elsewhere, NULL, false);
+        for (;;)
+                os->sleep_ms(1000);
+}
+
+static void handle_crash(int number)
+{
+        tell('h');
+        signal(number, SIG_DFL);
+        raise(number);
+}
+
+static void run_handled_abort(void)
+{
+        signal(SIGABRT, handle_crash);
+        begin();
+        abort();
+}
+
+static void a_crash_waits_and_ends_as_it_would_have(void)
+{
+        char said[16];
+
+        CHECK(end_of(run_abort, said) == -SIGABRT && !strcmp(said, "w"));
+        CHECK(end_of(run_fault, said) == -SIGSEGV && !strcmp(said, "w"));
+        CHECK(end_of(run_fault_in_thread, said) == -SIGSEGV && !strcmp(said, "w"));
+        CHECK(end_of(run_handled_abort, said) == -SIGABRT && !strcmp(said, "wh"));
+        CHECK(end_of(run_fault_in_thread_of_ours, said) == -SIGSEGV && !strcmp(said, ""));
+}
+
+static void run_linger(void)
+{
+        _exit(ending_may_linger() ? 1 : 0);
+}
+
+static void in_a_forked_process_nothing_lingers(void)
+{
+        char said[16];
+
+        CHECK(ending_may_linger());
+        CHECK(end_of(run_linger, said) == 0);
+        CHECK(ending_may_linger());
+}
+
+TAP_MAIN(TEST(in_a_forked_process_nothing_lingers), TEST(an_exit_waits_for_what_is_under_way),
+         TEST(a_signal_ends_the_process_when_the_work_is_done), TEST(with_nothing_under_way_a_signal_ends_it_at_once),
+         TEST(a_signal_that_the_program_handles_or_ignores_is_left_to_it), TEST(a_crash_waits_and_ends_as_it_would_have))
