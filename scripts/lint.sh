@@ -15,7 +15,7 @@ fi
 # The trainer's half knows nothing of storage, of the agent and of their libraries.
 theirs='^ *# *include *["<](store/|agent/|cli/|jansson|liburing|openssl/)'
 if found=$(grep -nE "$theirs" -r src/base src/sum src/os src/image src/ipc src/capture src/client \
-        --include='*.c' --include='*.h' | grep -v '^src/os/bulk'); then
+        --include='*.c' --include='*.h' | grep -v '^src/os/os_uring'); then
         complain "lint: the trainer's half includes the agent's:" "$found"
 fi
 

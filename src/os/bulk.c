@@ -11,40 +11,46 @@
 #define PACE_MS 10
 #define STACK_BYTES (256u << 10) /* a check has a frame of a few KiB */
 
-const struct bulk_ring *_Atomic bulk_ring;
-
 static pthread_once_t probe_once = PTHREAD_ONCE_INIT;
-static enum bulk_engine engine_chosen;
+static bool threads_wanted, linux_has_ring;
 
 static bool ring_works(void)
 {
-        const struct bulk_ring *ring = atomic_load(&bulk_ring);
+        struct os_ring *ring;
 
-        return ring && ring->works();
+        if (os_linux.ring_open(BULK_DEPTH, &ring))
+                return false;
+        os_linux.ring_close(ring);
+        return true;
 }
 
 static void choose_engine(void)
 {
         const char *wanted = getenv("NEBULA_IO");
 
-        engine_chosen = wanted && !strcmp(wanted, "threads") ? BULK_ENGINE_THREADS
-                      : ring_works() ? BULK_ENGINE_URING : BULK_ENGINE_THREADS;
+        threads_wanted = wanted && !strcmp(wanted, "threads");
+        linux_has_ring = !threads_wanted && ring_works();
+}
+
+/* A table of a test that replaces calls, but not those of a ring, would not see what goes through one. */
+static bool table_has_ring(void)
+{
+        return os == &os_linux ? linux_has_ring : os->ring_open != os_linux.ring_open;
 }
 
 enum bulk_engine bulk_engine_used(void)
 {
         pthread_once(&probe_once, choose_engine);
-        /* The ring goes past the table; a test that replaces the table wants to see every call. */
-        return os == &os_linux ? engine_chosen : BULK_ENGINE_THREADS;
+        return !threads_wanted && table_has_ring() ? BULK_ENGINE_URING : BULK_ENGINE_THREADS;
 }
 
 int bulk_engine_force(enum bulk_engine engine)
 {
         pthread_once(&probe_once, choose_engine);
-        if (engine == BULK_ENGINE_URING && !ring_works())
-                return -ENOSYS;
-        engine_chosen = engine;
-        return 0;
+        if (engine == BULK_ENGINE_URING && os == &os_linux && !linux_has_ring)
+                linux_has_ring = ring_works(); /* it may have been offered since */
+        threads_wanted = engine == BULK_ENGINE_THREADS;
+        return threads_wanted || table_has_ring() ? 0 : -ENOSYS;
 }
 
 /* Each answer of a disk wakes a thread, for which one that trains stands still, and then those that wait for that one. Where a few large
@@ -325,7 +331,7 @@ static int run_job(struct bulk_job *job)
         if (job->is_direct && (((uintptr_t)job->data | job->chunk_bytes) & (BULK_PAGE_BYTES - 1)))
                 return -EINVAL;
         pthread_mutex_init(&job->result_lock, NULL);
-        if (bulk_engine_used() == BULK_ENGINE_THREADS || !atomic_load(&bulk_ring)->run(job))
+        if (bulk_engine_used() == BULK_ENGINE_THREADS || !bulk_run_ring(job))
                 bulk_run_threads(job);
         pthread_mutex_destroy(&job->result_lock);
         return job->result;
@@ -344,15 +350,12 @@ static void feed_attach(struct bulk_feed *feed, bool is_written)
 
 int bulk_pin(const void *data, uint64_t size)
 {
-        return bulk_engine_used() == BULK_ENGINE_URING ? atomic_load(&bulk_ring)->pin(data, size) : -ENOSYS;
+        return bulk_engine_used() == BULK_ENGINE_URING ? bulk_ring_pin(data, size) : -ENOSYS;
 }
 
 void bulk_unpin(const void *data)
 {
-        const struct bulk_ring *ring = atomic_load(&bulk_ring);
-
-        if (ring)
-                ring->unpin(data);
+        bulk_ring_unpin(data);
 }
 
 int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct bulk_feed *feed)

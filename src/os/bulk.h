@@ -3,9 +3,8 @@
  * the device.
  *
  * A bounded number of requests is kept in flight by a few threads that read or
- * write. Where io_uring was offered and can be set up, one thread keeps the
- * ring full and others check; not so where the table of system calls is not
- * the real one. NEBULA_IO=uring|threads forces one of them.
+ * write. Where the table of system calls has rings (os_offer_ring), one thread keeps a
+ * ring full and others check. NEBULA_IO=threads: never a ring.
  *
  * A file opened with OS_DIRECT asks for page-aligned `data` and, for reads, a
  * chunk size of whole pages; the last bytes that do not fill a page go through
@@ -40,8 +39,6 @@ enum bulk_engine { BULK_ENGINE_THREADS, BULK_ENGINE_URING };
 typedef enum nebula_status bulk_check(void *argument, const void *data, uint64_t offset, uint64_t size,
                                       struct nebula_error *error);
 
-/* Lets what follows use io_uring. The agent's half does so; a trainer, which loads nothing but libc, never. */
-void bulk_offer_uring(void);
 /* What is in use. */
 enum bulk_engine bulk_engine_used(void);
 /* For tests and benchmarks, before threads start; -ENOSYS when this machine lacks it. */

@@ -42,13 +42,9 @@ int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument);
 
 void bulk_run_threads(struct bulk_job *job);
 
-/* The engine that not every program has. */
-struct bulk_ring {
-        bool (*works)(void);
-        bool (*run)(struct bulk_job *job); /* false when no ring could be had: nothing was done */
-        int (*pin)(const char *data, uint64_t size);
-        void (*unpin)(const char *data);
-};
-extern const struct bulk_ring *_Atomic bulk_ring; /* NULL: not offered */
+/* bulk_ring.c. False when no ring could be had: nothing was done. */
+bool bulk_run_ring(struct bulk_job *job);
+int bulk_ring_pin(const char *data, uint64_t size);
+void bulk_ring_unpin(const char *data);
 
 #endif

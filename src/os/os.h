@@ -88,6 +88,22 @@ enum os_watch {
         OS_WATCH_ONCE, /* reported once, at once: as a message from another thread */
         OS_WATCH_END,  /* before the descriptor is closed, too */
 };
+/* io_uring, for bulk I/O. One thread uses a ring. */
+struct os_ring;
+struct os_ring_request {
+        void *key;       /* comes back with the result */
+        int fd;
+        bool is_write;
+        bool may_take_pages; /* `data` may have none yet: a thread of the kernel makes them */
+        int buffer;      /* the registered one that `data` lies in; -1: none. Writes only */
+        void *data;
+        uint32_t size;   /* bytes */
+        uint64_t offset;
+};
+struct os_ring_buffer {
+        const void *data;
+        uint64_t size; /* bytes; 1 GiB at most */
+};
 /* Copies `size` bytes, in user space. */
 typedef void os_copy(void *argument, void *to, const void *from, size_t size);
 
@@ -119,6 +135,16 @@ struct os_table {
         int (*opendir)(const char *path, struct os_dir **ret_dir);
         int (*readdir)(struct os_dir *dir, char *name, size_t size); /* 1: an entry, 0: the end; never . or .. */
         void (*closedir)(struct os_dir *dir);
+        /* rings: -ENOSYS where os_offer_ring was not called, or the machine has none. Requests end in any order; the memory of one belongs
+         * to the kernel until it has come back */
+        int (*ring_open)(uint32_t depth, struct os_ring **ret_ring);
+        void (*ring_close)(struct os_ring *ring);                  /* nothing is under way */
+        int (*ring_register)(struct os_ring *ring, const struct os_ring_buffer *buffers, uint32_t count); /* their pages stay where they are until the ring closes */
+        void (*ring_queue)(struct os_ring *ring, const struct os_ring_request *request); /* `depth` at most are queued or under way */
+        int (*ring_submit)(struct os_ring *ring);                  /* what is queued; waits until a request has come back */
+        int (*ring_wait)(struct os_ring *ring);                    /* the same without submitting */
+        uint32_t (*ring_queued)(struct os_ring *ring);             /* so many are not submitted */
+        bool (*ring_reap)(struct os_ring *ring, void **ret_key, int64_t *ret_result); /* false: none has come back */
         /* memory */
         int (*memfd)(const char *name);
         int (*map)(int fd, uint64_t offset, uint64_t size, int flags, void **ret_data);
@@ -185,6 +211,9 @@ struct os_table {
 
 extern const struct os_table *os;      /* what the code calls */
 extern const struct os_table os_linux; /* the real one, and the default */
+
+/* Only programs that link a library for it have rings, the agent and the command: os_uring.c. */
+void os_offer_ring(void);
 
 /* Completed operations: retry EINTR and short counts. 0 or negative errno; end of file is -ENODATA. */
 int os_read_at(int fd, void *data, size_t size, uint64_t offset);

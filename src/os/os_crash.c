@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "os/os.h"
+#include "os/os_ring_model.h"
 #include "os/os_crash_model.h"
 
 #define FD_MAX 4096
@@ -445,6 +446,7 @@ int os_crash_begin(const char *path)
         table.unlink = crash_unlink;
         table.rmdir = crash_rmdir;
         table.mkdir = crash_mkdir;
+        os_ring_model_use(&table); /* what goes through a ring goes through crash_pwrite */
         os = &table;
         return 0;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "os/os.h"
+#include "os/os_ring_model.h"
 
 /* What a call may run into. */
 enum { PLAIN = 0, BLOCKS = 1, TAKES_SPACE = 2, TRANSFERS = 4 };
@@ -123,6 +124,22 @@ WRAP(uffd_open, PLAIN, (uint32_t *ret_abilities), (ret_abilities))
 WRAP(uffd_register, PLAIN, (int fd, uint64_t start, uint64_t end), (fd, start, end))
 WRAP(uffd_protect, PLAIN, (int fd, uint64_t start, uint64_t end, bool on), (fd, start, end, on))
 
+/* Requests in a ring are preads and pwrites of this table. */
+static int fault_ring_open(uint32_t depth, struct os_ring **ret_ring)
+{
+        return is_hit("ring_open", PLAIN, 0) ? -fault.error : os_ring_model_open(depth, ret_ring);
+}
+
+static int fault_ring_register(struct os_ring *ring, const struct os_ring_buffer *buffers, uint32_t count_of)
+{
+        return is_hit("ring_register", PLAIN, 0) ? -fault.error : os_ring_model_register(ring, buffers, count_of);
+}
+
+static int fault_ring_submit(struct os_ring *ring)
+{
+        return is_hit("ring_submit", BLOCKS, 0) ? -fault.error : os_ring_model_submit(ring);
+}
+
 static int fault_close(int fd)
 {
         int result = below->close(fd);
@@ -140,8 +157,9 @@ static void fill_table(void)
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
         SET(poll); SET(watch_open); SET(watch); SET(watch_wait); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register);
-        SET(uffd_protect);
+        SET(uffd_protect); SET(ring_open); SET(ring_register); SET(ring_submit);
 #undef SET
+        os_ring_model_use(&table);
 }
 
 void os_fault_begin(const struct os_fault *wanted)

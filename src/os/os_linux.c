@@ -19,6 +19,7 @@
 
 #include "os/os.h"
 #include "os/os_linux.h"
+#include "os/os_ring.h"
 #include "os/os_uffd.h"
 
 #ifndef MADV_POPULATE_READ
@@ -472,6 +473,9 @@ const struct os_table os_linux = {
         .rename = linux_rename, .exchange = linux_exchange, .link = linux_link, .clone = linux_clone, .unlink = linux_unlink,
         .mkdir = linux_mkdir, .rmdir = linux_rmdir, .readlink = linux_readlink,
         .opendir = linux_opendir, .readdir = linux_readdir, .closedir = linux_closedir,
+        .ring_open = os_linux_ring_open, .ring_close = os_linux_ring_close, .ring_register = os_linux_ring_register,
+        .ring_queue = os_linux_ring_queue, .ring_submit = os_linux_ring_submit, .ring_wait = os_linux_ring_wait,
+        .ring_queued = os_linux_ring_queued, .ring_reap = os_linux_ring_reap,
         .memfd = linux_memfd, .map = linux_map, .unmap = linux_unmap, .advise = linux_advise, .move = linux_move,
         .listen = os_linux_listen, .connect = os_linux_connect, .accept = os_linux_accept,
         .socketpair = os_linux_socketpair, .send = os_linux_send, .receive = os_linux_receive,

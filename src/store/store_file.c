@@ -79,7 +79,7 @@ static enum nebula_status file_open(const char *url, struct store **ret_store, s
         file = calloc(1, sizeof *file);
         if (!file)
                 goto no_memory;
-        bulk_offer_uring();
+        os_offer_ring();
         file->store.ops = &store_file;
         file->store.root = strndup(path, length);
         file->dirs = file_dirs_new();

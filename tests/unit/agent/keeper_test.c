@@ -267,7 +267,7 @@ static void an_image_is_pinned_only_while_its_pages_are_small(void)
         unsigned char *data;
         int result;
 
-        bulk_offer_uring();
+        os_offer_ring();
         data = begin(advise_meanwhile);
         REQUIRE(data);
         CHECK(memory_wants_pin(image));

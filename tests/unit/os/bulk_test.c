@@ -89,7 +89,7 @@ static void every_size_comes_back_as_it_was(void)
 static void through_a_ring_every_size_comes_back_as_it_was(void)
 {
         CHECK(bulk_engine_force(BULK_ENGINE_URING) == -ENOSYS); /* nobody has offered it */
-        bulk_offer_uring();
+        os_offer_ring();
         if (bulk_engine_force(BULK_ENGINE_URING)) {
                 printf("# this machine has no io_uring\n");
                 return;

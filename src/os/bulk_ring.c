@@ -10,9 +10,6 @@
 #include "os/bulk_private.h"
 #include "os/os.h"
 
-#ifdef NB_HAVE_URING
-#include <liburing.h>
-
 #define CHECKERS_MAX 4u
 #define REQUEST_MAX (1u << 30) /* a request's length is 32 bits */
 #define PIN_BYTES (1u << 30)   /* what the kernel takes as one buffer */
@@ -30,7 +27,7 @@ struct pinned {
         const char *data;
         uint64_t size;
         bool is_used;
-        struct io_uring ring;
+        struct os_ring *ring;
 };
 
 static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows, but for a ring that is used */
@@ -38,7 +35,7 @@ static struct pinned *pinned_list;
 
 struct uring_run {
         struct bulk_job *job;
-        struct io_uring *ring;
+        struct os_ring *ring;
         const struct pinned *pinned; /* NULL: of this run alone */
         struct request requests[BULK_DEPTH];
 
@@ -49,22 +46,6 @@ struct uring_run {
         bool is_ended;
         size_t checker_count;
 };
-
-static bool ring_works(void)
-{
-        struct io_uring ring;
-        struct io_uring_probe *probe;
-        bool works;
-
-        if (io_uring_queue_init(BULK_DEPTH, &ring, 0))
-                return false;
-        probe = io_uring_get_probe_ring(&ring);
-        works = probe && io_uring_opcode_supported(probe, IORING_OP_READ) &&
-                io_uring_opcode_supported(probe, IORING_OP_WRITE);
-        io_uring_free_probe(probe);
-        io_uring_queue_exit(&ring);
-        return works;
-}
 
 /* pinned_lock held. */
 static struct pinned **pinned_find(const char *data)
@@ -78,33 +59,32 @@ static struct pinned **pinned_find(const char *data)
 
 static void pinned_free(struct pinned *pinned)
 {
-        io_uring_unregister_buffers(&pinned->ring); /* the end of a ring takes a while */
-        io_uring_queue_exit(&pinned->ring);
+        os->ring_close(pinned->ring);
         free(pinned);
 }
 
 static int pinned_open(struct pinned *pinned)
 {
-        unsigned count = (unsigned)((pinned->size + PIN_BYTES - 1) / PIN_BYTES);
-        struct iovec *buffers = calloc(count, sizeof *buffers);
-        int result = buffers ? io_uring_queue_init(BULK_DEPTH, &pinned->ring, 0) : -ENOMEM;
+        uint32_t count = (uint32_t)((pinned->size + PIN_BYTES - 1) / PIN_BYTES);
+        struct os_ring_buffer *buffers = calloc(count, sizeof *buffers);
+        int result = buffers ? os->ring_open(BULK_DEPTH, &pinned->ring) : -ENOMEM;
 
         if (result)
                 goto free;
-        for (unsigned i = 0; i < count; i++) {
+        for (uint32_t i = 0; i < count; i++) {
                 uint64_t offset = i * (uint64_t)PIN_BYTES, left = pinned->size - offset;
 
-                buffers[i] = (struct iovec){ (char *)(uintptr_t)pinned->data + offset, left < PIN_BYTES ? left : PIN_BYTES };
+                buffers[i] = (struct os_ring_buffer){ pinned->data + offset, left < PIN_BYTES ? left : PIN_BYTES };
         }
-        result = io_uring_register_buffers(&pinned->ring, buffers, count);
+        result = os->ring_register(pinned->ring, buffers, count);
         if (result)
-                io_uring_queue_exit(&pinned->ring);
+                os->ring_close(pinned->ring);
 free:
         free(buffers);
         return result;
 }
 
-static int ring_pin(const char *data, uint64_t size)
+int bulk_ring_pin(const char *data, uint64_t size)
 {
         struct pinned *pinned;
         int result = 0;
@@ -133,7 +113,7 @@ unlock:
         return result;
 }
 
-static void ring_unpin(const char *data)
+void bulk_ring_unpin(const char *data)
 {
         struct pinned **link, *pinned;
 
@@ -181,20 +161,14 @@ static uint64_t direct_end(const struct bulk_job *job, const struct request *req
 static void submit(struct uring_run *run, struct request *request)
 {
         struct bulk_job *job = run->job;
-        struct io_uring_sqe *sqe = io_uring_get_sqe(run->ring); /* there is one: as many as requests */
         uint64_t at = request->offset + request->done;
-        unsigned size = (unsigned)(direct_end(job, request) - at);
+        struct os_ring_request asked = {
+                .key = request, .fd = job->fd, .is_write = job->is_write, .may_take_pages = !job->is_write,
+                .buffer = run->pinned ? (int)(at / PIN_BYTES) : -1, .data = job->data + at,
+                .size = (uint32_t)(direct_end(job, request) - at), .offset = at,
+        };
 
-        if (run->pinned)
-                io_uring_prep_write_fixed(sqe, job->fd, job->data + at, size, at, (int)(at / PIN_BYTES));
-        else if (job->is_write)
-                io_uring_prep_write(sqe, job->fd, job->data + at, size, at);
-        else
-                io_uring_prep_read(sqe, job->fd, job->data + at, size, at);
-        /* The memory that is read into may be new: its pages are then made by several kernel threads, not by us alone. */
-        if (!job->is_write)
-                io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
-        io_uring_sqe_set_data(sqe, request);
+        os->ring_queue(run->ring, &asked); /* there is room: as many as requests */
 }
 
 static void *check_queue(void *argument)
@@ -242,7 +216,7 @@ static void hand_over(struct uring_run *run, uint64_t offset, uint64_t size)
 }
 
 /* What came of a request. True: it is in flight again. */
-static bool complete(struct uring_run *run, struct request *request, int result)
+static bool complete(struct uring_run *run, struct request *request, int64_t result)
 {
         struct bulk_job *job = run->job;
 
@@ -251,7 +225,7 @@ static bool complete(struct uring_run *run, struct request *request, int result)
         else if (!result)
                 result = job->is_write ? -EIO : -ENODATA;
         if (result < 0) {
-                bulk_fail(job, request->offset, result, NULL);
+                bulk_fail(job, request->offset, (int)result, NULL);
                 return false;
         }
         request->done += (uint64_t)result;
@@ -296,14 +270,13 @@ static size_t fill(struct uring_run *run, size_t in_flight)
 
 static size_t reap(struct uring_run *run)
 {
-        struct io_uring_cqe *cqe;
+        int64_t count;
         size_t ended = 0;
+        void *key;
 
-        while (!io_uring_peek_cqe(run->ring, &cqe)) {
-                struct request *request = io_uring_cqe_get_data(cqe);
-                int count = cqe->res;
+        while (os->ring_reap(run->ring, &key, &count)) {
+                struct request *request = key;
 
-                io_uring_cqe_seen(run->ring, cqe);
                 if (!complete(run, request, count)) {
                         request->is_used = false;
                         ended++;
@@ -319,13 +292,12 @@ static bool pump(struct uring_run *run)
         bool is_broken = false;
 
         while (in_flight) {
-                struct io_uring_cqe *cqe;
-                int result = is_broken ? io_uring_wait_cqe(run->ring, &cqe) : io_uring_submit_and_wait(run->ring, 1);
+                int result = is_broken ? os->ring_wait(run->ring) : os->ring_submit(run->ring);
 
                 if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
                         bulk_fail(run->job, 0, result, NULL);
                         if (!is_broken)
-                                in_flight -= io_uring_sq_ready(run->ring); /* the kernel never saw these */
+                                in_flight -= os->ring_queued(run->ring); /* the kernel never saw these */
                         is_broken = true;
                 }
                 in_flight -= reap(run);
@@ -363,37 +335,21 @@ static bool pump_and_check(struct uring_run *run)
         return is_whole;
 }
 
-static bool ring_run(struct bulk_job *job)
+bool bulk_run_ring(struct bulk_job *job)
 {
         struct pinned *pinned = pinned_take(job);
-        struct io_uring ring;
-        struct uring_run run = { .job = job, .ring = pinned ? &pinned->ring : &ring, .pinned = pinned };
+        struct uring_run run = { .job = job, .ring = pinned ? pinned->ring : NULL, .pinned = pinned };
 
         if (pinned) {
                 if (pump_and_check(&run))
                         pinned_return(pinned);
                 else /* while it counts as used: nobody else may take it */
-                        ring_unpin(job->data);
+                        bulk_ring_unpin(job->data);
                 return true;
         }
-        if (job->chunk_bytes > REQUEST_MAX || io_uring_queue_init(BULK_DEPTH, &ring, 0))
+        if (job->chunk_bytes > REQUEST_MAX || os->ring_open(BULK_DEPTH, &run.ring))
                 return false;
         pump_and_check(&run);
-        io_uring_queue_exit(&ring);
+        os->ring_close(run.ring);
         return true;
 }
-
-void bulk_offer_uring(void)
-{
-        static const struct bulk_ring ring = { .works = ring_works, .run = ring_run, .pin = ring_pin, .unpin = ring_unpin };
-
-        atomic_store(&bulk_ring, &ring);
-}
-
-#else
-
-void bulk_offer_uring(void)
-{
-}
-
-#endif
