@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "agent/catalogue.h"
+#include "agent/location.h"
 #include "agent/history.h"
 #include "agent/log.h"
 #include "os/os.h"
@@ -70,6 +71,7 @@ void catalogue_done(struct catalogue *catalogue)
 {
         while (catalogue->jobs)
                 job_free(catalogue, &catalogue->jobs);
+        location_done(catalogue);
         while (catalogue->lanes) {
                 struct lane *lane = catalogue->lanes;
 
@@ -302,6 +304,7 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
                 return NULL;
         }
         snprintf(job->persist_path, sizeof job->persist_path, "%s", persist_path);
+        snprintf(job->spelling, sizeof job->spelling, "%s", persist_path);
         snprintf(job->name, sizeof job->name, "%s", name);
         job->retention_count = 2;
         job->world = 1;
@@ -311,8 +314,9 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         return job;
 }
 
-void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings)
+void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling)
 {
+        snprintf(job->spelling, sizeof job->spelling, "%s", spelling);
         if (strcmp(job->run, settings->run))
                 job->scanned = false;
         memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);

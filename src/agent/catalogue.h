@@ -2,7 +2,7 @@
  * catalogue.h - what the agent knows: jobs, their sessions, their versions and
  * files, and the memory that these use.
  *
- * A job is a storage path and a name. A version is one writing of one tag: it
+ * A job is a storage path, without links (location.h), and a name. A version is one writing of one tag: it
  * gathers files from the ranks (parts), becomes complete once, and stays as a
  * small tombstone after its memory was given back, so that handles to it still
  * get answers. A session is one trainer (its nonce); it may hold several
@@ -153,6 +153,7 @@ struct job {
         struct job *next;
         struct lane *lane;
         char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
+        char spelling[IPC_PATH_MAX]; /* of the storage path, by the trainer that came last: other nodes may mount it elsewhere */
         char output_dir[IPC_PATH_MAX], run[IPC_NAME_MAX];
         double persist_interval_s;
         uint32_t retention_count, keep_last, on_full, world, local_world;
@@ -224,6 +225,7 @@ struct catalogue {
         struct memory memory;
         struct job *jobs;
         struct lane *lanes;
+        struct place *places; /* of location.h */
         uint32_t lane_count; /* whose worker runs */
         struct session *sessions;
         uint64_t session_number; /* of the last one */
@@ -276,7 +278,7 @@ void catalogue_panic(struct catalogue *catalogue, const char *what);
 struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path, const char *name);
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name); /* or new; NULL: no memory */
 /* What a trainer said of it, or, with what a note does not hold left 0, the trainer of an earlier agent. */
-void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings);
+void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
 /* Forgets jobs, and lanes without any, that nobody has come to for as long as an agent with nothing to do stays, and of which nothing
  * is left but what storage has: an agent that always has something to do would gather them. When to call again. */
 int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns);

@@ -11,7 +11,7 @@
 static bool is_for(const struct job *job, const struct peer *peer)
 {
         return *job->peer_identity && !strcmp(job->peer_identity, peer->key.identity) && !strcmp(job->name, peer->hello.job) &&
-               !strcmp(job->persist_path, peer->hello.path);
+               (!strcmp(job->spelling, peer->hello.path) || !strcmp(job->persist_path, peer->hello.path));
 }
 
 static bool is_shown(const struct version *version)
@@ -28,8 +28,9 @@ enum nebula_status holder_own_list(struct visitor *visitor, struct peer_listing 
         if (visitor->peer->hello.nonce == catalogue->agent_nonce)
                 return NEBULA_OK; /* it is this agent that asks */
         catalogue_lock(catalogue);
-        job = catalogue_job(catalogue, visitor->peer->hello.path, visitor->peer->hello.job);
-        for (const struct version *version = job && is_for(job, visitor->peer) ? job->versions : NULL; version && !status && listing->count < room;
+        for (job = catalogue->jobs; job && !is_for(job, visitor->peer);)
+                job = job->next;
+        for (const struct version *version = job ? job->versions : NULL; version && !status && listing->count < room;
              version = version->next) {
                 struct peer_copy *to = &listing->copies[listing->count];
 

@@ -7,6 +7,7 @@
 #include "agent/memory.h"
 #include "base/error.h"
 #include "image/image.h"
+#include "ipc/ipc.h"
 #include "os/bulk.h"
 #include "os/os.h"
 
@@ -52,7 +53,7 @@ static int directory_take(struct memory *memory, const char *directory, char *re
                 snprintf(ret_why, why_size, "cannot create %s: %s", directory, os_error_text(result));
                 return result;
         }
-        result = os->stat(directory, false, &stat);
+        result = ipc_place_stat(directory, &stat);
         /* Whoever may only look into it sees names: all files have mode 0600. */
         if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 022)))
                 result = -EPERM;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "agent/commit.h"
+#include "agent/location.h"
 #include "agent/log.h"
 #include "agent/note_record.h"
 #include "base/error.h"
@@ -94,6 +95,7 @@ static void put_job(char **at, const struct job *job)
         put_u64(at, job->keep_every);
         put_u32(at, job->world);
         put_u32(at, job->local_world);
+        put_text(at, job->spelling);
 }
 
 /* What storage failed is whole, and the next agent tries it anew. */
@@ -156,7 +158,7 @@ static void put_grants(char **at, const struct version *version, uint32_t grant_
 /* No less than what is written. */
 static size_t bound(const struct version *version, size_t first_file, uint32_t *ret_grant_count)
 {
-        size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 2 * IPC_PATH_MAX + 4 * IPC_NAME_MAX;
+        size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 3 * IPC_PATH_MAX + 4 * IPC_NAME_MAX;
 
         *ret_grant_count = 0;
         for (const struct grant *grant = version->grants; grant; grant = grant->next)
@@ -276,11 +278,12 @@ static void get_line(struct reader *reader, struct line *line)
 static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
 {
         struct ipc_hello *settings = calloc(1, sizeof *settings); /* large for a stack */
+        char *spelling = calloc(1, IPC_PATH_MAX);
         struct job *job = NULL;
 
-        if (!settings) {
+        if (!settings || !spelling) {
                 reader->wrong = no_memory;
-                return NULL;
+                goto done;
         }
         get_text(reader, true, settings->persist_path, sizeof settings->persist_path);
         get_text(reader, true, settings->job, sizeof settings->job);
@@ -292,16 +295,23 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         settings->keep_every = get_u64(reader, INT64_MAX);
         settings->world = get_u32(reader, WORLD_MAX);
         settings->local_world = get_u32(reader, WORLD_MAX);
+        get_text(reader, true, spelling, IPC_PATH_MAX);
         if (!reader->wrong)
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         if (!reader->wrong && !job) {
+                location_settle(catalogue, settings->persist_path); /* an agent before this one may have known it by another spelling */
+                job = catalogue_job(catalogue, settings->persist_path, settings->job);
+        }
+        if (!reader->wrong && !job) {
                 job = catalogue_job_get(catalogue, settings->persist_path, settings->job);
                 if (job)
-                        catalogue_job_configure(catalogue, job, settings);
+                        catalogue_job_configure(catalogue, job, settings, spelling);
                 else
                         reader->wrong = no_memory;
         }
+done:
         free(settings);
+        free(spelling);
         return job;
 }
 

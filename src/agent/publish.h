@@ -62,6 +62,8 @@ struct publish_look {
         size_t there;        /* bytes of the path's longest part that exists */
         int64_t at_ns;
 };
+/* Whether it can be a path that is published: absolute, and written in the plain way. */
+enum nebula_status publish_check_path(const char *path, struct nebula_error *error);
 /* Without the lock. */
 void publish_look(const char *path, struct publish_look *ret_look);
 

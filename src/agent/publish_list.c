@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/location.h"
 #include "agent/log.h"
 #include "agent/publish_private.h"
 #include "base/error.h"
@@ -183,6 +184,8 @@ static void read_list(struct catalogue *catalogue, const char *text, size_t size
         document_text(&reader, body, "persist_path", 1, persist_path, sizeof persist_path);
         document_text(&reader, body, "job", 1, name, sizeof name);
         entries = document_array(&reader, body, "entries");
+        if (!reader.status && !catalogue_job(catalogue, persist_path, name))
+                location_settle(catalogue, persist_path);
         if (!reader.status)
                 job = catalogue_job_get(catalogue, persist_path, name);
         for (size_t i = 0; job && !reader.status && i < json_array_size(entries); i++)

@@ -8,7 +8,6 @@
 #define PUBLISH_DIRECTORY_MODE 0755
 
 /* publish_list.c: a job's list, in memory and in the memory directory. With the lock. */
-enum nebula_status publish_check_path(const char *path, struct nebula_error *error);
 /* NULL: no memory. */
 struct publish *publish_append(struct job *job, enum publish_kind kind, const char *path, const char *staging,
                                struct nebula_error *error);
@@ -27,7 +26,7 @@ enum nebula_status publish_put_file(struct catalogue *catalogue, struct job *job
 enum nebula_status publish_put_directory(struct catalogue *catalogue, struct job *job, const struct publish *publish,
                                          struct nebula_error *error);
 /* *ret_tag and *ret_generation: the version that the removed directory was of; "" when it was none of this job's. */
-enum nebula_status publish_take_away(struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
+enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
                                      uint64_t *ret_generation, struct nebula_error *error);
 
 /* publish_copy.c. A file of the version as `own`, which does not exist; its bytes are on disk when this returns. Without the lock. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/location.h"
 #include "agent/log.h"
 #include "agent/publish_private.h"
 #include "base/error.h"
@@ -311,17 +312,18 @@ enum nebula_status publish_finish_directory(const struct publish *publish, struc
         return result ? publish_fail(error, "finish", publish->path, result) : NEBULA_OK;
 }
 
-static void tell_version(const struct job *job, const char *directory, char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation)
+static void tell_version(struct catalogue *catalogue, const struct job *job, const char *directory, char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation)
 {
         struct label label;
 
-        if (!read_label(directory, &label) || strcmp(label.job, job->name) || strcmp(label.persist_path, job->persist_path))
+        if (!read_label(directory, &label) || strcmp(label.job, job->name) ||
+            !location_same(catalogue, label.persist_path, job->persist_path))
                 return;
         strcpy(ret_tag, label.tag);
         *ret_generation = label.generation;
 }
 
-enum nebula_status publish_take_away(struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
+enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
                                      uint64_t *ret_generation, struct nebula_error *error)
 {
         char parent[PUBLISH_PATH_MAX], old[PUBLISH_PATH_MAX];
@@ -330,11 +332,11 @@ enum nebula_status publish_take_away(struct job *job, const struct publish *publ
 
         own_name(publish->path, publish, SET_ASIDE, old);
         if (!os->stat(old, false, &stat)) {
-                tell_version(job, old, ret_tag, ret_generation); /* an earlier try got so far; what is at the path is newer */
+                tell_version(catalogue, job, old, ret_tag, ret_generation); /* an earlier try got so far; what is at the path is newer */
         } else {
                 result = os->stat(publish->path, false, &stat);
                 if (!result && stat.kind == OS_KIND_DIRECTORY) {
-                        tell_version(job, publish->path, ret_tag, ret_generation);
+                        tell_version(catalogue, job, publish->path, ret_tag, ret_generation);
                         result = os->rename(publish->path, old); /* so that nobody sees half of it */
                 } else if (!result) {
                         result = os->unlink(publish->path);

@@ -165,7 +165,7 @@ static enum nebula_status in_file_systems(struct catalogue *catalogue, struct jo
                 status = publish_put_directory(catalogue, job, publish, error);
                 break;
         case PUBLISH_REMOVAL:
-                status = publish_take_away(job, publish, ret_tag, ret_generation, error);
+                status = publish_take_away(catalogue, job, publish, ret_tag, ret_generation, error);
                 break;
         }
         if (!status)

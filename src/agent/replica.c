@@ -22,7 +22,7 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
                 return NULL;
         snprintf(hello->node, sizeof hello->node, "%s", replica->node);
         snprintf(hello->job, sizeof hello->job, "%s", job->name);
-        snprintf(hello->path, sizeof hello->path, "%s", job->persist_path);
+        snprintf(hello->path, sizeof hello->path, "%s", job->spelling);
         hello->nonce = replica->catalogue->agent_nonce;
         return hello;
 }

@@ -5,6 +5,7 @@
 #include "agent/commit.h"
 #include "agent/grant.h"
 #include "agent/lineage.h"
+#include "agent/location.h"
 #include "agent/log.h"
 #include "agent/publish.h"
 #include "agent/report.h"
@@ -22,14 +23,6 @@ bool session_client_gone(void *argument)
         const struct connection *connection = argument;
 
         return os->poll(connection->fd, 0) == 1;
-}
-
-static void strip_slashes(char *path)
-{
-        size_t length = strlen(path);
-
-        while (length > 1 && path[length - 1] == '/')
-                path[--length] = 0;
 }
 
 /* A path that no driver knows is told to who gives it, not once for each checkpoint that is never stored. Nothing is looked at. */
@@ -103,7 +96,7 @@ static struct session *session_get(struct catalogue *catalogue, const struct ipc
         return session;
 }
 
-static enum nebula_status enter(struct connection *connection, struct ipc_hello *hello, struct nebula_error *error)
+static enum nebula_status enter(struct connection *connection, const struct ipc_hello *hello, const char *spelling, struct nebula_error *error)
 {
         struct catalogue *catalogue = connection->catalogue;
         struct session *session, before;
@@ -113,7 +106,6 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
 
         if (status)
                 return status;
-        strip_slashes(hello->persist_path);
         job = catalogue_job_get(catalogue, hello->persist_path, hello->job);
         if (!job)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a job");
@@ -152,7 +144,7 @@ static enum nebula_status enter(struct connection *connection, struct ipc_hello 
                 commit_session_began(session);
         }
         if (hello->role == IPC_ROLE_TRAINER && !is_another)
-                catalogue_job_configure(catalogue, job, hello);
+                catalogue_job_configure(catalogue, job, hello, spelling);
         if (!is_another) /* one more connection, for a wait, brings nothing new */
                 catalogue_signal(catalogue);
         return NEBULA_OK;
@@ -162,6 +154,7 @@ static enum nebula_status request_hello(struct connection *connection, const voi
                                         struct nebula_error *error)
 {
         struct catalogue *catalogue = connection->catalogue;
+        const char *spelling = ((const struct ipc_hello *)payload)->persist_path;
         struct ipc_hello *hello = malloc(sizeof *hello); /* large for a thread's stack */
         bool known;
         enum nebula_status status;
@@ -169,9 +162,10 @@ static enum nebula_status request_hello(struct connection *connection, const voi
         if (!hello)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         memcpy(hello, payload, sizeof *hello);
+        location_settle(catalogue, hello->persist_path);
         catalogue_lock(catalogue);
         known = catalogue_session(catalogue, hello->session_nonce) != NULL;
-        status = enter(connection, hello, error);
+        status = enter(connection, hello, spelling, error);
         catalogue_unlock(catalogue);
         if (!status && !known && hello->role == IPC_ROLE_TRAINER)
                 log_event(LOG_LEVEL_INFO, "rank %u of %u (process %u) has joined job \"%s\", storage %s", hello->rank, hello->world, hello->pid,
@@ -393,7 +387,7 @@ static enum nebula_status request_find(struct connection *connection, const void
         if (!find)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a request");
         memcpy(find, payload, sizeof *find);
-        strip_slashes(find->persist_path);
+        location_settle(connection->catalogue, find->persist_path);
         status = restore_find(connection->catalogue, connection->session, find, &answer->body.found, error);
         free(find);
         answer->size = sizeof answer->body.found;
@@ -439,8 +433,12 @@ static enum nebula_status request_report(struct connection *connection, const vo
                                          struct nebula_error *error)
 {
         const struct ipc_report *request = payload;
-        enum nebula_status status = report_text(connection->catalogue, connection->session, (enum nebula_report)request->report,
-                                                request->persist_path, &answer->text, error);
+        char path[IPC_PATH_MAX];
+        enum nebula_status status;
+
+        strcpy(path, request->persist_path);
+        location_settle(connection->catalogue, path);
+        status = report_text(connection->catalogue, connection->session, (enum nebula_report)request->report, path, &answer->text, error);
 
         return status ? status : take_text(answer, error);
 }
@@ -457,15 +455,26 @@ static enum nebula_status request_describe(struct connection *connection, const 
 static enum nebula_status request_publish(struct connection *connection, const void *payload, struct answer *answer,
                                           struct nebula_error *error)
 {
-        const struct ipc_publish *request = payload;
+        struct ipc_publish *request = malloc(sizeof *request); /* large for a thread's stack */
         struct version *version;
         enum nebula_status status = NEBULA_NOT_FOUND;
 
+        if (!request)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a request");
+        memcpy(request, payload, sizeof *request);
+        if (!(status = publish_check_path(request->path, error)) && *request->staging)
+                status = publish_check_path(request->staging, error);
+        if (status)
+                goto done;
+        location_settle_name(connection->catalogue, request->path);
+        location_settle_name(connection->catalogue, request->staging);
         catalogue_lock(connection->catalogue);
         version = session_version(connection, request->version_id, error);
         if (version)
                 status = publish_request(connection->catalogue, version, request, error);
         catalogue_unlock(connection->catalogue);
+done:
+        free(request);
         return status;
 }
 
@@ -473,10 +482,15 @@ static enum nebula_status request_unpublish(struct connection *connection, const
                                             struct nebula_error *error)
 {
         const struct ipc_path *request = payload;
-        enum nebula_status status;
+        char path[IPC_PATH_MAX];
+        enum nebula_status status = publish_check_path(request->path, error);
 
+        if (status)
+                return status;
+        strcpy(path, request->path);
+        location_settle_name(connection->catalogue, path);
         catalogue_lock(connection->catalogue);
-        status = publish_remove(connection->catalogue, connection->session->job, request->path, error);
+        status = publish_remove(connection->catalogue, connection->session->job, path, error);
         catalogue_unlock(connection->catalogue);
         return status;
 }

@@ -5,6 +5,7 @@
 
 #include "agent/commit.h"
 #include "agent/event.h"
+#include "agent/location.h"
 #include "agent/log.h"
 #include "agent/publish.h"
 #include "agent/session_private.h"
@@ -484,16 +485,19 @@ enum nebula_status request_find_path(struct connection *connection, const void *
 {
         const struct ipc_path *request = payload;
         struct ipc_found_path *found = &answer->body.found_path;
+        char path[IPC_PATH_MAX];
         int64_t until = os->now_ns() + FIND_OPEN_NS;
         enum nebula_status status = NEBULA_OK;
         bool timeout = false, open = false;
         struct publish_look look;
         struct version *version;
 
+        strcpy(path, request->path);
+        location_settle_name(connection->catalogue, path);
         for (;;) {
-                publish_look(request->path, &look);
+                publish_look(path, &look);
                 catalogue_lock(connection->catalogue);
-                version = find_published(connection, request->path, &look, found->name, &open);
+                version = find_published(connection, path, &look, found->name, &open);
                 if (version || !open || status || timeout)
                         break;
                 status = wait_slice(connection, &connection->catalogue->moved, until, &timeout, error);

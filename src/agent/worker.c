@@ -5,6 +5,7 @@
 
 #include "agent/commit.h"
 #include "agent/history.h"
+#include "agent/location.h"
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/publish.h"
@@ -290,6 +291,8 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
         if (!status && !version->superseded) /* storage turned out to hold a later writing */
                 status = storage_persist(catalogue, job, version, &error);
+        if (!status)
+                location_learn(catalogue, job->persist_path);
         catalogue_lock(catalogue);
         version->pins--;
         job->persisting = false;
@@ -327,6 +330,8 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         job->persisting = true;
         catalogue_unlock(catalogue);
         status = storage_scan(catalogue, job, &error);
+        if (!status)
+                location_learn(catalogue, job->persist_path);
         catalogue_lock(catalogue);
         job->persisting = false;
         if (status)

@@ -292,6 +292,9 @@ struct ipc_place {
 enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_error *error);
 /* Creates the directory if need be and checks owner and mode. */
 enum nebula_status ipc_place_make(const struct ipc_place *place, struct nebula_error *error);
+struct os_stat;
+/* Of a directory of ours. A link is followed if it is this user's or root's: in /tmp, another user's would be a trap. */
+int ipc_place_stat(const char *path, struct os_stat *ret_stat);
 /* Whether this user's process listens at the other end of `fd`: below /tmp somebody else may have been there first. */
 enum nebula_status ipc_place_check_peer(int fd, const struct ipc_place *place, uint32_t *ret_pid, struct nebula_error *error);
 

@@ -32,6 +32,23 @@ static enum nebula_status node_suffix(char *suffix, size_t size, struct nebula_e
         return NEBULA_OK;
 }
 
+/* Takes doubled slashes, "." and slashes at the end out: a suffix would make another directory of each spelling. */
+static void tidy(const char *value, char *text, size_t size)
+{
+        size_t used = 0;
+
+        for (; *value && used + 1 < size; value++) {
+                bool is_slash = *value == '/' && used && text[used - 1] == '/';
+                bool is_dot = *value == '.' && used && text[used - 1] == '/' && (value[1] == '/' || !value[1]);
+
+                if (!is_slash && !is_dot)
+                        text[used++] = *value;
+        }
+        while (used > 1 && text[used - 1] == '/')
+                used--;
+        text[used] = '\0';
+}
+
 static bool join(char *text, size_t size, const char *a, const char *b, const char *c)
 {
         int length = snprintf(text, size, "%s%s%s", a, b, c);
@@ -45,7 +62,7 @@ enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_err
         const char *xdg = conf_env("XDG_RUNTIME_DIR");
         const char *memory = conf_env("NEBULA_MEMORY_DIR");
         struct ipc_place place = { 0 };
-        char suffix[64], user[32];
+        char suffix[64], user[32], chosen[IPC_PATH_MAX];
         enum nebula_status status;
         bool fits, memory_fits;
 
@@ -60,8 +77,9 @@ enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_err
                 return status;
 
         snprintf(user, sizeof user, "%u", os->uid());
+        tidy(runtime ? runtime : "", chosen, sizeof chosen);
         if (runtime)
-                fits = join(place.directory, sizeof place.directory, runtime, suffix, "");
+                fits = join(place.directory, sizeof place.directory, chosen, suffix, "") && strlen(runtime) < sizeof chosen;
         else if (xdg)
                 fits = join(place.directory, sizeof place.directory, xdg, "/nebula", suffix);
         else
@@ -82,17 +100,28 @@ enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_err
         return NEBULA_OK;
 }
 
-/* Links are not followed: in /tmp, the directory could be another user's trap. */
+int ipc_place_stat(const char *path, struct os_stat *ret_stat)
+{
+        struct os_stat link;
+        int result = os->stat(path, false, &link);
+
+        if (result < 0 || link.kind != OS_KIND_LINK || (link.uid != os->uid() && link.uid != 0)) {
+                *ret_stat = link;
+                return result;
+        }
+        return os->stat(path, true, ret_stat);
+}
+
 enum nebula_status ipc_place_make(const struct ipc_place *place, struct nebula_error *error)
 {
         struct os_stat stat;
         int result;
 
-        result = os->stat(place->directory, false, &stat);
+        result = ipc_place_stat(place->directory, &stat);
         if (result == -ENOENT) {
                 result = os_make_dirs(place->directory, 0700);
                 if (result == 0)
-                        result = os->stat(place->directory, false, &stat);
+                        result = ipc_place_stat(place->directory, &stat);
         }
         if (result < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, -result, "the runtime directory %s cannot be made",

@@ -32,7 +32,7 @@ enum nebula_status file_error(const struct store *store, const char *what, const
                 return error_set(error, NEBULA_STORAGE, ENODEV, "can't %s %s: %s is gone, and with it its file system",
                                  what, path, store->root);
         /* Of what is looked for and not there nothing is to be explained. */
-        if (error && (result != -ENOENT || !strcmp(what, "write")) && file_obstacle(store, path, result, text, sizeof text))
+        if (error && (result != -ENOENT || !strcmp(what, "write")) && file_obstacle(path, result, text, sizeof text))
                 return error_set(error, error_status_of_errno(-result), -result, "can't %s %.200s: %s", what, path, text);
         return error_set(error, error_status_of_errno(-result), -result, "can't %s %s", what, path);
 }

@@ -36,10 +36,10 @@ static void describe_denial(const char *path, const struct os_stat *found, char 
                 snprintf(text, size, "%s has mode %03o: if it is that, run chmod u+rwx on it", path, found->mode & 07777u);
 }
 
-bool file_obstacle(const struct store *store, const char *path, int result, char *text, size_t size)
+bool file_obstacle(const char *path, int result, char *text, size_t size)
 {
         char part[STORE_PATH_MAX], nearest[STORE_PATH_MAX] = "";
-        size_t root_length = strlen(store->root), length = strlen(path);
+        size_t length = strlen(path);
         struct os_stat found, last = { 0 };
 
         if (result == -ENAMETOOLONG)
@@ -47,7 +47,7 @@ bool file_obstacle(const struct store *store, const char *path, int result, char
         if (!is_denied(result) && result != -ENOTDIR && result != -EISDIR && result != -EEXIST && result != -ENOTEMPTY &&
             result != -ELOOP && result != -ENOENT)
                 return false;
-        for (size_t i = root_length; i <= length && i < sizeof part; i++) {
+        for (size_t i = 1; i <= length && i < sizeof part; i++) {
                 if (path[i] && path[i] != '/')
                         continue;
                 snprintf(part, sizeof part, "%.*s", (int)i, path);

@@ -227,8 +227,8 @@ static enum nebula_status stage_error(struct file_writing *writing, int result, 
         char text[400], temp[STORE_PATH_MAX];
 
         snprintf(temp, sizeof temp, "%s/%s/tmp", store->root, writing->temp_parent);
-        if (error && !file_obstacle(store, writing->path, result, text, sizeof text) &&
-            file_obstacle(store, temp, result, text, sizeof text))
+        if (error && !file_obstacle(writing->path, result, text, sizeof text) &&
+            file_obstacle(temp, result, text, sizeof text))
                 return error_set(error, error_status_of_errno(-result), -result, "can't write %.200s: %s", writing->path, text);
         return write_error(store, writing->path, writing->object->size, result, error);
 }

@@ -28,7 +28,7 @@ struct file_dirs;
 enum nebula_status file_path(const struct store *store, const char *key, char ret_path[STORE_PATH_MAX],
                              struct nebula_error *error);
 /* What lies on the way to `path` and explains a failure, with what to do about it. False: nothing that can be seen. */
-bool file_obstacle(const struct store *store, const char *path, int result, char *text, size_t size);
+bool file_obstacle(const char *path, int result, char *text, size_t size);
 /* `what` is a verb: "write", "remove". */
 enum nebula_status file_error(const struct store *store, const char *what, const char *path, int result,
                               struct nebula_error *error);

@@ -193,7 +193,7 @@ static void a_record_that_is_old_goes_when_nobody_answers_and_a_live_agent_s_com
         snprintf(path, sizeof path, "%s/.nebula/nodes/here.json", directory);
         CHECK(!unlink(path));
         catalogue_lock(&bench.catalogue);
-        catalogue_job_configure(&bench.catalogue, bench.job, &hello);
+        catalogue_job_configure(&bench.catalogue, bench.job, &hello, bench.job->persist_path);
         catalogue_signal(&bench.catalogue);
         catalogue_unlock(&bench.catalogue);
         CHECK(record_comes("here"));

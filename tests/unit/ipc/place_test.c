@@ -90,8 +90,15 @@ static void the_directory_is_made_private(void)
         os_remove_tree(base);
 }
 
-static void a_link_or_a_file_in_its_place_is_refused(void)
+static uint32_t another_uid(void)
 {
+        return os_linux.uid() + 1;
+}
+
+static void a_file_or_another_users_link_in_its_place_is_refused(void)
+{
+        struct os_table table = *os;
+        const struct os_table *before = os;
         char base[] = "/tmp/nebula-place-XXXXXX";
         char path[64];
 
@@ -101,13 +108,15 @@ static void a_link_or_a_file_in_its_place_is_refused(void)
         CHECK(symlink(base, path) == 0);
         setenv("NEBULA_RUNTIME_DIR", path, 1);
         CHECK(ipc_place_find(&place, &error) == NEBULA_OK);
-        CHECK(ipc_place_make(&place, &error) == NEBULA_UNAVAILABLE);
+        CHECK(ipc_place_make(&place, &error) == NEBULA_OK);
+        table.uid = another_uid;
+        os = &table;
+        if (os_linux.uid()) /* a link of root's is no trap */
+                CHECK(ipc_place_make(&place, &error) == NEBULA_UNAVAILABLE);
+        os = before;
+        CHECK(!unlink(path) && !symlink("/dev/null", path));
+        CHECK(ipc_place_make(&place, &error) == NEBULA_UNAVAILABLE && strstr(error.message, "is not a directory"));
         os_remove_tree(base);
-}
-
-static uint32_t another_uid(void)
-{
-        return os_linux.uid() + 1;
 }
 
 static void another_users_directory_is_refused(void)
@@ -133,6 +142,6 @@ TAP_MAIN(
         TEST(relative_paths_are_refused),
         TEST(a_path_too_long_for_a_socket_is_refused_with_advice),
         TEST(the_directory_is_made_private),
-        TEST(a_link_or_a_file_in_its_place_is_refused),
+        TEST(a_file_or_another_users_link_in_its_place_is_refused),
         TEST(another_users_directory_is_refused),
 )
