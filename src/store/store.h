@@ -7,6 +7,8 @@
  *
  *   write     the object appears whole or not at all, and is durable on return:
  *             data, directory entry and all. An older object of that key is replaced.
+ *   create    as write, but one that is there stays: then it is NEBULA_BUSY. Of two that create
+ *             one key at the same time one succeeds.
  *   move      as rename: atomic, durable on return. Optional (NULL on object stores).
  *   read      exactly the asked bytes, or an error.
  *   read_text an object as one write left it, also when another replaces it meanwhile.
@@ -65,6 +67,7 @@ struct store_ops {
         enum nebula_status (*open)(const char *url, struct store **ret_store, struct nebula_error *error);
         void (*close)(struct store *store);
         enum nebula_status (*write)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
+        enum nebula_status (*create)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
         /* write for each, with fewer syncs and in two halves. First the bytes, durable, where only a sweep knows them. */
         enum nebula_status (*stage)(struct store *store, const struct store_object *objects, size_t count,
                                     struct store_staged **ret_staged, struct nebula_error *error);

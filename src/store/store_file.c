@@ -309,6 +309,7 @@ const struct store_ops store_file = {
         .open = file_open,
         .close = file_close,
         .write = file_write,
+        .create = file_create,
         .stage = file_stage,
         .place = file_place,
         .unstage = file_unstage,

@@ -361,3 +361,44 @@ enum nebula_status file_write(struct store *store, const char *key, const void *
 
         return status ? status : file_place(store, staged, error);
 }
+
+/* 0 or a negative errno; -EEXIST: something is there. */
+static int put_absent(const struct staged_file *file)
+{
+        struct os_stat stat;
+        int result = os->link(file->temp, file->path);
+
+        /* A server that did it may be asked again, when its answer was lost. */
+        if (result == -EEXIST && !os->stat(file->temp, false, &stat) && stat.link_count > 1)
+                return 0;
+        if (result != -EPERM && result != -EOPNOTSUPP && result != -ENOSYS)
+                return result;
+        result = os->stat(file->path, false, &stat); /* a file system without links */
+        if (!result)
+                return -EEXIST;
+        return result == -ENOENT ? os->rename(file->temp, file->path) : result;
+}
+
+enum nebula_status file_create(struct store *store, const char *key, const void *data, uint64_t size,
+                               struct nebula_error *error)
+{
+        struct store_object object = { .key = key, .data = data, .size = size };
+        struct store_staged *staged;
+        enum nebula_status status = file_stage(store, &object, 1, &staged, error);
+        size_t at;
+        int result;
+
+        if (status)
+                return status;
+        result = put_absent(&staged->files[0]);
+        if (!result)
+                result = sync_parents(store, staged, &at);
+        if (result == -EEXIST) {
+                status = error_set(error, NEBULA_BUSY, EEXIST, "%s is there already", staged->files[0].path);
+        } else if (result) {
+                file_dirs_forget(((struct file_store *)store)->dirs);
+                status = write_error(store, staged->files[0].path, size, result, error);
+        }
+        file_unstage(store, staged);
+        return status;
+}

@@ -167,6 +167,32 @@ static enum nebula_status mem_write(struct store *store, const char *key, const 
         return status;
 }
 
+static enum nebula_status mem_create(struct store *store, const char *key, const void *data, uint64_t size,
+                                     struct nebula_error *error)
+{
+        struct mem_store *mem = (struct mem_store *)store;
+        enum nebula_status status = check_key(store, key, error);
+        char *copy = status ? NULL : malloc(size + 1);
+
+        if (status)
+                return status;
+        if (!copy)
+                return no_memory(error);
+        if (size)
+                memcpy(copy, data, size);
+        pthread_mutex_lock(&mem->lock);
+        if (find(mem, key))
+                status = error_set(error, NEBULA_BUSY, 0, "%s is there already", key);
+        else
+                status = make_parents_locked(mem, key, error);
+        if (status)
+                free(copy);
+        else
+                status = put_locked(mem, key, copy, size, error);
+        pthread_mutex_unlock(&mem->lock);
+        return status;
+}
+
 static void mem_unstage(struct store *store, struct store_staged *staged)
 {
         (void)store;
@@ -447,6 +473,7 @@ const struct store_ops store_mem = {
         .open = mem_open,
         .close = mem_close,
         .write = mem_write,
+        .create = mem_create,
         .stage = mem_stage,
         .place = mem_place,
         .unstage = mem_unstage,

@@ -43,6 +43,8 @@ int file_sync_directory(const struct store *store, const char *directory);
 /* store_file_write.c, store_file_read.c */
 enum nebula_status file_write(struct store *store, const char *key, const void *data, uint64_t size,
                               struct nebula_error *error);
+enum nebula_status file_create(struct store *store, const char *key, const void *data, uint64_t size,
+                               struct nebula_error *error);
 enum nebula_status file_stage(struct store *store, const struct store_object *objects, size_t count,
                               struct store_staged **ret_staged, struct nebula_error *error);
 enum nebula_status file_place(struct store *store, struct store_staged *staged, struct nebula_error *error);

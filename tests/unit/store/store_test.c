@@ -94,6 +94,38 @@ static void a_second_write_replaces_the_first(void)
         each(replace);
 }
 
+static enum nebula_status create(const char *key, const char *text)
+{
+        return store->ops->create(store, key, text, strlen(text), &error);
+}
+
+static void only_one_creates(void)
+{
+        CHECK(create("t/x", "first") == NEBULA_OK && !strcmp(get("t/x"), "first"));
+        CHECK(create("t/x", "second") == NEBULA_BUSY && strstr(error.message, "t/x") && !strcmp(get("t/x"), "first"));
+        CHECK(put("t/x", "third") == NEBULA_OK && create("t/x", "fourth") == NEBULA_BUSY && !strcmp(get("t/x"), "third"));
+        CHECK(store->ops->remove(store, "t/x", &error) == NEBULA_OK && create("t/x", "fifth") == NEBULA_OK && !strcmp(get("t/x"), "fifth"));
+}
+
+static int link_refused(const char *from, const char *to)
+{
+        (void)from;
+        (void)to;
+        return -EPERM;
+}
+
+static void an_object_is_created_only_where_none_is(void)
+{
+        const struct os_table *real = os;
+        struct os_table table = *os;
+
+        each(only_one_creates);
+        table.link = link_refused; /* a file system without links */
+        os = &table;
+        each(only_one_creates);
+        os = real;
+}
+
 static void absent(void)
 {
         struct store_entry entry;
@@ -364,6 +396,27 @@ static void end_file(void)
 {
         store_close(store);
         test_dir_remove(dir);
+}
+
+static int link_without_an_answer(const char *from, const char *to)
+{
+        int result = os_linux.link(from, to);
+
+        return result ? result : -EEXIST;
+}
+
+/* NFS asks again when an answer was lost, and is told that it is there. */
+static void an_object_whose_creation_had_no_answer_is_created(void)
+{
+        const struct os_table *real = os;
+        struct os_table table = *os;
+
+        open_file();
+        table.link = link_without_an_answer;
+        os = &table;
+        CHECK(create("t/x", "first") == NEBULA_OK && !strcmp(get("t/x"), "first"));
+        os = real;
+        end_file();
 }
 
 static void run_shell(const char *command)
@@ -643,7 +696,7 @@ static void a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out(void
 TAP_MAIN(TEST(a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out),
          TEST(a_root_that_may_not_be_entered_is_no_empty_one), TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back),
          TEST(a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up),
-         TEST(what_is_written_is_read), TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_second_write_replaces_the_first),
+         TEST(what_is_written_is_read), TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_second_write_replaces_the_first), TEST(an_object_is_created_only_where_none_is), TEST(an_object_whose_creation_had_no_answer_is_created),
          TEST(what_is_absent_is_not_found_and_its_removal_fine), TEST(an_object_that_is_too_short_is_corrupt),
          TEST(a_large_object_is_checked_chunk_by_chunk), TEST(a_move_replaces_and_makes_directories),
          TEST(a_listing_has_every_object_and_directory), TEST(only_what_is_empty_is_removed),
