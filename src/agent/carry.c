@@ -1,8 +1,10 @@
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/carry.h"
 #include "agent/commit.h"
 #include "agent/lineage.h"
+#include "agent/log.h"
 #include "agent/note.h"
 #include "store/document.h"
 
@@ -71,11 +73,11 @@ void carry_over(struct version *version)
         for (const struct version *other = version->job->versions; other; other = other->next)
                 if (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->generation < version->generation &&
                     (lifecycle_complete(other->life.state) || other->failed_by_storage) &&
-                    (!before || other->generation > before->generation))
+                    ancestry_covers(version, other->run, other->sequence) && (!before || other->generation > before->generation))
                         before = other;
         if (before)
                 carry_version(version, before);
-        if (manifest && manifest->generation < version->generation)
+        if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
                 carry_manifest(version, manifest);
 }
 
@@ -86,7 +88,7 @@ static struct version *oldest_committed(const struct job *job)
 
         for (struct version *version = job->versions; version; version = version->next)
                 if (version->sequence && !version->stored && !version->adopted && !version->spread && !version->remote &&
-                    (!oldest || version->sequence < oldest->sequence))
+                    version->beginning == job->beginning && (!oldest || version->sequence < oldest->sequence))
                         oldest = version;
         return oldest;
 }
@@ -170,14 +172,27 @@ static void move_generations(struct job *job)
         }
 }
 
+/* Memory has what an older run left, and storage what the run after it, on another node, has made durable. */
+static bool give_way_to_other_run(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
+{
+        struct nebula_error error = { 0 };
+
+        if (!version->in_memory || version->stored || version->superseded || !lifecycle_complete(version->life.state) ||
+            ancestry_covers(version, manifest->run, manifest->sequence) || !ancestry_judge(version, manifest, &error))
+                return false;
+        ancestry_give_way(catalogue, version, manifest, error.message);
+        return true;
+}
+
 void carry_stored(struct catalogue *catalogue, struct job *job, bool is_first)
 {
         renumber(catalogue, job, is_first);
+        ancestry_looked(job);
         set_lines_again(job);
         for (struct version *version = job->versions; version; version = version->next) {
                 const struct manifest *manifest = carry_stored_manifest(job, version->tag);
 
-                if (manifest)
+                if (manifest && !give_way_to_other_run(catalogue, version, manifest))
                         version_give_way(catalogue, version, manifest->generation, manifest->sequence);
         }
         move_generations(job);
@@ -186,7 +201,8 @@ void carry_stored(struct catalogue *catalogue, struct job *job, bool is_first)
 
                 if (!manifest || version->stored || version->adopted || version->superseded)
                         continue;
-                if (lifecycle_complete(version->life.state) && version->in_memory) /* pinned or not: who works on it holds no file */
+                if (lifecycle_complete(version->life.state) && version->in_memory && /* pinned or not: who works on it holds no file */
+                    ancestry_covers(version, manifest->run, manifest->sequence))
                         carry_manifest(version, manifest);
                 note_write(catalogue, version);
         }

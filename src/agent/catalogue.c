@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/catalogue.h"
 #include "agent/location.h"
 #include "agent/history.h"
@@ -62,6 +63,7 @@ static void job_free(struct catalogue *catalogue, struct job **link)
         for (size_t i = 0; i < job->half_removed_count; i++)
                 manifest_done(&job->half_removed[i]);
         free(job->half_removed);
+        ancestry_done(job);
         store_close(job->store);
         free(job->gone);
         free(job);

@@ -113,6 +113,10 @@ struct version {
         bool is_tombstone; /* not in job->live */
         bool adopted;      /* found in the memory directory: an earlier agent's */
         bool failed_by_storage; /* failed, but whole in memory */
+        bool gives_way;         /* storage has another run's writing of the tag, which stays (ancestry.h) */
+        uint64_t beginning;     /* the job's, when it was begun */
+        uint64_t base_sequence; /* of the writing in storage that this one may replace, whoever made it; 0: of none but its run's and ancestry.h's */
+        int64_t rival_ns;       /* since when another run has been seen to write the same writing of the tag; 0: none has */
         bool remote;            /* peers hold it, and this node does not (replica.h) */
         uint32_t world_heard;   /* of a remote one: so many members, this one among them, have said what they have */
         bool replica_wanted;    /* somebody waits for its copies on other nodes */
@@ -137,6 +141,12 @@ struct version {
         uint8_t *covered;           /* per rank of the world: its captured document was seen; NULL: not looked */
         struct part *idle_parts; /* ranks that closed this whole tag again with nothing written (see commit.c) */
         size_t idle_count;
+};
+/* A run that the newest one of a job came after, or that writes beside it (ancestry.h). */
+struct ancestor {
+        char run[IPC_NAME_MAX];
+        uint64_t until; /* the sequences up to this one; 0: none of what it has written */
+        bool is_rival;
 };
 /* A rank that has left its job. */
 struct gone {
@@ -171,6 +181,14 @@ struct job {
         size_t half_removed_count;
         bool scan_due, scanned; /* scanned: since this run came, whose forerunner may have been on another node */
         bool was_scanned;       /* at any time */
+        char newest_run[IPC_NAME_MAX];
+        bool has_newest_run;
+        uint64_t beginning;      /* how many runs have begun here: the name of one may be that of the one before */
+        uint64_t begun_sequence; /* when that began, among the sequences of what was committed */
+        int64_t begun_ns;
+        struct ancestor *ancestors;
+        size_t ancestor_count;
+        uint64_t given_way_count; /* versions that gave way to another run's */
         /* the persist worker's */
         int64_t last_start_ns, failing_since_ns;
         uint32_t attempt; /* tries that failed since one that did not, whichever version they were of */
@@ -207,6 +225,7 @@ struct session {
         uint64_t number; /* the later it came the larger */
         struct lineage_base loaded;
         bool has_begun;  /* a version; until then it may be about to load what it was told of */
+        uint64_t given_way_told; /* of the job's given_way_count */
         int64_t left_ns; /* when the last connection ended */
         double since;
 };

@@ -81,6 +81,10 @@ void note_write(struct catalogue *catalogue, struct version *version)
 
         if (!catalogue->memory.directory[0] || !version->in_memory)
                 return;
+        if (version->gives_way && version->life.state == NEBULA_STATE_FAILED) {
+                note_remove(catalogue, version); /* the next agent is not to take it for the newest writing of its tag */
+                return;
+        }
         appends = version->note_bytes && version->note_bytes < NOTE_GROWS_TO + 2 * version->note_begun_bytes &&
                   open_note(catalogue, version);
         first = appends ? version->noted_count : 0;

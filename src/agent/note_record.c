@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/commit.h"
 #include "agent/location.h"
 #include "agent/log.h"
@@ -96,6 +97,8 @@ static void put_job(char **at, const struct job *job)
         put_u32(at, job->world);
         put_u32(at, job->local_world);
         put_text(at, job->spelling);
+        put_text(at, job->newest_run);
+        put_u64(at, job->has_newest_run ? job->begun_sequence : 0);
 }
 
 /* What storage failed is whole, and the next agent tries it anew. */
@@ -114,6 +117,7 @@ static void put_version(char **at, const struct version *version)
         put_u64(at, version->base.read_at);
         put_u64(at, (uint64_t)version->base.step);
         put_line(at, &version->base.line);
+        put_u64(at, ancestry_base(version));
         put_real(at, given_up ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : version->life.moves[version->life.move_count - 1].at);
         put_u32(at, version->world);
         put_u8(at, (uint8_t)(given_up ? NEBULA_STATE_COMMITTED : version->life.state));
@@ -158,7 +162,7 @@ static void put_grants(char **at, const struct version *version, uint32_t grant_
 /* No less than what is written. */
 static size_t bound(const struct version *version, size_t first_file, uint32_t *ret_grant_count)
 {
-        size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 3 * IPC_PATH_MAX + 4 * IPC_NAME_MAX;
+        size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 3 * IPC_PATH_MAX + 5 * IPC_NAME_MAX;
 
         *ret_grant_count = 0;
         for (const struct grant *grant = version->grants; grant; grant = grant->next)
@@ -279,7 +283,9 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
 {
         struct ipc_hello *settings = calloc(1, sizeof *settings); /* large for a stack */
         char *spelling = calloc(1, IPC_PATH_MAX);
+        char newest_run[IPC_NAME_MAX];
         struct job *job = NULL;
+        uint64_t begun;
 
         if (!settings || !spelling) {
                 reader->wrong = no_memory;
@@ -296,6 +302,8 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         settings->world = get_u32(reader, WORLD_MAX);
         settings->local_world = get_u32(reader, WORLD_MAX);
         get_text(reader, true, spelling, IPC_PATH_MAX);
+        get_text(reader, true, newest_run, sizeof newest_run);
+        begun = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         if (!reader->wrong)
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         if (!reader->wrong && !job) {
@@ -309,6 +317,8 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
                 else
                         reader->wrong = no_memory;
         }
+        if (job && begun)
+                ancestry_adopt(job, newest_run, begun);
 done:
         free(settings);
         free(spelling);
@@ -492,6 +502,7 @@ static void get_version(struct reader *reader, struct version *version)
         version->base.read_at = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         version->base.step = (int64_t)get_u64(reader, INT64_MAX);
         get_line(reader, &version->base.line);
+        version->base_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         at = get_real(reader);
         version->world = get_u32(reader, WORLD_MAX);
         state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);

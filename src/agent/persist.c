@@ -15,7 +15,7 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
         if (!status)
                 status = plan_init(catalogue, version, &plan, error);
         if (!status)
-                status = plan_load_before(store, job, &plan, error);
+                status = plan_load_before(catalogue, store, version, &plan, error);
         if (status)
                 goto done;
         if (plan.before.generation == plan.generation &&
@@ -47,7 +47,11 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
         if (!status && plan.is_ahead)
                 status = plan_await_commit(catalogue, version, &plan, error);
         if (!status)
-                status = persist_write_records(store, job, version, &plan, error);
+                status = plan_look_again(catalogue, store, version, &plan, error);
+        if (!status)
+                status = persist_write_records(catalogue, store, job, version, &plan, error);
+        if (!status)
+                status = plan_look_again(catalogue, store, version, &plan, error);
         if (!status)
                 status = persist_place(store, &plan, error);
         if (!status && plan.spread) {
@@ -60,12 +64,14 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 goto done;
         }
         if (!status)
-                status = persist_write_manifest(store, job, version, &plan, error);
+                status = persist_write_manifest(catalogue, store, job, version, &plan, error);
         if (!status)
                 status = persist_check(store, &plan, error);
         if (!status)
                 persist_conclude(catalogue, store, job, version, &plan);
 done:
+        if (status == NEBULA_INVALID)
+                persist_leave(store, &plan);
         plan_done(catalogue, &plan, store);
         if (status && plan.is_ahead)
                 manifest_remove_directories(store, plan.directory); /* nobody is to find a checkpoint that nobody committed */

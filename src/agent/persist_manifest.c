@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/commit.h"
 #include "agent/log.h"
 #include "agent/note.h"
@@ -26,6 +27,8 @@ static void fill_manifest(const struct job *job, const struct version *version, 
         manifest->step = version->step;
         manifest->world = version->world;
         manifest->line = plan->line;
+        if (plan->spread || os->host_name(manifest->host, sizeof manifest->host) < 0)
+                manifest->host[0] = 0; /* whichever node writes it, it has the same bytes */
 }
 
 static enum nebula_status put_manifest(struct store *store, const struct plan *plan, struct nebula_error *error)
@@ -42,8 +45,48 @@ static enum nebula_status put_manifest(struct store *store, const struct plan *p
         return status;
 }
 
-enum nebula_status persist_write_manifest(struct store *store, const struct job *job, const struct version *version,
-                                          struct plan *plan, struct nebula_error *error)
+/* One is there: the bytes are staged first, so that only a rename follows the last look at it. */
+static enum nebula_status replace_manifest(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan,
+                                           const struct store_object *object, struct nebula_error *error)
+{
+        struct store_staged *staged = NULL;
+        enum nebula_status status = store->ops->stage(store, object, 1, &staged, error);
+
+        if (status)
+                return status;
+        status = plan_look_again(catalogue, store, version, plan, error);
+        if (!status)
+                return store->ops->place(store, staged, error);
+        store->ops->unstage(store, staged);
+        return status;
+}
+
+/* As put_manifest, but nothing that has come to lie there since plan_load_before is replaced. */
+static enum nebula_status commit_manifest(struct catalogue *catalogue, struct store *store, struct version *version,
+                                          const struct plan *plan, struct nebula_error *error)
+{
+        struct store_object object = { 0 };
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status = manifest_format(&plan->manifest, &text, &size, error);
+
+        if (status)
+                return status;
+        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", plan->directory);
+        object.key = key;
+        object.data = text;
+        object.size = size;
+        status = plan->before.generation ? NEBULA_BUSY : plan_look_again(catalogue, store, version, plan, error);
+        if (!status)
+                status = store->ops->create(store, key, text, size, error);
+        if (status == NEBULA_BUSY)
+                status = replace_manifest(catalogue, store, version, plan, &object, error);
+        free(text);
+        return status;
+}
+
+enum nebula_status persist_write_manifest(struct catalogue *catalogue, struct store *store, const struct job *job,
+                                          struct version *version, struct plan *plan, struct nebula_error *error)
 {
         struct manifest *manifest = &plan->manifest;
 
@@ -60,7 +103,7 @@ enum nebula_status persist_write_manifest(struct store *store, const struct job 
                 to->generation = plan->files[i].generation;
                 to->rank = plan->files[i].rank;
         }
-        return put_manifest(store, plan, error);
+        return commit_manifest(catalogue, store, version, plan, error);
 }
 
 /* Files of other nodes, which storage has now. */
@@ -116,6 +159,16 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
         }
 }
 
+/* What this agent has written of the tag a later writing here may replace, whichever run that is of. */
+static void set_base(struct version *version, uint64_t sequence)
+{
+        for (struct version *later = version->job->versions; later; later = later->next)
+                if (later != version && later->generation > version->generation && !strcmp(later->tag, version->tag))
+                        later->base_sequence = sequence;
+        if (version->beginning != version->job->beginning)
+                ancestry_add(version->job, version->run, sequence);
+}
+
 /* The plan's manifest becomes the job's knowledge of that tag. True: it is the job's newest. */
 static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
 {
@@ -147,6 +200,7 @@ static bool make_known(struct catalogue *catalogue, struct job *job, struct vers
                 memset(&plan->manifest, 0, sizeof plan->manifest);
         }
         known = grown ? &grown[at] : &plan->manifest;
+        set_base(version, known->sequence);
         if (version->spread)
                 name_others(catalogue, version, known);
         files_stored(catalogue, version, known);
@@ -406,7 +460,7 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
         if (!status)
                 status = gather_carried(plan, error);
         if (!status)
-                status = put_manifest(store, plan, error);
+                status = commit_manifest(catalogue, store, version, plan, error);
         if (!status)
                 persist_conclude(catalogue, store, job, version, plan);
         committed_done(&committed);

@@ -3,11 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/commit.h"
 #include "agent/log.h"
 #include "agent/persist_private.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "store/document.h"
+#include "sum/sum.h"
 
 void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *store)
 {
@@ -148,27 +151,89 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
         return status;
 }
 
-enum nebula_status plan_load_before(struct store *store, const struct job *job, struct plan *plan, struct nebula_error *error)
+/* Empty: storage has none, or a damaged one. */
+static enum nebula_status load(struct store *store, const struct plan *plan, struct manifest *ret_manifest, struct nebula_error *failure)
+{
+        enum nebula_status status = manifest_load(store, plan->tag, ret_manifest, failure);
+
+        if (status)
+                memset(ret_manifest, 0, sizeof *ret_manifest);
+        return status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT ? NEBULA_OK : status;
+}
+
+static enum nebula_status check_owner(struct catalogue *catalogue, struct version *version, const struct manifest *manifest,
+                                      struct nebula_error *error)
+{
+        const struct job *job = version->job;
+
+        if (!manifest->generation)
+                return NEBULA_OK;
+        if (strcmp(manifest->job, job->name))
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "\"%.200s\" in this storage path belongs to job \"%.100s\", and this is job \"%.100s\": give each job "
+                                 "its own path", manifest->tag, manifest->job, job->name);
+        return ancestry_check(catalogue, version, manifest, error);
+}
+
+enum nebula_status plan_load_before(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan,
+                                    struct nebula_error *error)
 {
         struct nebula_error failure = { 0 };
-        enum nebula_status status = manifest_load(store, plan->tag, &plan->before, &failure);
+        enum nebula_status status = load(store, plan, &plan->before, &failure);
 
-        if (status == NEBULA_CORRUPT)
-                log_event(LOG_LEVEL_WARN, "%s in %s is damaged and is written anew: %s", plan->tag, job->persist_path, failure.message);
-        if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) {
-                memset(&plan->before, 0, sizeof plan->before);
-                return NEBULA_OK;
-        }
         if (status) {
                 if (error)
                         *error = failure;
                 return status;
         }
-        if (strcmp(plan->before.job, job->name))
-                return error_set(error, NEBULA_INVALID, 0,
-                                 "\"%.200s\" in this storage path belongs to job \"%.100s\", and this is job \"%.100s\": give each job "
-                                 "its own path", plan->tag, plan->before.job, job->name);
-        return NEBULA_OK;
+        if (failure.status == NEBULA_CORRUPT)
+                log_event(LOG_LEVEL_WARN, "%s in %s is damaged and is written anew: %s", plan->tag, version->job->persist_path, failure.message);
+        if (plan->before.generation == plan->generation && plan->before.sequence == plan->sequence && !strcmp(plan->before.run, plan->run))
+                return NEBULA_OK; /* it is this version */
+        return check_owner(catalogue, version, &plan->before, error);
+}
+
+/* Whether the record that this plan has written first is as it was written. */
+static enum nebula_status check_claim(struct store *store, const struct plan *plan, struct nebula_error *error)
+{
+        char *text;
+        size_t size;
+        enum nebula_status status;
+        bool same;
+
+        if (!*plan->claim_key)
+                return NEBULA_OK;
+        status = store_read_text(store, plan->claim_key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
+                return status;
+        same = !status && sum_crc64(0, text, size) == plan->claim_crc64;
+        if (!status)
+                free(text);
+        return same ? NEBULA_OK : error_set(error, NEBULA_STORAGE, 0, "another run or program has replaced or removed %.300s", plan->claim_key);
+}
+
+enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan,
+                                   struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        struct manifest now = { 0 };
+        enum nebula_status status = load(store, plan, &now, &failure);
+
+        if (status) {
+                if (error)
+                        *error = failure;
+                return status;
+        }
+        if (now.generation == plan->before.generation && now.sequence == plan->before.sequence) {
+                status = check_claim(store, plan, error);
+        } else {
+                status = check_owner(catalogue, version, &now, error);
+                if (!status)
+                        status = error_set(error, NEBULA_STORAGE, 0, "\"%.200s\" was %s while it was written", plan->tag,
+                                           now.generation ? "written by another agent" : "removed");
+        }
+        manifest_done(&now);
+        return status;
 }
 
 /* Which files storage has already, from an older generation; and numbers that are later than what it holds. */

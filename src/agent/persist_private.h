@@ -45,6 +45,8 @@ struct plan {
         struct store_staged *staged; /* NULL: no file is to be placed */
         struct manifest before; /* in storage, of this tag; file_count and generation 0: none */
         struct manifest manifest;
+        char claim_key[MANIFEST_KEY_MAX]; /* the first record that was written: while it is there nobody else writes this writing of the tag; "": none */
+        uint64_t claim_crc64;
 };
 
 enum nebula_status plan_init(struct catalogue *catalogue, struct version *version, struct plan *plan, struct nebula_error *error);
@@ -52,8 +54,13 @@ void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *sto
 /* A plan that is ahead waits for the commit, and takes what it brings. NEBULA_BUSY: that does not come, or is something else. */
 enum nebula_status plan_await_commit(struct catalogue *catalogue, struct version *version, struct plan *plan,
                                      struct nebula_error *error);
-/* The manifest that storage has of this tag becomes plan->before. */
-enum nebula_status plan_load_before(struct store *store, const struct job *job, struct plan *plan, struct nebula_error *error);
+/* The manifest that storage has of this tag becomes plan->before. NEBULA_INVALID: it is another run's or job's, and stays. */
+enum nebula_status plan_load_before(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan,
+                                    struct nebula_error *error);
+/* This agent may have slept, or storage been slow: what storage has of the tag is still plan->before, and what this agent has
+ * written of it still its own. NEBULA_INVALID as before; NEBULA_STORAGE: it is to begin anew. */
+enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan,
+                                   struct nebula_error *error);
 enum nebula_status plan_carry(struct plan *plan, struct nebula_error *error);
 
 /* Checksums on a thread of low priority, of one file or of all that are written. */
@@ -82,12 +89,14 @@ enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image,
 
 enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
                                  struct nebula_error *error);
-enum nebula_status persist_write_records(struct store *store, const struct job *job, const struct version *version,
-                                         struct plan *plan, struct nebula_error *error);
+enum nebula_status persist_write_records(struct catalogue *catalogue, struct store *store, const struct job *job,
+                                         struct version *version, struct plan *plan, struct nebula_error *error);
+/* Another run's writing of the tag stays: the record that this one has written goes, for no sweep is to wait for it. */
+void persist_leave(struct store *store, const struct plan *plan);
 enum nebula_status persist_place(struct store *store, struct plan *plan, struct nebula_error *error);
 
-enum nebula_status persist_write_manifest(struct store *store, const struct job *job, const struct version *version,
-                                          struct plan *plan, struct nebula_error *error);
+enum nebula_status persist_write_manifest(struct catalogue *catalogue, struct store *store, const struct job *job,
+                                          struct version *version, struct plan *plan, struct nebula_error *error);
 /* The manifest is there, and does all that it names stand? Somebody who began to remove an earlier writing of the tag may have taken
  * some of it since. NEBULA_STORAGE: then it is to be written again. */
 enum nebula_status persist_check(struct store *store, const struct plan *plan, struct nebula_error *error);

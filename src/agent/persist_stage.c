@@ -5,12 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/persist_private.h"
 #include "base/error.h"
 #include "image/image.h"
+#include "os/os.h"
 #include "os/thread.h"
 #include "store/document.h"
 #include "sum/sum.h"
+
+#define RIVAL_PATIENCE_NS INT64_C(5000000000) /* from records to manifest is a rename for each file, and a few syncs */
 
 _Static_assert(IMAGE_CHUNK_BYTES == BULK_REQUEST_BYTES, "a chunk that was summed is a piece that may be written");
 
@@ -126,7 +130,50 @@ static bool already_recorded(struct store *store, const char *key, const struct 
         return same;
 }
 
-static enum nebula_status write_record(struct store *store, const struct job *job, const struct version *version,
+/*
+ * A record of this rank and generation is there already. One that an earlier try, or a run before this one, has left is replaced.
+ * Another run's may be of a writing that goes on: then its manifest comes soon. If none does, whoever wrote it has died.
+ */
+static enum nebula_status take_over(struct catalogue *catalogue, struct store *store, const char *key, const char *text, size_t size,
+                                    struct version *version, struct nebula_error *error)
+{
+        struct record found = { 0 };
+        char *there;
+        size_t there_size;
+        bool is_free;
+        enum nebula_status status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &there, &there_size, error);
+
+        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
+                return status;
+        if (!status) {
+                status = record_parse(there, there_size, &found, error);
+                free(there);
+        }
+        catalogue_lock(catalogue);
+        is_free = status || (!strcmp(found.job, version->job->name) &&
+                             ancestry_covers(version, found.run, (uint64_t)(found.captured > 0 ? found.captured * 1e9 : 0)));
+        version->rival_ns = is_free ? 0 : version->rival_ns ? version->rival_ns : os->now_ns();
+        is_free = is_free || os->now_ns() - version->rival_ns >= RIVAL_PATIENCE_NS;
+        catalogue_unlock(catalogue);
+        status = is_free ? store->ops->write(store, key, text, size, error)
+                         : error_set(error, NEBULA_STORAGE, 0, "run \"%.100s\" of job \"%.100s\" is writing \"%.150s\" in this storage path, too", found.run,
+                                     found.job, version->tag);
+        record_done(&found);
+        return status;
+}
+
+static enum nebula_status put_record(struct catalogue *catalogue, struct store *store, const char *key, const char *text, size_t size,
+                                     struct version *version, const struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        if (plan->spread) /* rivals are told apart by what they have captured (world_documents.c) */
+                return store->ops->write(store, key, text, size, error);
+        status = store->ops->create(store, key, text, size, error);
+        return status == NEBULA_BUSY ? take_over(catalogue, store, key, text, size, version, error) : status;
+}
+
+static enum nebula_status write_record(struct catalogue *catalogue, struct store *store, const struct job *job, struct version *version,
                                        struct plan *plan, uint32_t rank, struct nebula_error *error)
 {
         struct manifest_record *entry = &plan->manifest.records[plan->manifest.record_count];
@@ -165,15 +212,20 @@ static enum nebula_status write_record(struct store *store, const struct job *jo
         free(record.files); /* the chunks are the version's */
         if (status)
                 return status;
-        status = store->ops->write(store, key, text, size, error);
+        status = put_record(catalogue, store, key, text, size, version, plan, error);
         entry->size = size;
         entry->generation = plan->generation;
         entry->rank = rank;
         entry->crc64 = sum_crc64(0, text, size);
         free(text);
-        if (!status)
-                plan->manifest.record_count++;
-        return status;
+        if (status)
+                return status;
+        if (!plan->spread && !*plan->claim_key) {
+                strcpy(plan->claim_key, key);
+                plan->claim_crc64 = entry->crc64;
+        }
+        plan->manifest.record_count++;
+        return NEBULA_OK;
 }
 
 static bool rank_writes(const struct plan *plan, uint32_t rank)
@@ -192,8 +244,8 @@ static bool rank_writes(const struct plan *plan, uint32_t rank)
  * Before the files are in place: a record tells a sweep which of them are ours. But to other nodes it says that
  * they are in place; for these it is a claim until then.
  */
-enum nebula_status persist_write_records(struct store *store, const struct job *job, const struct version *version,
-                                         struct plan *plan, struct nebula_error *error)
+enum nebula_status persist_write_records(struct catalogue *catalogue, struct store *store, const struct job *job,
+                                         struct version *version, struct plan *plan, struct nebula_error *error)
 {
         uint32_t last = 0;
 
@@ -210,7 +262,7 @@ enum nebula_status persist_write_records(struct store *store, const struct job *
 
                 if (!rank_writes(plan, rank))
                         continue;
-                status = write_record(store, job, version, plan, rank, error);
+                status = write_record(catalogue, store, job, version, plan, rank, error);
                 if (status)
                         return status;
         }
@@ -226,6 +278,18 @@ enum nebula_status persist_write_records(struct store *store, const struct job *
                         plan->manifest.records[plan->manifest.record_count++] = *old;
         }
         return NEBULA_OK;
+}
+
+void persist_leave(struct store *store, const struct plan *plan)
+{
+        char *text;
+        size_t size;
+
+        if (!*plan->claim_key || store_read_text(store, plan->claim_key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                return;
+        if (sum_crc64(0, text, size) == plan->claim_crc64)
+                store->ops->remove(store, plan->claim_key, NULL);
+        free(text);
 }
 
 enum nebula_status persist_place(struct store *store, struct plan *plan, struct nebula_error *error)

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/commit.h"
 #include "agent/log.h"
 #include "agent/replica.h"
@@ -30,13 +31,14 @@ static bool lacks_shares(const struct job *job, const struct version *version)
         return version->file_goal == NEBULA_FILES_ALL_RANKS && version->part_count < version->world;
 }
 
-static struct version *newest_in_memory(struct job *job, const struct ipc_find *wanted)
+static struct version *newest_in_memory(struct job *job, const struct session *session, const struct ipc_find *wanted)
 {
         const char *tag = wanted->tag;
         struct version *best = NULL;
 
         for (struct version *version = job->versions; version; version = version->next) {
                 if (!version_whole_in_memory(version) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
+                    (version->gives_way && strcmp(version->run, session->run)) || /* storage has the tag, of a run that goes on */
                     !version_wanted(wanted, version->generation, version->sequence))
                         continue;
                 /* Generations of one tag follow each other. */
@@ -47,17 +49,19 @@ static struct version *newest_in_memory(struct job *job, const struct ipc_find *
         return best;
 }
 
-static struct version *find_in_memory(struct catalogue *catalogue, struct job *own, const char *path, const struct ipc_find *wanted)
+static struct version *find_in_memory(struct catalogue *catalogue, const struct session *session, const char *path,
+                                      const struct ipc_find *wanted)
 {
+        const struct job *own = session->job;
         struct version *found = NULL;
         struct job *job = catalogue_job(catalogue, path, own->name);
 
         if (job)
-                found = newest_in_memory(job, wanted);
+                found = newest_in_memory(job, session, wanted);
         if (found || !strcmp(path, own->persist_path))
                 return found;
         for (job = catalogue->jobs; job; job = job->next) {
-                struct version *version = strcmp(job->persist_path, path) ? NULL : newest_in_memory(job, wanted);
+                struct version *version = strcmp(job->persist_path, path) ? NULL : newest_in_memory(job, session, wanted);
 
                 if (version && (!found || version->sequence > found->sequence))
                         found = version;
@@ -185,8 +189,9 @@ static bool storage_may_be_newer(const struct job *job, const struct version *ve
         return retain_is_newer(&stored, &known);
 }
 
-static enum nebula_status find_stored(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, bool any_job,
-                                      struct ipc_found *found, struct retain_entry *ret_entry, struct nebula_error *error)
+static enum nebula_status find_stored(struct catalogue *catalogue, const struct session *session, struct job *job,
+                                      const struct ipc_find *wanted, bool any_job, struct ipc_found *found,
+                                      struct retain_entry *ret_entry, struct nebula_error *error)
 {
         struct manifest manifest = { 0 };
         struct version *version;
@@ -205,6 +210,8 @@ static enum nebula_status find_stored(struct catalogue *catalogue, struct job *j
         if (version) {
                 fill_found(version, found);
                 *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
+                if (job == session->job && !session->has_begun)
+                        ancestry_follow(session, version->run, version->sequence);
         } else {
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", manifest.tag);
         }
@@ -281,7 +288,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
         path = request->persist_path[0] ? request->persist_path : job->persist_path;
         own = !strcmp(path, job->persist_path);
         commit_close_dead(catalogue, job); /* who asks may have seen it die */
-        version = find_in_memory(catalogue, job, path, request);
+        version = find_in_memory(catalogue, session, path, request);
         if (version) {
                 in_memory = true;
                 fill_found(version, &found);
@@ -321,7 +328,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                                    *request->tag ? " " : "", request->tag);
                 goto done;
         }
-        status = find_stored(catalogue, job, request, !own, &stored, &stored_entry, error);
+        status = find_stored(catalogue, session, job, request, !own, &stored, &stored_entry, error);
         if (in_memory && status)
                 log_older(catalogue, job, request, &found, memory_entry, status, error ? error->message : "");
         if (in_memory && (status || (stored_first ? retain_is_newer(&memory_entry, &stored_entry) :

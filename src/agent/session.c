@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/commit.h"
 #include "agent/grant.h"
 #include "agent/lineage.h"
@@ -101,7 +102,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         struct catalogue *catalogue = connection->catalogue;
         struct session *session, before;
         struct job *job;
-        bool is_another;
+        bool is_another, begins;
         enum nebula_status status = check_hello(hello, error);
 
         if (status)
@@ -119,13 +120,17 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 if (status)
                         return status;
         }
+        begins = hello->role == IPC_ROLE_TRAINER &&
+                 ancestry_begins(catalogue, job, hello, catalogue_session(catalogue, hello->session_nonce) != NULL);
         session = connection->session ? connection->session : session_get(catalogue, hello);
         if (!session)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         before = *session;
         session->job = job;
-        if (before.job != job)
+        if (before.job != job) {
                 memset(&session->loaded, 0, sizeof session->loaded);
+                session->given_way_told = job->given_way_count;
+        }
         if (before.job && before.job != job)
                 before.job->last_guest = catalogue->session_number;
         if (before.job && before.job != job && before.role == IPC_ROLE_TRAINER)
@@ -143,6 +148,8 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 replace_gone(catalogue, job, hello); /* now that this rank is seen to be here, nobody stops waiting for it */
                 commit_session_began(session);
         }
+        if (begins)
+                ancestry_begin(job, hello->run);
         if (hello->role == IPC_ROLE_TRAINER && !is_another)
                 catalogue_job_configure(catalogue, job, hello, spelling);
         if (!is_another) /* one more connection, for a wait, brings nothing new */
@@ -394,6 +401,7 @@ static enum nebula_status request_find(struct connection *connection, const void
         return status;
 }
 
+/* What is loaded is what this run goes on from. */
 static void note_read(struct connection *connection, uint64_t version_id)
 {
         const struct version *version;
@@ -402,19 +410,22 @@ static void note_read(struct connection *connection, uint64_t version_id)
         version = catalogue_version(connection->catalogue, version_id);
         if (version)
                 lineage_read(connection->session, version);
+        if (version && version->job == connection->session->job && strcmp(version->run, connection->session->run))
+                ancestry_follow(connection->session, version->run, version->sequence);
         catalogue_unlock(connection->catalogue);
 }
 
 static enum nebula_status request_open(struct connection *connection, const void *payload, struct answer *answer,
                                        struct nebula_error *error)
 {
+        const struct ipc_open *request = payload;
         struct ipc_opened *opened = NULL;
         enum nebula_status status = restore_open(connection->catalogue, payload, &opened, &answer->fd, error);
 
         if (!status) {
                 answer->data = answer->text = (char *)opened;
                 answer->size = sizeof *opened + opened->chunk_count * sizeof opened->crc64[0];
-                note_read(connection, ((const struct ipc_open *)payload)->version_id);
+                note_read(connection, request->version_id);
         }
         return status;
 }

@@ -339,13 +339,30 @@ static bool flush_done(struct connection *connection, const char *tag)
         return done;
 }
 
+/* Versions that have given way to another run's since this session was told so last: what it has saved is lost for somebody. */
+static enum nebula_status given_way(struct session *session, struct nebula_error *error)
+{
+        const struct job *job = session->job;
+        uint64_t count = job->given_way_count - session->given_way_told;
+
+        session->given_way_told = job->given_way_count;
+        for (const struct version *version = count ? job->versions : NULL; version; version = version->next)
+                if (version->gives_way && version->life.state == NEBULA_STATE_FAILED && !strcmp(version->run, session->run))
+                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.80s\", and %" PRIu64 " others, failed: %.380s", version->tag,
+                                         count - 1, version->error.message);
+        return NEBULA_OK;
+}
+
 /*
  * What became of the newest version of the tag; or, when "", of the newest that was whole, whenever it failed, and of any that
- * failed meanwhile.
+ * failed meanwhile, or has given way to another run's.
  */
-static enum nebula_status flush_result(struct job *job, const char *tag, int64_t since_ns, struct nebula_error *error)
+static enum nebula_status flush_result(struct session *session, struct job *job, const char *tag, int64_t since_ns, struct nebula_error *error)
 {
         bool is_newest = true, was_whole;
+
+        if (!*tag && session->job == job && given_way(session, error))
+                return error->status;
 
         for (const struct version *version = job->versions; version; version = version->next) {
                 if (*tag && strcmp(tag, version->tag))
@@ -390,7 +407,7 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
         if (!status && timeout && !flush_done(connection, request->tag))
                 status = flush_timeout(connection, request->tag, error);
         else if (!status)
-                status = flush_result(job, request->tag, since, error);
+                status = flush_result(connection->session, job, request->tag, since, error);
         job->pins--;
         catalogue_unlock(catalogue);
         return status;

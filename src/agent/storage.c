@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/ancestry.h"
 #include "agent/carry.h"
 #include "agent/commit.h"
 #include "agent/log.h"
@@ -124,7 +125,8 @@ static struct manifest *take_dropped(struct job *job, size_t *ret_count)
                                 .step = manifest->step, .follows_step = name_follows_step(manifest->tag),
                                 .sequence = manifest->sequence, .line_began = line_began(&manifest->line),
                                 .line = &manifest->line, .durable = true,
-                                .complete = !strcmp(manifest->job, job->name), .busy = in_use(job, manifest),
+                                .complete = !strcmp(manifest->job, job->name) && !ancestry_is_rival(job, manifest->run),
+                                .busy = in_use(job, manifest),
                         };
                 }
                 retain_mark(entries, count);
@@ -188,12 +190,54 @@ static void put_back(struct catalogue *catalogue, struct job *job, struct store 
         catalogue_unlock(catalogue);
 }
 
+/* Runs that are known to have come before this one may go on all the same: what they have committed since it began tells so. */
+static void find_rivals(struct catalogue *catalogue, struct job *job, struct store *store)
+{
+        struct manifest_scan scan = { 0 };
+
+        if (manifest_scan(store, &scan, NULL))
+                return;
+        catalogue_lock(catalogue);
+        for (size_t i = 0; i < scan.count && job->has_newest_run; i++) {
+                const struct manifest *manifest = &scan.manifests[i];
+
+                if (strcmp(manifest->job, job->name) || ancestry_is_rival(job, manifest->run) ||
+                    ancestry_run_covers(job, manifest->run, manifest->sequence))
+                        continue;
+                ancestry_set_rival(job, manifest->run);
+                log_event(LOG_LEVEL_WARN, "run \"%s\"%s%s of job \"%s\" writes to %s beside run \"%s\": keep_last removes none of its "
+                          "checkpoints. End one, or give it a path or a `job` name of its own", manifest->run, *manifest->host ? " on host " : "",
+                          manifest->host, job->name, job->persist_path, job->newest_run);
+        }
+        catalogue_unlock(catalogue);
+        manifest_scan_done(&scan);
+}
+
+/* Of runs that are not this agent's own: they may go on elsewhere. */
+static bool any_of_other_runs(const struct job *job, const struct manifest *manifests, size_t count)
+{
+        for (size_t i = 0; i < count; i++)
+                if (strcmp(manifests[i].run, job->newest_run))
+                        return true;
+        return false;
+}
+
 /* What was let go of. `manifest` is the caller's still, if only an empty one. */
 static void remove_one(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest)
 {
         struct nebula_error error = { 0 };
         enum nebula_status status;
+        bool is_rivals;
 
+        catalogue_lock(catalogue);
+        is_rivals = ancestry_is_rival(job, manifest->run);
+        if (!is_rivals)
+                mark_removed(job, manifest);
+        catalogue_unlock(catalogue);
+        if (is_rivals) {
+                put_back(catalogue, job, store, manifest);
+                return;
+        }
         if (is_foreign(store, manifest)) {
                 log_event(LOG_LEVEL_INFO, "%s stays in %s: it belongs to another user", manifest->tag, job->persist_path);
                 return;
@@ -214,14 +258,16 @@ void storage_retain(struct catalogue *catalogue, struct job *job)
         struct manifest *dropped;
         struct store *store;
         size_t count;
+        bool looks;
 
         if (storage_open(catalogue, job, &store, &error))
                 return;
         catalogue_lock(catalogue);
         dropped = take_dropped(job, &count);
-        for (size_t i = 0; i < count; i++)
-                mark_removed(job, &dropped[i]);
+        looks = any_of_other_runs(job, dropped, count);
         catalogue_unlock(catalogue);
+        if (looks)
+                find_rivals(catalogue, job, store);
         for (size_t i = 0; i < count; i++) {
                 remove_one(catalogue, job, store, &dropped[i]);
                 manifest_done(&dropped[i]);

@@ -41,6 +41,7 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         snprintf(version->run, sizeof version->run, "%s", job->run);
         version->step = name_step(tag);
         version->generation = 1;
+        version->beginning = job->beginning;
         version->world = job->world;
         version->writing = world_next_writing(job, tag, version->run);
         version->file_goal = NEBULA_FILES_OPEN;
@@ -123,6 +124,8 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
         vsnprintf(message, sizeof message, format, arguments);
         va_end(arguments);
         error_set(&version->error, status, 0, "%s", message); /* which mends what was cut within a character */
+        if (version->gives_way)
+                version->job->given_way_count++;
         version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
         log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, version->error.message);
         version_move(catalogue, version, NEBULA_STATE_FAILED);

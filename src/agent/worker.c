@@ -205,6 +205,10 @@ static void note_failure(struct catalogue *catalogue, struct version *version, c
 {
         struct job *job = version->job;
 
+        if (version->gives_way) { /* which is no fault of storage */
+                version_fail(catalogue, version, error->status, "%s", error->message);
+                return;
+        }
         job->store_error = *error;
         job->store_error_at = catalogue_moment(catalogue);
         job->failure_count++;
@@ -289,7 +293,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         catalogue_unlock(catalogue);
         if (!scanned)
                 status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
-        if (!status && !version->superseded) /* storage turned out to hold a later writing */
+        if (!status && !version->superseded && version->life.state != NEBULA_STATE_FAILED) /* storage turned out to hold a later writing, or another run's */
                 status = storage_persist(catalogue, job, version, &error);
         if (!status)
                 location_learn(catalogue, job->persist_path);
@@ -297,7 +301,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         version->pins--;
         job->persisting = false;
         job->written = NULL;
-        if (version->superseded || (is_ahead && status)) {
+        if (version->superseded || version->life.state == NEBULA_STATE_FAILED || (is_ahead && status)) {
                 job->last_start_ns = last_start; /* what was ahead of its commit is written as if this had not been, once it is complete */
         } else if (status == NEBULA_BUSY) {
                 await_others(catalogue, version, &error, os->now_ns());

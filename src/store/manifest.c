@@ -31,7 +31,8 @@ enum nebula_status manifest_format(const struct manifest *manifest, char **ret_t
                                  (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "sequence",
                                  (json_int_t)manifest->sequence);
         enum nebula_status status = document_check_numbers(manifest->tag, manifest->generation, manifest->sequence, error);
-        int failed = status || !body || !files || !records || !head || json_object_update(body, head);
+        int failed = status || !body || !files || !records || !head || json_object_update(body, head) ||
+                     (*manifest->host && json_object_set_new(body, "host", json_string(manifest->host)));
 
         for (size_t i = 0; !failed && i < manifest->file_count; i++)
                 failed = json_array_append_new(files, format_file(&manifest->files[i]));
@@ -182,6 +183,8 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         document_text(&reader, body, "tag", 0, manifest.tag, sizeof manifest.tag);
         document_text(&reader, body, "job", 1, manifest.job, sizeof manifest.job);
         document_text(&reader, body, "run", 1, manifest.run, sizeof manifest.run);
+        if (json_object_get(body, "host"))
+                document_text(&reader, body, "host", 1, manifest.host, sizeof manifest.host);
         manifest.generation = document_generation(&reader, body, UINT64_MAX);
         manifest.step = document_step(&reader, body, "step");
         manifest.world = document_world(&reader, body);

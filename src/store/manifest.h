@@ -47,6 +47,7 @@ struct manifest_record {
 };
 struct manifest {
         char tag[256], job[256], run[256];
+        char host[256]; /* that wrote it; "": not known, or several did */
         uint64_t generation, sequence;
         int64_t step; /* -1: none */
         uint32_t world;

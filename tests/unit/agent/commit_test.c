@@ -1,8 +1,10 @@
 /* Versions that become complete, and what that does to those around them. */
 #include <errno.h>
+#include <unistd.h>
 
 #include "agent/agent_catalogue.h"
 #include "agent/event.h"
+#include "agent/ancestry.h"
 #include "agent/report.h"
 #include "agent/world.h"
 #include "store/announce.h"
@@ -672,7 +674,62 @@ static void a_look_at_a_committed_version_begins_nothing(void)
         bench_done(&bench, true);
 }
 
-TAP_MAIN(TEST(a_look_at_a_committed_version_begins_nothing),
+/* Each rank of the world saves a file of its own, and rank 0 one that only the first writing has. */
+static struct version *save_as_world(struct bench *bench, const char *run, uint32_t world, unsigned seed, bool has_model)
+{
+        struct version *version = NULL;
+        uint64_t id = 0;
+        char name[32];
+
+        bench->job->world = bench->job->local_world = bench->session.world = world;
+        strcpy(bench->session.run, run);
+        strcpy(bench->job->run, run);
+        for (uint32_t rank = 0; rank < world; rank++) {
+                bench->session.rank = rank;
+                bench->session.nonce = 100 * seed + rank;
+                version = commit_begin(&bench->catalogue, &bench->session, "t", NEBULA_FILES_ALL_RANKS, &bench->error);
+                id = version ? version->id : 0;
+                snprintf(name, sizeof name, "rng%u", rank);
+                if (!id || bench_save(bench, &id, name, seed + rank) || (!rank && has_model && bench_save(bench, &id, "model", seed)))
+                        return NULL;
+                version = catalogue_version(&bench->catalogue, id);
+                if (!version || commit_part(&bench->catalogue, &bench->session, version, &bench->error))
+                        return NULL;
+        }
+        return version;
+}
+
+static bool has_stored(const struct bench *bench, const char *name)
+{
+        return bench->job->stored.count == 1 && manifest_find_file(&bench->job->stored.manifests[0], name);
+}
+
+/* `found`: it was there when the run began. */
+static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
+{
+        for (unsigned found = 0; found < 2; found++) {
+                struct version *version;
+                struct bench bench;
+                char storage[256];
+
+                test_dir_make_quick(storage);
+                bench_init(&bench, NULL, storage);
+                if (!found)
+                        ancestry_begin(bench.job, "later");
+                version = save_as_world(&bench, "first", 1, 1, true);
+                REQUIRE(version);
+                if (found)
+                        ancestry_begin(bench.job, "later");
+                version = save_as_world(&bench, "later", 1, 10, false);
+                REQUIRE(version && !bench_persist(&bench, version));
+                CHECK(has_stored(&bench, "rng0") && has_stored(&bench, "model") == (found == 1));
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+}
+
+TAP_MAIN(TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
+         TEST(a_look_at_a_committed_version_begins_nothing),
          TEST(what_retention_could_not_remove_is_tried_again_after_the_next_version),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
          TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),

@@ -150,9 +150,9 @@ static const struct store_ops *stored_ops;
 static const char *taken; /* the object that another program removes as soon as the manifest is there */
 static bool damages;      /* it writes something else in its place */
 
-static enum nebula_status write_and_lose(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error)
+static enum nebula_status create_and_lose(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error)
 {
-        enum nebula_status status = stored_ops->write(store, key, data, size, error);
+        enum nebula_status status = stored_ops->create(store, key, data, size, error);
 
         if (taken && strstr(key, "manifest.json")) {
                 if (damages ? stored_ops->write(store, taken, "{}", 2, NULL) : stored_ops->remove(store, taken, NULL))
@@ -182,7 +182,7 @@ static void a_version_is_not_durable_when_another_program_has_removed_some_of_it
                 REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, NULL));
                 stored_ops = store->ops;
                 ops = *stored_ops;
-                ops.write = write_and_lose;
+                ops.create = create_and_lose;
                 store->ops = &ops;
                 version = bench_version(&bench, "step1", 1, 2);
                 REQUIRE(version);

@@ -1,0 +1,317 @@
+/* Runs of one job that write the same tags: one after the other, as a job does that is started again, or at once, which nobody meant. */
+#include <pthread.h>
+
+#include "agent/agent_client.h"
+#include "store/manifest.h"
+#include "tap.h"
+
+#define AT_MOST_MS 30000 /* no less than all that is waited for here */
+
+static struct test_place place, other; /* two nodes */
+static pid_t agent, agent_other;
+
+static void nodes_init(void)
+{
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        agent = agent_fork(&place);
+        agent_other = agent_fork(&other);
+}
+
+static void nodes_done(void)
+{
+        CHECK(agent_end(agent, SIGTERM) == 0 && agent_end(agent_other, SIGTERM) == 0);
+        place_done(&place);
+        place_done(&other);
+}
+
+static bool enter_as(struct test_client *client, const struct test_place *at, const char *run, double interval, uint32_t keep_last)
+{
+        static uint64_t nonce = 1000;
+
+        client_init(client, at, ++nonce);
+        client->hello.persist_interval_s = interval;
+        client->hello.keep_last = keep_last;
+        client->hello.retention_count = 8;
+        strcpy(client->hello.run, run);
+        return !client_connect(client, at);
+}
+
+static bool enter(struct test_client *client, const struct test_place *at, const char *run)
+{
+        return enter_as(client, at, run, 0, 0);
+}
+
+/* Whether it became durable. */
+static bool save_durable(struct test_client *client, const char *tag, unsigned seed)
+{
+        uint64_t version;
+
+        return !save_whole(client, tag, seed, &version) && !wait_for(client, version, NEBULA_STATE_DURABLE, AT_MOST_MS);
+}
+
+/* Whether it fails, and says that it gave way to `run`. */
+static bool save_gives_way(struct test_client *client, const char *tag, unsigned seed, const char *run)
+{
+        uint64_t version;
+
+        return !save_whole(client, tag, seed, &version) && wait_for(client, version, NEBULA_STATE_DURABLE, AT_MOST_MS) == NEBULA_FAILED &&
+               strstr(client->error.message, run) && strstr(client->error.message, tag) && state_of(client, version) == NEBULA_STATE_FAILED;
+}
+
+/* What a job finds that is started on a node with nothing in memory. */
+static bool storage_holds(const char *tag, unsigned seed, const char *run)
+{
+        struct manifest manifest = { 0 };
+        struct test_place fresh;
+        struct test_client client;
+        struct ipc_found found;
+        struct store *store;
+        bool holds;
+        pid_t pid;
+
+        if (store_open(place.storage, &store, NULL))
+                return false;
+        holds = !manifest_load(store, tag, &manifest, NULL) && !strcmp(manifest.run, run);
+        manifest_done(&manifest);
+        store_close(store);
+        place_init(&fresh);
+        strcpy(fresh.storage, place.storage);
+        pid = agent_fork(&fresh);
+        holds = holds && enter(&client, &fresh, "reader") && !find(&client, "", tag, &found) &&
+                !load(&client, found.version_id, "model.pt", seed, FILE_BYTES, NULL);
+        client_done(&client);
+        agent_end(pid, SIGTERM);
+        place_done(&fresh);
+        return holds;
+}
+
+/* Node a hangs with a version in memory; the job goes on on node b. Then a comes back, or its agent was killed and another takes over. */
+static void a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later_one(void)
+{
+        for (unsigned i = 0; i < 4; i++) {
+                bool is_killed = i & 1, has_older = i & 2;
+                struct test_client a, b;
+                uint64_t version;
+
+                nodes_init();
+                if (has_older) { /* both write the second generation of it */
+                        REQUIRE(enter(&a, &place, "w") && save_durable(&a, "t", 9));
+                        client_done(&a);
+                }
+                REQUIRE(enter_as(&a, &place, "a", 3600, 0));
+                REQUIRE(!save_whole(&a, "first", 1, &version) && !flush(&a, "first", AT_MOST_MS));
+                REQUIRE(!save_whole(&a, "t", 2, &version) && !wait_for(&a, version, NEBULA_STATE_COMMITTED, AT_MOST_MS));
+                if (is_killed) {
+                        client_done(&a);
+                        agent_end(agent, SIGKILL);
+                }
+                REQUIRE(enter(&b, &other, "b") && save_durable(&b, "t", 3));
+                if (is_killed) {
+                        agent = agent_fork(&place);
+                        REQUIRE(enter_as(&a, &place, "a", 3600, 0));
+                        a.hello.session_nonce = 1;
+                        flush(&a, "t", AT_MOST_MS);
+                } else {
+                        CHECK(flush(&a, "t", AT_MOST_MS) == NEBULA_FAILED && strstr(a.error.message, "\"b\""));
+                        CHECK(state_of(&a, version) == NEBULA_STATE_FAILED);
+                }
+                CHECK(storage_holds("t", 3, "b"));
+                client_done(&a);
+                client_done(&b);
+                nodes_done();
+        }
+}
+
+/* What was durable comes from storage; memory's is of a history that did not go on. */
+static void a_job_that_comes_back_to_the_node_loads_what_is_durable(void)
+{
+        struct test_client a, b, c;
+        struct ipc_found found;
+
+        nodes_init();
+        REQUIRE(enter_as(&a, &place, "a", 3600, 0) && !save_whole(&a, "global_step1", 1, NULL) && !flush(&a, "", AT_MOST_MS));
+        REQUIRE(!save_whole(&a, "global_step2", 2, NULL));
+        client_done(&a);
+        agent_end(agent, SIGKILL);
+        REQUIRE(enter(&b, &other, "b") && save_durable(&b, "global_step2", 3));
+        agent = agent_fork(&place);
+        REQUIRE(enter(&c, &place, "c"));
+        CHECK(!find(&c, "", "", &found) && !strcmp(found.tag, "global_step2"));
+        CHECK(!load(&c, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
+        CHECK(!find(&c, "", "global_step2", &found) && !load(&c, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
+        CHECK(save_durable(&c, "global_step2", 4));
+        client_done(&b);
+        client_done(&c);
+        nodes_done();
+}
+
+static void a_job_that_is_started_again_writes_the_tags_of_the_run_before_again(void)
+{
+        for (unsigned elsewhere = 0; elsewhere < 2; elsewhere++) {
+                struct test_client a, b;
+                struct ipc_found found;
+
+                nodes_init();
+                REQUIRE(enter(&a, &place, "a") && save_durable(&a, "t", 1) && save_durable(&a, "u", 2));
+                client_done(&a);
+                REQUIRE(enter(&b, elsewhere ? &other : &place, "b"));
+                CHECK(save_durable(&b, "t", 3) && save_durable(&b, "u", 4) && save_durable(&b, "u", 5));
+                CHECK(!find(&b, "", "u", &found) && found.generation == 3);
+                CHECK(storage_holds("t", 3, "b") && storage_holds("u", 5, "b"));
+                client_done(&b);
+                nodes_done();
+        }
+}
+
+/* The agent of the run before, of which this one knows, was slow. */
+static void a_run_replaces_what_the_one_before_had_committed_and_made_durable_late(void)
+{
+        struct test_client a, b;
+
+        nodes_init();
+        REQUIRE(enter_as(&a, &place, "a", 3600, 0) && !save_whole(&a, "first", 1, NULL) && !flush(&a, "", AT_MOST_MS));
+        REQUIRE(!save_whole(&a, "t", 2, NULL));
+        REQUIRE(enter(&b, &other, "b") && save_durable(&b, "other", 7));
+        CHECK(!flush(&a, "t", AT_MOST_MS) && storage_holds("t", 2, "a"));
+        CHECK(save_durable(&b, "t", 3) && storage_holds("t", 3, "b"));
+        client_done(&a);
+        client_done(&b);
+        nodes_done();
+}
+
+static void two_jobs_on_one_path_leave_each_others_tags_alone_and_are_told(void)
+{
+        struct test_client a, b;
+
+        nodes_init();
+        REQUIRE(enter_as(&a, &place, "a", 0, 2) && save_durable(&a, "global_step1", 1));
+        REQUIRE(enter_as(&b, &other, "b", 0, 2) && save_durable(&b, "global_step0", 8)); /* it has found the first one of the other, which goes on */
+        CHECK(save_durable(&a, "global_step2", 2));
+        CHECK(save_gives_way(&b, "global_step2", 3, "\"a\""));
+        CHECK(flush(&b, "", AT_MOST_MS) == NEBULA_FAILED && strstr(b.error.message, "\"a\""));
+        CHECK(save_durable(&b, "global_step3", 4));
+        CHECK(!flush(&b, "", AT_MOST_MS)); /* it has been told */
+        CHECK(save_gives_way(&a, "global_step3", 5, "\"b\""));
+        CHECK(save_durable(&b, "global_step4", 6) && save_durable(&b, "global_step5", 7));
+        CHECK(storage_holds("global_step2", 2, "a") && storage_holds("global_step5", 7, "b"));
+        client_done(&a);
+        client_done(&b);
+        nodes_done();
+}
+
+struct racer {
+        struct test_client client;
+        unsigned seed, durable, failed;
+};
+
+static void *race(void *argument)
+{
+        struct racer *racer = argument;
+
+        for (unsigned i = 0; i < 12; i++) {
+                uint64_t version;
+                char tag[32];
+
+                snprintf(tag, sizeof tag, "tag%u", i);
+                if (save_whole(&racer->client, tag, racer->seed, &version))
+                        continue;
+                if (!wait_for(&racer->client, version, NEBULA_STATE_DURABLE, AT_MOST_MS))
+                        racer->durable |= 1u << i;
+                else if (state_of(&racer->client, version) == NEBULA_STATE_FAILED)
+                        racer->failed |= 1u << i;
+        }
+        return NULL;
+}
+
+static void of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_the_other_is_told(void)
+{
+        struct racer racers[2] = { { .seed = 1 }, { .seed = 2 } };
+        pthread_t threads[2];
+
+        nodes_init();
+        REQUIRE(enter(&racers[0].client, &place, "a") && enter(&racers[1].client, &other, "b"));
+        for (unsigned i = 0; i < 2; i++)
+                REQUIRE(!pthread_create(&threads[i], NULL, race, &racers[i]));
+        for (unsigned i = 0; i < 2; i++)
+                pthread_join(threads[i], NULL);
+        CHECK((racers[0].durable ^ racers[1].durable) == 0xfff);
+        CHECK(racers[0].failed == racers[1].durable && racers[1].failed == racers[0].durable);
+        for (unsigned i = 0; i < 12; i++) {
+                bool is_a = racers[0].durable & 1u << i;
+                char tag[32];
+
+                snprintf(tag, sizeof tag, "tag%u", i);
+                CHECK(storage_holds(tag, is_a ? 1 : 2, is_a ? "a" : "b"));
+        }
+        client_done(&racers[0].client);
+        client_done(&racers[1].client);
+        nodes_done();
+}
+
+/* But those of a run that has ended go, as they always do. */
+static void retention_removes_nothing_of_another_run_that_goes_on(void)
+{
+        for (unsigned goes_on = 0; goes_on < 2; goes_on++) {
+                struct test_client a, b;
+
+                nodes_init();
+                REQUIRE(enter(&a, &place, "a") && save_durable(&a, "a1", 1) && save_durable(&a, "a2", 2));
+                REQUIRE(enter(&b, &other, "b") && save_durable(&b, "b0", 7)); /* it has looked at storage */
+                if (goes_on)
+                        REQUIRE(save_durable(&a, "a3", 3));
+                b.hello.keep_last = 1;
+                REQUIRE(!ask(&b, IPC_CONFIGURE, &b.hello, sizeof b.hello));
+                CHECK(save_durable(&b, "b1", 4) && save_durable(&b, "b2", 5) && save_durable(&b, "b3", 6) && !flush(&b, "", AT_MOST_MS));
+                client_done(&b);
+                CHECK(agent_end(agent_other, SIGTERM) == 0); /* what was to be removed is */
+                agent_other = agent_fork(&other);
+                CHECK(storage_holds("a1", 1, "a") == goes_on && storage_holds("a2", 2, "a") == goes_on);
+                CHECK(storage_holds("b3", 6, "b") && !storage_holds("b1", 4, "b"));
+                client_done(&a);
+                nodes_done();
+        }
+}
+
+static void a_run_that_has_loaded_a_checkpoint_of_another_goes_on_from_it(void)
+{
+        struct test_client a, b;
+        struct ipc_found found;
+
+        nodes_init();
+        REQUIRE(enter(&b, &other, "b") && save_durable(&b, "own", 1));
+        REQUIRE(enter(&a, &place, "a") && save_durable(&a, "t", 2));
+        client_done(&a);
+        REQUIRE(!find(&b, "", "t", &found) && !load(&b, found.version_id, "model.pt", 2, FILE_BYTES, NULL));
+        CHECK(save_durable(&b, "t", 3) && storage_holds("t", 3, "b"));
+        client_done(&b);
+        nodes_done();
+}
+
+/* Trainers of another job name are told apart by that, as ever. */
+static void each_of_several_jobs_of_one_path_writes_its_own_tags(void)
+{
+        struct test_client a, b;
+
+        nodes_init();
+        client_init(&b, &other, 7);
+        strcpy(b.hello.run, "b");
+        strcpy(b.hello.job, "second");
+        REQUIRE(enter(&a, &place, "a") && !client_connect(&b, &other));
+        CHECK(save_durable(&a, "of a", 1) && save_durable(&b, "of b", 2) && save_durable(&a, "of a", 3) && save_durable(&b, "of b", 4));
+        CHECK(storage_holds("of a", 3, "a"));
+        client_done(&a);
+        client_done(&b);
+        nodes_done();
+}
+
+TAP_MAIN(TEST(a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later_one),
+         TEST(a_job_that_comes_back_to_the_node_loads_what_is_durable),
+         TEST(a_job_that_is_started_again_writes_the_tags_of_the_run_before_again),
+         TEST(a_run_replaces_what_the_one_before_had_committed_and_made_durable_late),
+         TEST(two_jobs_on_one_path_leave_each_others_tags_alone_and_are_told),
+         TEST(of_two_jobs_that_write_a_tag_at_the_same_time_one_has_it_whole_and_the_other_is_told),
+         TEST(retention_removes_nothing_of_another_run_that_goes_on),
+         TEST(a_run_that_has_loaded_a_checkpoint_of_another_goes_on_from_it),
+         TEST(each_of_several_jobs_of_one_path_writes_its_own_tags))
