@@ -19,8 +19,9 @@ const struct manifest *carry_stored_manifest(const struct job *job, const char *
 static struct agent_file *carry_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
                                      uint64_t generation)
 {
-        /* Ranks of other nodes may be writing theirs again: what carries over of them, the manifest says. */
-        bool foreign = version->spread && !version_part(version, rank);
+        /* Ranks of other nodes may be writing theirs again: what carries over of them, the manifest says. A rank that is no more writes
+         * nothing again. */
+        bool foreign = rank >= version->world || (version->spread && !version_part(version, rank));
         struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version, name);
 
         if (!file)

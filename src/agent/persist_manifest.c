@@ -278,8 +278,32 @@ enum nebula_status persist_check(struct store *store, const struct plan *plan, s
                          plan->tag, failure.message);
 }
 
+/* Files of ranks that are no more: a reader that knows no manifests would take them for a part of this writing. */
+static void remove_dropped(struct store *store, const struct plan *plan)
+{
+        struct nebula_error error = { 0 };
+        struct store_entry entry;
+        char key[MANIFEST_KEY_MAX];
+        bool is_ours;
+
+        for (size_t i = 0; i < plan->before.file_count; i++) {
+                const struct manifest_file *old = &plan->before.files[i];
+
+                if (old->rank < plan->manifest.world || manifest_find_file(&plan->manifest, old->name))
+                        continue;
+                snprintf(key, sizeof key, "%s/%s", plan->directory, old->path);
+                if (store->ops->stat(store, key, &entry, &error))
+                        continue;
+                is_ours = !entry.is_directory && !entry.is_foreign && entry.size == old->size;
+                store_entry_done(&entry);
+                if (is_ours && store->ops->remove(store, key, &error))
+                        log_event(LOG_LEVEL_WARN, "%s still has \"%s\", which is no part of it any more: %s", plan->tag, old->name, error.message);
+        }
+}
+
 void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan)
 {
+        remove_dropped(store, plan);
         persist_settle(store, plan, &plan->manifest);
         if (make_known(catalogue, job, version, plan))
                 write_latest(store, plan);
@@ -388,7 +412,7 @@ static enum nebula_status refuse_shared_names(const struct plan *plan, struct ne
         return status;
 }
 
-/* Files of the generation before that no rank wrote again, and the records that describe them. */
+/* Files of the generation before that no rank wrote again, and the records that describe them; none of ranks that are no more. */
 static enum nebula_status gather_carried(struct plan *plan, struct nebula_error *error)
 {
         struct manifest *manifest = &plan->manifest;
@@ -404,7 +428,7 @@ static enum nebula_status gather_carried(struct plan *plan, struct nebula_error 
 
                 for (size_t j = 0; j < own && !again; j++)
                         again = !strcmp(files[j].name, old->name);
-                if (!again)
+                if (!again && old->rank < manifest->world)
                         files[manifest->file_count++] = *old;
         }
         for (size_t i = 0; i < plan->before.record_count; i++) {

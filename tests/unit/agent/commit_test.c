@@ -704,6 +704,39 @@ static bool has_stored(const struct bench *bench, const char *name)
         return bench->job->stored.count == 1 && manifest_find_file(&bench->job->stored.manifests[0], name);
 }
 
+/* From memory, and from storage alone. */
+static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
+{
+        for (unsigned i = 0; i < 3; i++) {
+                struct version *version;
+                struct bench bench;
+                char storage[256], path[300];
+
+                test_dir_make_quick(storage);
+                bench_init(&bench, NULL, storage);
+                version = save_as_world(&bench, "r", 4, 1, true);
+                REQUIRE(version && (i == 2 || !bench_persist(&bench, version)));
+                CHECK(i == 2 || (has_stored(&bench, "rng3") && has_stored(&bench, "model")));
+                if (i == 1) {
+                        bench_done(&bench, true);
+                        bench_init(&bench, NULL, storage);
+                        REQUIRE(!storage_scan(&bench.catalogue, bench.job, &bench.error));
+                }
+                version = save_as_world(&bench, "r", 2, 10, false);
+                REQUIRE(version && !bench_persist(&bench, version));
+                CHECK(has_stored(&bench, "rng0") && has_stored(&bench, "rng1") && has_stored(&bench, "model"));
+                CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->stored.manifests[0].file_count == 3);
+                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "rng1", 11));
+                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "model", 1));
+                snprintf(path, sizeof path, "%s/t/rng3", storage);
+                CHECK(access(path, F_OK)); /* nor for a reader that knows no manifests */
+                snprintf(path, sizeof path, "%s/t/rng1", storage);
+                CHECK(!access(path, F_OK));
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+}
+
 /* `found`: it was there when the run began. */
 static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
 {
@@ -728,7 +761,7 @@ static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
         }
 }
 
-TAP_MAIN(TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
+TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
          TEST(a_look_at_a_committed_version_begins_nothing),
          TEST(what_retention_could_not_remove_is_tried_again_after_the_next_version),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
