@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from . import api
+from . import api, places
 from .errors import NebulaConfigError, NebulaError
 from .redirect import Capture, captured
 
@@ -24,9 +24,7 @@ __all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
 
 log = logging.getLogger("nebulaml")
 
-# transformers takes what begins with "checkpoint" for one, and push_to_hub uploads all but what begins with "_".
-STAGING = "_nebula-staging"
-PERSIST = "_nebula"
+STAGING = "-staging"  # behind the name of the directory that the checkpoints appear in
 # What transformers' own callbacks are told to do with a checkpoint when it is saved.
 SWITCHES = ("_log_model", "_log_artifacts", "_should_upload_checkpoint", "sync_checkpoints")
 
@@ -42,14 +40,7 @@ def _world() -> int:
 
 
 def _init_for(directory: str) -> None:
-    api._persist_in(os.path.join(os.path.abspath(directory), PERSIST))
-
-
-def _above(parent: str) -> str:
-    """Beside a directory in which accelerate takes everything for a checkpoint; within it only where that is a file system of its own."""
-    os.makedirs(parent, exist_ok=True)
-    above = os.path.dirname(parent)
-    return above if os.stat(above).st_dev == os.stat(parent).st_dev else parent
+    api._persist_in(places.beside(directory))
 
 
 class _Rotation:
@@ -152,8 +143,14 @@ class NebulaTrainerMixin:
     def _get_output_dir(self, trial: Any) -> str:
         directory = super()._get_output_dir(trial)
         if self.__dict__.get("_nebula_staging"):
-            return os.path.join(directory, STAGING)
-        return os.path.join(directory, STAGING, "nothing") if self._nebula_best_is_missing() else directory
+            return self._nebula_staging_of(directory)
+        return os.path.join(self._nebula_staging_of(directory), "nothing") if self._nebula_best_is_missing() else directory
+
+    def _nebula_staging_of(self, directory: str) -> str:
+        """Of the output directory, or of a trial's within it."""
+        output = os.path.abspath(self.args.output_dir)
+        trial = os.path.relpath(os.path.abspath(directory), output)
+        return os.path.normpath(os.path.join(places.beside(output, STAGING), trial))
 
     def _nebula_best_is_missing(self) -> bool:
         """At the end of training, when storage fails: transformers would compare its directories with one that is not there, and raise."""
@@ -175,7 +172,7 @@ class NebulaTrainerMixin:
         state = self._nebula()
         parent = os.path.abspath(super()._get_output_dir(trial))
         folder = f"checkpoint-{self.state.global_step}"
-        target, staging = os.path.join(parent, folder), os.path.join(parent, STAGING, folder)
+        target, staging = os.path.join(parent, folder), os.path.join(self._nebula_staging_of(parent), folder)
         merge = os.path.isdir(target)
         limit, push = self.args.save_total_limit, self.args.push_to_hub
         self._nebula_staging = True
@@ -193,6 +190,7 @@ class NebulaTrainerMixin:
         self._repair_state(super()._get_output_dir(trial), staging)
         if self.args.should_save:
             os.makedirs(staging, exist_ok=True)
+            places.make(parent)
             published = capture.checkpoint.publish_directory(staging, target)
         if not capture.checkpoint.commit() or not published:
             return  # said loudly; the older ones are untouched, also by save_total_limit
@@ -217,8 +215,8 @@ class NebulaTrainerMixin:
             best = os.path.join(parent, f"checkpoint-{step}")
             if os.path.abspath(best) in self._nebula().rotation.directories(os.path.abspath(parent)):
                 self.state.best_model_checkpoint = best
-        elif (best := self.state.best_model_checkpoint) and STAGING in best.split(os.sep):  # transformers before 4.51
-            self.state.best_model_checkpoint = os.path.join(parent, os.path.basename(best))
+        elif before and os.path.abspath(before).startswith(os.path.dirname(staging) + os.sep):  # transformers before 4.51
+            self.state.best_model_checkpoint = os.path.join(parent, os.path.basename(before))
         written = os.path.join(staging, "trainer_state.json")
         if self.args.should_save and self.state.best_model_checkpoint != before and os.path.exists(written):
             self.state.save_to_json(written)
@@ -244,6 +242,8 @@ class NebulaTrainerMixin:
                 for path in (path for path in state.there if not os.path.isdir(path)):
                     _remove(path)  # transformers has; what is stored of it goes, too
             api.flush_persistence()
+            if self.args.should_save:
+                places.tidy(self._nebula_staging_of(self.args.output_dir))
             state.there = ()
             state.rotation.pending.clear()
 
@@ -328,7 +328,8 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
         target = os.path.abspath(target)
         parent, folder = os.path.split(target)
         _init_for(accelerator.project_dir or parent)
-        staging = os.path.join(_above(parent) if automatic else parent, STAGING, folder)
+        staging = os.path.join(places.beside(parent, STAGING), folder)
+        places.make(parent)
         configuration.automatic_checkpoint_naming = False
         try:
             with captured(Capture(folder, staging, -2, getattr(accelerator, "_nebula_overlap", False))) as capture:
@@ -351,11 +352,13 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None) -> Any:
         initialized = api.is_initialized()
         if initialized and api.persist_path() is not None:
             api.flush_persistence()
-        elif any(os.path.isdir(os.path.join(place, STAGING)) for place in (parent, os.path.dirname(parent))):
+        elif os.path.isdir(places.beside(parent, STAGING)):
             _init_for(accelerator.project_dir or parent)
             api.flush_persistence()
             if not initialized:
                 api._shutdown()  # where this program saves, shows when it does
+        if accelerator.is_main_process:
+            places.tidy(places.beside(parent, STAGING))
         return plain_load(input_dir, *args, **kwargs)
 
     accelerator.save_state, accelerator.load_state = save_state, load_state

@@ -18,7 +18,7 @@ import sys
 import zipfile
 from typing import Any
 
-from . import api, config
+from . import api, config, places
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound
 
 __all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
@@ -71,8 +71,8 @@ def _outside_of_fit() -> bool:
 
 
 def _init_for(directory: str) -> None:
-    """Where nobody named a path, persisted beside what Lightning sees: as links, so the newest two are enough."""
-    api._persist_in(os.path.join(directory, ".nebula"), keep_last=2)
+    """Where nobody named a path, persisted beside the directory that Lightning sees, which has all of them: so the newest two are enough."""
+    api._persist_in(places.beside(directory), keep_last=2)
 
 
 def _published(target: str) -> Any:
@@ -138,6 +138,7 @@ class NebulaCheckpointIO:
 
     def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> None:
         _init_for(os.path.dirname(target))
+        places.make(os.path.dirname(target))
         tag = f"global_step{int(checkpoint.get('global_step', 0))}"
         name = self._name(tag, target)
         saved = api.Checkpoint(tag, 1)
@@ -192,9 +193,8 @@ class NebulaCheckpointIO:
 
             with fsspec.open(os.fspath(path), "rb") as file:
                 return torch.load(file, **given)
-        target = _key(path)
+        target, initialized = _key(path), api.is_initialized()
         try:
-            _init_for(os.path.dirname(target))
             found = _published(target)
             if found is not None:
                 checkpoint, name = found
@@ -206,6 +206,9 @@ class NebulaCheckpointIO:
             if not os.path.exists(target):
                 raise
             log.warning("nebula: %s is loaded from its file, since what was saved as it cannot be had otherwise: %s", target, failure)
+        finally:
+            if not initialized:
+                api._shutdown()  # where this program saves, shows when it does
         if not os.path.exists(target):
             raise _NoFile(f"no checkpoint was saved as {path}, in this run's memory or on disk")
         if self._other is not None and not zipfile.is_zipfile(target):  # as Nebula's files are

@@ -93,7 +93,7 @@ nm.init(num_of_version_in_retention=3)
 accelerator = attached()
 accelerator.save_state(base + "/step_1")
 assert nm.flush_persistence() and os.path.exists(base + "/step_1/model.safetensors")
-assert nm.persist_path() == base + "/_nebula" and engine.settings().retention_count == 3
+assert nm.persist_path() == os.path.dirname(base) + "/.nebula/" + os.path.basename(base) and engine.settings().retention_count == 3
 """)  # fmt: skip
 
 

@@ -99,6 +99,7 @@ assert os.path.exists(path("best.ckpt"))
 
 def test_a_link_to_a_file_that_is_on_its_way_is_loaded(node):
     script(node, """
+nm.init("persist", 0)
 save("step=1.ckpt")
 os.symlink("step=1.ckpt", path("last.ckpt"))  # as save_last="link" makes it
 assert torch.equal(io.load_checkpoint(path("last.ckpt"))["state_dict"]["w"], state["state_dict"]["w"])
@@ -153,7 +154,7 @@ from nebulaml import engine
 nm.init(num_of_version_in_retention=3, keep_last=5)
 save("step=1.ckpt")
 io.teardown()
-assert os.path.exists(path("step=1.ckpt")) and nm.persist_path() == path(".nebula")
+assert os.path.exists(path("step=1.ckpt")) and nm.persist_path() == os.getcwd() + "/.nebula/ckpts"
 assert (engine.settings().retention_count, engine.settings().keep_last) == (3, 5)
 """)  # fmt: skip
 
@@ -173,7 +174,7 @@ for plugin in (TorchCheckpointIO(), io):
             continue
         assert path == "", path  # fsspec of another version sees no file there
 nm.flush_persistence()
-assert sorted(os.listdir()) == [".nebula", "step=1.ckpt", "train.py"], os.listdir()
+assert sorted(os.listdir()) == ["step=1.ckpt", "train.py"], os.listdir()
 """
 
 
@@ -340,9 +341,9 @@ os.environ.pop("NEBULA_STORE_MBPS")
 io.save_checkpoint(state, path("step=1.ckpt"))
 nm.flush_persistence()
 def gone(*arguments, **named):
-    raise nm.NebulaNotFound("it was written again")
-from nebulaml import api
-for place, name in ((nm.Checkpoint, "load"), (api, "find_published"), (api, "init")):
+    raise nm.NebulaUnavailable("it was written again")
+from nebulaml import api, engine
+for place, name in ((nm.Checkpoint, "load"), (api, "find_published"), (engine, "session")):
     nm._shutdown()
     plain = getattr(place, name)
     setattr(place, name, gone)
@@ -351,7 +352,7 @@ for place, name in ((nm.Checkpoint, "load"), (api, "find_published"), (api, "ini
     assert path("step=1.ckpt") in lines.getvalue() and "written again" in lines.getvalue(), (name, lines.getvalue())
     try:
         io.load_checkpoint(path("step=2.ckpt"))
-    except nm.NebulaNotFound:
+    except nm.NebulaError:
         pass
     else:
         raise AssertionError("loaded")
@@ -512,7 +513,30 @@ assert strategy.load_checkpoint("full.ckpt")["global_step"] == 1
 
 def test_without_init_files_appear_all_the_same(node):
     result = job(node, persist=False)
-    assert [name for name in result.end["files"] if name.endswith(".ckpt")] == [f"step={n}.ckpt" for n in (2, 4, 6, 8)]
+    assert result.end["files"] == [f"step={n}.ckpt" for n in (2, 4, 6, 8)]
+    stored = os.listdir(node.base / ".nebula" / "ckpts")
+    assert {"global_step6", "global_step8"} <= set(stored)
+
+
+def test_a_load_from_a_foreign_directory_does_not_decide_where_checkpoints_go(node):
+    script(node, """
+os.makedirs("pretrained")
+torch.save(state, "pretrained/base.ckpt")
+assert io.load_checkpoint("pretrained/base.ckpt")["global_step"] == 1
+assert os.listdir("pretrained") == ["base.ckpt"] and nm.persist_path() is None and not nm.is_initialized()
+save("step=1.ckpt")
+io.teardown()
+assert nm.persist_path() == os.getcwd() + "/.nebula/ckpts" and os.listdir("ckpts") == ["step=1.ckpt"]
+""")  # fmt: skip
+
+
+def test_last_as_a_link_is_one_as_in_stock(node):
+    if ENV != "lightning":
+        pytest.skip("Lightning knows it from 2.2 on")
+    for run in (stock, job):
+        assert run(node, "--save-last", "link", "--steps", 4).end["files"] == ["last.ckpt", "step=2.ckpt", "step=4.ckpt"]
+    assert os.readlink(node.base / "ckpts" / "last.ckpt") == os.readlink(node.base / "stock" / "last.ckpt") == "step=4.ckpt"
+    assert sorted(job(node, "--save-last", "link", "--ckpt", "last", "--steps", 6).losses) == [5, 6]
 
 
 @pytest.mark.parametrize("how", ["--fail-at", "--interrupt-at"])
