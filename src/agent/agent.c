@@ -369,6 +369,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
         int lock_fd = -1, result, signal_number;
         bool all_durable = true, at_once;
 
+        os_limits_raise();
         os_signals_block();
         result = take_lock(place, &lock_fd);
         if (result) {

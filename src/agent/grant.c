@@ -13,21 +13,32 @@
 
 #define LOOK_AGAIN_MS 500
 
+static uint64_t mib(uint64_t bytes)
+{
+        return (bytes >> 20) + (bytes % (1u << 20) != 0);
+}
+
 static enum nebula_status too_large(const struct catalogue *catalogue, const struct ipc_image *request, struct nebula_error *error)
 {
         return error_set(error, NEBULA_NO_MEMORY, 0,
                          "file \"%.150s\" needs %" PRIu64 " MiB, and the memory tier's budget is %" PRIu64
-                         " MiB: raise NEBULA_MEMORY_BUFFER_SIZE", request->name, memory_capacity(request->size) >> 20,
+                         " MiB: raise NEBULA_MEMORY_BUFFER_SIZE", request->name, mib(memory_capacity(request->size)),
                          catalogue->memory.budget >> 20);
 }
 
 static enum nebula_status nothing_to_free(const struct catalogue *catalogue, const struct ipc_image *request,
                                           const struct nebula_error *storage, struct nebula_error *error)
 {
+        char lack[200];
+
+        memory_lacks(&catalogue->memory, lack, sizeof lack);
+        if (lack[0])
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no image for file \"%.100s\": %s%s%.200s", request->name, lack,
+                                 storage ? "; storage fails: " : "", storage ? storage->message : "");
         return error_set(error, NEBULA_NO_MEMORY, 0,
                          "file \"%.100s\" needs %" PRIu64 " MiB, and %" PRIu64 " of the memory tier's %" PRIu64
                          " MiB are in use by versions that must stay, %" PRIu64 " MiB are free on this machine%s%.200s", request->name,
-                         memory_capacity(request->size) >> 20, catalogue->memory.used >> 20, catalogue->memory.budget >> 20,
+                         mib(memory_capacity(request->size)), catalogue->memory.used >> 20, catalogue->memory.budget >> 20,
                          os->memory_free() >> 20, storage ? "; storage fails: " : "", storage ? storage->message : "");
 }
 

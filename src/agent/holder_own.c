@@ -49,12 +49,8 @@ void holder_own_close(struct visitor *visitor)
         struct catalogue *catalogue = visitor->holder->catalogue;
         struct own_file *own = &visitor->own;
 
-        if (own->image) {
-                catalogue_lock(catalogue);
-                memory_drop(&catalogue->memory, own->image);
-                catalogue_signal(catalogue); /* a save may wait for room */
-                catalogue_unlock(catalogue);
-        }
+        if (own->image)
+                storage_unseal(catalogue, own->image);
         free(own->chunks);
         memset(own, 0, sizeof *own);
 }

@@ -94,7 +94,7 @@ static void join(void *argument)
         if (join->was_pinned)
                 memory_unpin(join->image);
         if (memory_join(join->image, join->image->joined, join->size) < 0)
-                join->size = join->image->capacity - join->image->joined; /* nor will the rest be */
+                join->size = memory_join_size(join->image) - join->image->joined; /* nor will the rest be */
         join->took_ns = os->now_ns() - begun_ns;
 }
 
@@ -106,7 +106,7 @@ bool keeper_join(struct catalogue *catalogue, int64_t *join_at_ns)
         catalogue->memory.joining = work.image != NULL;
         if (!work.image || os->now_ns() < *join_at_ns)
                 return false;
-        left = work.image->capacity - work.image->joined;
+        left = memory_join_size(work.image) - work.image->joined;
         work.size = left < JOIN_BYTES ? left : JOIN_BYTES;
         work.was_pinned = work.image->pinned;
         work.image->pinned = false;

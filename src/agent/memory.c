@@ -12,6 +12,7 @@
 #include "os/os.h"
 
 #define MIB (1u << 20)
+#define DESCRIPTORS_LEAST 1024 /* what every system gives */
 
 uint64_t memory_random_id(void)
 {
@@ -88,6 +89,15 @@ int memory_measure(struct memory *memory)
         return result;
 }
 
+static uint32_t descriptor_limit(void)
+{
+        uint64_t limit;
+
+        if (os->probe(OS_PROBE_DESCRIPTORS, &limit) < 0)
+                limit = DESCRIPTORS_LEAST;
+        return limit < UINT32_MAX ? (uint32_t)limit : UINT32_MAX;
+}
+
 void memory_init(struct memory *memory, const char *directory, uint64_t budget, char *ret_why, size_t why_size)
 {
         memset(memory, 0, sizeof *memory);
@@ -103,6 +113,7 @@ void memory_init(struct memory *memory, const char *directory, uint64_t budget, 
                 memory->lock_fd = -1;
                 memory->directory[0] = 0;
         }
+        memory->descriptor_limit = descriptor_limit();
         memory_configure(memory, budget);
 }
 
@@ -115,12 +126,64 @@ void memory_configure(struct memory *memory, uint64_t budget)
         memory->budget = budget < most ? budget : most;
 }
 
+static void count_descriptor(struct memory *memory, struct image *image)
+{
+        image->memory = memory;
+        if (image->fd < 0 || image->is_counted)
+                return;
+        image->is_counted = true;
+        atomic_fetch_add(&memory->descriptor_count, 1);
+}
+
+void memory_close(struct image *image)
+{
+        if (image->fd >= 0)
+                os->close(image->fd);
+        if (image->is_counted)
+                atomic_fetch_sub(&image->memory->descriptor_count, 1);
+        image->fd = -1;
+        image->is_counted = false;
+}
+
 static void image_free(struct image *image)
 {
         memory_unmap(image);
-        if (image->fd >= 0)
-                os->close(image->fd);
+        memory_close(image);
         free(image);
+}
+
+/* Named images take no more than half of what there are: connections and storage have the rest. */
+static void keep_descriptor(struct memory *memory, struct image *image)
+{
+        count_descriptor(memory, image);
+        if (image->named && atomic_load(&memory->descriptor_count) > memory->descriptor_limit / 2)
+                memory_close(image);
+}
+
+/* memfds have no other way; a quarter is left for all else. */
+static bool has_descriptor(const struct memory *memory)
+{
+        return atomic_load(&memory->descriptor_count) < memory->descriptor_limit / 4 * 3;
+}
+
+void memory_lacks(const struct memory *memory, char *text, size_t size)
+{
+        text[0] = 0;
+        if (!has_descriptor(memory))
+                snprintf(text, size, "%u of the %u files that the agent may have open are images without a name: raise the limit (ulimit -Hn), "
+                         "or give it a larger memory directory", atomic_load(&memory->descriptor_count), memory->descriptor_limit);
+}
+
+/* The image's descriptor, or one more, which *ret_own says. A negative errno. */
+static int image_open(const struct image *image, int flags, bool *ret_own)
+{
+        char path[MEMORY_PATH_MAX];
+
+        *ret_own = image->fd < 0;
+        if (image->fd >= 0)
+                return image->fd;
+        image_path(image->memory, image->id, path);
+        return os->open(path, flags | OS_NOFOLLOW);
 }
 
 void memory_settle(struct memory *memory, bool forget)
@@ -157,10 +220,14 @@ void memory_done(struct memory *memory, bool forget)
 
 uint64_t memory_capacity(uint64_t size)
 {
+        uint64_t piece = MEMORY_PAGE;
+
         if (size > INT64_MAX)
                 return UINT64_MAX;
         size = image_size_with_sums(size);
-        return size ? (size + MEMORY_ROUND - 1) / MEMORY_ROUND * MEMORY_ROUND : MEMORY_ROUND;
+        while (piece < MEMORY_ROUND && piece <= size / MEMORY_ROUND_PART / 2)
+                piece *= 2;
+        return size ? (size + piece - 1) / piece * piece : piece;
 }
 
 bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named)
@@ -170,8 +237,10 @@ bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named)
         /* The trainers have grown since the budget was set, or somebody else has: the kernel would kill one of them. */
         if (os->memory_free() < capacity + MEMORY_LEFT)
                 return false;
-        memory->used += capacity;
         *ret_named = memory->directory[0] && memory->named_used + capacity <= memory->named_limit;
+        if (!*ret_named && !has_descriptor(memory))
+                return false;
+        memory->used += capacity;
         return true;
 }
 
@@ -243,14 +312,73 @@ enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool 
                                  "cannot get %" PRIu64 " MiB of memory for a checkpoint%s", capacity / MIB,
                                  named_result ? ", neither in the memory directory nor as a memfd" : " as a memfd");
         }
+        keep_descriptor(memory, image);
         *ret_image = image;
         return NEBULA_OK;
 }
 
+/* Four slots to each power of two, so that what fits one need lies in three of them. */
+static size_t size_slot(uint64_t capacity)
+{
+        unsigned power = 63 - (unsigned)__builtin_clzll(capacity);
+
+        return power * 4 + (capacity >> (power - 2) & 3);
+}
+
+static void free_add(struct memory *memory, struct image *image)
+{
+        struct image **slot = &memory->free[size_slot(image->capacity)];
+
+        image->next_free = *slot;
+        image->previous_free = NULL;
+        if (*slot)
+                (*slot)->previous_free = image;
+        *slot = image;
+        image->is_free = true;
+}
+
+static void free_remove(struct image *image)
+{
+        if (!image->is_free)
+                return;
+        if (image->previous_free)
+                image->previous_free->next_free = image->next_free;
+        else
+                image->memory->free[size_slot(image->capacity)] = image->next_free;
+        if (image->next_free)
+                image->next_free->previous_free = image->previous_free;
+        image->is_free = false;
+}
+
+struct image *memory_next_free(const struct memory *memory, const struct image *image, const void *job)
+{
+        size_t slot = image ? size_slot(image->capacity) : 0;
+        struct image *next = image ? image->next_free : memory->free[0];
+
+        for (;;) {
+                while (next && job && next->job != job)
+                        next = next->next_free;
+                if (next || ++slot == MEMORY_SIZE_SLOTS)
+                        return next;
+                next = memory->free[slot];
+        }
+}
+
 void memory_add(struct memory *memory, struct image *image)
 {
+        struct image **slot = &memory->by_id[image->id % MEMORY_ID_SLOTS];
+
+        image->next_of_id = *slot;
+        *slot = image;
         image->next = memory->images;
+        image->previous = NULL;
+        if (memory->images)
+                memory->images->previous = image;
         memory->images = image;
+        image->is_listed = true;
+        memory->large_count += image->capacity >= MEMORY_ROUND;
+        count_descriptor(memory, image);
+        free_add(memory, image);
         if (image->named)
                 memory->named_used += image->capacity;
 }
@@ -268,7 +396,7 @@ enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image
         image_path(memory, id, path);
         image->fd = os->open(path, OS_READ | OS_WRITE | OS_NOFOLLOW);
         result = image->fd < 0 ? image->fd : os->fstat(image->fd, &stat);
-        if (result >= 0 && (stat.kind != OS_KIND_FILE || stat.uid != os->uid() || !stat.size || stat.size % MEMORY_ROUND))
+        if (result >= 0 && (stat.kind != OS_KIND_FILE || stat.uid != os->uid() || !stat.size || stat.size % MEMORY_PAGE))
                 result = -EINVAL;
         if (result < 0) {
                 image_free(image);
@@ -276,6 +404,7 @@ enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image
                                  -result, "the image %s cannot be taken over", path);
         }
         image->capacity = stat.size;
+        keep_descriptor(memory, image);
         memory->used += image->capacity;
         memory_add(memory, image);
         *ret_image = image;
@@ -284,40 +413,66 @@ enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image
 
 struct image *memory_find(const struct memory *memory, uint64_t id)
 {
-        for (struct image *image = memory->images; image; image = image->next)
-                if (image->id == id)
-                        return image;
-        return NULL;
+        struct image *image = memory->by_id[id % MEMORY_ID_SLOTS];
+
+        while (image && image->id != id)
+                image = image->next_of_id;
+        return image;
 }
 
-/* Of this job, large enough, not wastefully large; best one that this session still has mapped, then the smallest. */
+/* Of two that fit the better one: this session still has it mapped, or it is smaller. */
+static bool is_better(const struct image *image, const struct image *best, uint64_t owner_nonce)
+{
+        bool is_own = image->owner_nonce == owner_nonce;
+
+        if (best && is_own != (best->owner_nonce == owner_nonce))
+                return is_own;
+        return !best || image->capacity < best->capacity;
+}
+
+/* Of this job, large enough, not wastefully large. */
+static struct image *find_free(const struct memory *memory, uint64_t need, uint64_t owner_nonce, const void *job)
+{
+        uint64_t most = need + need / 4;
+        struct image *best = NULL;
+        size_t left = MEMORY_SEARCH_MAX;
+
+        for (size_t slot = size_slot(need); slot <= size_slot(most); slot++)
+                for (struct image *image = memory->free[slot]; image && left; image = image->next_free, left--) {
+                        if (image->exposed || image->spilled || image->job != job || image->capacity < need || image->capacity > most)
+                                continue;
+                        if (is_better(image, best, owner_nonce))
+                                best = image;
+                        if (best->capacity == need && best->owner_nonce == owner_nonce)
+                                return best;
+                }
+        return best;
+}
+
 struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_nonce, const void *job)
 {
-        uint64_t need = memory_capacity(size), most = need + need / 4;
-        struct image *best = NULL;
+        uint64_t need = memory_capacity(size);
+        struct image *image = need > INT64_MAX ? NULL : find_free(memory, need, owner_nonce, job);
 
-        for (struct image *image = memory->images; image; image = image->next) {
-                if (image->users || image->exposed || image->spilled || image->job != job || image->capacity < need || image->capacity > most)
-                        continue;
-                if (!best || ((image->owner_nonce == owner_nonce) > (best->owner_nonce == owner_nonce)) ||
-                    ((image->owner_nonce == owner_nonce) == (best->owner_nonce == owner_nonce) &&
-                     image->capacity < best->capacity))
-                        best = image;
-        }
-        if (best) {
+        if (image) {
                 int64_t now_ns = os->now_ns();
 
-                best->served++;
-                best->pause_ns = now_ns - best->taken_ns;
-                best->taken_ns = now_ns;
-                atomic_store(&best->sum_count, 0);
+                image->served++;
+                image->pause_ns = now_ns - image->taken_ns;
+                image->taken_ns = now_ns;
+                atomic_store(&image->sum_count, 0);
         }
-        return best;
+        return image;
+}
+
+uint64_t memory_join_size(const struct image *image)
+{
+        return image->capacity / MEMORY_ROUND * MEMORY_ROUND;
 }
 
 bool memory_is_small(const struct image *image, int64_t now_ns)
 {
-        if (image->exposed || image->restored || image->spilled || image->joined >= image->capacity)
+        if (image->exposed || image->restored || image->spilled || image->joined >= memory_join_size(image))
                 return false;
         return image->served >= MEMORY_SERVED && now_ns - image->taken_ns <= image->pause_ns;
 }
@@ -325,24 +480,38 @@ bool memory_is_small(const struct image *image, int64_t now_ns)
 void memory_hold(struct image *image)
 {
         image->users++;
+        free_remove(image);
 }
 
 void memory_drop(struct memory *memory, struct image *image)
 {
-        if (!--image->users && (image->exposed || image->restored || image->spilled))
+        if (--image->users)
+                return;
+        if (image->exposed || image->restored || image->spilled)
                 memory_doom(memory, image);
+        else if (image->is_listed)
+                free_add(memory, image);
 }
 
 /* False: it is not on the list. */
 static bool take_off(struct memory *memory, struct image *image)
 {
-        struct image **link = &memory->images;
+        struct image **link = &memory->by_id[image->id % MEMORY_ID_SLOTS];
 
-        while (*link && *link != image)
-                link = &(*link)->next;
-        if (!*link)
+        if (!image->is_listed)
                 return false;
-        *link = image->next;
+        while (*link != image)
+                link = &(*link)->next_of_id;
+        *link = image->next_of_id;
+        if (image->previous)
+                image->previous->next = image->next;
+        else
+                memory->images = image->next;
+        if (image->next)
+                image->next->previous = image->previous;
+        free_remove(image);
+        image->is_listed = false;
+        memory->large_count -= image->capacity >= MEMORY_ROUND;
         if (image->named)
                 memory->named_used -= image->capacity;
         return true;
@@ -357,14 +526,8 @@ void memory_leave(struct memory *memory, struct image *image)
 
 void memory_doom(struct memory *memory, struct image *image)
 {
-        char path[MEMORY_PATH_MAX];
-
         if (memory->settled || !take_off(memory, image))
                 return;
-        if (image->named) {
-                image_path(memory, image->id, path);
-                os->unlink(path);
-        }
         image->next = memory->doomed;
         memory->doomed = image;
 }
@@ -381,12 +544,22 @@ struct image *memory_next_doomed(struct memory *memory)
         return image;
 }
 
-/* The pages of an image that the trainer still has mapped go now too, unless a loader may be reading them. */
+/* The pages of an image that the trainer still has mapped go now too, unless a loader may be reading them. Its name goes first: were the
+ * agent killed in between, the next one would find an image of zeros there. */
 void memory_bury(struct memory *memory, struct image *image)
 {
-        (void)memory;
-        if (!image->exposed)
-                os->punch(image->fd, 0, image->capacity);
+        char path[MEMORY_PATH_MAX];
+        bool is_own = false;
+        int fd = image->exposed || (image->fd < 0 && !image->named) ? -1 : image_open(image, OS_READ | OS_WRITE, &is_own);
+
+        if (image->named) {
+                image_path(memory, image->id, path);
+                os->unlink(path);
+        }
+        if (fd >= 0)
+                os->punch(fd, 0, image->capacity);
+        if (fd >= 0 && is_own)
+                os->close(fd);
         image_free(image);
 }
 
@@ -394,22 +567,27 @@ uint64_t memory_free_bytes(const struct memory *memory, const void *job)
 {
         uint64_t bytes = 0;
 
-        for (const struct image *image = memory->images; image; image = image->next)
-                if (!image->users && image->job == job)
-                        bytes += image->capacity;
+        for (const struct image *image = NULL; (image = memory_next_free(memory, image, job));)
+                bytes += image->capacity;
         return bytes;
 }
 
 enum nebula_status memory_map(struct image *image, void **ret_data, struct nebula_error *error)
 {
         if (!image->data) {
-                int result = os->map(image->fd, 0, image->capacity, OS_MAP_READ | OS_MAP_WRITE, &image->data);
+                bool is_own;
+                int fd = image_open(image, OS_READ | OS_WRITE, &is_own), result;
 
+                result = fd < 0 ? fd : os->map(fd, 0, image->capacity, OS_MAP_READ | OS_MAP_WRITE, &image->data);
+                if (fd >= 0 && is_own)
+                        os->close(fd);
                 if (result < 0) {
                         image->data = NULL;
-                        return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map an image of %" PRIu64 " MiB",
-                                         image->capacity / MIB);
+                        return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map an image of %" PRIu64 " KiB",
+                                         image->capacity / 1024);
                 }
+                if (image->memory)
+                        atomic_fetch_add(&image->memory->mapped_count, 1);
         }
         *ret_data = image->data;
         return NEBULA_OK;
@@ -422,11 +600,18 @@ void memory_unmap(struct image *image)
         memory_unpin(image);
         os->unmap(image->data, image->capacity);
         image->data = NULL;
+        if (image->memory)
+                atomic_fetch_sub(&image->memory->mapped_count, 1);
+}
+
+bool memory_stays_mapped(const struct image *image)
+{
+        return image->capacity >= MEMORY_ROUND && atomic_load(&image->memory->mapped_count) <= MEMORY_MAPPED_MAX;
 }
 
 bool memory_wants_pin(const struct image *image)
 {
-        return image->served && !image->joined && !image->faulting && !image->pinned && !image->unpinnable && !image->exposed &&
+        return image->capacity >= MEMORY_ROUND && image->served && !image->joined && !image->faulting && !image->pinned && !image->unpinnable && !image->exposed &&
                !image->restored && !image->spilled;
 }
 
@@ -471,8 +656,12 @@ void memory_prefault(struct image *image)
 int memory_join(const struct image *image, uint64_t offset, uint64_t size)
 {
         void *data;
-        int result = os->map(image->fd, offset, size, OS_MAP_READ | OS_MAP_WRITE, &data);
+        bool is_own;
+        int fd = image_open(image, OS_READ | OS_WRITE, &is_own), result;
 
+        result = fd < 0 ? fd : os->map(fd, offset, size, OS_MAP_READ | OS_MAP_WRITE, &data);
+        if (fd >= 0 && is_own)
+                os->close(fd);
         if (result < 0)
                 return result;
         for (uint64_t at = 0; at < size && result != -EINVAL; at += MEMORY_ROUND)
@@ -483,8 +672,11 @@ int memory_join(const struct image *image, uint64_t offset, uint64_t size)
 
 enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, struct nebula_error *error)
 {
-        int fd = os->duplicate(image->fd);
+        bool is_own;
+        int fd = image_open(image, OS_READ | OS_WRITE, &is_own);
 
+        if (fd >= 0 && !is_own)
+                fd = os->duplicate(fd);
         if (fd < 0)
                 return error_set(error, NEBULA_NO_MEMORY, -fd, "no descriptor of an image for its trainer");
         *ret_fd = fd;
@@ -493,11 +685,14 @@ enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, stru
 
 enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struct nebula_error *error)
 {
-        char path[40];
+        char path[MEMORY_PATH_MAX];
         int fd;
 
-        /* Not by its name, which may be gone: at the user's logout systemd empties /dev/shm (RemoveIPC), say. */
-        snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
+        /* By its name only where there is no other way: it may be gone. At the user's logout systemd empties /dev/shm (RemoveIPC), say. */
+        if (image->fd >= 0)
+                snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
+        else
+                image_path(image->memory, image->id, path);
         fd = os->open(path, OS_READ);
         if (fd < 0)
                 return error_set(error, error_status_of_errno(-fd), -fd, "cannot open an image for reading");
@@ -506,13 +701,19 @@ enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struc
         return NEBULA_OK;
 }
 
-void memory_unlink_all(struct memory *memory)
+static void unlink_named(const struct memory *memory, const struct image *image)
 {
         char path[MEMORY_PATH_MAX];
 
-        for (const struct image *image = memory->images; image; image = image->next)
+        for (; image; image = image->next)
                 if (image->named) {
                         image_path(memory, image->id, path);
                         os->unlink(path);
                 }
+}
+
+void memory_unlink_all(struct memory *memory)
+{
+        unlink_named(memory, memory->images);
+        unlink_named(memory, memory->doomed);
 }

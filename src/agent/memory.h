@@ -12,15 +12,19 @@
  *      memory_add           lists it, or memory_unreserve        (lock held)
  *      memory_take          a free image that fits, reused       (lock held)
  *      memory_hold/drop     one more or one less file uses it; at none it is free for reuse
- *      memory_doom          off the list and out of its directory (lock held)
- *      memory_bury          gives the pages back                 (lock not held: slow)
+ *      memory_doom          off the list                         (lock held)
+ *      memory_bury          out of its directory; gives the pages back (lock not held: slow)
  *
  * An image that a loader may have mapped (`exposed`) is never reused: pages that
  * were not yet touched follow later writes to the file. So is one that an earlier
  * agent made: this agent does not know to whom that one handed it.
  *
+ * A small file takes the pages that it needs. A descriptor is kept for each image as long as there are plenty
+ * (half of RLIMIT_NOFILE); beyond that a named image is opened again for each use. Images that are free for reuse are
+ * found by their size: nothing here takes longer the more files a version has.
+ *
  * Locks: all fields are guarded by the catalogue's lock, but `data`, which belongs to
- * the one thread that works on the image (its maker, then the persist worker).
+ * the one thread that works on the image (its maker, then who seals), and what is atomic.
  */
 #ifndef NB_AGENT_MEMORY_H
 #define NB_AGENT_MEMORY_H
@@ -30,15 +34,32 @@
 
 #include "nebula.h"
 
-#define MEMORY_ROUND (2u << 20) /* a huge page: images can be backed by them */
+#define MEMORY_ROUND (2u << 20) /* a huge page: large images can be backed by them */
+#ifdef __x86_64__
+#define MEMORY_PAGE (4u << 10)
+#else
+#define MEMORY_PAGE (64u << 10) /* the largest that other kernels have: less is not given back */
+#endif
+#define MEMORY_SPARE_LEAST (64u << 10) /* a smaller image is made in less time than a spare one takes to be found */
+#define MEMORY_ROUND_PART 16 /* so much of a file at most is rounded up, so that one which grows a little finds its images again */
 #define MEMORY_PATH_MAX 4200
 #define MEMORY_SERVED 16 /* times: joining pages costs what it saves in 2 of them, in 20 where the host of a virtual machine must find the memory */
+#define MEMORY_ID_SLOTS 4096u
+#define MEMORY_SIZE_SLOTS 256u  /* four to each power of two */
+#define MEMORY_SEARCH_MAX 1024u /* free images that are looked at for one that the trainer has mapped: it costs less to map another */
+#define MEMORY_MAPPED_MAX 16384u /* images that stay mapped when nobody reads them: a quarter of vm.max_map_count */
 #define MEMORY_LEFT (128u << 20) /* stays free of what the machine or the cgroup has: a tensor or two of the trainers */
 
+struct memory;
 struct image {
-        struct image *next;
+        struct image *next, *previous;
+        struct image *next_of_id;                  /* in the table of numbers */
+        struct image *next_free, *previous_free;   /* when it is free for reuse */
+        struct memory *memory;                     /* that lists it, or made it */
         uint64_t id, capacity;
-        int fd;
+        int fd;                        /* -1: a named one, which is opened for each use */
+        bool is_listed, is_free;
+        bool is_counted;               /* its descriptor, in memory->descriptor_count */
         bool named, exposed, restored; /* restored: read back from storage; not part of the retained tier */
         bool from_peer;                /* read back from another node's memory */
         bool spilled;                  /* its pages are a disk's: not of the budget, never reused (spill.h) */
@@ -48,6 +69,7 @@ struct image {
         uint64_t owner_nonce;          /* the session that last wrote it */
         const void *job;               /* whose spare it is when free */
         void *data;                    /* mapping, or NULL */
+        uint32_t readers;              /* threads that need `data` */
         uint32_t served;               /* how often it was taken again */
         int64_t taken_ns, pause_ns;    /* when it was last, and how long after the time before */
         uint64_t joined;               /* so many bytes from its beginning need no memory_join any more; the keeper's */
@@ -72,6 +94,12 @@ struct memory {
         bool settled;
         struct image *images;
         struct image *doomed;             /* off the list; still counted in `used` */
+        struct image *by_id[MEMORY_ID_SLOTS];
+        struct image *free[MEMORY_SIZE_SLOTS];
+        size_t large_count;               /* images of MEMORY_ROUND and more */
+        uint32_t descriptor_limit;        /* RLIMIT_NOFILE */
+        _Atomic uint32_t descriptor_count; /* of images */
+        _Atomic uint32_t mapped_count;
 };
 
 /* Takes the directory (creates it, checks owner and mode, locks it). When it can't be had, memfds it is: *ret_why says so. */
@@ -87,9 +115,12 @@ uint64_t memory_default_budget(void);
 void memory_configure(struct memory *memory, uint64_t budget);
 
 uint64_t memory_capacity(uint64_t size); /* with room for the sums of a file, rounded up; never 0 */
-/* False: over budget, or more than the machine or the cgroup has left. *ret_named: the memory directory has room for it. */
+/* False: over budget, more than the machine or the cgroup has left, or no descriptor for a memfd. *ret_named: the memory directory has
+ * room for it. */
 bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named);
 void memory_unreserve(struct memory *memory, uint64_t capacity);
+/* memfds have taken the descriptors that they may: `text` says so, and what to do. Else it is empty. */
+void memory_lacks(const struct memory *memory, char *text, size_t size);
 /* Another thread is about to give some back, for nobody in particular: what is doomed and not buried is still being made. */
 bool memory_follows(const struct memory *memory);
 enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
@@ -102,11 +133,15 @@ enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image
 void memory_leave(struct memory *memory, struct image *image);
 struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_nonce, const void *job);
 struct image *memory_find(const struct memory *memory, uint64_t id);
+/* The free images of a job, or of all (NULL), one after the other; the first after NULL. */
+struct image *memory_next_free(const struct memory *memory, const struct image *image, const void *job);
 /*
  * Has served so often that it pays to join its pages for the next times, may be expected to serve again, and memory_join has not
  * been through it.
  */
 bool memory_is_small(const struct image *image, int64_t now_ns);
+/* So many of its bytes can lie in huge pages. */
+uint64_t memory_join_size(const struct image *image);
 void memory_hold(struct image *image);
 void memory_drop(struct memory *memory, struct image *image);
 void memory_doom(struct memory *memory, struct image *image);
@@ -125,6 +160,10 @@ void memory_unpin(const struct image *image);
 
 enum nebula_status memory_map(struct image *image, void **ret_data, struct nebula_error *error);
 void memory_unmap(struct image *image);
+/* Whether it may stay mapped while nobody reads it: it serves again, and there are not too many. */
+bool memory_stays_mapped(const struct image *image);
+/* One that is mapped for good, in no directory, and given to nobody: its descriptor is not needed any more. */
+void memory_close(struct image *image);
 void memory_set_copied(struct image *image, uint64_t copied);
 /* Until `size` bytes from its beginning are as they will be, or there are some more, or `timeout_ms` have passed: how many there are. */
 uint64_t memory_await_copied(struct image *image, uint64_t size, int64_t timeout_ms);

@@ -14,8 +14,10 @@
 
 void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *store)
 {
-        if (plan->staged)
-                store->ops->unstage(store, plan->staged);
+        for (size_t i = 0; i < plan->staged_count; i++)
+                if (plan->staged[i])
+                        store->ops->unstage(store, plan->staged[i]);
+        free(plan->staged);
         catalogue_lock(catalogue);
         for (size_t i = 0; plan->is_ahead && i < plan->file_count; i++)
                 if (plan->files[i].image)

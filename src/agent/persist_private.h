@@ -42,7 +42,8 @@ struct plan {
         struct line line; /* as is the sequence, known from the commit on */
         bool is_ahead; /* some files are still being copied: their images are held, and what the commit brings is not known yet */
         bool spread; /* other nodes hold the rest: numbers were agreed, carried files are the manifest writer's matter */
-        struct store_staged *staged; /* NULL: no file is to be placed */
+        struct store_staged **staged; /* a set for each PERSIST_BATCH files; NULL: it was placed */
+        size_t staged_count;
         struct manifest before; /* in storage, of this tag; file_count and generation 0: none */
         struct manifest manifest;
         char claim_key[MANIFEST_KEY_MAX]; /* the first record that was written: while it is there nobody else writes this writing of the tag; "": none */
@@ -62,6 +63,9 @@ enum nebula_status plan_load_before(struct catalogue *catalogue, struct store *s
 enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan,
                                    struct nebula_error *error);
 enum nebula_status plan_carry(struct plan *plan, struct nebula_error *error);
+
+/* Files that are mapped at a time: the kernel gives a process some 65,000 mappings (vm.max_map_count). */
+#define PERSIST_BATCH 1024u
 
 /* Checksums on a thread of low priority, of one file or of all that are written. */
 struct sealing {
@@ -84,8 +88,10 @@ struct sealing {
 void *sealing_run(void *sealing); /* ends every feed, also when it fails */
 /* The checksums belong to the version from now on, if it has the file. */
 void sealing_keep_chunks(struct version *version, struct plan_file *file);
-/* The mapped bytes of an image, whoever else maps it at this time, for who writes them to storage. */
+/* The mapped bytes of an image, whoever else maps it at this time, for who writes them to storage, and then calls sealing_unmap, if this was
+ * NEBULA_OK: it may stay mapped for the next time. */
 enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image, void **ret_data, struct nebula_error *error);
+void sealing_unmap(struct catalogue *catalogue, struct image *image);
 
 enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
                                  struct nebula_error *error);

@@ -166,8 +166,11 @@ enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image,
 
         seal_begin();
         status = memory_map(image, ret_data, error);
+        catalogue_lock(catalogue);
+        image->readers += !status;
+        catalogue_unlock(catalogue);
         pthread_mutex_unlock(&seal_lock);
-        if (status)
+        if (status || image->capacity < MEMORY_ROUND)
                 return status;
         catalogue_lock(catalogue);
         wants_pin = memory_wants_pin(image);
@@ -180,6 +183,35 @@ enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image,
         image->unpinnable = !is_pinned;
         catalogue_unlock(catalogue);
         return NEBULA_OK;
+}
+
+/* Both locks held: nobody seals it just now, nor begins to read it. */
+static void unmap_unread(struct image *image)
+{
+        if (--image->readers || memory_stays_mapped(image))
+                return;
+        memory_unmap(image);
+        image->pinned = false;
+}
+
+void sealing_unmap(struct catalogue *catalogue, struct image *image)
+{
+        seal_begin();
+        catalogue_lock(catalogue);
+        unmap_unread(image);
+        catalogue_unlock(catalogue);
+        pthread_mutex_unlock(&seal_lock);
+}
+
+void storage_unseal(struct catalogue *catalogue, struct image *image)
+{
+        seal_begin();
+        catalogue_lock(catalogue);
+        unmap_unread(image);
+        memory_drop(&catalogue->memory, image);
+        catalogue_signal(catalogue); /* a save may wait for room */
+        catalogue_unlock(catalogue);
+        pthread_mutex_unlock(&seal_lock);
 }
 
 /* What was just sealed, so that nothing that happens to the version takes it away. Lock held. */
@@ -216,6 +248,7 @@ enum nebula_status storage_seal(struct catalogue *catalogue, struct version *ver
                 file.is_zip = own->format == IPC_FORMAT_ZIP;
                 file.size = own->size;
                 file.image = own->image;
+                file.image->readers++;
                 memory_hold(file.image); /* the worker may find that the version will never be written, and let go */
         }
         catalogue_unlock(catalogue);
@@ -226,10 +259,10 @@ enum nebula_status storage_seal(struct catalogue *catalogue, struct version *ver
                 *error = sealing.error;
         catalogue_lock(catalogue);
         status = sealing.status ? sealing.status : take_sums(version, &file, ret_chunks, error);
+        catalogue_unlock(catalogue);
         if (status)
-                memory_drop(&catalogue->memory, file.image);
+                storage_unseal(catalogue, file.image);
         else
                 *ret_image = file.image;
-        catalogue_unlock(catalogue);
         return status;
 }

@@ -18,14 +18,19 @@
 
 _Static_assert(IMAGE_CHUNK_BYTES == BULK_REQUEST_BYTES, "a chunk that was summed is a piece that may be written");
 
-/* What is written, and the keys, which the caller frees. Images are mapped: the writer needs them before they are sealed. */
-static enum nebula_status list_objects(struct catalogue *catalogue, struct plan *plan, struct store_object *objects, size_t *ret_count,
-                                       struct nebula_error *error)
-{
-        size_t count = 0;
+/* Some files of a plan that are written together. */
+struct batch {
+        struct plan_file *files;
+        size_t file_count, mapped_count; /* mapped_count: so many of them have been looked at, and are mapped unless they are carried */
+        struct store_object *objects;
+        size_t object_count;
+};
 
-        for (size_t i = 0; i < plan->file_count; i++) {
-                struct plan_file *file = &plan->files[i];
+/* What is written, and the keys. Images are mapped: the writer needs them before they are sealed. */
+static enum nebula_status list_objects(struct catalogue *catalogue, const struct plan *plan, struct batch *batch, struct nebula_error *error)
+{
+        for (; batch->mapped_count < batch->file_count; batch->mapped_count++) {
+                struct plan_file *file = &batch->files[batch->mapped_count];
                 enum nebula_status status;
                 char key[MANIFEST_KEY_MAX];
                 void *data;
@@ -40,44 +45,69 @@ static enum nebula_status list_objects(struct catalogue *catalogue, struct plan 
                                  file->path);
                 else
                         snprintf(key, sizeof key, "%s/%s", plan->directory, file->path);
-                objects[count] = (struct store_object){ strdup(key), data, file->size, &file->feed };
-                if (bulk_feed_init(&file->feed, file->size) || !objects[count].key)
+                batch->objects[batch->object_count++] = (struct store_object){ strdup(key), data, file->size, &file->feed };
+                if (bulk_feed_init(&file->feed, file->size) || !batch->objects[batch->object_count - 1].key) {
+                        batch->mapped_count++;
                         return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
-                *ret_count = ++count;
+                }
         }
         return NEBULA_OK;
 }
 
+static void batch_done(struct catalogue *catalogue, struct batch *batch)
+{
+        for (size_t i = 0; i < batch->mapped_count; i++)
+                if (!batch->files[i].carried)
+                        sealing_unmap(catalogue, batch->files[i].image);
+        for (size_t i = 0; i < batch->object_count; i++)
+                free((char *)(uintptr_t)batch->objects[i].key);
+        free(batch->objects);
+}
+
 /* Each piece goes to storage as soon as it was summed. */
+static enum nebula_status stage_batch(struct catalogue *catalogue, struct version *version, struct store *store, const struct plan *plan,
+                                      struct batch *batch, struct store_staged **ret_staged, struct nebula_error *error)
+{
+        struct sealing sealing = { .catalogue = catalogue, .version = version, .files = batch->files, .file_count = batch->file_count,
+                                   .is_ahead = plan->is_ahead };
+        enum nebula_status status = list_objects(catalogue, plan, batch, error);
+        pthread_t thread;
+        bool is_started;
+
+        if (status || !batch->object_count)
+                return status;
+        is_started = !os_thread_start(&thread, sealing_run, &sealing, true);
+        if (!is_started)
+                sealing_run(&sealing);
+        status = store->ops->stage(store, batch->objects, batch->object_count, ret_staged, error);
+        sealing.is_vain = status != NEBULA_OK;
+        if (is_started)
+                pthread_join(thread, NULL);
+        if (sealing.status) { /* then no record will name what was written */
+                status = sealing.status;
+                if (error)
+                        *error = sealing.error;
+        }
+        return status;
+}
+
 enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store,
                                  struct plan *plan, struct nebula_error *error)
 {
-        struct sealing sealing = { .catalogue = catalogue, .version = version, .files = plan->files, .file_count = plan->file_count,
-                                   .is_ahead = plan->is_ahead };
-        struct store_object *objects = calloc(plan->file_count + 1, sizeof *objects);
-        size_t count = 0;
-        pthread_t thread;
-        bool is_started;
-        enum nebula_status status = objects ? list_objects(catalogue, plan, objects, &count, error)
-                                            : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+        enum nebula_status status = NEBULA_OK;
 
-        if (!status && count) {
-                is_started = !os_thread_start(&thread, sealing_run, &sealing, true);
-                if (!is_started)
-                        sealing_run(&sealing);
-                status = store->ops->stage(store, objects, count, &plan->staged, error);
-                sealing.is_vain = status != NEBULA_OK;
-                if (is_started)
-                        pthread_join(thread, NULL);
-                if (sealing.status) { /* then no record will name what was written */
-                        status = sealing.status;
-                        if (error)
-                                *error = sealing.error;
-                }
+        plan->staged = calloc(plan->file_count / PERSIST_BATCH + 1, sizeof *plan->staged);
+        if (!plan->staged)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+        for (size_t first = 0; first < plan->file_count && !status; first += PERSIST_BATCH) {
+                size_t left = plan->file_count - first;
+                struct batch batch = { .files = plan->files + first, .file_count = left < PERSIST_BATCH ? left : PERSIST_BATCH };
+
+                batch.objects = calloc(batch.file_count, sizeof *batch.objects);
+                status = batch.objects ? stage_batch(catalogue, version, store, plan, &batch, &plan->staged[plan->staged_count++], error)
+                                       : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->tag);
+                batch_done(catalogue, &batch);
         }
-        for (size_t i = 0; objects && i < plan->file_count; i++)
-                free((char *)(uintptr_t)objects[i].key);
-        free(objects);
         return status;
 }
 
@@ -294,9 +324,14 @@ void persist_leave(struct store *store, const struct plan *plan)
 
 enum nebula_status persist_place(struct store *store, struct plan *plan, struct nebula_error *error)
 {
-        enum nebula_status status = plan->staged ? store->ops->place(store, plan->staged, error) : NEBULA_OK;
+        enum nebula_status status = NEBULA_OK;
 
-        plan->staged = NULL;
+        for (size_t i = 0; i < plan->staged_count && !status; i++) {
+                struct store_staged *staged = plan->staged[i];
+
+                plan->staged[i] = NULL;
+                status = staged ? store->ops->place(store, staged, error) : NEBULA_OK;
+        }
         for (size_t i = 0; !status && plan->spread && i < plan->manifest.record_count; i++) {
                 const struct manifest_record *record = &plan->manifest.records[i];
                 char path[64], from[MANIFEST_KEY_MAX], to[MANIFEST_KEY_MAX];

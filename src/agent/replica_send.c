@@ -24,13 +24,11 @@ _Static_assert(PEER_PIECE_BYTES == IMAGE_CHUNK_BYTES, "a piece of a copy is a ch
 
 static void outgoing_done(struct catalogue *catalogue, struct outgoing *outgoing)
 {
-        catalogue_lock(catalogue);
         for (size_t i = 0; outgoing->files && i < outgoing->what.file_count; i++) {
                 if (outgoing->files[i].image)
-                        memory_drop(&catalogue->memory, outgoing->files[i].image);
+                        storage_unseal(catalogue, outgoing->files[i].image);
                 free(outgoing->files[i].chunks);
         }
-        catalogue_unlock(catalogue);
         peer_copy_done(&outgoing->what);
         free(outgoing->files);
 }

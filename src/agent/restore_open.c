@@ -24,7 +24,7 @@ static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacit
                 if (catalogue->stopping || !memory_follows(&catalogue->memory))
                         return error_set(error, NEBULA_NO_MEMORY, 0,
                                          "\"%.200s\" needs %" PRIu64 " MiB of memory to be read into; the budget is %" PRIu64
-                                         " MiB and %" PRIu64 " MiB are in use", name, capacity >> 20, catalogue->memory.budget >> 20,
+                                         " MiB and %" PRIu64 " MiB are in use", name, (capacity >> 20) + 1, catalogue->memory.budget >> 20,
                                          catalogue->memory.used >> 20);
                 catalogue_wait(catalogue, &catalogue->moved, ROOM_LOOK_MS);
         }

@@ -88,21 +88,16 @@ static uint64_t steady_bytes(struct job *job)
         return bytes ? bytes * steady_count(job) : 0;
 }
 
-static struct image *free_image(struct catalogue *catalogue, const struct job *job)
-{
-        for (struct image *image = catalogue->memory.images; image; image = image->next)
-                if (!image->users && (!job || image->job == job))
-                        return image;
-        return NULL;
-}
-
 static void trim_free(struct catalogue *catalogue, struct job *job)
 {
-        uint64_t limit = steady_bytes(job);
-        struct image *image;
+        struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next;
+        uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(job) : 0;
 
-        while (job_bytes(catalogue, job) > limit && (image = free_image(catalogue, job)))
+        for (; image && bytes > limit; image = next) {
+                next = memory_next_free(&catalogue->memory, image, job);
+                bytes -= image->capacity;
                 memory_doom(&catalogue->memory, image);
+        }
 }
 
 static bool holds_image(const struct version *version)
@@ -185,7 +180,7 @@ bool catalogue_drop_restored(struct catalogue *catalogue)
 
 bool catalogue_reclaim(struct catalogue *catalogue)
 {
-        struct image *image = free_image(catalogue, NULL);
+        struct image *image = memory_next_free(&catalogue->memory, NULL, NULL);
 
         if (image) {
                 memory_doom(&catalogue->memory, image);
@@ -220,40 +215,87 @@ static bool is_at_rest(const struct version *version)
         return version->in_memory && lifecycle_complete(version->life.state) && !version_unsaved(version);
 }
 
-/* Spare images are made only while the job trains, and only so many that the steady number is not exceeded. */
-uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
+static int by_value(const void *a, const void *b)
 {
-        uint64_t bytes = version_bytes(job);
-        const struct version *newest = job->versions;
+        uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
 
-        if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(&catalogue->memory, job) >= bytes ||
-            job_bytes(catalogue, job) >= steady_bytes(job))
-                return 0;
-        while (newest && !lifecycle_reached(newest->life.state, NEBULA_STATE_COMMITTED))
-                newest = newest->next;
-        /* The first file that has no free image of its size yet. */
-        for (size_t i = 0; newest && i < newest->file_count; i++) {
-                uint64_t need, wanted = 0, have = 0;
+        return left < right ? -1 : left > right;
+}
 
-                if (!newest->files[i].image)
-                        continue;
-                need = newest->files[i].image->capacity;
-                for (size_t j = 0; j < newest->file_count; j++)
-                        wanted += newest->files[j].image && newest->files[j].image->capacity == need;
-                for (const struct image *image = catalogue->memory.images; image; image = image->next)
-                        have += !image->users && image->job == job && image->capacity == need;
-                if (have < wanted && job_bytes(catalogue, job) + need <= steady_bytes(job))
-                        return need;
+/* The capacities of the job's images that are free and not too small, or of those that hold a version (not NULL), in order. NULL: no memory. */
+static uint64_t *capacities(const struct catalogue *catalogue, const struct job *job, const struct version *version, size_t *ret_count)
+{
+        const struct memory *memory = &catalogue->memory;
+        size_t most = version ? version->file_count : 0, count = 0;
+        uint64_t *list;
+
+        for (const struct image *image = NULL; !version && (image = memory_next_free(memory, image, job));)
+                most++;
+        list = malloc((most + 1) * sizeof *list);
+        for (const struct image *image = NULL; list && !version && (image = memory_next_free(memory, image, job));)
+                if (image->capacity >= MEMORY_SPARE_LEAST)
+                        list[count++] = image->capacity;
+        for (size_t i = 0; list && version && i < version->file_count; i++)
+                if (version->files[i].image && version->files[i].image->capacity >= MEMORY_SPARE_LEAST)
+                        list[count++] = version->files[i].image->capacity;
+        if (list)
+                qsort(list, count, sizeof *list, by_value);
+        *ret_count = count;
+        return list;
+}
+
+/* The first capacity, of a version's, that no free image has for it yet; 0: all have. */
+static uint64_t first_lacking(const uint64_t *wanted, size_t wanted_count, const uint64_t *have, size_t have_count)
+{
+        size_t at = 0;
+
+        for (size_t i = 0; i < wanted_count; i++) {
+                while (at < have_count && have[at] < wanted[i])
+                        at++;
+                if (at == have_count || have[at] != wanted[i])
+                        return wanted[i];
+                at++;
         }
         return 0;
 }
 
+/* Spare images are made only while the job trains, and only so many that the steady number is not exceeded. A small one is made as soon
+ * as it is looked for. */
+uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
+{
+        uint64_t bytes = version_bytes(job), steady, own, need = 0;
+        const struct version *newest = job->versions;
+        uint64_t *wanted, *have;
+        size_t wanted_count, have_count;
+
+        if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(&catalogue->memory, job) >= bytes)
+                return 0;
+        steady = steady_bytes(job);
+        own = job_bytes(catalogue, job);
+        if (own >= steady)
+                return 0;
+        while (newest && !lifecycle_reached(newest->life.state, NEBULA_STATE_COMMITTED))
+                newest = newest->next;
+        if (!newest)
+                return 0;
+        wanted = capacities(catalogue, job, newest, &wanted_count);
+        have = capacities(catalogue, job, NULL, &have_count);
+        if (wanted && have)
+                need = first_lacking(wanted, wanted_count, have, have_count);
+        free(wanted);
+        free(have);
+        return own + need <= steady ? need : 0;
+}
+
 struct image *catalogue_small_image(const struct catalogue *catalogue)
 {
-        int64_t now_ns = os->now_ns();
+        int64_t now_ns;
 
-        for (struct image *image = catalogue->memory.images; image; image = image->next)
-                if (!image->users && image->job && memory_is_small(image, now_ns))
+        if (!catalogue->memory.large_count)
+                return NULL;
+        now_ns = os->now_ns();
+        for (struct image *image = NULL; (image = memory_next_free(&catalogue->memory, image, NULL));)
+                if (image->job && memory_is_small(image, now_ns))
                         return image;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (const struct version *version = job->live; version; version = version->next_live)

@@ -24,10 +24,11 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
  */
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
                                    struct nebula_error *error);
-/* A file of a pinned version, sealed: its image, mapped and held for the caller, who drops it, and a copy of its
+/* A file of a pinned version, sealed: its image, mapped and held for the caller until storage_unseal, and a copy of its
  * checksums, which the caller frees. The version itself may lose them at any time. Any thread. */
 enum nebula_status storage_seal(struct catalogue *catalogue, struct version *version, const char *name,
                                 struct image **ret_image, uint64_t **ret_chunks, struct nebula_error *error);
+void storage_unseal(struct catalogue *catalogue, struct image *image);
 void storage_retain(struct catalogue *catalogue, struct job *job);
 
 #endif

@@ -474,10 +474,9 @@ static int64_t release_idle(struct catalogue *catalogue, int64_t now)
                         due = earlier(due, job->idle_since_ns + SPARE_IDLE_NS);
                         continue;
                 }
-                for (struct image *image = catalogue->memory.images, *next; image; image = next) {
-                        next = image->next;
-                        if (!image->users && image->job == job)
-                                memory_doom(&catalogue->memory, image);
+                for (struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next; image; image = next) {
+                        next = memory_next_free(&catalogue->memory, image, job);
+                        memory_doom(&catalogue->memory, image);
                 }
                 pthread_cond_signal(&catalogue->keep);
         }

@@ -56,8 +56,8 @@ enum nebula_status capture_pool_map(struct capture_pool *pool, uint64_t image_id
                                     void **ret_image, struct nebula_error *error);
 /* Whether nothing was captured into `image` since it was mapped; true only once. */
 bool capture_pool_take_fresh(struct capture_pool *pool, const void *image);
-/* Unmaps every image that is not in `live_ids`. */
-void capture_pool_keep(struct capture_pool *pool, const uint64_t *live_ids, size_t count);
+/* Unmaps every image that is not in `live_ids`, which is sorted for that. */
+void capture_pool_keep(struct capture_pool *pool, uint64_t *live_ids, size_t count);
 /* `unmapping`, unless NULL, is called before an image is unmapped. */
 void capture_pool_watch(struct capture_pool *pool, void (*unmapping)(void *argument, void *image), void *argument);
 void capture_pool_free(struct capture_pool *pool);

@@ -123,16 +123,20 @@ bool capture_pool_take_fresh(struct capture_pool *pool, const void *image)
         return false;
 }
 
-void capture_pool_keep(struct capture_pool *pool, const uint64_t *live_ids, size_t count)
+static int by_number(const void *a, const void *b)
 {
-        for (size_t i = pool->count; i-- > 0;) {
-                bool is_live = false;
+        uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
 
-                for (size_t k = 0; k < count && !is_live; k++)
-                        is_live = live_ids[k] == pool->images[i].image_id;
-                if (!is_live)
+        return left < right ? -1 : left > right;
+}
+
+void capture_pool_keep(struct capture_pool *pool, uint64_t *live_ids, size_t count)
+{
+        if (pool->count)
+                qsort(live_ids, count, sizeof *live_ids, by_number);
+        for (size_t i = pool->count; i-- > 0;)
+                if (!bsearch(&pool->images[i].image_id, live_ids, count, sizeof *live_ids, by_number))
                         drop(pool, i);
-        }
 }
 
 void capture_pool_watch(struct capture_pool *pool, void (*unmapping)(void *argument, void *image), void *argument)

@@ -11,6 +11,7 @@
 #include "image/image.h"
 #include "os/os.h"
 
+#define COPIED_BYTES (128u << 10) /* of a file: less is copied in the time that a mapping takes, and there are 65,000 of these (vm.max_map_count) */
 #define HEADER_BYTES 512u /* of a record, with its name and padding; a larger one costs its reader one more read */
 
 struct nebula_map {
@@ -22,24 +23,6 @@ struct nebula_map {
         char name[IPC_NAME_MAX];
 };
 
-/* A mapping beyond the end of its file would end the trainer with SIGBUS: so its size is looked at. */
-static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebula_error *error)
-{
-        struct os_stat stat;
-        int result = os->fstat(fd, &stat);
-
-        if (result < 0 || stat.size < map->size)
-                return error_set(error, NEBULA_INTERNAL, result < 0 ? -result : 0,
-                                 "the agent opened a file of %llu bytes that holds fewer", (unsigned long long)map->size);
-        if (map->size == 0)
-                return NEBULA_OK;
-        result = os->map(fd, 0, map->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE, &map->data);
-        if (result < 0)
-                return error_set(error, error_status_of_errno(-result), -result, "a file of %llu bytes cannot be mapped",
-                                 (unsigned long long)map->size);
-        return NEBULA_OK;
-}
-
 /* Room for a file that is read here. No huge pages are asked for: a virtual machine's host takes back what lies free in pieces of that
  * size, and gives it again at a tenth of the disk's speed. */
 static enum nebula_status make_room(struct nebula_map *map, struct nebula_error *error)
@@ -49,6 +32,41 @@ static enum nebula_status make_room(struct nebula_map *map, struct nebula_error 
 
         if (result < 0)
                 return error_set(error, NEBULA_NO_MEMORY, -result, "no memory for a file of %llu bytes", (unsigned long long)map->size);
+        return NEBULA_OK;
+}
+
+static int copy_image(struct nebula_map *map, int fd)
+{
+        int result = os_read_at(fd, map->data, map->size, 0);
+
+        if (result < 0) {
+                os->unmap(map->data, map->size);
+                map->data = NULL;
+        }
+        return result;
+}
+
+/* A mapping beyond the end of its file would end the trainer with SIGBUS: so its size is looked at. */
+static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebula_error *error)
+{
+        struct os_stat stat;
+        int result = os->fstat(fd, &stat);
+
+        if (result < 0 || stat.size < map->size)
+                return error_set(error, NEBULA_INTERNAL, result < 0 ? -result : 0,
+                                 "the agent opened a file of %llu bytes that holds fewer", (unsigned long long)map->size);
+        if (map->size < COPIED_BYTES) {
+                enum nebula_status status = make_room(map, error);
+
+                if (status)
+                        return status;
+                result = copy_image(map, fd);
+        } else {
+                result = os->map(fd, 0, map->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE, &map->data);
+        }
+        if (result < 0)
+                return error_set(error, error_status_of_errno(-result), -result, "a file of %llu bytes cannot be mapped",
+                                 (unsigned long long)map->size);
         return NEBULA_OK;
 }
 

@@ -111,7 +111,7 @@ struct ipc_granted {
         uint64_t image_id;
         uint64_t version_id;     /* differs from the request's when it, or a new generation, began */
         uint64_t generation;     /* as begun */
-        uint64_t capacity_bytes; /* of the fd, >= size, a multiple of 2 MiB */
+        uint64_t capacity_bytes; /* of the fd, >= size, whole pages */
         uint32_t live_count, unused;
         uint64_t live_ids[IPC_LIVE_MAX]; /* images of this session that still exist: unmap all others */
 };

@@ -58,6 +58,7 @@ enum os_probe {
         OS_PROBE_IO_URING,     /* 1: a ring can be set up */
         OS_PROBE_USERFAULTFD,  /* 2: a write-protected page caught a write; 1: only faults of user mode */
         OS_PROBE_MEMLOCK,      /* bytes that may be locked; UINT64_MAX: no limit */
+        OS_PROBE_DESCRIPTORS,  /* files that this process may have open; UINT64_MAX: no limit */
 };
 int os_probe_linux(enum os_probe what, uint64_t *ret_value); /* os_linux.probe */
 

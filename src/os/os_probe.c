@@ -140,11 +140,11 @@ static int probe_userfaultfd(uint64_t *ret_value)
         return result;
 }
 
-static int probe_memlock(uint64_t *ret_value)
+static int probe_limit(int resource, uint64_t *ret_value)
 {
         struct rlimit limit;
 
-        if (getrlimit(RLIMIT_MEMLOCK, &limit))
+        if (getrlimit((__rlimit_resource_t)resource, &limit))
                 return -errno;
         *ret_value = limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : (uint64_t)limit.rlim_cur;
         return 0;
@@ -164,7 +164,9 @@ int os_probe_linux(enum os_probe what, uint64_t *ret_value)
         case OS_PROBE_USERFAULTFD:
                 return probe_userfaultfd(ret_value);
         case OS_PROBE_MEMLOCK:
-                return probe_memlock(ret_value);
+                return probe_limit(RLIMIT_MEMLOCK, ret_value);
+        case OS_PROBE_DESCRIPTORS:
+                return probe_limit(RLIMIT_NOFILE, ret_value);
         }
         return -EINVAL;
 }

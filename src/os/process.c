@@ -102,6 +102,19 @@ int os_daemonise(int *ret_ready_fd, char ret_text[OS_DAEMON_TEXT_MAX])
         return 0;
 }
 
+void os_limits_raise(void)
+{
+        static const int resources[] = { RLIMIT_NOFILE, RLIMIT_FSIZE, RLIMIT_NPROC, RLIMIT_MEMLOCK, RLIMIT_AS, RLIMIT_DATA };
+        struct rlimit limit;
+
+        for (size_t i = 0; i < sizeof resources / sizeof resources[0]; i++) {
+                if (getrlimit((__rlimit_resource_t)resources[i], &limit) || limit.rlim_cur == limit.rlim_max)
+                        continue;
+                limit.rlim_cur = limit.rlim_max;
+                setrlimit((__rlimit_resource_t)resources[i], &limit);
+        }
+}
+
 void os_daemon_ready(int ready_fd, const char *failure)
 {
         const char *text = failure && *failure ? failure : "\n";

@@ -5,6 +5,8 @@
  *                                         was started gets 1 once the daemon has spoken
  *      os_daemon_ready(ready_fd, NULL)    the daemon speaks: NULL is success
  *
+ *      os_limits_raise();                 first of all
+ *
  *      os_signals_clean(clean, argument); a command cleans up before a signal ends it
  *
  *      os_signals_block();                before any thread starts
@@ -19,6 +21,9 @@
 #include <stdint.h>
 
 #define OS_DAEMON_TEXT_MAX 600
+
+/* To the hard limits what the system gives for less: the agent works for all jobs of its user, and a shell's soft limits were meant for one. */
+void os_limits_raise(void);
 
 /* 0 in the daemon (session of its own, cwd "/", stdio on /dev/null, nothing else open); 1 in the starter, with what
  * the daemon said: "" is success. Negative errno: no daemon was started. */

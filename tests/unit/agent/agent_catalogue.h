@@ -62,9 +62,9 @@ static inline bool never(void *argument)
         return false;
 }
 
-static inline enum nebula_status bench_save(struct bench *bench, uint64_t *version_id, const char *name, unsigned seed)
+static inline enum nebula_status bench_save_bytes(struct bench *bench, uint64_t *version_id, const char *name, unsigned seed, size_t size)
 {
-        struct ipc_image request = { .version_id = *version_id, .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW };
+        struct ipc_image request = { .version_id = *version_id, .size = size, .format = IPC_FORMAT_RAW };
         struct ipc_captured done = { 0 };
         struct version *version = NULL;
         struct grant *grant = NULL;
@@ -77,7 +77,7 @@ static inline enum nebula_status bench_save(struct bench *bench, uint64_t *versi
         if (!status)
                 status = memory_map(grant->image, &data, &bench->error);
         if (!status) {
-                for (size_t i = 0; i < BENCH_FILE_BYTES; i++)
+                for (size_t i = 0; i < size; i++)
                         ((unsigned char *)data)[i] = bench_byte(seed, i);
                 *version_id = version->id;
                 catalogue_unlock(&bench->catalogue);
@@ -87,6 +87,11 @@ static inline enum nebula_status bench_save(struct bench *bench, uint64_t *versi
         }
         catalogue_unlock(&bench->catalogue);
         return status;
+}
+
+static inline enum nebula_status bench_save(struct bench *bench, uint64_t *version_id, const char *name, unsigned seed)
+{
+        return bench_save_bytes(bench, version_id, name, seed, BENCH_FILE_BYTES);
 }
 
 /* Begins, saves files a (and b), commits: a version in memory, or NULL. */

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "agent/memory.h"
 #include "os/os.h"
 
 #define FILE_BYTES (300u * 1024 + 17) /* neither a multiple of a page nor of a chunk */

@@ -916,7 +916,7 @@ static bool enter_job(struct test_client *client, const char *job, uint64_t nonc
 {
         client_init(client, &place, nonce);
         strcpy(client->hello.job, job);
-        client->hello.memory_bytes = 6u << 20; /* three versions */
+        client->hello.memory_bytes = 3 * memory_capacity(FILE_BYTES); /* three versions */
         snprintf(client->hello.persist_path, sizeof client->hello.persist_path, "%s/%s", place.root, job);
         return !client_connect(client, &place);
 }

@@ -457,6 +457,15 @@ static void a_clock_that_goes_backwards_sweeps_no_work_in_progress(void)
         end_bad();
 }
 
+/* For the agent that starts next. */
+static void room_for_images(unsigned count)
+{
+        char text[32];
+
+        snprintf(text, sizeof text, "%llu", (unsigned long long)(count * memory_capacity(FILE_BYTES)));
+        setenv("NEBULA_MEMORY_BUFFER_SIZE", text, 1);
+}
+
 /* Two jobs with a path each, and room for two images: the first has saved, and its storage hangs. */
 static bool start_crowded(struct agent **ret_agent, struct test_client *stuck, struct test_client *other)
 {
@@ -465,7 +474,7 @@ static bool start_crowded(struct agent **ret_agent, struct test_client *stuck, s
         snprintf(slow, sizeof slow, "%.64s/slow", place.root);
         hangs = true;
         slow_until_ns = INT64_MAX;
-        setenv("NEBULA_MEMORY_BUFFER_SIZE", "4MiB", 1);
+        room_for_images(2);
         setenv("NEBULA_MEMORY_WAIT", "1", 1);
         *ret_agent = start();
         unsetenv("NEBULA_MEMORY_BUFFER_SIZE");
@@ -521,7 +530,7 @@ static void a_spare_image_that_is_being_made_is_waited_for(void)
         fclose(file);
         pages_are_slow = true;
         for (int loads = 0; loads < 2; loads++) {
-                setenv("NEBULA_MEMORY_BUFFER_SIZE", "4MiB", 1);
+                room_for_images(2);
                 agent = start();
                 unsetenv("NEBULA_MEMORY_BUFFER_SIZE");
                 client_init(&first, &place, 1);

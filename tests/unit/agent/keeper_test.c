@@ -9,6 +9,7 @@
 
 #define MIB (1u << 20)
 #define IMAGE_BYTES (10 * MIB) /* two steps and a half */
+#define LARGE_BYTES (5 * MIB + 333) /* two pages that can be huge */
 #define FILE_BYTES (9 * MIB) /* what such an image is taken for */
 
 static struct os_table table;
@@ -24,8 +25,8 @@ static int advise_meanwhile(void *data, uint64_t size, enum os_advice advice)
                 return os_linux.advise(data, size, advice);
         joined_count++;
         catalogue_lock(&bench.catalogue);
-        if (lends)
-                image->users = 1;
+        if (lends && !image->users)
+                memory_hold(image);
         if (dooms && joined_count == 1)
                 memory_doom(&bench.catalogue.memory, image);
         was_buried |= dooms && memory_next_doomed(&bench.catalogue.memory);
@@ -143,14 +144,14 @@ static void what_is_in_use_is_left_alone(void)
         REQUIRE(data);
         memory_hold(image);
         CHECK(!join(&join_at_ns) && !joined_count && !bench.catalogue.memory.joining);
-        image->users = 0;
+        memory_drop(&bench.catalogue.memory, image);
         lends = true;
         CHECK(join(&join_at_ns) && joined_count == 2); /* lent during the first step, which ends */
         join_at_ns = 0;
         CHECK(!join(&join_at_ns) && joined_count == 2);
         CHECK(holds(data));
         lends = false;
-        image->users = 0;
+        memory_drop(&bench.catalogue.memory, image);
         CHECK(join(&join_at_ns) && joined_count == 4);
         end();
 }
@@ -223,10 +224,28 @@ static uint64_t joined_of(const struct version *version)
         return joined;
 }
 
+static struct version *large_version(void)
+{
+        struct version *version;
+        uint64_t id;
+
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "step1", NEBULA_FILES_ALL_RANKS, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        if (!id || bench_save_bytes(&bench, &id, "a", 3, LARGE_BYTES))
+                return NULL;
+        catalogue_lock(&bench.catalogue);
+        if (commit_part(&bench.catalogue, &bench.session, version, &bench.error))
+                version = NULL;
+        catalogue_unlock(&bench.catalogue);
+        return version;
+}
+
 /* The keeper's own thread, with nobody to wake it but who makes a version durable: before that it leaves its image to storage. */
 static void the_keeper_joins_what_has_become_durable(void)
 {
-        const uint64_t capacity = memory_capacity(BENCH_FILE_BYTES);
+        const uint64_t capacity = memory_capacity(LARGE_BYTES) / MEMORY_ROUND * MEMORY_ROUND;
         int64_t until_ns = os->now_ns() + INT64_C(20000000000);
         struct version *version;
         char directory[256];
@@ -235,7 +254,7 @@ static void the_keeper_joins_what_has_become_durable(void)
         test_dir_make(directory);
         bench_init(&bench, NULL, directory);
         REQUIRE(!pthread_create(&thread, NULL, keeper_main, &bench.catalogue));
-        version = bench_version(&bench, "step1", 3, 0);
+        version = large_version();
         REQUIRE(version);
         catalogue_lock(&bench.catalogue);
         serve_often(version->files[0].image);
@@ -248,7 +267,7 @@ static void the_keeper_joins_what_has_become_durable(void)
                 os->sleep_ms(2);
         CHECK(joined_of(version) == capacity);
         catalogue_lock(&bench.catalogue);
-        for (size_t i = 0; i < BENCH_FILE_BYTES; i++)
+        for (size_t i = 0; i < LARGE_BYTES; i++)
                 if (((unsigned char *)version->files[0].image->data)[i] != bench_byte(3, i))
                         version->files[0].image->joined = 0;
         CHECK(version->files[0].image->joined == capacity);

@@ -362,15 +362,15 @@ static void what_was_taken_over_does_not_make_the_memory_directory_smaller(void)
 
         table.space = tell_space;
         os = &table;
-        free_bytes = 10u << 20;
+        free_bytes = 5 * memory_capacity(BENCH_FILE_BYTES);
         free(make_note(&bench, &size, ends, &count));
-        CHECK(bench.catalogue.memory.named_used == 4u << 20);
+        CHECK(bench.catalogue.memory.named_used == 2 * memory_capacity(BENCH_FILE_BYTES));
         bench_done(&bench, false);
 
-        free_bytes = 6u << 20;
+        free_bytes = 3 * memory_capacity(BENCH_FILE_BYTES);
         bench_init(&bench, memory, "");
         REQUIRE(bench_version(&bench, "u", 3, 4));
-        CHECK(bench.catalogue.memory.named_used == 8u << 20);
+        CHECK(bench.catalogue.memory.named_used == 4 * memory_capacity(BENCH_FILE_BYTES));
         bench_done(&bench, true);
         os = before;
         os_remove_tree(root);

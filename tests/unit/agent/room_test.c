@@ -2,6 +2,7 @@
 #include "agent/agent_catalogue.h"
 #include "agent/history.h"
 #include "agent/keeper.h"
+#include "image/image.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -231,7 +232,175 @@ static void what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and
         test_dir_remove(directory);
 }
 
-TAP_MAIN(TEST(what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk),
+/* At most a page, or a sixteenth of a large file, is given away; only what can lie in huge pages is rounded up to these. */
+static void a_file_takes_the_memory_that_it_needs(void)
+{
+        static const uint64_t sizes[] = { 0, 1, 790, 4096, 4097, 65536, 300000, 1 << 20, (2 << 20) + 5, 21 << 20, 300u << 20, UINT64_C(5) << 30 };
+
+        CHECK(memory_capacity(790) == MEMORY_PAGE && memory_capacity(0) == MEMORY_PAGE);
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                uint64_t need = image_size_with_sums(sizes[i]), capacity = memory_capacity(sizes[i]);
+
+                CHECK(capacity >= need && capacity % MEMORY_PAGE == 0 && capacity - need <= MEMORY_PAGE + need / MEMORY_ROUND_PART);
+                CHECK(need < 16 * MEMORY_ROUND || capacity % MEMORY_ROUND == 0);
+        }
+}
+
+/* Begins, saves so many files and commits; NULL when a save fails, which begins nothing else. */
+static struct version *version_of_many(struct bench *bench, const char *tag, unsigned count)
+{
+        struct version *version;
+        char name[32];
+        bool is_saved;
+        uint64_t id;
+
+        catalogue_lock(&bench->catalogue);
+        version = commit_begin(&bench->catalogue, &bench->session, tag, NEBULA_FILES_ALL_RANKS, &bench->error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench->catalogue);
+        for (unsigned i = 0; i < count && version; i++) {
+                snprintf(name, sizeof name, "f%u", i);
+                if (bench_save_bytes(bench, &id, name, i + 1, 790))
+                        version = NULL;
+        }
+        catalogue_lock(&bench->catalogue);
+        is_saved = version;
+        version = catalogue_version(&bench->catalogue, id); /* a later writing, where the tag was there */
+        if (version && !is_saved)
+                version_fail(&bench->catalogue, version, NEBULA_FAILED, "a save failed");
+        is_saved = is_saved && version && !commit_part(&bench->catalogue, &bench->session, version, &bench->error);
+        catalogue_unlock(&bench->catalogue);
+        return is_saved ? version : NULL;
+}
+
+static size_t bury_and_count(struct bench *bench)
+{
+        catalogue_lock(&bench->catalogue);
+        keeper_bury(&bench->catalogue);
+        catalogue_unlock(&bench->catalogue);
+        return image_count(bench);
+}
+
+static void small_images_serve_again_and_take_a_page_each(void)
+{
+        const unsigned count = 3000;
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        bench.catalogue.memory.descriptor_limit = UINT32_MAX; /* they are memfds here */
+        bench.job->retention_count = 2;
+        for (unsigned i = 0; i < 6; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                REQUIRE(version_of_many(&bench, tag, count));
+                CHECK(bury_and_count(&bench) <= 3 * count);
+                CHECK(bench.catalogue.memory.used == image_count(&bench) * MEMORY_PAGE);
+        }
+        CHECK(bench.job->versions->files[0].image->served > 0 && bench.job->versions->files[count - 1].image->served > 0);
+        bench_done(&bench, true);
+}
+
+static size_t open_descriptors(void)
+{
+        char name[300];
+        struct os_dir *dir;
+        size_t count = 0;
+
+        if (os->opendir("/proc/self/fd", &dir) < 0)
+                abort();
+        while (os->readdir(dir, name, sizeof name) > 0)
+                count++;
+        os->closedir(dir);
+        return count;
+}
+
+static int tell_few_descriptors(enum os_probe what, uint64_t *ret_value)
+{
+        if (what != OS_PROBE_DESCRIPTORS)
+                return os_linux.probe(what, ret_value);
+        *ret_value = 64;
+        return 0;
+}
+
+static bool files_hold(const struct version *version, unsigned count)
+{
+        bool good = version->file_count == count;
+
+        for (unsigned i = 0; i < count && good; i++) {
+                struct image *image = version->files[i].image;
+                unsigned char byte;
+                int fd;
+
+                good = image && !memory_open_read_only(image, &fd, NULL);
+                if (!good)
+                        break;
+                good = !os_read_at(fd, &byte, 1, 700) && byte == bench_byte(i + 1, 700);
+                os->close(fd);
+        }
+        return good;
+}
+
+/* Half of what there are are kept open for images; the others have names, by which they are lent, written, read and taken over. */
+static void a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over(void)
+{
+        const unsigned count = 200;
+        size_t before;
+        struct version *version;
+        char directory[256], storage[300], memory[300];
+        struct bench bench;
+
+        test_dir_make(directory);
+        snprintf(storage, sizeof storage, "%s/storage", directory);
+        snprintf(memory, sizeof memory, "%s/memory", directory);
+        table = os_linux;
+        table.probe = tell_few_descriptors;
+        os = &table;
+        bench_init(&bench, memory, storage);
+        before = open_descriptors();
+        for (unsigned i = 0; i < 4; i++) {
+                char tag[32];
+
+                snprintf(tag, sizeof tag, "step%u", i);
+                version = version_of_many(&bench, tag, count);
+                REQUIRE(version);
+                CHECK(open_descriptors() <= before + 40 && bench.catalogue.memory.descriptor_count <= 32);
+                CHECK(!bench_persist(&bench, version));
+                CHECK(open_descriptors() <= before + 40 && bench.catalogue.memory.mapped_count < count);
+                bury_and_count(&bench);
+        }
+        bench_done(&bench, false);
+        bench_init(&bench, memory, storage);
+        CHECK(bench.job->versions && files_hold(bench.job->versions, count) && open_descriptors() <= before + 40);
+        bench_done(&bench, true);
+        os = &os_linux;
+        test_dir_remove(directory);
+}
+
+/* Images without a name need one each: the version that wants more than there are fails and says so, and the next one is none the worse. */
+static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(void)
+{
+        struct version *version;
+        struct bench bench;
+
+        table = os_linux;
+        table.probe = tell_few_descriptors;
+        os = &table;
+        bench_init(&bench, NULL, "");
+        CHECK(!version_of_many(&bench, "large", 60));
+        CHECK(bench.error.status == NEBULA_NO_MEMORY && strstr(bench.error.message, "of the 64 files that the agent may have open"));
+        for (unsigned i = 0; i < 5; i++) {
+                version = version_of_many(&bench, i % 2 ? "odd" : "even", 10);
+                REQUIRE(version);
+                CHECK(files_hold(version, 10));
+        }
+        bench_done(&bench, true);
+        os = &os_linux;
+}
+
+TAP_MAIN(TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
+         TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
+         TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),
+         TEST(what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk),
          TEST(tombstones_are_bounded_answer_and_are_in_nobodys_way),
          TEST(a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never),
         TEST(a_tombstone_that_is_written_again_is_the_next_generation),

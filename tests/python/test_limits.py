@@ -1,0 +1,98 @@
+"""The limits of the system, at the values that it comes with: open files, mappings, memory pages."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import nebulaml
+import pytest
+import torch
+
+FILES = 600  # more than half of the 1,024 open files that a shell's programs may have
+
+
+@pytest.fixture
+def few_descriptors():
+    """1,024 open files for what is started from here on; what this process may have stays as it is."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+    yield 1024
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+HARD = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, int(sys.argv[2]) or resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    def save(step, count):
+        with nm.Checkpoint(f"global_step{step}") as c:
+            good = all([bool(c.save_bytes(f"part-{n}", [b"%d" % n])) for n in range(count)])
+        if good:
+            c.wait("durable", 120)
+        return c
+    nm.init(sys.argv[1], 0, 2)
+"""
+
+
+@pytest.mark.parametrize("hard", [0, 1024], ids=["soft", "hard"])
+def test_with_1024_open_files_versions_of_many_files_become_durable_and_load(place, hard):
+    """With the hard limit too: then images are opened by their names."""
+    output = place.run(
+        HARD
+        + f"""
+    for step in (1, 2, 3):
+        say(save(step, {FILES}).state)
+    say(save(4, 5).state)
+    found = [nm.get_checkpoint("global_step3").read_bytes(f"part-{{n}}") for n in range({FILES})]
+    say(all(data == b"%d" % n for n, data in enumerate(found)), len(os.listdir("/proc/self/fd")) < 100)
+    """,
+        place.storage,
+        hard,
+    )
+    assert output.split() == ["durable"] * 4 + ["True", "True"]
+    assert (place.runtime / "agent.log").read_text().count("is ready") == 1
+
+
+def test_without_named_images_a_version_of_too_many_files_fails_alone_and_says_why(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_MEMORY_DIR", "/proc/nowhere")  # images are memfds then, and need a descriptor each
+    output = place.run(
+        HARD
+        + """
+    c = save(1, 1000)
+    say(c.state, "files that the agent may have open" in str(c.error))
+    for step in (2, 3, 4):
+        say(save(step, 5).state)
+    """,
+        place.storage,
+        1024,
+    )
+    assert output.split() == ["failed", "True", "durable", "durable", "durable"]
+
+
+def test_loaded_tensors_of_many_files_hold_no_open_files(place, few_descriptors):
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    with nebulaml.Checkpoint("global_step1") as checkpoint:
+        for n in range(320):
+            checkpoint.save(f"m{n}.pt", torch.full((50_000,), float(n)))  # large enough to be mapped
+    checkpoint.wait("durable", 120)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    found = nebulaml.get_latest_checkpoint()
+    loaded = [found.load(f"m{n}.pt") for n in range(320)]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 3
+    assert all((tensor == n).all() for n, tensor in enumerate(loaded))
+
+
+def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
+    """Two versions of 300 files took 1,200 MiB, and 2,000 files were refused here."""
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "64M")
+    nebulaml.init(str(place.storage), 1000, 2, on_error="raise")
+    for step in (1, 2):
+        with nebulaml.Checkpoint(f"global_step{step}") as checkpoint:
+            for n in range(300):
+                checkpoint.save_bytes(f"part-{n}", [b"x" * 790])
+    assert sum(path.stat().st_blocks * 512 for path in place.memory.glob("*.img")) <= 600 * 8192
+    with nebulaml.Checkpoint("global_step3") as checkpoint:
+        for n in range(2000):
+            checkpoint.save_bytes(f"part-{n}", [b"%d" % n])
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "global_step3" and found.read_bytes("part-1999") == b"1999" and len(found.files) == 2000
