@@ -24,7 +24,7 @@
 struct stored {
         struct store *store; /* NULL: it is not the file meant, or no file of this machine */
         struct manifest manifest;
-        char path[PUBLISH_PATH_MAX];
+        char key[MANIFEST_KEY_MAX], path[PUBLISH_PATH_MAX];
 };
 
 static void find_stored(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
@@ -33,7 +33,6 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
         const struct manifest_file *file;
         struct nebula_error error;
         struct store *store;
-        char key[MANIFEST_KEY_MAX];
 
         if (storage_open(catalogue, job, &store, &error) || store->ops != &store_file ||
             manifest_load(store, publish->tag, &ret_stored->manifest, &error))
@@ -42,9 +41,9 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
         /* A later writing of the tag may have replaced the file, or carried it over. */
         if (!file || strcmp(ret_stored->manifest.job, job->name) ||
             (ret_stored->manifest.generation != publish->generation && file->generation > publish->generation) ||
-            manifest_file_key(store, &ret_stored->manifest, file, key, &error))
+            manifest_file_key(store, &ret_stored->manifest, file, ret_stored->key, &error))
                 return;
-        snprintf(ret_stored->path, sizeof ret_stored->path, "%.4000s/%.600s", store->root, key);
+        snprintf(ret_stored->path, sizeof ret_stored->path, "%.4000s/%.600s", store->root, ret_stored->key);
         ret_stored->store = store;
 }
 
@@ -68,9 +67,9 @@ static int end_new(int fd, const char *path, int result)
         return result;
 }
 
-static int share_blocks(const char *from, const char *own)
+static int share_blocks(const struct stored *stored, const char *own)
 {
-        int source = os->open(from, OS_READ | OS_NOFOLLOW), fd, result;
+        int source = os->open_below(stored->store->root, stored->key, OS_READ), fd, result;
 
         if (source < 0)
                 return source;
@@ -78,6 +77,14 @@ static int share_blocks(const char *from, const char *own)
         result = fd < 0 ? fd : end_new(fd, own, os->clone(fd, source));
         os->close(source);
         return result;
+}
+
+static int link_stored(const struct stored *stored, const char *own)
+{
+        char parent[PUBLISH_PATH_MAX];
+
+        publish_parent_of(own, parent);
+        return os->link_below(stored->store->root, stored->key, parent, strrchr(own, '/') + 1);
 }
 
 /* Memory to a new file, past the page cache where that is possible. */
@@ -160,7 +167,7 @@ static enum nebula_status copy_stored(const struct stored *stored, const char *n
 
         if (status)
                 return status;
-        source = os->open(stored->path, OS_READ | OS_NOFOLLOW);
+        source = os->open_below(stored->store->root, stored->key, OS_READ);
         if (source < 0) {
                 status = publish_fail(error, "read", stored->path, source);
                 goto done;
@@ -201,7 +208,7 @@ enum nebula_status publish_make_file(struct catalogue *catalogue, struct job *jo
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         find_stored(catalogue, job, publish, name, &stored);
-        if (stored.store && !(catalogue->publish_links ? os->link(stored.path, own) : share_blocks(stored.path, own)))
+        if (stored.store && !(catalogue->publish_links ? link_stored(&stored, own) : share_blocks(&stored, own)))
                 status = NEBULA_OK;
         if (status && stored.store && !in_memory(catalogue, publish, name))
                 status = copy_stored(&stored, name, own, error);

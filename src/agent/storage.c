@@ -79,6 +79,9 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         }
         if (scan.broken_count)
                 log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s, the first: %s", scan.broken_count, job->persist_path, scan.broken);
+        if (scan.link_count)
+                log_event(LOG_LEVEL_INFO, "%zu symbolic links in %s are not followed, the first is \"%s\": to have a checkpoint found that lies "
+                          "behind one, move its directory there", scan.link_count, job->persist_path, scan.link);
         catalogue_lock(catalogue);
         manifest_scan_done(&job->stored);
         job->stored = scan;

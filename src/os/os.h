@@ -136,6 +136,19 @@ struct os_table {
         int (*opendir)(const char *path, struct os_dir **ret_dir);
         int (*readdir)(struct os_dir *dir, char *name, size_t size); /* 1: an entry, 0: the end; never . or .. */
         void (*closedir)(struct os_dir *dir);
+        /*
+         * The same below a root that others may write to. The root is a path like any other; `key` is one below it, "" the root itself.
+         * No link is followed in it: -ELOOP. What others move or replace during a call leads nowhere out of the root (os_below.c).
+         */
+        int (*open_below)(const char *root, const char *key, int flags);
+        int (*stat_below)(const char *root, const char *key, struct os_stat *ret_stat); /* of a link itself */
+        int (*rename_below)(const char *root, const char *from, const char *to);
+        int (*link_below)(const char *root, const char *key, const char *to_root, const char *to);
+        int (*unlink_below)(const char *root, const char *key);
+        int (*mkdir_below)(const char *root, const char *key, uint32_t mode);
+        int (*rmdir_below)(const char *root, const char *key);
+        int (*opendir_below)(const char *root, const char *key, struct os_dir **ret_dir);
+        int (*stat_entry)(struct os_dir *dir, const char *name, struct os_stat *ret_stat); /* likewise; of any open listing */
         /* rings: -ENOSYS where os_offer_ring was not called, or the machine has none. Requests end in any order; the memory of one belongs
          * to the kernel until it has come back */
         int (*ring_open)(uint32_t depth, struct os_ring **ret_ring);
@@ -222,8 +235,13 @@ int os_write_at(int fd, const void *data, size_t size, uint64_t offset);
 int os_sync(int fd);                                   /* fsync, retried only on EINTR */
 /* Whole small file into a new NUL-terminated buffer (free it); refuses more than limit with -EFBIG. */
 int os_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_size);
+int os_read_file_below(const char *root, const char *key, size_t limit, char **ret_data, size_t *ret_size);
+int os_sync_dir_below(const char *root, const char *key);
+/* The directories of `key` that are missing; the root is there. Syncs each directory that it adds to. */
+int os_make_dirs_below(const char *root, const char *key, uint32_t mode);
 /* temp in the same directory, write, fsync, rename, fsync directory: the four visible steps. */
 int os_write_file_atomic(const char *path, const void *data, size_t size);
+int os_write_file_atomic_below(const char *root, const char *key, const void *data, size_t size);
 int os_sync_dir(const char *path);
 int os_make_dirs(const char *path, uint32_t mode);     /* like mkdir -p; syncs each parent it adds to */
 int os_remove_tree(const char *path);                  /* does not follow links; absent is fine */

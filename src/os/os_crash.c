@@ -121,6 +121,27 @@ static int crash_open(const char *path, int flags)
         return fd;
 }
 
+/* The path of a key, for the calls that are made below a root. */
+static void join(const char *at, const char *key, char ret_path[PATH_BYTES])
+{
+        if (snprintf(ret_path, PATH_BYTES, "%s%s%s", at, *key ? "/" : "", key) >= PATH_BYTES)
+                abort();
+}
+
+static int crash_open_below(const char *at, const char *key, int flags)
+{
+        char path[PATH_BYTES];
+        int fd;
+
+        join(at, key, path);
+        pthread_mutex_lock(&log_lock);
+        fd = below->open_below(at, key, flags);
+        if (fd >= 0)
+                log_open(fd, path, flags);
+        pthread_mutex_unlock(&log_lock);
+        return fd;
+}
+
 static int crash_close(int fd)
 {
         int result;
@@ -270,6 +291,21 @@ static int crash_rename(const char *from, const char *to)
         return result;
 }
 
+static int crash_rename_below(const char *at, const char *from, const char *to)
+{
+        char from_path[PATH_BYTES], to_path[PATH_BYTES];
+        int result;
+
+        join(at, from, from_path);
+        join(at, to, to_path);
+        pthread_mutex_lock(&log_lock);
+        result = below->rename_below(at, from, to);
+        if (!result)
+                log_rename(from_path, to_path);
+        pthread_mutex_unlock(&log_lock);
+        return result;
+}
+
 static void log_exchange(const char *a, const char *b)
 {
         char name[256], to_name[256];
@@ -297,21 +333,26 @@ static int crash_exchange(const char *a, const char *b)
         return result;
 }
 
-static int crash_link(const char *from, const char *to)
+static void log_link(const char *from, const char *to)
 {
         char name[256];
-        uint32_t directory, inode;
+        uint32_t directory = split(to, name), inode = relative(from) ? crash_model_find(&now, relative(from)) : CRASH_NONE;
+
+        if (directory == CRASH_NONE)
+                return;
+        if (inode == CRASH_NONE)
+                abort();
+        log_add(directory, name, inode);
+}
+
+static int crash_link(const char *from, const char *to)
+{
         int result;
 
         pthread_mutex_lock(&log_lock);
         result = below->link(from, to);
-        inode = relative(from) ? crash_model_find(&now, relative(from)) : CRASH_NONE;
-        directory = split(to, name);
-        if (!result && directory != CRASH_NONE) {
-                if (inode == CRASH_NONE)
-                        abort();
-                log_add(directory, name, inode);
-        }
+        if (!result)
+                log_link(from, to);
         pthread_mutex_unlock(&log_lock);
         return result;
 }
@@ -335,17 +376,52 @@ static int crash_clone(int fd, int from)
         return count < 0 ? (int)count : (uint64_t)count == stat.size ? 0 : -EIO;
 }
 
-static int remove_with(int (*call)(const char *path), const char *path)
+static int crash_link_below(const char *at, const char *key, const char *to_at, const char *to)
+{
+        char path[PATH_BYTES], to_path[PATH_BYTES];
+        int result;
+
+        join(at, key, path);
+        join(to_at, to, to_path);
+        pthread_mutex_lock(&log_lock);
+        result = below->link_below(at, key, to_at, to);
+        if (!result)
+                log_link(path, to_path);
+        pthread_mutex_unlock(&log_lock);
+        return result;
+}
+
+static void log_remove(const char *path)
 {
         char name[256];
-        uint32_t directory;
+        uint32_t directory = split(path, name);
+
+        if (directory != CRASH_NONE)
+                add_op((struct crash_op){ .kind = CRASH_REMOVE, .directory = directory, .name = need(strdup(name)) });
+}
+
+static int remove_with(int (*call)(const char *path), const char *path)
+{
         int result;
 
         pthread_mutex_lock(&log_lock);
         result = call(path);
-        directory = split(path, name);
-        if (!result && directory != CRASH_NONE)
-                add_op((struct crash_op){ .kind = CRASH_REMOVE, .directory = directory, .name = need(strdup(name)) });
+        if (!result)
+                log_remove(path);
+        pthread_mutex_unlock(&log_lock);
+        return result;
+}
+
+static int remove_below_with(int (*call)(const char *at, const char *key), const char *at, const char *key)
+{
+        char path[PATH_BYTES];
+        int result;
+
+        join(at, key, path);
+        pthread_mutex_lock(&log_lock);
+        result = call(at, key);
+        if (!result)
+                log_remove(path);
         pthread_mutex_unlock(&log_lock);
         return result;
 }
@@ -360,17 +436,47 @@ static int crash_rmdir(const char *path)
         return remove_with(below->rmdir, path);
 }
 
-static int crash_mkdir(const char *path, uint32_t mode)
+static int crash_unlink_below(const char *at, const char *key)
+{
+        return remove_below_with(below->unlink_below, at, key);
+}
+
+static int crash_rmdir_below(const char *at, const char *key)
+{
+        return remove_below_with(below->rmdir_below, at, key);
+}
+
+static void log_mkdir(const char *path)
 {
         char name[256];
-        uint32_t directory;
+        uint32_t directory = split(path, name);
+
+        if (directory != CRASH_NONE)
+                log_add(directory, name, crash_model_new_inode(&now, true));
+}
+
+static int crash_mkdir(const char *path, uint32_t mode)
+{
         int result;
 
         pthread_mutex_lock(&log_lock);
         result = below->mkdir(path, mode);
-        directory = split(path, name);
-        if (!result && directory != CRASH_NONE)
-                log_add(directory, name, crash_model_new_inode(&now, true));
+        if (!result)
+                log_mkdir(path);
+        pthread_mutex_unlock(&log_lock);
+        return result;
+}
+
+static int crash_mkdir_below(const char *at, const char *key, uint32_t mode)
+{
+        char path[PATH_BYTES];
+        int result;
+
+        join(at, key, path);
+        pthread_mutex_lock(&log_lock);
+        result = below->mkdir_below(at, key, mode);
+        if (!result)
+                log_mkdir(path);
         pthread_mutex_unlock(&log_lock);
         return result;
 }
@@ -446,6 +552,12 @@ int os_crash_begin(const char *path)
         table.unlink = crash_unlink;
         table.rmdir = crash_rmdir;
         table.mkdir = crash_mkdir;
+        table.open_below = crash_open_below;
+        table.rename_below = crash_rename_below;
+        table.link_below = crash_link_below;
+        table.unlink_below = crash_unlink_below;
+        table.rmdir_below = crash_rmdir_below;
+        table.mkdir_below = crash_mkdir_below;
         os_ring_model_use(&table); /* what goes through a ring goes through crash_pwrite */
         os = &table;
         return 0;

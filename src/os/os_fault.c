@@ -61,12 +61,13 @@ static size_t half(size_t size)
         return size >= 8192 ? size / 2 & ~(size_t)4095 : (size + 1) / 2;
 }
 
-/* A call without a count of bytes. */
-#define WRAP(name, kind, parameters, arguments) \
+/* A call without a count of bytes, which a test knows as `text`. */
+#define WRAP_AS(text, name, kind, parameters, arguments) \
         static int fault_##name parameters \
         { \
-                return is_hit(#name, kind, 0) ? -fault.error : below->name arguments; \
+                return is_hit(text, kind, 0) ? -fault.error : below->name arguments; \
         }
+#define WRAP(name, kind, parameters, arguments) WRAP_AS(#name, name, kind, parameters, arguments)
 
 /* One that transfers `size` bytes. */
 #define WRAP_TRANSFER(name, kind, parameters, arguments) \
@@ -104,6 +105,15 @@ WRAP(rmdir, PLAIN, (const char *path), (path))
 WRAP(readlink, PLAIN, (const char *path, char *text, size_t size), (path, text, size))
 WRAP(opendir, PLAIN, (const char *path, struct os_dir **ret_dir), (path, ret_dir))
 WRAP(readdir, PLAIN, (struct os_dir *dir, char *name, size_t size), (dir, name, size))
+WRAP_AS("open", open_below, BLOCKS | TAKES_SPACE, (const char *root, const char *key, int flags), (root, key, flags))
+WRAP_AS("stat", stat_below, PLAIN, (const char *root, const char *key, struct os_stat *ret_stat), (root, key, ret_stat))
+WRAP_AS("rename", rename_below, TAKES_SPACE, (const char *root, const char *from, const char *to), (root, from, to))
+WRAP_AS("link", link_below, TAKES_SPACE, (const char *root, const char *key, const char *to_root, const char *to), (root, key, to_root, to))
+WRAP_AS("unlink", unlink_below, PLAIN, (const char *root, const char *key), (root, key))
+WRAP_AS("mkdir", mkdir_below, TAKES_SPACE, (const char *root, const char *key, uint32_t mode), (root, key, mode))
+WRAP_AS("rmdir", rmdir_below, PLAIN, (const char *root, const char *key), (root, key))
+WRAP_AS("opendir", opendir_below, PLAIN, (const char *root, const char *key, struct os_dir **ret_dir), (root, key, ret_dir))
+WRAP_AS("stat", stat_entry, PLAIN, (struct os_dir *dir, const char *name, struct os_stat *ret_stat), (dir, name, ret_stat))
 WRAP(memfd, PLAIN, (const char *name), (name))
 WRAP(map, PLAIN, (int fd, uint64_t offset, uint64_t size, int flags, void **ret_data), (fd, offset, size, flags, ret_data))
 WRAP(advise, PLAIN, (void *data, uint64_t size, enum os_advice advice), (data, size, advice))
@@ -155,6 +165,8 @@ static void fill_table(void)
         SET(open); SET(close); SET(duplicate); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
         SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link); SET(clone);
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
+        SET(open_below); SET(stat_below); SET(rename_below); SET(link_below); SET(unlink_below); SET(mkdir_below); SET(rmdir_below);
+        SET(opendir_below); SET(stat_entry);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
         SET(poll); SET(watch_open); SET(watch); SET(watch_wait); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register);
         SET(uffd_protect); SET(ring_open); SET(ring_register); SET(ring_submit);

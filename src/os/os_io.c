@@ -71,6 +71,16 @@ static int open_retried(const char *path, int flags)
         return fd;
 }
 
+static int open_below_retried(const char *root, const char *key, int flags)
+{
+        int fd;
+
+        do
+                fd = os->open_below(root, key, flags);
+        while (fd == -EINTR);
+        return fd;
+}
+
 /* The size that stat tells is only a hint: files of /proc have none, and files grow. */
 static int read_to_end(int fd, size_t limit, size_t capacity, char **ret_data, size_t *ret_size)
 {
@@ -119,10 +129,10 @@ free_data:
         return result;
 }
 
-int os_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_size)
+/* Closes it. */
+static int read_whole(int fd, size_t limit, char **ret_data, size_t *ret_size)
 {
         struct os_stat found;
-        int fd = open_retried(path, OS_READ);
         int result;
 
         if (fd < 0)
@@ -136,6 +146,16 @@ int os_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_si
                 result = read_to_end(fd, limit, found.size + 1, ret_data, ret_size);
         os->close(fd);
         return result;
+}
+
+int os_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_size)
+{
+        return read_whole(open_retried(path, OS_READ), limit, ret_data, ret_size);
+}
+
+int os_read_file_below(const char *root, const char *key, size_t limit, char **ret_data, size_t *ret_size)
+{
+        return read_whole(open_below_retried(root, key, OS_READ), limit, ret_data, ret_size);
 }
 
 /* The directory part of `path`: "." without one, "/" for what lies in the root. */
@@ -160,9 +180,9 @@ static int parent_of(const char *path, char ret_parent[PATH_MAX_BYTES])
         return 0;
 }
 
-int os_sync_dir(const char *path)
+/* Closes it. */
+static int sync_directory(int fd)
 {
-        int fd = open_retried(path, OS_READ | OS_DIRECTORY);
         int result;
 
         if (fd < 0)
@@ -171,6 +191,16 @@ int os_sync_dir(const char *path)
         os->close(fd);
         /* Some network file systems have no such call for directories: their server decides. */
         return result == -EINVAL || result == -ENOTSUP ? 0 : result;
+}
+
+int os_sync_dir(const char *path)
+{
+        return sync_directory(open_retried(path, OS_READ | OS_DIRECTORY));
+}
+
+int os_sync_dir_below(const char *root, const char *key)
+{
+        return sync_directory(open_below_retried(root, key, OS_READ | OS_DIRECTORY));
 }
 
 static int open_temp(const char *path, char ret_temp[PATH_MAX_BYTES])
@@ -215,6 +245,63 @@ int os_write_file_atomic(const char *path, const void *data, size_t size)
                 return result;
         }
         return os_sync_dir(parent);
+}
+
+/* Without a name that any link could have: others may write to this directory. */
+int os_write_file_atomic_below(const char *root, const char *key, const void *data, size_t size)
+{
+        char temp[PATH_MAX_BYTES], parent[PATH_MAX_BYTES];
+        const char *slash = strrchr(key, '/');
+        uint64_t id;
+        int fd, closed, result = os->random(&id, sizeof id);
+
+        if (result)
+                return result;
+        if (snprintf(temp, sizeof temp, "%s.tmp-%016llx", key, (unsigned long long)id) >= (int)sizeof temp)
+                return -ENAMETOOLONG;
+        snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - key) : 0, key);
+        fd = open_below_retried(root, temp, OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_SHARED);
+        if (fd < 0)
+                return fd;
+        result = os_write_at(fd, data, size, 0);
+        if (!result)
+                result = os_sync(fd);
+        closed = os->close(fd);
+        if (!result)
+                result = closed;
+        if (!result)
+                result = os->rename_below(root, temp, key);
+        if (result) {
+                os->unlink_below(root, temp);
+                return result;
+        }
+        return os_sync_dir_below(root, parent);
+}
+
+int os_make_dirs_below(const char *root, const char *key, uint32_t mode)
+{
+        char part[PATH_MAX_BYTES], parent[PATH_MAX_BYTES] = "";
+        size_t length = strlen(key);
+
+        if (length >= sizeof part)
+                return -ENAMETOOLONG;
+        for (size_t i = 1; i <= length; i++) {
+                struct os_stat found;
+                int result;
+
+                if (key[i] != '/' && key[i])
+                        continue;
+                snprintf(part, sizeof part, "%.*s", (int)i, key);
+                result = os->mkdir_below(root, part, mode);
+                if (!result)
+                        result = os_sync_dir_below(root, parent);
+                else if (!os->stat_below(root, part, &found)) /* also where nothing may be made */
+                        result = found.kind == OS_KIND_DIRECTORY ? 0 : found.kind == OS_KIND_LINK ? -ELOOP : -ENOTDIR;
+                if (result)
+                        return result;
+                memcpy(parent, part, i + 1);
+        }
+        return 0;
 }
 
 static int make_one(const char *path, uint32_t mode)

@@ -36,10 +36,6 @@
 #define NS_PER_S 1000000000
 #define TRANSFER_MAX 0x7ffff000u /* what one Linux transfer moves at most */
 
-struct os_dir {
-        DIR *stream;
-};
-
 const struct os_table *os = &os_linux;
 
 static int result_of(int result)
@@ -59,7 +55,7 @@ static size_t transfer_size(size_t size)
 
 /* -- files -- */
 
-static int linux_open(const char *path, int flags)
+int os_linux_open_flags(int flags)
 {
         static const struct {
                 int ours, theirs;
@@ -67,17 +63,23 @@ static int linux_open(const char *path, int flags)
                 { OS_CREATE, O_CREAT }, { OS_EXCLUSIVE, O_EXCL }, { OS_TRUNCATE, O_TRUNC }, { OS_APPEND, O_APPEND },
                 { OS_DIRECT, O_DIRECT }, { OS_DIRECTORY, O_DIRECTORY }, { OS_NOFOLLOW, O_NOFOLLOW },
         };
-        int theirs = O_CLOEXEC, fd;
+        int theirs = O_CLOEXEC;
 
         if (flags & OS_WRITE)
                 theirs |= flags & OS_READ ? O_RDWR : O_WRONLY;
         for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
                 if (flags & table[i].ours)
                         theirs |= table[i].theirs;
-        /* A FIFO in the place of a file would hold us up here until somebody writes to it. */
-        fd = open(path, theirs | O_NONBLOCK, flags & OS_SHARED ? 0666 : 0600);
-        if (fd < 0)
-                return -errno;
+        return theirs;
+}
+
+mode_t os_linux_open_mode(int flags)
+{
+        return flags & OS_SHARED ? 0666 : 0600;
+}
+
+int os_linux_opened(int fd, int theirs)
+{
         if (fcntl(fd, F_SETFL, theirs & (O_APPEND | O_DIRECT))) {
                 int result = -errno;
 
@@ -85,6 +87,15 @@ static int linux_open(const char *path, int flags)
                 return result;
         }
         return fd;
+}
+
+static int linux_open(const char *path, int flags)
+{
+        int theirs = os_linux_open_flags(flags);
+        /* A FIFO in the place of a file would hold us up here until somebody writes to it. */
+        int fd = open(path, theirs | O_NONBLOCK, os_linux_open_mode(flags));
+
+        return fd < 0 ? -errno : os_linux_opened(fd, theirs);
 }
 
 static int linux_close(int fd)
@@ -143,7 +154,7 @@ static int linux_lock(int fd, bool wait)
         return result_of(flock(fd, wait ? LOCK_EX : LOCK_EX | LOCK_NB));
 }
 
-static void convert_stat(const struct stat *from, struct os_stat *to)
+void os_linux_convert_stat(const struct stat *from, struct os_stat *to)
 {
         *to = (struct os_stat){
                 .size = (uint64_t)from->st_size,
@@ -165,7 +176,7 @@ static int linux_stat(const char *path, bool follow, struct os_stat *ret_stat)
 
         if (fstatat(AT_FDCWD, path, &found, follow ? 0 : AT_SYMLINK_NOFOLLOW))
                 return -errno;
-        convert_stat(&found, ret_stat);
+        os_linux_convert_stat(&found, ret_stat);
         return 0;
 }
 
@@ -175,7 +186,7 @@ static int linux_fstat(int fd, struct os_stat *ret_stat)
 
         if (fstat(fd, &found))
                 return -errno;
-        convert_stat(&found, ret_stat);
+        os_linux_convert_stat(&found, ret_stat);
         return 0;
 }
 
@@ -477,6 +488,9 @@ const struct os_table os_linux = {
         .ring_queue = os_linux_ring_queue, .ring_submit = os_linux_ring_submit, .ring_wait = os_linux_ring_wait,
         .ring_queued = os_linux_ring_queued, .ring_reap = os_linux_ring_reap,
         .memfd = linux_memfd, .map = linux_map, .unmap = linux_unmap, .advise = linux_advise, .move = linux_move,
+        .open_below = os_linux_open_below, .stat_below = os_linux_stat_below, .rename_below = os_linux_rename_below,
+        .link_below = os_linux_link_below, .unlink_below = os_linux_unlink_below, .mkdir_below = os_linux_mkdir_below,
+        .rmdir_below = os_linux_rmdir_below, .opendir_below = os_linux_opendir_below, .stat_entry = os_linux_stat_entry,
         .listen = os_linux_listen, .connect = os_linux_connect, .accept = os_linux_accept,
         .socketpair = os_linux_socketpair, .send = os_linux_send, .receive = os_linux_receive,
         .peer = os_linux_peer, .shutdown = os_linux_shutdown, .poll = linux_poll, .can_send = os_linux_can_send,

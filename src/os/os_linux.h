@@ -5,10 +5,34 @@
 #ifndef NB_OS_OS_LINUX_H
 #define NB_OS_OS_LINUX_H
 
+#include <dirent.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "os/os.h"
+
+struct os_dir {
+        DIR *stream;
+};
+
+/* os_linux.c */
+int os_linux_open_flags(int flags);
+mode_t os_linux_open_mode(int flags);
+/* Of a file that was opened with O_NONBLOCK and these flags: from here on it waits as others do. Closes it when that fails. */
+int os_linux_opened(int fd, int theirs);
+void os_linux_convert_stat(const struct stat *from, struct os_stat *to);
+
+/* os_below.c */
+int os_linux_open_below(const char *root, const char *key, int flags);
+int os_linux_stat_below(const char *root, const char *key, struct os_stat *ret_stat);
+int os_linux_rename_below(const char *root, const char *from, const char *to);
+int os_linux_link_below(const char *root, const char *key, const char *to_root, const char *to);
+int os_linux_unlink_below(const char *root, const char *key);
+int os_linux_mkdir_below(const char *root, const char *key, uint32_t mode);
+int os_linux_rmdir_below(const char *root, const char *key);
+int os_linux_opendir_below(const char *root, const char *key, struct os_dir **ret_dir);
+int os_linux_stat_entry(struct os_dir *dir, const char *name, struct os_stat *ret_stat);
 
 /* os_socket.c */
 int os_linux_listen(const char *path);

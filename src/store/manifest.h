@@ -123,6 +123,8 @@ struct manifest_scan {
         size_t count;
         size_t broken_count;
         char broken[512];
+        size_t link_count; /* symbolic links beside them, which are not followed, and the name of the first */
+        char link[256];
 };
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
 void manifest_scan_done(struct manifest_scan *scan);

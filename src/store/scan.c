@@ -44,8 +44,8 @@ static int compare_names(const void *a, const void *b)
         return strcmp(x->name, y->name);
 }
 
-/* The directories that a tag may live in, by name. */
-static enum nebula_status list_tags(struct store *store, struct store_list *ret_list, struct nebula_error *error)
+/* The directories that a tag may live in, by name; and how many links there are, behind which nothing is looked for. */
+static enum nebula_status list_tags(struct store *store, struct store_list *ret_list, struct manifest_scan *scan, struct nebula_error *error)
 {
         struct store_list list;
         char tag[256];
@@ -54,7 +54,10 @@ static enum nebula_status list_tags(struct store *store, struct store_list *ret_
 
         if (status)
                 return status;
+        scan->link_count = 0;
         for (size_t i = 0; i < list.count; i++) {
+                if (list.entries[i].is_link && scan->link_count++ == 0)
+                        snprintf(scan->link, sizeof scan->link, "%s", list.entries[i].name);
                 if (manifest_tag_of(&list.entries[i], tag))
                         list.entries[kept++] = list.entries[i];
                 else
@@ -132,10 +135,10 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
  */
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
 {
-        struct manifest_scan scan = { 0 };
+        struct manifest_scan scan = { 0 }, links = { 0 };
         struct store_list list, later = { 0 };
         bool is_same = false, has_open = false;
-        enum nebula_status status = list_tags(store, &list, error);
+        enum nebula_status status = list_tags(store, &list, &links, error);
 
         if (status)
                 return status;
@@ -143,7 +146,7 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
                 manifest_scan_done(&scan);
                 status = load_listed(store, &list, &scan, &has_open, error);
                 if (!status)
-                        status = list_tags(store, &later, error);
+                        status = list_tags(store, &later, &links, error);
                 if (status)
                         break;
                 is_same = same_names(&list, &later);
@@ -158,6 +161,8 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
         if (scan.count)
                 qsort(scan.manifests, scan.count, sizeof *scan.manifests, compare_sequences);
         manifest_scan_mark(&scan);
+        scan.link_count = links.link_count;
+        memcpy(scan.link, links.link, sizeof scan.link);
         *ret_scan = scan;
         return NEBULA_OK;
 }

@@ -14,6 +14,8 @@
  *   read_text an object as one write left it, also when another replaces it meanwhile.
  *   list      every object written before the call, in no order; `prefix` names a directory,
  *             "" the root. One that is not there is NEBULA_NOT_FOUND.
+ *   links     none is followed below the root, which itself may be reached through some: the call fails, with ELOOP. A move or a
+ *             removal takes the link itself.
  *   remove    durable or not at all; absent is fine. So it is for remove_directory,
  *             which fails when the directory is not empty.
  *
@@ -43,6 +45,7 @@ struct store_entry {
         uint64_t size;
         int64_t mtime_ns;
         bool is_directory;
+        bool is_link;      /* in a listing: no operation follows it, so what it leads to is not part of the store */
         bool is_foreign;   /* another user's, as far as the driver can tell: not to be swept */
 };
 struct store_list {

@@ -28,6 +28,11 @@ enum nebula_status file_error(const struct store *store, const char *what, const
 {
         char text[400];
 
+        /* What is read there is no part of the store; what is to be written can be, once the link has been moved away. */
+        if (result == -ELOOP && (!strcmp(what, "read") || !strcmp(what, "find") || !strcmp(what, "list")))
+                return error_set(error, NEBULA_CORRUPT, ELOOP,
+                                 "can't %s %.300s: a part of it is a symbolic link, and none is followed below %.300s: put there what it leads to",
+                                 what, path, store->root);
         if (result == -ENODEV)
                 return error_set(error, NEBULA_STORAGE, ENODEV, "can't %s %s: %s is gone, and with it its file system",
                                  what, path, store->root);
@@ -57,10 +62,7 @@ enum nebula_status file_ensure(struct store *store, const char *directory, const
 
 int file_sync_directory(const struct store *store, const char *directory)
 {
-        char path[STORE_PATH_MAX];
-
-        snprintf(path, sizeof path, "%s%s%s", store->root, *directory ? "/" : "", directory);
-        return os_sync_dir(path);
+        return os_sync_dir_below(store->root, directory);
 }
 
 static enum nebula_status file_open(const char *url, struct store **ret_store, struct nebula_error *error)
@@ -110,15 +112,15 @@ static void file_close(struct store *store)
 }
 
 /* rename does nothing when both names are one file, as after a crash or a hard link: then the old one goes apart. */
-static int drop_old_name(const char *from, const char *to)
+static int drop_old_name(const char *root, const char *from, const char *to)
 {
         struct os_stat old, new;
-        int result = os->stat(from, false, &old);
+        int result = os->stat_below(root, from, &old);
 
         if (!result)
-                result = os->stat(to, false, &new);
+                result = os->stat_below(root, to, &new);
         if (!result && old.device == new.device && old.inode == new.inode)
-                result = os->unlink(from);
+                result = os->unlink_below(root, from);
         return result == -ENOENT ? 0 : result;
 }
 
@@ -138,7 +140,7 @@ static enum nebula_status file_move(struct store *store, const char *from, const
         if (!strcmp(from, to))
                 return NEBULA_OK;
         /* First, so that no directory is made for what isn't there. */
-        result = os->stat(from_path, false, &found);
+        result = os->stat_below(store->root, from, &found);
         if (result)
                 return file_error(store, "move", from_path, result, error);
         file_parent(from, from_parent);
@@ -146,9 +148,9 @@ static enum nebula_status file_move(struct store *store, const char *from, const
         status = file_ensure(store, to_parent, "move to", to_path, error);
         if (status)
                 goto forget;
-        result = os->rename(from_path, to_path);
+        result = os->rename_below(store->root, from, to);
         if (!result)
-                result = drop_old_name(from_path, to_path);
+                result = drop_old_name(store->root, from, to);
         /* The new place first: between the two both names may survive, never none. */
         if (!result)
                 result = file_sync_directory(store, to_parent);
@@ -183,37 +185,32 @@ static enum nebula_status file_stat(struct store *store, const char *key, struct
 
         if (status)
                 return status;
-        result = os->stat(path, true, &found);
+        result = os->stat_below(store->root, key, &found);
+        if (!result && found.kind == OS_KIND_LINK)
+                result = -ELOOP;
         if (result)
                 return file_error(store, "find", path, result == -ENOTDIR ? -ENOENT : result, error);
         name = strdup(slash ? slash + 1 : key);
         if (!name)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look at %s", path);
-        *ret_entry = (struct store_entry){ name, found.size, found.mtime_ns, found.kind == OS_KIND_DIRECTORY,
-                                           is_foreign(store, &found) };
+        *ret_entry = (struct store_entry){ .name = name, .size = found.size, .mtime_ns = found.mtime_ns,
+                                           .is_directory = found.kind == OS_KIND_DIRECTORY, .is_foreign = is_foreign(store, &found) };
         return NEBULA_OK;
 }
 
-/* One entry of a listing; what has gone since, or leads nowhere, is left out. */
-static int list_one(const struct store *store, const char *path, const char *name, struct store_list *list)
+/* One entry of a listing; what has gone since is left out. A directory that may not be searched must not look like an empty one. */
+static int list_one(const struct store *store, struct os_dir *dir, const char *name, struct store_list *list)
 {
-        char full[STORE_PATH_MAX];
         struct store_entry entry = { .name = (char *)(uintptr_t)name };
         struct os_stat found;
-        int result;
+        int result = os->stat_entry(dir, name, &found);
 
-        if (snprintf(full, sizeof full, "%s/%s", path, name) >= (int)sizeof full)
-                return -ENAMETOOLONG;
-        result = os->stat(full, true, &found);
-        if (result == -EACCES && os->stat(full, false, &found) == -EACCES)
-                return result; /* not where a link leads to, but the directory itself: it must not look like an empty one */
-        if (result == -ENOENT || result == -ELOOP || result == -EACCES)
-                return 0;
         if (result)
-                return result;
+                return result == -ENOENT ? 0 : result;
         entry.size = found.size;
         entry.mtime_ns = found.mtime_ns;
         entry.is_directory = found.kind == OS_KIND_DIRECTORY;
+        entry.is_link = found.kind == OS_KIND_LINK;
         entry.is_foreign = is_foreign(store, &found);
         return store_list_add(list, &entry) ? -ENOMEM : 0;
 }
@@ -229,13 +226,13 @@ static enum nebula_status file_list(struct store *store, const char *prefix, str
 
         if (status)
                 return status;
-        result = os->opendir(path, &dir);
+        result = os->opendir_below(store->root, prefix, &dir);
         if (result == -ENOTDIR && *prefix) /* but a root that is no directory must not look like an empty one */
                 result = -ENOENT;
         if (result)
                 return file_error(store, "list", path, result, error);
         while ((result = os->readdir(dir, name, sizeof name)) > 0) {
-                result = list_one(store, path, name, &list);
+                result = list_one(store, dir, name, &list);
                 if (result)
                         break;
         }
@@ -270,7 +267,7 @@ static enum nebula_status file_remove(struct store *store, const char *key, stru
 
         if (status)
                 return *key ? status : error_set(error, status, 0, "the root of %s is no object", store->root);
-        return end_removal(store, key, path, os->unlink(path), error);
+        return end_removal(store, key, path, os->unlink_below(store->root, key), error);
 }
 
 static enum nebula_status file_remove_directory(struct store *store, const char *prefix, struct nebula_error *error)
@@ -282,7 +279,7 @@ static enum nebula_status file_remove_directory(struct store *store, const char 
         if (status)
                 return *prefix ? status : error_set(error, status, 0, "the root %s is not removed", store->root);
         file_dirs_forget_one(file->dirs, path);
-        return end_removal(store, prefix, path, os->rmdir(path), error);
+        return end_removal(store, prefix, path, os->rmdir_below(store->root, prefix), error);
 }
 
 /* Of the nearest directory that is there: the first write makes the rest. */

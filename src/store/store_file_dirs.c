@@ -145,44 +145,63 @@ static int make_root(struct file_dirs *dirs, const char *root)
         return 0;
 }
 
-/* Syncs the entry of `path` in the directory above it. Those above the root may be closed to us, and aren't ours. */
-static int sync_above(const char *path, bool is_root)
+/* Syncs the entry of the root in the directory above it, which may be closed to us, and isn't ours. */
+static int sync_above_root(const char *root)
 {
         char above[STORE_PATH_MAX];
         char *slash;
         int result;
 
-        snprintf(above, sizeof above, "%s", path);
+        snprintf(above, sizeof above, "%s", root);
         slash = strrchr(above, '/');
         slash[slash == above] = 0;
         result = os_sync_dir(above);
-        return is_root && (result == -EACCES || result == -EPERM || result == -EROFS) ? 0 : result;
+        return result == -EACCES || result == -EPERM || result == -EROFS ? 0 : result;
 }
 
 /* The directory above it is there, or was: then -ENOENT, and nothing is made in its place. */
-static int make_below(const char *path)
+static int make_below(const char *root, const char *key)
 {
         struct os_stat found;
-        int result = os->stat(path, true, &found);
+        int result = os->stat_below(root, key, &found);
 
         if (result == -ENOENT) {
-                result = os->mkdir(path, DIRECTORY_MODE);
+                result = os->mkdir_below(root, key, DIRECTORY_MODE);
                 if (result != -EEXIST)
                         return result;
-                result = os->stat(path, true, &found); /* another node was faster */
+                result = os->stat_below(root, key, &found); /* another node was faster */
         }
-        return !result && found.kind != OS_KIND_DIRECTORY ? -ENOTDIR : result;
+        if (result)
+                return result;
+        return found.kind == OS_KIND_DIRECTORY ? 0 : found.kind == OS_KIND_LINK ? -ELOOP : -ENOTDIR;
 }
 
-static int ensure_one(struct file_dirs *dirs, const char *path, bool is_root)
+static int ensure_root(struct file_dirs *dirs, const char *root)
 {
+        int result;
+
+        if (is_known(dirs, root))
+                return check_mount(dirs, root);
+        result = make_root(dirs, root);
+        if (!result)
+                result = sync_above_root(root);
+        if (!result)
+                remember(dirs, root);
+        return result;
+}
+
+/* `path` is <root>/<key>. */
+static int ensure_below(struct file_dirs *dirs, const char *path, const char *root, const char *key)
+{
+        char parent[STORE_KEY_MAX];
         int result;
 
         if (is_known(dirs, path))
                 return 0;
-        result = is_root ? make_root(dirs, path) : make_below(path);
+        file_parent(key, parent);
+        result = make_below(root, key);
         if (!result)
-                result = sync_above(path, is_root);
+                result = os_sync_dir_below(root, parent);
         if (!result)
                 remember(dirs, path);
         return result;
@@ -199,14 +218,14 @@ int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *direc
                 return -ENAMETOOLONG;
         pthread_mutex_lock(&dirs->lock);
         if (!is_known(dirs, path))
-                result = is_known(dirs, root) ? check_mount(dirs, root) : ensure_one(dirs, root, true);
+                result = ensure_root(dirs, root);
         for (size_t i = root_length + 1; i <= length && !result; i++) {
                 char kept = path[i];
 
                 if (kept != '/' && kept)
                         continue;
                 path[i] = 0;
-                result = ensure_one(dirs, path, false);
+                result = ensure_below(dirs, path, root, path + root_length + 1);
                 path[i] = kept;
         }
         pthread_mutex_unlock(&dirs->lock);

@@ -7,12 +7,12 @@
 #include "os/os.h"
 #include "store/store_private.h"
 
-static int open_to_read(const char *path, int flags)
+static int open_to_read(const struct store *store, const char *key, int flags)
 {
         int fd;
 
         do
-                fd = os->open(path, OS_READ | flags);
+                fd = os->open_below(store->root, key, OS_READ | flags);
         while (fd == -EINTR);
         return fd == -ENOTDIR ? -ENOENT : fd;
 }
@@ -39,7 +39,7 @@ enum nebula_status file_read(struct store *store, const char *key, void *data, u
 
         if (status)
                 return status;
-        fd = open_to_read(path, 0);
+        fd = open_to_read(store, key, 0);
         result = fd < 0 ? fd : os_read_at(fd, data, size, offset);
         if (result)
                 status = read_error(store, path, fd, offset + size, result, error);
@@ -58,7 +58,7 @@ enum nebula_status file_read_text(struct store *store, const char *key, size_t l
 
         if (status)
                 return status;
-        result = os_read_file(path, limit, ret_text, ret_size);
+        result = os_read_file_below(store->root, key, limit, ret_text, ret_size);
         if (result == -ESPIPE)
                 return error_set(error, NEBULA_CORRUPT, 0, "%s: is no file", path);
         if (result == -EFBIG)
@@ -76,12 +76,12 @@ enum nebula_status file_read_bulk(struct store *store, const char *key, void *da
 
         if (status)
                 return status;
-        fd = open_to_read(path, is_direct ? OS_DIRECT : 0);
+        fd = open_to_read(store, key, is_direct ? OS_DIRECT : 0);
         result = fd < 0 ? fd : bulk_read(fd, is_direct, data, false, size, chunk_bytes, check, argument, error);
         if (result == -EINVAL && is_direct) {
                 if (fd >= 0)
                         os->close(fd);
-                fd = open_to_read(path, 0); /* a file system without O_DIRECT */
+                fd = open_to_read(store, key, 0); /* a file system without O_DIRECT */
                 result = fd < 0 ? fd : bulk_read(fd, false, data, false, size, chunk_bytes, check, argument, error);
         }
         if (result > 0)
@@ -102,10 +102,10 @@ enum nebula_status file_open_read(struct store *store, const char *key, int *ret
         if (status)
                 return status;
         *ret_direct = true;
-        *ret_fd = open_to_read(path, OS_DIRECT);
+        *ret_fd = open_to_read(store, key, OS_DIRECT);
         if (*ret_fd == -EINVAL) {
                 *ret_direct = false; /* a file system without O_DIRECT */
-                *ret_fd = open_to_read(path, 0);
+                *ret_fd = open_to_read(store, key, 0);
         }
         return *ret_fd < 0 ? file_error(store, "read", path, *ret_fd, error) : NEBULA_OK;
 }

@@ -23,7 +23,7 @@
 #define TOGETHER_MAX 16 /* objects under way: as many open files */
 
 struct staged_file {
-        char *temp, *path; /* absolute; temp NULL: it has its name */
+        char *temp, *key; /* temp NULL: it has its name */
         uint64_t size;
 };
 struct store_staged {
@@ -37,7 +37,7 @@ struct file_writing {
         int fd;               /* of `temp`; -1: closed */
         bool is_direct, made; /* made: `temp` is there */
         char parent[STORE_KEY_MAX], temp_parent[STORE_KEY_MAX];
-        char path[STORE_PATH_MAX], temp[STORE_PATH_MAX];
+        char temp[STORE_KEY_MAX + 32]; /* its key */
 };
 
 /* <tag>/.nebula for what is below a tag, the root for what isn't: in both places a sweep knows it as ours. */
@@ -59,10 +59,10 @@ static int open_temp(struct file_writing *writing, int flags)
         for (int i = 0; i < TEMP_TRIES; i++) {
                 int fd;
 
-                snprintf(writing->temp, sizeof writing->temp, "%s/%s%s%u-%u", writing->store->root, writing->temp_parent,
-                         is_top ? ".nebula-tmp-" : "/tmp-", os->pid(), atomic_fetch_add(&file->temp_count, 1));
+                snprintf(writing->temp, sizeof writing->temp, "%s%s%u-%u", writing->temp_parent, is_top ? ".nebula-tmp-" : "/tmp-", os->pid(),
+                         atomic_fetch_add(&file->temp_count, 1));
                 do
-                        fd = os->open(writing->temp, flags | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW | OS_SHARED);
+                        fd = os->open_below(writing->store->root, writing->temp, flags | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW | OS_SHARED);
                 while (fd == -EINTR);
                 if (fd != -EEXIST)
                         return fd;
@@ -86,7 +86,7 @@ static void drop_temp(struct file_writing *writing)
         if (writing->fd >= 0)
                 os->close(writing->fd);
         if (writing->made)
-                os->unlink(writing->temp);
+                os->unlink_below(writing->store->root, writing->temp);
         writing->fd = -1;
         writing->made = false;
 }
@@ -160,10 +160,10 @@ static int hand_over(struct file_writing *writing, struct store_staged *staged)
 {
         struct staged_file *file = &staged->files[staged->count];
 
-        *file = (struct staged_file){ strdup(writing->temp), strdup(writing->path), writing->object->size };
-        if (!file->temp || !file->path) {
+        *file = (struct staged_file){ strdup(writing->temp), strdup(writing->object->key), writing->object->size };
+        if (!file->temp || !file->key) {
                 free(file->temp);
-                free(file->path);
+                free(file->key);
                 return -ENOMEM;
         }
         staged->count++;
@@ -189,10 +189,14 @@ static int stage_all(struct file_writing *writings, size_t count, struct store_s
         return result;
 }
 
-static enum nebula_status write_error(const struct store *store, const char *path, uint64_t size, int result, struct nebula_error *error)
+static enum nebula_status write_error(const struct store *store, const char *key, uint64_t size, int result, struct nebula_error *error)
 {
+        char path[STORE_PATH_MAX];
         struct os_space space;
+        enum nebula_status status = file_path(store, key, path, error);
 
+        if (status)
+                return status;
         if (error_status_of_errno(-result) == NEBULA_NO_SPACE && !os->space(store->root, &space))
                 return error_set(error, NEBULA_NO_SPACE, -result, "can't write %s: needs %" PRIu64 " bytes, %" PRIu64 " are free%s",
                                  path, size, space.free_bytes, space.free_bytes > size ? "; inodes or a quota may have run out" : "");
@@ -224,13 +228,14 @@ static void be_slow(const struct store_object *objects, size_t count, int64_t be
 static enum nebula_status stage_error(struct file_writing *writing, int result, struct nebula_error *error)
 {
         const struct store *store = writing->store;
-        char text[400], temp[STORE_PATH_MAX];
+        char text[400], path[STORE_PATH_MAX], temp[STORE_PATH_MAX];
 
+        snprintf(path, sizeof path, "%s/%s", store->root, writing->object->key);
         snprintf(temp, sizeof temp, "%s/%s/tmp", store->root, writing->temp_parent);
-        if (error && !file_obstacle(writing->path, result, text, sizeof text) &&
+        if (error && !file_obstacle(path, result, text, sizeof text) &&
             file_obstacle(temp, result, text, sizeof text))
-                return error_set(error, error_status_of_errno(-result), -result, "can't write %.200s: %s", writing->path, text);
-        return write_error(store, writing->path, writing->object->size, result, error);
+                return error_set(error, error_status_of_errno(-result), -result, "can't write %.200s: %s", path, text);
+        return write_error(store, writing->object->key, writing->object->size, result, error);
 }
 
 static enum nebula_status stage_together(struct store *store, const struct store_object *objects, size_t count,
@@ -242,12 +247,13 @@ static enum nebula_status stage_together(struct store *store, const struct store
 
         for (size_t i = 0; i < count; i++) {
                 struct file_writing *writing = &writings[i];
+                char path[STORE_PATH_MAX];
                 enum nebula_status status;
 
                 *writing = (struct file_writing){ .store = store, .object = &objects[i], .fd = -1 };
                 if (!*objects[i].key)
                         return error_set(error, NEBULA_INVALID, 0, "an object of %s needs a key", store->root);
-                status = file_path(store, objects[i].key, writing->path, error);
+                status = file_path(store, objects[i].key, path, error);
                 if (status)
                         return status;
                 file_parent(objects[i].key, writing->parent);
@@ -289,19 +295,13 @@ enum nebula_status file_stage(struct store *store, const struct store_object *ob
 
 void file_unstage(struct store *store, struct store_staged *staged)
 {
-        (void)store;
         for (size_t i = 0; staged && i < staged->count; i++) {
                 if (staged->files[i].temp)
-                        os->unlink(staged->files[i].temp);
+                        os->unlink_below(store->root, staged->files[i].temp);
                 free(staged->files[i].temp);
-                free(staged->files[i].path);
+                free(staged->files[i].key);
         }
         free(staged);
-}
-
-static void parent_of(const struct store *store, const struct staged_file *file, char ret_directory[STORE_KEY_MAX])
-{
-        file_parent(file->path + strlen(store->root) + 1, ret_directory);
 }
 
 /* Each directory once. */
@@ -313,9 +313,9 @@ static int sync_parents(const struct store *store, const struct store_staged *st
         for (size_t i = 0; i < staged->count && !result; i++) {
                 bool is_synced = false;
 
-                parent_of(store, &staged->files[i], parent);
+                file_parent(staged->files[i].key, parent);
                 for (size_t j = 0; j < i && !is_synced; j++) {
-                        parent_of(store, &staged->files[j], other);
+                        file_parent(staged->files[j].key, other);
                         is_synced = !strcmp(parent, other);
                 }
                 *ret_at = i;
@@ -336,7 +336,7 @@ enum nebula_status file_place(struct store *store, struct store_staged *staged, 
                 struct staged_file *one = &staged->files[i];
 
                 at = i;
-                result = os->rename(one->temp, one->path);
+                result = os->rename_below(store->root, one->temp, one->key);
                 if (!result) {
                         free(one->temp);
                         one->temp = NULL;
@@ -346,7 +346,7 @@ enum nebula_status file_place(struct store *store, struct store_staged *staged, 
                 result = sync_parents(store, staged, &at);
         if (result) {
                 file_dirs_forget(file->dirs);
-                status = write_error(store, staged->files[at].path, staged->files[at].size, result, error);
+                status = write_error(store, staged->files[at].key, staged->files[at].size, result, error);
         }
         file_unstage(store, staged);
         return status;
@@ -363,20 +363,20 @@ enum nebula_status file_write(struct store *store, const char *key, const void *
 }
 
 /* 0 or a negative errno; -EEXIST: something is there. */
-static int put_absent(const struct staged_file *file)
+static int put_absent(const char *root, const struct staged_file *file)
 {
         struct os_stat stat;
-        int result = os->link(file->temp, file->path);
+        int result = os->link_below(root, file->temp, root, file->key);
 
         /* A server that did it may be asked again, when its answer was lost. */
-        if (result == -EEXIST && !os->stat(file->temp, false, &stat) && stat.link_count > 1)
+        if (result == -EEXIST && !os->stat_below(root, file->temp, &stat) && stat.link_count > 1)
                 return 0;
         if (result != -EPERM && result != -EOPNOTSUPP && result != -ENOSYS)
                 return result;
-        result = os->stat(file->path, false, &stat); /* a file system without links */
+        result = os->stat_below(root, file->key, &stat); /* a file system without links */
         if (!result)
                 return -EEXIST;
-        return result == -ENOENT ? os->rename(file->temp, file->path) : result;
+        return result == -ENOENT ? os->rename_below(root, file->temp, file->key) : result;
 }
 
 enum nebula_status file_create(struct store *store, const char *key, const void *data, uint64_t size,
@@ -390,14 +390,14 @@ enum nebula_status file_create(struct store *store, const char *key, const void 
 
         if (status)
                 return status;
-        result = put_absent(&staged->files[0]);
+        result = put_absent(store->root, &staged->files[0]);
         if (!result)
                 result = sync_parents(store, staged, &at);
         if (result == -EEXIST) {
-                status = error_set(error, NEBULA_BUSY, EEXIST, "%s is there already", staged->files[0].path);
+                status = error_set(error, NEBULA_BUSY, EEXIST, "%s/%s is there already", store->root, key);
         } else if (result) {
                 file_dirs_forget(((struct file_store *)store)->dirs);
-                status = write_error(store, staged->files[0].path, size, result, error);
+                status = write_error(store, key, size, result, error);
         }
         file_unstage(store, staged);
         return status;

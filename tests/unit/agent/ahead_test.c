@@ -38,16 +38,16 @@ enum mood { STORAGE_WORKS, STORAGE_FAILS, STORAGE_HANGS, STORAGE_IS_FULL };
 static _Atomic enum mood mood;
 static _Atomic int moody_count; /* calls that it had to do with */
 
-static int moody_opendir(const char *path, struct os_dir **ret_dir)
+static int moody_opendir(const char *root, const char *key, struct os_dir **ret_dir)
 {
-        if (!strncmp(path, place.storage, strlen(place.storage)) && mood != STORAGE_WORKS) {
+        if (!strncmp(root, place.storage, strlen(place.storage)) && mood != STORAGE_WORKS) {
                 moody_count++;
                 while (mood == STORAGE_HANGS)
                         usleep(1000);
                 if (mood == STORAGE_FAILS)
                         return -EIO;
         }
-        return os_linux.opendir(path, ret_dir);
+        return os_linux.opendir_below(root, key, ret_dir);
 }
 
 static int moody_allocate(int fd, uint64_t offset, uint64_t size)
@@ -68,7 +68,7 @@ static bool set_up(uint64_t nonce, uint32_t world)
         struct nebula_error error;
 
         table = os_linux;
-        table.opendir = moody_opendir;
+        table.opendir_below = moody_opendir;
         table.allocate = moody_allocate;
         os = &table;
         place_init(&place);

@@ -32,20 +32,36 @@ static bool is_below(const char *path, const char *directory)
         return *directory && !strncmp(path, directory, strlen(directory));
 }
 
-static int open_late_or_never(const char *path, int flags)
+static bool is_late_or_never(const char *path, int flags)
 {
         while ((flags & OS_WRITE) && ((hangs && is_below(path, hanging)) || (is_below(path, slow) && before->now_ns() < slow_until_ns)))
                 before->sleep_ms(5);
         if ((flags & OS_WRITE) && is_below(path, broken)) {
                 refused_count++;
-                return -EIO;
+                return true;
         }
-        return before->open(path, flags);
+        return false;
 }
 
-static int refuse_directory(const char *path, uint32_t mode)
+static int open_late_or_never(const char *path, int flags)
 {
-        return is_below(path, blocked) && blocked_result ? blocked_result : before->mkdir(path, mode);
+        return is_late_or_never(path, flags) ? -EIO : before->open(path, flags);
+}
+
+static int open_below_late_or_never(const char *root, const char *key, int flags)
+{
+        char path[4096];
+
+        snprintf(path, sizeof path, "%s/%s", root, key);
+        return is_late_or_never(path, flags) ? -EIO : before->open_below(root, key, flags);
+}
+
+static int refuse_directory(const char *root, const char *key, uint32_t mode)
+{
+        char path[4096];
+
+        snprintf(path, sizeof path, "%s/%s", root, key);
+        return is_below(path, blocked) && blocked_result ? blocked_result : before->mkdir_below(root, key, mode);
 }
 
 static int refuse_to_listen(const char *path)
@@ -97,8 +113,9 @@ static void begin_bad(void)
         table.memfd = refuse_memfd;
         table.allocate = refuse_allocate;
         table.open = open_late_or_never;
+        table.open_below = open_below_late_or_never;
         table.listen = refuse_to_listen;
-        table.mkdir = refuse_directory;
+        table.mkdir_below = refuse_directory;
         table.advise = advise_slowly;
         table.duplicate = refuse_duplicate;
         table.wall_ns = shifted_wall_ns;
@@ -566,10 +583,10 @@ static void storage_that_hangs_fails_no_saves_of_other_jobs(void)
         end_crowded(agent, &stuck, &other);
 }
 
-static int opendir_late(const char *path, struct os_dir **ret_dir)
+static int opendir_late(const char *root, const char *key, struct os_dir **ret_dir)
 {
-        before->sleep_ms(is_below(path, place.storage) ? 100 : 0);
-        return before->opendir(path, ret_dir);
+        before->sleep_ms(is_below(root, place.storage) ? 100 : 0);
+        return before->opendir_below(root, key, ret_dir);
 }
 
 /* Storage is slow to say what lies there, and the new agent is asked at once. */
@@ -587,7 +604,7 @@ static void a_file_that_carries_over_is_found_as_soon_as_its_tag_is_complete(voi
         REQUIRE(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
         client_done(&client);
         agent_stop(agent, true);
-        table.opendir = opendir_late;
+        table.opendir_below = opendir_late;
         agent = start();
         REQUIRE(agent && !client_connect(&client, &place));
         version = begin(&client, "global_step1", 1);
@@ -602,13 +619,13 @@ static void a_file_that_carries_over_is_found_as_soon_as_its_tag_is_complete(voi
 
 static atomic_bool is_held;
 
-static int stat_without_secret(const char *path, bool follow, struct os_stat *ret_stat)
+static int open_without_secret(const char *root, const char *key, int flags)
 {
-        while (strstr(path, "/.nebula/secret")) {
+        while (!strcmp(key, ".nebula/secret")) {
                 is_held = true;
                 before->sleep_ms(5);
         }
-        return before->stat(path, follow, ret_stat);
+        return before->open_below(root, key, flags);
 }
 
 /* In a process of its own, which ends with a thread that never will. */
@@ -620,7 +637,7 @@ static void end_while_the_secret_cannot_be_read(void)
 
         alarm(30);
         begin_bad();
-        table.stat = stat_without_secret;
+        table.open_below = open_without_secret;
         agent = start();
         client_init(&client, &place, 1);
         client.hello.replica_count = 1;

@@ -409,22 +409,20 @@ static void a_stored_version_that_is_being_written_again_is_not_removed(void)
         test_dir_remove(storage);
 }
 
-static const char *unremovable; /* how a path ends that nobody may unlink */
+static const char *unremovable; /* the key that nobody may unlink */
 
-static int unlink_refused(const char *path)
+static int unlink_refused(const char *root, const char *key)
 {
-        size_t length = strlen(path), end = strlen(unremovable);
-
-        return length >= end && !strcmp(path + length - end, unremovable) ? -EPERM : os_linux.unlink(path);
+        return !strcmp(key, unremovable) ? -EPERM : os_linux.unlink_below(root, key);
 }
 
 static void what_retention_could_not_remove_is_tried_again_after_the_next_version(void)
 {
-        static const char *const refused[] = { "/x/.nebula/manifest.json", "/x/a" };
+        static const char *const refused[] = { "x/.nebula/manifest.json", "x/a" };
         const struct os_table *real = os;
         struct os_table table = *os;
 
-        table.unlink = unlink_refused;
+        table.unlink_below = unlink_refused;
         for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
                 struct version *version;
                 struct bench bench;
@@ -443,7 +441,7 @@ static void what_retention_could_not_remove_is_tried_again_after_the_next_versio
                 for (int turn = 0; turn < 2; turn++)
                         storage_retain(&bench.catalogue, bench.job);
                 os = real;
-                snprintf(path, sizeof path, "%s%s", storage, refused[i]);
+                snprintf(path, sizeof path, "%s/%s", storage, refused[i]);
                 CHECK(!os->stat(path, true, &found));
                 CHECK(bench.job->stored.count + bench.job->half_removed_count == 2);
                 CHECK(!strcmp(bench.job->stored.manifests[bench.job->stored.count - 1].tag, "y"));
@@ -604,7 +602,7 @@ static struct os_table table;
 static struct version *asked; /* all ranks of which are asked for while it is looked who has captured */
 static struct catalogue *asking;
 
-static int list_while_it_is_begun(const char *path, struct os_dir **ret_dir)
+static int list_while_it_is_begun(const char *root, const char *key, struct os_dir **ret_dir)
 {
         if (asked) {
                 catalogue_lock(asking);
@@ -612,7 +610,7 @@ static int list_while_it_is_begun(const char *path, struct os_dir **ret_dir)
                 catalogue_unlock(asking);
         }
         asked = NULL;
-        return os_linux.opendir(path, ret_dir);
+        return os_linux.opendir_below(root, key, ret_dir);
 }
 
 static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(void)
@@ -639,7 +637,7 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
         REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->spread);
         CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !version->to_announce);
         table = os_linux;
-        table.opendir = list_while_it_is_begun;
+        table.opendir_below = list_while_it_is_begun;
         os = &table;
         asked = version;
         asking = &bench.catalogue;

@@ -70,7 +70,7 @@ static void half_a_copy_is_not_whole(void)
         CHECK(newest_after(dead_pid(), true) == 1);
 }
 
-static int opendir_that_fails(const char *path, struct os_dir **ret_dir)
+static int opendir_that_fails(const char *root, const char *key, struct os_dir **ret_dir)
 {
         return -EIO;
 }
@@ -98,7 +98,7 @@ static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
         CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 2);
         snprintf(path, sizeof path, "%s/agent.log", storage);
         REQUIRE(!log_open(path));
-        table.opendir = opendir_that_fails;
+        table.opendir_below = opendir_that_fails;
         os = &table;
         CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 1);
         os = real;

@@ -280,11 +280,11 @@ static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
         end();
 }
 
-static int refuse_manifest(const char *path)
+static int refuse_manifest(const char *root, const char *key)
 {
-        const char *name = strrchr(path, '/');
+        const char *name = strrchr(key, '/');
 
-        return !strcmp(name, "/manifest.json") ? -EIO : os_linux.unlink(path);
+        return name && !strcmp(name, "/manifest.json") ? -EIO : os_linux.unlink_below(root, key);
 }
 
 /* Else it would be found again, and be the newest one day. */
@@ -299,7 +299,7 @@ static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
         REQUIRE(!ask_removal(&bench, at("1")));
-        table.unlink = refuse_manifest;
+        table.unlink_below = refuse_manifest;
         os = &table;
         work(&bench, 1);
         CHECK(look_directory(at("1"), seeds) == '-' && is_stored("a") && bench.job->publishes);

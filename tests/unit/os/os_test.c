@@ -1,10 +1,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "os/bulk_private.h"
 #include "os/os.h"
@@ -208,6 +216,178 @@ static void directories_are_made_and_trees_removed_without_following_links(void)
         CHECK(os->stat(deep, false, &found) == -ENOENT);
         CHECK(os->stat(kept, false, &found) == 0);
         CHECK(os_remove_tree(deep) == 0);
+        end();
+}
+
+/* <dir>/root with real/file, and links in it to <dir>/outside, which holds one file. */
+static void make_links(void)
+{
+        char command[2000];
+
+        snprintf(command, sizeof command,
+                 "cd %s && mkdir root root/real outside && echo precious >outside/file && echo mine >root/real/file && "
+                 "ln -s %s/outside root/out && ln -s real root/inside && ln -s ../outside/file root/file && ln -s root again && "
+                 "ln -s %s/outside/new root/dangling", dir, dir, dir);
+        if (system(command))
+                abort();
+        snprintf(path, sizeof path, "%s/root", dir);
+}
+
+/* A key that leads through a link, or out: every call refuses it with `expected`, and does nothing. */
+static void check_refused(const char *through, int expected)
+{
+        struct os_dir *listing;
+        struct os_stat found;
+        char key[600], made[600];
+
+        snprintf(key, sizeof key, "%s/file", through);
+        snprintf(made, sizeof made, "%s/new", through);
+        CHECK(os->open_below(path, key, OS_READ) == expected);
+        CHECK(os->open_below(path, made, OS_WRITE | OS_CREATE | OS_EXCLUSIVE) == expected);
+        CHECK(os->stat_below(path, key, &found) == expected);
+        CHECK(os->rename_below(path, key, "taken") == expected);
+        CHECK(os->rename_below(path, "real/file", made) == expected);
+        CHECK(os->link_below(path, key, dir, "other") == expected);
+        CHECK(os->unlink_below(path, key) == expected);
+        CHECK(os->mkdir_below(path, made, 0755) == expected);
+        CHECK(os->rmdir_below(path, made) == expected);
+        CHECK(os->opendir_below(path, through, &listing) == expected);
+        CHECK(os_sync_dir_below(path, through) == expected);
+}
+
+static void check_below(void)
+{
+        struct os_stat found;
+        struct os_dir *listing;
+        char again[300], *text;
+        size_t size;
+        int fd;
+
+        check_refused("out", -ELOOP);
+        check_refused("inside", -ELOOP);
+        check_refused("..", -EXDEV);
+        /* The last name: a link is not followed, but it can be looked at, replaced and removed as itself. */
+        CHECK(os->open_below(path, "file", OS_READ) == -ELOOP);
+        CHECK(os->open_below(path, "file", OS_WRITE | OS_TRUNCATE) == -ELOOP);
+        CHECK(os->open_below(path, "dangling", OS_WRITE | OS_CREATE) < 0);
+        CHECK(os->link_below(path, "file", dir, "other") == -ELOOP);
+        CHECK(!os->stat_below(path, "file", &found) && found.kind == OS_KIND_LINK);
+        CHECK(!os->rename_below(path, "file", "moved") && !os->unlink_below(path, "moved"));
+        CHECK(os->mkdir_below(path, "out", 0755) == -EEXIST && os->rmdir_below(path, "out") == -ENOTDIR);
+        /* What is there, and how a root is reached is its owner's business. */
+        snprintf(again, sizeof again, "%s/again", dir);
+        CHECK(!os_read_file_below(again, "real/file", 100, &text, &size) && size == 5);
+        free(text);
+        CHECK(!os->stat_below(again, "", &found) && found.kind == OS_KIND_DIRECTORY);
+        CHECK(!os->mkdir_below(again, "real/d", 0755) && !os_sync_dir_below(again, "real") && !os->rmdir_below(again, "real/d"));
+        CHECK(os->link_below(path, "real/file", path, "out/new") == -ELOOP && !os->link_below(path, "real/file", dir, "other"));
+        REQUIRE(!os->opendir_below(path, "real", &listing));
+        CHECK(!os->stat_entry(listing, "file", &found) && found.size == 5);
+        os->closedir(listing);
+        fd = os->open_below(path, "real/new", OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE);
+        CHECK(fd >= 0 && !os->fstat(fd, &found) && found.mode == 0600);
+        os->close(fd);
+        CHECK(os->open_below(path, "real/none/x", OS_READ) == -ENOENT && os->open_below(path, "real/new/x", OS_READ) == -ENOTDIR);
+        CHECK(!os->unlink_below(path, "real/new") && !os->rename_below(path, "real/file", "file") && !os->rename_below(path, "file", "real/file"));
+        snprintf(again, sizeof again, "%s/outside/file", dir);
+        CHECK(!os_read_file(again, 100, &text, &size) && size == 9);
+        free(text);
+        snprintf(again, sizeof again, "%s/outside/new", dir);
+        CHECK(os->stat(again, false, &found) == -ENOENT);
+}
+
+static void below_a_root_no_link_is_followed(void)
+{
+        begin();
+        make_links();
+        check_below();
+        end();
+}
+
+/* From here on openat2 is refused as in a container, or is not there as in an older kernel. */
+static bool refuse_openat2(int number)
+{
+        struct sock_filter filter[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat2, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)number),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        struct sock_fprog program = { sizeof filter / sizeof filter[0], filter };
+
+        return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+static void below_a_root_no_link_is_followed_where_the_kernel_does_not_help(void)
+{
+        static const int errors[] = { ENOSYS, EPERM };
+
+        for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+                int status = -1;
+                pid_t child;
+
+                begin();
+                make_links();
+                child = fork();
+                if (!child) {
+                        CHECK(refuse_openat2(errors[i]) && syscall(SYS_openat2, -1, "x", NULL, 0) < 0 && errno == errors[i]);
+                        check_below();
+                        _exit(tap_failed_checks ? 1 : 0);
+                }
+                CHECK(child > 0 && waitpid(child, &status, 0) == child && !status);
+                end();
+        }
+}
+
+static atomic_bool swapping;
+
+static void *swap(void *unused)
+{
+        char one[600], two[600];
+
+        (void)unused;
+        snprintf(one, sizeof one, "%s/real", path);
+        snprintf(two, sizeof two, "%s/out", path);
+        while (swapping)
+                os->exchange(one, two);
+        return NULL;
+}
+
+static void a_directory_that_changes_places_with_a_link_leads_nowhere_out(void)
+{
+        struct os_dir *listing;
+        pthread_t thread;
+        unsigned hits = 0;
+
+        begin();
+        make_links();
+        swapping = true;
+        REQUIRE(!pthread_create(&thread, NULL, swap, NULL));
+        for (int i = 0; i < 20000; i++) {
+                int fd = os->open_below(path, "real/x", OS_WRITE | OS_CREATE | OS_EXCLUSIVE);
+
+                hits += fd >= 0;
+                if (fd >= 0)
+                        os->close(fd);
+                os->rename_below(path, "real/x", "real/y");
+                os->unlink_below(path, "real/y");
+                os->mkdir_below(path, "real/d", 0755);
+                os->rmdir_below(path, "real/d");
+                if (!os->opendir_below(path, "real", &listing)) {
+                        struct os_stat found;
+
+                        CHECK(os->stat_entry(listing, "file", &found) || found.size == 5);
+                        os->closedir(listing);
+                }
+        }
+        swapping = false;
+        pthread_join(thread, NULL);
+        CHECK(hits > 0); /* it was a directory now and then */
+        snprintf(other, sizeof other, "%s/outside", dir);
+        REQUIRE(!os->opendir(other, &listing));
+        for (char name[256]; os->readdir(listing, name, sizeof name) > 0;)
+                CHECK(!strcmp(name, "file"));
+        os->closedir(listing);
         end();
 }
 
@@ -451,6 +631,8 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(the_flags_of_an_open_file_are_those_that_were_asked_for), TEST(a_lock_excludes_a_second_holder), TEST(a_whole_file_is_read_up_to_its_limit),
          TEST(an_atomic_write_replaces_and_leaves_no_temporary_file),
          TEST(directories_are_made_and_trees_removed_without_following_links),
+         TEST(below_a_root_no_link_is_followed), TEST(below_a_root_no_link_is_followed_where_the_kernel_does_not_help),
+         TEST(a_directory_that_changes_places_with_a_link_leads_nowhere_out),
          TEST(a_descriptor_travels_with_its_bytes), TEST(a_socket_file_admits_who_may_open_it), TEST(who_never_accepts_holds_nobody_up),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
          TEST(a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another),

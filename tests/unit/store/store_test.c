@@ -107,10 +107,8 @@ static void only_one_creates(void)
         CHECK(store->ops->remove(store, "t/x", &error) == NEBULA_OK && create("t/x", "fifth") == NEBULA_OK && !strcmp(get("t/x"), "fifth"));
 }
 
-static int link_refused(const char *from, const char *to)
+static int link_refused(const char *root, const char *key, const char *to_root, const char *to)
 {
-        (void)from;
-        (void)to;
         return -EPERM;
 }
 
@@ -120,7 +118,7 @@ static void an_object_is_created_only_where_none_is(void)
         struct os_table table = *os;
 
         each(only_one_creates);
-        table.link = link_refused; /* a file system without links */
+        table.link_below = link_refused; /* a file system without links */
         os = &table;
         each(only_one_creates);
         os = real;
@@ -398,9 +396,9 @@ static void end_file(void)
         test_dir_remove(dir);
 }
 
-static int link_without_an_answer(const char *from, const char *to)
+static int link_without_an_answer(const char *root, const char *key, const char *to_root, const char *to)
 {
-        int result = os_linux.link(from, to);
+        int result = os_linux.link_below(root, key, to_root, to);
 
         return result ? result : -EEXIST;
 }
@@ -412,7 +410,7 @@ static void an_object_whose_creation_had_no_answer_is_created(void)
         struct os_table table = *os;
 
         open_file();
-        table.link = link_without_an_answer;
+        table.link_below = link_without_an_answer;
         os = &table;
         CHECK(create("t/x", "first") == NEBULA_OK && !strcmp(get("t/x"), "first"));
         os = real;
@@ -462,6 +460,46 @@ static void a_link_is_replaced_or_removed_itself(void)
         CHECK(store->ops->remove(store, "top", &error) == NEBULA_OK);
         run_shell("test \"$(cat target)\" = precious && touch root/was_kept");
         CHECK(!strcmp(get("was_kept"), ""));
+        end_file();
+}
+
+/* What was planted in a path that others may write to. The root itself is found through a link. */
+static void nothing_below_the_root_leads_out_of_it(void)
+{
+        static const char *const keys[] = { "evil/l/x", "evil/.nebula/x", "gone/x" };
+        struct store_entry entry;
+        struct store_list found;
+        char path[600], *text;
+        bool direct;
+        size_t size;
+        int fd;
+
+        open_file();
+        store_close(store);
+        run_shell("mkdir -p real/evil outside/deep && ln -s real root && echo -n precious > outside/x && ln -s ../../outside real/evil/l && "
+                  "ln -s ../../outside real/evil/.nebula && ln -s ../outside real/gone");
+        snprintf(path, sizeof path, "%s/root", dir);
+        REQUIRE(store_open(path, &store, &error) == NEBULA_OK);
+        CHECK(put("t/x", "x") == NEBULA_OK);
+        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+                char other[600], directory[600];
+
+                snprintf(other, sizeof other, "%s%s", keys[i], "y");
+                snprintf(directory, sizeof directory, "%.*s/deep", (int)(strrchr(keys[i], '/') - keys[i]), keys[i]);
+                CHECK(put(other, "mine") == NEBULA_STORAGE && strstr(error.message, "symbolic link") && error.sys_errno == ELOOP);
+                CHECK(put(keys[i], "mine") == NEBULA_STORAGE);
+                CHECK(store_read_text(store, keys[i], 100, &text, &size, &error) == NEBULA_CORRUPT && strstr(error.message, "symbolic link"));
+                CHECK(store->ops->read(store, keys[i], other, 0, 1, &error) == NEBULA_CORRUPT);
+                CHECK(store->ops->open_read(store, keys[i], &fd, &direct, &error) == NEBULA_CORRUPT);
+                CHECK(store->ops->stat(store, keys[i], &entry, &error) == NEBULA_CORRUPT);
+                CHECK(store->ops->move(store, keys[i], "t/taken", &error) && store->ops->move(store, "t/x", other, &error));
+                CHECK(store->ops->remove(store, keys[i], &error) == NEBULA_STORAGE && strstr(error.message, "symbolic link"));
+                CHECK(store->ops->remove_directory(store, directory, &error) == NEBULA_STORAGE);
+                CHECK(store->ops->list(store, directory, &found, &error) == NEBULA_CORRUPT);
+        }
+        CHECK(put("evil/x", "x") == NEBULA_STORAGE && strstr(error.message, "symbolic link")); /* its temporary file would lie outside */
+        run_shell("test \"$(cat outside/x)\" = precious && test -d outside/deep && test $(ls -A outside | wc -l) = 2 && touch root/was_kept");
+        CHECK(!strcmp(get("was_kept"), "") && !strcmp(get("t/x"), "x"));
         end_file();
 }
 
@@ -545,28 +583,30 @@ static void a_removal_elsewhere_costs_a_write_no_sync(void)
 static const char *replacement;
 
 /* As another agent does it, at the worst time. */
-static int replace_after(int result, const char *path)
+static int replace_after(int result, const char *root, const char *key)
 {
         const char *text = replacement;
+        char path[600];
 
         replacement = NULL;
-        if (text && !result && !strcmp(path + strlen(path) - 2, "/x"))
+        snprintf(path, sizeof path, "%s/%s", root, key);
+        if (text && !result && !strcmp(key, "x"))
                 CHECK(!os_write_file_atomic(path, text, strlen(text)));
         else if (text)
                 replacement = text;
         return result;
 }
 
-static int replace_after_stat(const char *path, bool follow, struct os_stat *ret_stat)
+static int replace_after_stat(const char *root, const char *key, struct os_stat *ret_stat)
 {
-        return replace_after(os_linux.stat(path, follow, ret_stat), path);
+        return replace_after(os_linux.stat_below(root, key, ret_stat), root, key);
 }
 
-static int replace_after_open(const char *path, int flags)
+static int replace_after_open(const char *root, const char *key, int flags)
 {
-        int fd = os_linux.open(path, flags);
+        int fd = os_linux.open_below(root, key, flags);
 
-        return flags & OS_WRITE || fd < 0 ? fd : fd + replace_after(0, path);
+        return flags & OS_WRITE || fd < 0 ? fd : fd + replace_after(0, root, key);
 }
 
 static void a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one(void)
@@ -576,8 +616,8 @@ static void a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one(v
         static const char *const texts[] = { "short", "a much longer one" };
 
         open_file();
-        table.stat = replace_after_stat;
-        table.open = replace_after_open;
+        table.stat_below = replace_after_stat;
+        table.open_below = replace_after_open;
         for (int i = 0; i < 2; i++) {
                 const char *found;
 
@@ -645,13 +685,9 @@ static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
 }
 
 /* As for a user who may list the root, but not enter it. */
-static int stat_refused(const char *path, bool follow, struct os_stat *ret_stat)
+static int stat_refused(struct os_dir *listing, const char *name, struct os_stat *ret_stat)
 {
-        size_t length = strlen(store->root);
-
-        if (!strncmp(path, store->root, length) && path[length] == '/' && (follow || strcmp(path + length, "/link")))
-                return -EACCES;
-        return os_linux.stat(path, follow, ret_stat);
+        return -EACCES;
 }
 
 static void a_root_that_may_not_be_entered_is_no_empty_one(void)
@@ -662,11 +698,11 @@ static void a_root_that_may_not_be_entered_is_no_empty_one(void)
 
         open_file();
         run_shell("mkdir root && ln -s ../target root/link");
-        table.stat = stat_refused;
-        os = &table;
-        REQUIRE(store->ops->list(store, "", &found, &error) == NEBULA_OK); /* a link to where nobody may look */
-        CHECK(found.count == 0);
+        REQUIRE(store->ops->list(store, "", &found, &error) == NEBULA_OK); /* a link that leads nowhere */
+        CHECK(found.count == 1 && found.entries[0].is_link && !found.entries[0].is_directory);
         store_list_done(&found);
+        table.stat_entry = stat_refused;
+        os = &table;
         run_shell("mkdir root/t");
         CHECK(store->ops->list(store, "", &found, &error) == NEBULA_STORAGE && strstr(error.message, "root"));
         CHECK(error.sys_errno == EACCES);
@@ -674,9 +710,9 @@ static void a_root_that_may_not_be_entered_is_no_empty_one(void)
         end_file();
 }
 
-static int open_none(const char *path, int flags)
+static int open_none(const char *root, const char *key, int flags)
 {
-        return flags & OS_CREATE ? -ENOSPC : os_linux.open(path, flags);
+        return flags & OS_CREATE ? -ENOSPC : os_linux.open_below(root, key, flags);
 }
 
 static void a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out(void)
@@ -686,7 +722,7 @@ static void a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out(void
 
         open_file();
         CHECK(put("t/x", "x") == NEBULA_OK);
-        table.open = open_none;
+        table.open_below = open_none;
         os = &table;
         CHECK(put("t/y", "y") == NEBULA_NO_SPACE && strstr(error.message, "needs 1 bytes") && strstr(error.message, "inodes or a quota"));
         os = real;
@@ -701,6 +737,6 @@ TAP_MAIN(TEST(a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out),
          TEST(a_large_object_is_checked_chunk_by_chunk), TEST(a_move_replaces_and_makes_directories),
          TEST(a_listing_has_every_object_and_directory), TEST(only_what_is_empty_is_removed),
          TEST(no_key_leads_out_of_the_store), TEST(a_text_has_a_limit), TEST(threads_write_at_the_same_time),
-         TEST(a_url_chooses_the_driver), TEST(opening_makes_nothing), TEST(a_link_is_replaced_or_removed_itself),
+         TEST(a_url_chooses_the_driver), TEST(opening_makes_nothing), TEST(a_link_is_replaced_or_removed_itself), TEST(nothing_below_the_root_leads_out_of_it),
          TEST(no_temporary_file_stays), TEST(a_root_that_was_removed_is_made_again),
          TEST(a_move_between_two_names_of_one_file_leaves_the_new_one), TEST(a_removal_elsewhere_costs_a_write_no_sync))

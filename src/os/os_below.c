@@ -1,0 +1,232 @@
+/*
+ * Files below a root that others may write to. The root is found as any path is; from there on no link is followed, and every
+ * call is made on the descriptor of the directory that holds the name: what others move or replace meanwhile leads nowhere else.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#if __has_include(<linux/openat2.h>)
+#include <linux/openat2.h>
+#endif
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "os/os_linux.h"
+
+#define NAME_BYTES 256
+#define HOLD (O_PATH | O_DIRECTORY | O_CLOEXEC) /* a directory to start from: searching it is enough, it need not be readable */
+
+static bool is_link(int directory, const char *name)
+{
+        struct stat found;
+
+        return !fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) && S_ISLNK(found.st_mode);
+}
+
+static int open_one(int directory, const char *name, int flags, mode_t mode)
+{
+        int fd = openat(directory, name, flags | O_NOFOLLOW, mode);
+
+        if (fd >= 0)
+                return fd;
+        return errno == ENOTDIR && is_link(directory, name) ? -ELOOP : -errno;
+}
+
+/* One name after the other. */
+static int walk(int directory, const char *key, int flags, mode_t mode)
+{
+        int at = directory, next = -EINVAL;
+
+        for (;;) {
+                size_t length = strcspn(key, "/");
+                char name[NAME_BYTES];
+                bool is_last = !key[length];
+
+                next = length && length < sizeof name ? 0 : -EINVAL;
+                if (!next) {
+                        memcpy(name, key, length);
+                        name[length] = 0;
+                        next = !strcmp(name, "..") ? -EXDEV : open_one(at, name, is_last ? flags : HOLD, mode);
+                }
+                if (at != directory)
+                        close(at);
+                if (next < 0 || is_last)
+                        return next;
+                at = next;
+                key += length + 1;
+        }
+}
+
+/* Containers refuse openat2 with EPERM, older kernels do not have it: then the same in several steps. */
+static int open_beneath(int directory, const char *key, int flags, mode_t mode)
+{
+#ifdef RESOLVE_BENEATH
+        struct open_how how = {
+                .flags = (uint64_t)flags, .mode = flags & O_CREAT ? mode : 0,
+                .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+        };
+        long fd = syscall(SYS_openat2, directory, key, &how, sizeof how);
+
+        if (fd >= 0)
+                return (int)fd;
+        if (errno != ENOSYS && errno != EPERM && errno != EAGAIN)
+                return -errno;
+#endif
+        return walk(directory, key, flags, mode);
+}
+
+/* key "": the root itself. */
+static int open_at_root(const char *root, const char *key, int flags, mode_t mode)
+{
+        int directory, fd;
+
+        if (!*key) {
+                fd = open(root, flags, mode);
+                return fd < 0 ? -errno : fd;
+        }
+        directory = open(root, HOLD);
+        if (directory < 0)
+                return -errno;
+        fd = open_beneath(directory, key, flags, mode);
+        close(directory);
+        return fd;
+}
+
+/* The directory that holds the last name of `key`. */
+static int open_parent(const char *root, const char *key, const char **ret_name)
+{
+        const char *slash = strrchr(key, '/'), *name = slash ? slash + 1 : key;
+        char parent[4096] = "";
+
+        if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
+                return -EINVAL;
+        if (slash && (size_t)(slash - key) >= sizeof parent)
+                return -ENAMETOOLONG;
+        if (slash)
+                memcpy(parent, key, (size_t)(slash - key));
+        *ret_name = name;
+        return open_at_root(root, parent, HOLD, 0);
+}
+
+int os_linux_open_below(const char *root, const char *key, int flags)
+{
+        int theirs = os_linux_open_flags(flags);
+        int fd = open_at_root(root, key, theirs | O_NONBLOCK, os_linux_open_mode(flags));
+
+        return fd < 0 ? fd : os_linux_opened(fd, theirs);
+}
+
+int os_linux_stat_below(const char *root, const char *key, struct os_stat *ret_stat)
+{
+        struct stat found;
+        const char *name = "";
+        int directory = *key ? open_parent(root, key, &name) : open_at_root(root, "", HOLD, 0), result;
+
+        if (directory < 0)
+                return directory;
+        result = fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH) ? -errno : 0;
+        close(directory);
+        if (!result)
+                os_linux_convert_stat(&found, ret_stat);
+        return result;
+}
+
+int os_linux_rename_below(const char *root, const char *from, const char *to)
+{
+        const char *from_name, *to_name;
+        int from_directory = open_parent(root, from, &from_name), to_directory, result;
+
+        if (from_directory < 0)
+                return from_directory;
+        to_directory = result = open_parent(root, to, &to_name);
+        if (to_directory >= 0) {
+                result = renameat(from_directory, from_name, to_directory, to_name) ? -errno : 0;
+                close(to_directory);
+        }
+        close(from_directory);
+        return result;
+}
+
+int os_linux_link_below(const char *root, const char *key, const char *to_root, const char *to)
+{
+        const char *name, *to_name;
+        int directory = open_parent(root, key, &name), to_directory, result;
+
+        if (directory < 0)
+                return directory;
+        to_directory = result = open_parent(to_root, to, &to_name);
+        if (to_directory >= 0) {
+                result = is_link(directory, name) ? -ELOOP : linkat(directory, name, to_directory, to_name, 0) ? -errno : 0;
+                close(to_directory);
+        }
+        close(directory);
+        return result;
+}
+
+static int unlink_with(const char *root, const char *key, int flags)
+{
+        const char *name;
+        int directory = open_parent(root, key, &name), result;
+
+        if (directory < 0)
+                return directory;
+        result = unlinkat(directory, name, flags) ? -errno : 0;
+        close(directory);
+        return result;
+}
+
+int os_linux_unlink_below(const char *root, const char *key)
+{
+        return unlink_with(root, key, 0);
+}
+
+int os_linux_rmdir_below(const char *root, const char *key)
+{
+        return unlink_with(root, key, AT_REMOVEDIR);
+}
+
+int os_linux_mkdir_below(const char *root, const char *key, uint32_t mode)
+{
+        const char *name;
+        int directory = open_parent(root, key, &name), result;
+
+        if (directory < 0)
+                return directory;
+        result = mkdirat(directory, name, (mode_t)mode) ? -errno : 0;
+        close(directory);
+        return result;
+}
+
+int os_linux_opendir_below(const char *root, const char *key, struct os_dir **ret_dir)
+{
+        int fd = open_at_root(root, key, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK, 0), result;
+        struct os_dir *dir;
+
+        if (fd < 0)
+                return fd;
+        dir = malloc(sizeof *dir);
+        if (dir)
+                dir->stream = fdopendir(fd);
+        if (dir && dir->stream) {
+                *ret_dir = dir;
+                return 0;
+        }
+        result = dir ? -errno : -ENOMEM;
+        free(dir);
+        close(fd);
+        return result;
+}
+
+int os_linux_stat_entry(struct os_dir *dir, const char *name, struct os_stat *ret_stat)
+{
+        struct stat found;
+
+        if (fstatat(dirfd(dir->stream), name, &found, AT_SYMLINK_NOFOLLOW))
+                return -errno;
+        os_linux_convert_stat(&found, ret_stat);
+        return 0;
+}

@@ -1,0 +1,116 @@
+"""What others plant in a storage path that they may write to leads nowhere out of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import nebulaml
+import pytest
+from nebulaml import locate
+from nebulaml.errors import NebulaError
+from test_bad_storage import forget_memory
+from waiting import until
+
+
+def nebula(*arguments: object) -> subprocess.CompletedProcess[str]:
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def make_version(place, tag: str, again: bool = False) -> None:
+    """A sound version in storage, its second writing with files that still wait to be put in place."""
+    nebulaml.init(str(place.storage), 0, 2)
+    for content in [b"first", b"second"][: 1 + again]:
+        with nebulaml.Checkpoint(tag) as checkpoint:
+            checkpoint.save_bytes("a", [content])
+            checkpoint.save_bytes(".bashrc", [content])
+        checkpoint.wait("durable", 30)
+    forget_memory(place)
+
+
+# Which part of <storage>/evil is a link to a directory of the victim's, in which the same names lie.
+PARTS = ["", ".nebula", ".nebula/g2"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_link_in_the_place_of_a_directory_is_followed_by_nothing(place, part):
+    make_version(place, "evil", again=True)
+    tag = place.storage / "evil"
+    home = place.root / "home"
+    if part == ".nebula/g2":  # as after a crash before the files of the second writing were put in place
+        (tag / part).mkdir()
+        for name in ("a", ".bashrc"):
+            shutil.copy(tag / name, tag / part / name)
+    shutil.move(tag / part, home)
+    (tag / part).symlink_to(home)
+    before = contents(home)
+    assert before
+    for words in (["list"], ["status"], ["verify", "--all"], ["verify", "evil"], ["inspect", "evil"], ["prune", "--tag", "evil", "--yes"],
+                  ["prune", "--keep-last", "1", "--yes"], ["restore", "evil", "--to", place.root / "restored"]):
+        nebula(*words, "--path", place.storage)
+        assert contents(home) == before, words
+    nebulaml.init(str(place.storage), 0, 2)
+    for found in (nebulaml.get_latest_checkpoint, lambda: nebulaml.get_checkpoint("evil")):
+        try:
+            loaded = found()
+        except NebulaError:
+            loaded = None
+        assert part == ".nebula/g2" or not loaded
+    with nebulaml.Checkpoint("evil") as checkpoint:
+        checkpoint.save_bytes("a", [b"third"])
+    with nebulaml.Checkpoint("other") as other:
+        other.save_bytes("a", [b"other"])
+    other.wait("durable", 30)
+    until(lambda: checkpoint.state != "capturing")
+    time.sleep(0.5)  # for a try to write it
+    assert contents(home) == before
+    forget_memory(place)
+    nebulaml.init(str(place.storage), 0, 2)
+    assert nebulaml.get_checkpoint("other").read_bytes("a") == b"other"
+    assert contents(home) == before
+
+
+def test_a_file_that_is_a_link_is_not_read_and_is_replaced_itself(place):
+    make_version(place, "t")
+    secret = place.root / "secret"
+    secret.write_bytes(b"first")
+    (place.storage / "t/a").unlink()
+    (place.storage / "t/a").symlink_to(secret)
+    assert nebula("verify", "t", "--path", place.storage).returncode
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    with pytest.raises(NebulaError, match="symbolic link"):
+        nebulaml.get_checkpoint("t").read_bytes("a")
+    with nebulaml.Checkpoint("t") as checkpoint:
+        checkpoint.save_bytes("a", [b"again"])
+        checkpoint.save_bytes(".bashrc", [b"again"])
+    checkpoint.wait("durable", 30)
+    assert secret.read_bytes() == b"first" and (place.storage / "t/a").read_bytes() == b"again"
+    assert not (place.storage / "t/a").is_symlink()
+
+
+def test_a_storage_path_that_is_reached_through_links_works_as_any(place):
+    real = place.root / "real"
+    real.mkdir()
+    place.storage.symlink_to(real)
+    make_version(place, "t", again=True)
+    nebulaml.init(str(place.storage), 0, 2)
+    assert nebulaml.get_latest_checkpoint().read_bytes("a") == b"second"
+    assert not nebula("verify", "--all", "--path", place.storage).returncode
+
+
+def test_a_checkpoint_behind_a_link_of_ones_own_is_named_in_the_log(place):
+    make_version(place, "t")
+    shutil.move(place.storage / "t", place.root / "elsewhere")
+    (place.storage / "t").symlink_to(place.root / "elsewhere")
+    nebulaml.init(str(place.storage), 0, 2)
+    assert nebulaml.get_latest_checkpoint() is None
+    until(lambda: '"t": to have a checkpoint found' in (place.runtime / "agent.log").read_text())
+    assert "symbolic link" in nebula("verify", "t", "--path", place.storage).stdout
