@@ -73,7 +73,7 @@ struct grant {
 };
 /* One rank's share of a version. */
 struct part {
-        uint32_t rank, pid, file_count;
+        uint32_t rank, pid, seen_pid, file_count; /* seen_pid: as session's */
         uint64_t nonce;
         bool closed;       /* nothing more comes */
         bool spoken_for;   /* closed without a file before this generation began */
@@ -112,6 +112,7 @@ struct version {
         bool recorded;     /* has its line in the history */
         bool is_tombstone; /* not in job->live */
         bool adopted;      /* found in the memory directory: an earlier agent's */
+        int64_t adopted_ns; /* when */
         bool failed_by_storage; /* failed, but whole in memory */
         bool gives_way;         /* storage has another run's writing of the tag, which stays (ancestry.h) */
         uint64_t beginning;     /* the job's, when it was begun */
@@ -219,7 +220,9 @@ struct session {
         struct session *next;
         struct job *job;
         uint64_t nonce;
-        uint32_t pid, rank, world, role;
+        uint32_t pid; /* as the client calls itself, for people */
+        uint32_t seen_pid; /* as the agent can see that process, for os->alive; 0: it cannot, from its pid namespace */
+        uint32_t rank, world, role;
         char run[IPC_NAME_MAX];
         uint32_t connection_count;
         uint64_t number; /* the later it came the larger */

@@ -46,6 +46,7 @@ static struct part *own_part(struct version *version, const struct session *sess
         }
         part->nonce = session->nonce;
         part->pid = session->pid;
+        part->seen_pid = session->seen_pid;
         lineage_save(version, session);
         return part;
 }
@@ -401,7 +402,8 @@ static enum nebula_status remember_idle(struct version *version, const struct se
         version->idle_parts = parts;
         version->job->may_have_idle = true;
         parts[version->idle_count++] = (struct part){
-                .rank = session->rank, .nonce = session->nonce, .pid = session->pid, .begun = catalogue_now()
+                .rank = session->rank, .nonce = session->nonce, .pid = session->pid, .seen_pid = session->seen_pid,
+                .begun = catalogue_now()
         };
         return NEBULA_OK;
 }

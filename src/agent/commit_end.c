@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "agent/commit_private.h"
+#include "agent/session.h"
 #include "os/os.h"
 
 void commit_session_began(const struct session *session)
@@ -88,7 +89,8 @@ void commit_close_dead(struct catalogue *catalogue, struct job *job)
                         struct part *part = &version->parts[i];
 
                         /* What it was still copying, or had not begun, is judged when its connection ends. */
-                        if (part->closed || !part->file_count || commit_rank_copies(version, part->rank) || os->alive(part->pid))
+                        if (part->closed || !part->file_count || commit_rank_copies(version, part->rank) ||
+                            session_may_live(part->seen_pid))
                                 continue;
                         part->closed = closes = true;
                 }

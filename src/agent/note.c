@@ -237,13 +237,16 @@ void note_adopt_all(struct catalogue *catalogue)
 /* False: the version is gone. */
 static bool check_owners(struct catalogue *catalogue, struct version *version, bool *waiting)
 {
+        /* A trainer that cannot be seen from here comes back with its next request, or not. */
+        int64_t unseen_ns = (int64_t)catalogue->give_up_s * 1000000000;
+
         for (size_t i = 0; i < version->part_count && commit_open(version); i++) {
                 const struct part *part = &version->parts[i];
                 size_t before = version->part_count;
 
                 if (part->spoken_for || catalogue_session(catalogue, part->nonce))
                         continue;
-                if (os->alive(part->pid)) {
+                if (part->seen_pid ? os->alive(part->seen_pid) : os->now_ns() < version->adopted_ns + unseen_ns) {
                         *waiting = true;
                         continue;
                 }

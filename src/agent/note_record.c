@@ -1,5 +1,6 @@
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,14 +125,27 @@ static void put_version(char **at, const struct version *version)
         put_u8(at, (uint8_t)((version->spread ? SPREAD : 0) | (version->wanted ? WANTED : 0)));
 }
 
+/* A number for the pid namespace in which this agent sees processes; 0: /proc does not tell. */
+static uint64_t pid_namespace(void)
+{
+        char text[64];
+        unsigned long long inode = 0;
+
+        if (os->readlink("/proc/self/ns/pid", text, sizeof text) > 0)
+                sscanf(text, "pid:[%llu]", &inode);
+        return inode;
+}
+
 static void put_parts(char **at, const struct version *version)
 {
+        put_u64(at, pid_namespace());
         put_u32(at, (uint32_t)version->part_count);
         for (size_t i = 0; i < version->part_count; i++) {
                 const struct part *part = &version->parts[i];
 
                 put_u32(at, part->rank);
                 put_u32(at, part->pid);
+                put_u32(at, part->seen_pid);
                 put_u32(at, part->file_count);
                 put_u64(at, part->nonce);
                 put_u8(at, (uint8_t)((part->closed ? CLOSED : 0) | (part->spoken_for ? SPOKEN_FOR : 0)));
@@ -327,6 +341,8 @@ done:
 
 static void get_parts(struct reader *reader, struct version *version)
 {
+        bool is_same_namespace = get_u64(reader, UINT64_MAX) == pid_namespace();
+
         for (uint32_t left = get_u32(reader, WORLD_MAX); left && !reader->wrong; left--) {
                 struct part *part = version_part_get(version, get_u32(reader, WORLD_MAX));
                 uint8_t flags;
@@ -336,6 +352,9 @@ static void get_parts(struct reader *reader, struct version *version)
                         return;
                 }
                 part->pid = get_u32(reader, UINT32_MAX);
+                part->seen_pid = get_u32(reader, UINT32_MAX);
+                if (!is_same_namespace)
+                        part->seen_pid = 0;
                 part->file_count = get_u32(reader, UINT32_MAX);
                 part->nonce = get_u64(reader, UINT64_MAX);
                 flags = get_u8(reader, CLOSED | SPOKEN_FOR);
@@ -538,7 +557,7 @@ enum nebula_status note_record_read(struct catalogue *catalogue, uint64_t id, co
         version->id = id;
         version->adopted = version->in_memory = version->noted = true;
         get_version(&reader, version);
-        version->waiting_since_ns = version->heard_ns = os->now_ns();
+        version->adopted_ns = version->waiting_since_ns = version->heard_ns = os->now_ns();
         get_parts(&reader, version);
         get_all_files(catalogue, &chain, &reader, version);
         get_grants(catalogue, &reader, version);

@@ -52,15 +52,40 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebu
         return check_path(hello->persist_path, error);
 }
 
+bool session_may_live(uint32_t seen_pid)
+{
+        return !seen_pid || os->alive(seen_pid);
+}
+
+static bool is_in_my_pid_namespace(uint32_t pid)
+{
+        char path[64], mine[64], theirs[64];
+
+        snprintf(path, sizeof path, "/proc/%u/ns/pid", pid);
+        return os->readlink("/proc/self/ns/pid", mine, sizeof mine) > 0 && os->readlink(path, theirs, sizeof theirs) > 0 && !strcmp(mine, theirs);
+}
+
+/* A client in another pid namespace (a container) calls itself by a number that means another process here, or none. Of a child of the
+ * session's process the number in the greeting is its parent's. */
+static uint32_t seen_pid(const struct connection *connection, const struct ipc_hello *hello)
+{
+        uint32_t uid, pid = 0;
+
+        if (os->peer(connection->fd, &uid, &pid) < 0 || !pid || pid == hello->pid)
+                return pid;
+        return is_in_my_pid_namespace(pid) ? hello->pid : pid;
+}
+
 /* Two trainers that write one job's files would ruin each other's checkpoints. */
-static enum nebula_status check_rival(struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello,
+static enum nebula_status check_rival(struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, uint32_t seen,
                                       struct nebula_error *error)
 {
         for (struct session *other = catalogue->sessions; other; other = other->next) {
                 if (other->job != job || other->role != IPC_ROLE_TRAINER || other->rank != hello->rank ||
-                    IPC_NONCE_FAMILY(other->nonce) == IPC_NONCE_FAMILY(hello->session_nonce) || other->pid == hello->pid)
+                    IPC_NONCE_FAMILY(other->nonce) == IPC_NONCE_FAMILY(hello->session_nonce) ||
+                    (seen && other->seen_pid == seen))
                         continue;
-                if (other->connection_count && os->alive(other->pid))
+                if (other->connection_count && session_may_live(other->seen_pid))
                         return error_set(error, NEBULA_INVALID, 0,
                                          "process %u already is rank %u of job \"%.60s\" in %.120s, and process %u wants to be it "
                                          "too: end one of them, or give one a `job` name of its own", other->pid, other->rank,
@@ -103,6 +128,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         struct session *session, before;
         struct job *job;
         bool is_another, begins;
+        uint32_t seen = seen_pid(connection, hello);
         enum nebula_status status = check_hello(hello, error);
 
         if (status)
@@ -114,7 +140,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 int64_t until = os->now_ns() + RIVAL_GONE_NS;
 
                 job->pins++;
-                while ((status = check_rival(catalogue, job, hello, error)) && os->now_ns() < until && !catalogue->stopping)
+                while ((status = check_rival(catalogue, job, hello, seen, error)) && os->now_ns() < until && !catalogue->stopping)
                         catalogue_wait(catalogue, &catalogue->moved, 20);
                 job->pins--;
                 if (status)
@@ -135,6 +161,8 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 before.job->last_guest = catalogue->session_number;
         if (before.job && before.job != job && before.role == IPC_ROLE_TRAINER)
                 commit_session_ended(catalogue, &before); /* a new path or name: what was open there closes */
+        if (session->pid != hello->pid || !session->seen_pid) /* else it is known, and this may be a child */
+                session->seen_pid = seen;
         session->pid = hello->pid;
         session->rank = hello->rank;
         memcpy(session->run, hello->run, sizeof session->run);

@@ -26,5 +26,7 @@ enum session_step session_serve(struct connection *connection);
 int64_t session_look_ns(const struct connection *connection);
 enum session_step session_look(struct connection *connection);
 void session_close(struct connection *connection);
+/* What can be said of a client's process by `seen_pid` (catalogue.h): true also when it cannot be seen. Then its connection tells. */
+bool session_may_live(uint32_t seen_pid);
 
 #endif

@@ -10,6 +10,7 @@
 #include "agent/note.h"
 #include "agent/publish.h"
 #include "agent/retain.h"
+#include "agent/session.h"
 #include "agent/storage.h"
 #include "agent/worker.h"
 #include "agent/world.h"
@@ -445,7 +446,7 @@ static int64_t end_sessions(struct catalogue *catalogue, int64_t now)
 
                 if (session->connection_count) {
                         link = &session->next;
-                } else if (now < session->left_ns + SESSION_GRACE_NS && os->alive(session->pid)) {
+                } else if (now < session->left_ns + SESSION_GRACE_NS && session_may_live(session->seen_pid)) {
                         due = earlier(due, session->left_ns + SESSION_GRACE_NS);
                         link = &session->next;
                 } else {

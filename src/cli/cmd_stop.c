@@ -109,9 +109,9 @@ static bool may_drop(size_t count, uint64_t bytes, bool *ret_no_terminal)
 }
 
 /* The answer comes just before the end; a new agent must be able to start when this command is back. */
-static bool wait_for_end(uint32_t pid)
+static bool wait_for_end(uint32_t seen_pid)
 {
-        for (int64_t waited = 0; os->alive(pid); waited += END_POLL_MS) {
+        for (int64_t waited = 0; link_agent_is_there(seen_pid); waited += END_POLL_MS) {
                 if (waited >= END_TIMEOUT_MS)
                         return false;
                 os->sleep_ms(END_POLL_MS);
@@ -145,7 +145,7 @@ int command_stop(int argc, char **argv)
         struct link *link = NULL;
         struct args args;
         uint64_t bytes;
-        uint32_t pid;
+        uint32_t pid, seen_pid;
         size_t count;
         enum nebula_status status;
 
@@ -175,6 +175,7 @@ int command_stop(int argc, char **argv)
                 printf("finishing %zu version%s\n", count, count == 1 ? "" : "s");
         fflush(stdout);
         pid = link_agent_pid(link);
+        seen_pid = link_seen_pid(link);
         status = link_stop(link, now, &error);
         if (!status)
                 status = wait_for_agent(link, !common.json, timeout_s, &error);
@@ -186,7 +187,7 @@ int command_stop(int argc, char **argv)
         /* An agent that ends at once may be gone before its answer is read. */
         if (status && status != NEBULA_UNAVAILABLE)
                 return cli_fail(common.json, &error);
-        if (!wait_for_end(pid)) {
+        if (!wait_for_end(seen_pid)) {
                 error_set(&error, NEBULA_TIMEOUT, 0, "the agent (pid %u) was told to stop and is still running", pid);
                 return cli_fail(common.json, &error);
         }

@@ -15,7 +15,8 @@
 struct link {
         int fd;
         struct ipc_frame frame;
-        uint32_t agent_pid;
+        uint32_t agent_pid; /* as it calls itself */
+        uint32_t seen_pid;  /* as this process can see it; 0: not, from its pid namespace */
 };
 
 static enum nebula_status ask_within(struct link *link, enum ipc_type type, const void *request, size_t size,
@@ -61,7 +62,7 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
         struct ipc_place place;
         struct link *link;
         enum nebula_status status = ipc_place_find(&place, error);
-        uint32_t pid;
+        uint32_t pid = 0;
         int fd;
 
         if (status)
@@ -76,6 +77,7 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
         }
         link->fd = fd;
         status = ipc_place_check_peer(fd, &place, &pid, error);
+        link->seen_pid = pid;
         if (!status)
                 status = say_hello(link, persist_path, error);
         if (status == NEBULA_TIMEOUT)
@@ -131,6 +133,28 @@ void link_close(struct link *link)
         ipc_frame_done(&link->frame);
         os->close(link->fd);
         free(link);
+}
+
+uint32_t link_seen_pid(const struct link *link)
+{
+        return link->seen_pid;
+}
+
+bool link_agent_is_there(uint32_t seen_pid)
+{
+        struct ipc_place place;
+        int fd, result;
+
+        if (seen_pid)
+                return os->alive(seen_pid);
+        if (ipc_place_find(&place, NULL))
+                return false;
+        fd = os->open(place.lock, OS_READ | OS_WRITE | OS_NOFOLLOW);
+        if (fd < 0)
+                return false;
+        result = os->lock(fd, false); /* which an agent holds to its end */
+        os->close(fd);
+        return result < 0;
 }
 
 uint32_t link_agent_pid(const struct link *link)

@@ -28,6 +28,10 @@ void link_close(struct link *link);
  * cannot be talked to. */
 bool link_open_if_any(const char *persist_path, struct link **ret_link);
 uint32_t link_agent_pid(const struct link *link);
+/* Its number in this process's pid namespace; 0: it cannot be seen from here. */
+uint32_t link_seen_pid(const struct link *link);
+/* Whether the agent that had it runs. */
+bool link_agent_is_there(uint32_t seen_pid);
 
 enum nebula_status link_report(struct link *link, enum nebula_report report, const char *persist_path,
                                json_t **ret_report, struct nebula_error *error);

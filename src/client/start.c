@@ -148,6 +148,17 @@ static enum nebula_status load_inline(agent_inline **ret_start, struct nebula_er
         return NEBULA_OK;
 }
 
+/* Whether an agent listens there: of a process in another pid namespace the number says nothing. */
+static bool answers(const char *directory)
+{
+        char path[IPC_PATH_MAX];
+        int fd = (size_t)snprintf(path, sizeof path, "%s/agent.sock", directory) < sizeof path ? os->connect(path) : -1;
+
+        if (fd >= 0)
+                os->close(fd);
+        return fd >= 0;
+}
+
 /* A process cannot tidy up after its own SIGKILL: the next one does, for "i<pid>" of the dead. */
 static void remove_stale(const char *directory)
 {
@@ -162,7 +173,7 @@ static void remove_stale(const char *directory)
 
                 if (pid == 0 || pid > INT32_MAX || *end != '\0' || os->alive((uint32_t)pid))
                         continue;
-                if ((size_t)snprintf(path, sizeof path, "%s/%s", directory, name) < sizeof path)
+                if ((size_t)snprintf(path, sizeof path, "%s/%s", directory, name) < sizeof path && !answers(path))
                         os_remove_tree(path);
         }
         os->closedir(dir);

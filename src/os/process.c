@@ -203,6 +203,8 @@ int os_signals_clean(void (*clean)(void *argument), void *argument)
 
 int os_process_end(uint32_t pid)
 {
+        if (!pid || pid > INT32_MAX) /* not seen from this pid namespace; kill would take 0 for this process's own group */
+                return -ESRCH;
         return kill((pid_t)pid, SIGTERM) ? -errno : 0;
 }
 

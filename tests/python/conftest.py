@@ -10,7 +10,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import nebulaml
@@ -59,12 +59,12 @@ class Place:
         while wait and set(pids) & set(self.agents()) and time.monotonic() < deadline:  # a successor may be there already
             time.sleep(0.01)
 
-    def trainer(self, code: str, *arguments: object, stdin: bool = False) -> subprocess.Popen[str]:
+    def trainer(self, code: str, *arguments: object, stdin: bool = False, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
         """A trainer process that runs this code; `say(...)` in it is a line that the test can read."""
         text = "import os, signal, sys, time\nimport torch\nimport nebulaml as nm\n"
         text += "def say(*words): os.write(1, (' '.join(map(str, words)) + chr(10)).encode())\n"  # whole lines only
         text += textwrap.dedent(code)
-        command = [sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)]
+        command = [*prefix, sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)]
         source = subprocess.PIPE if stdin else subprocess.DEVNULL
         return subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, text=True, cwd=self.root)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 
@@ -240,3 +242,53 @@ def test_two_trainers_of_one_job_and_rank_are_told_apart(nm, place):
 def test_a_job_name_must_be_text(place):
     with pytest.raises(NebulaConfigError):
         nebulaml.init(str(place.storage), job=b"bytes")
+
+
+OTHER_RANK = """
+nm.init(sys.argv[1], 3600, 2)
+say("number", os.getpid())
+checkpoint = nm.Checkpoint("step2")
+checkpoint.save(f"{os.environ['RANK']}.pt", torch.ones(4))
+say("saved")
+sys.stdin.readline()
+checkpoint.save("more.pt", torch.ones(4))
+say(checkpoint.commit())
+"""
+
+
+def ranks_of_two_containers(place, monkeypatch, first_is_inside):
+    """Two ranks of one node; one of them in a pid namespace of its own, where its number is one that no process has outside."""
+    number = next(n for n in range(30000, 32000) if not os.path.exists(f"/proc/{n}"))
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", f'echo {number - 1} > /proc/sys/kernel/ns_last_pid; "$@"; exit $?', "sh"]
+    if os.geteuid() or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("pid namespaces need root")
+    for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("NEBULA_QUIET_S", "600")):
+        monkeypatch.setenv(name, value)
+    ranks = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        ranks.append(place.trainer(OTHER_RANK, place.storage, stdin=True, prefix=inside if (rank == 0) == first_is_inside else []))
+        while (line := ranks[-1].stdout.readline()) != "saved\n":
+            assert line, "the trainer has ended"
+            if rank == (0 if first_is_inside else 1):
+                assert line == f"number {number}\n"
+    monkeypatch.setenv("RANK", "0")
+    return ranks
+
+
+@pytest.mark.parametrize("first_is_inside", [False, True])
+def test_a_search_closes_no_part_of_a_live_rank_in_another_pid_namespace(place, monkeypatch, first_is_inside):
+    """The agent is the first rank's: inside, it cannot see the second one at all."""
+    ranks = ranks_of_two_containers(place, monkeypatch, first_is_inside)
+    inside, outside = (0, 1) if first_is_inside else (1, 0)
+    ranks[outside].stdin.write("\n")
+    ranks[outside].stdin.flush()
+    assert ranks[outside].stdout.readline() == "True\n" and ranks[outside].wait(60) == 0
+    monkeypatch.setenv("RANK", str(outside))
+    nebulaml.init(str(place.storage), 3600, 2)
+    assert nebulaml.get_latest_checkpoint() is None  # the other rank goes on with it
+    ranks[inside].stdin.write("\n")
+    ranks[inside].stdin.flush()
+    assert ranks[inside].stdout.readline() == "True\n" and ranks[inside].wait(60) == 0
+    found = nebulaml.get_latest_checkpoint()
+    assert found is not None and sorted(found.files) == ["0.pt", "1.pt", "more.pt"]

@@ -43,7 +43,8 @@ static inline void bench_init(struct bench *bench, const char *memory, const cha
         if (memory)
                 note_adopt_all(&bench->catalogue);
         bench->job = catalogue_job_get(&bench->catalogue, storage, "");
-        bench->session = (struct session){ .job = bench->job, .nonce = 1, .pid = os->pid(), .world = 1, .connection_count = 1 };
+        bench->session = (struct session){ .job = bench->job, .nonce = 1, .pid = os->pid(), .seen_pid = os->pid(), .world = 1,
+                                            .connection_count = 1 };
 }
 
 /* forget: as after a normal end; else as if the agent had been killed. */

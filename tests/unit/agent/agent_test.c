@@ -371,6 +371,91 @@ static void a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began(v
         place_done(&place);
 }
 
+/* Containers: how the agent sees the process behind a connection, and that process's pid namespace; its own is the first. */
+static uint32_t seen_pid;
+
+static int peer_of_container(int fd, uint32_t *ret_uid, uint32_t *ret_pid)
+{
+        int result = os_linux.peer(fd, ret_uid, ret_pid);
+
+        *ret_pid = seen_pid;
+        return result;
+}
+
+static int namespace_of_container(const char *path, char *text, size_t size)
+{
+        if (strncmp(path, "/proc/", 6) || !strstr(path, "/ns/pid"))
+                return os_linux.readlink(path, text, size);
+        return snprintf(text, size, "pid:[%d]", strstr(path, "self") ? 1 : 2);
+}
+
+/* Whether the open part of rank 1, which calls itself by `own_pid` and is seen as `as_pid`, stays open when rank 0 looks for the newest. */
+static bool stays_open(uint32_t own_pid, uint32_t as_pid)
+{
+        static struct test_client first, second;
+        static struct ipc_find find;
+        struct os_table table = os_linux;
+        struct agent *agent;
+        uint64_t version;
+        bool is_open;
+
+        table.peer = peer_of_container;
+        table.readlink = namespace_of_container;
+        place_init(&place);
+        agent = start();
+        seen_pid = (uint32_t)getpid();
+        if (!agent || !enter_as(&first, 501, 0, (uint32_t)getpid()))
+                abort();
+        os = &table;
+        seen_pid = as_pid;
+        if (!enter_as(&second, 502, 1, own_pid))
+                abort();
+        os = &os_linux;
+        version = begin(&first, "step1", NEBULA_FILES_OPEN);
+        CHECK(begin(&second, "step1", NEBULA_FILES_OPEN) == version);
+        CHECK(!save(&first, version, "a", 1, 5000) && !save(&second, version, "b", 2, 5000) && !of_version(&first, IPC_COMMIT, version));
+        is_open = ask(&first, IPC_FIND, &find, sizeof find) == NEBULA_NOT_FOUND;
+        CHECK(!of_version(&second, IPC_COMMIT, version) && !wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000));
+        client_done(&second);
+        client_done(&first);
+        agent_stop(agent, true);
+        place_done(&place);
+        return is_open;
+}
+
+static void a_rank_in_another_pid_namespace_is_judged_by_what_the_agent_sees_of_it(void)
+{
+        CHECK(stays_open((uint32_t)getpid(), (uint32_t)getpid()));
+        CHECK(stays_open(dead_pid(), (uint32_t)getpid()));  /* its number there is nobody's here */
+        CHECK(stays_open(dead_pid(), 0));                   /* it cannot be seen */
+        CHECK(!stays_open((uint32_t)getpid(), dead_pid())); /* its number there is another one's here */
+}
+
+static void trainers_of_two_containers_that_have_one_number_are_told_apart(void)
+{
+        static struct test_client first, second;
+        struct os_table table = os_linux;
+        struct agent *agent;
+
+        table.peer = peer_of_container;
+        table.readlink = namespace_of_container;
+        place_init(&place);
+        agent = start();
+        os = &table;
+        seen_pid = (uint32_t)getpid();
+        REQUIRE(agent && enter_as(&first, 601, 0, 7));
+        seen_pid = (uint32_t)getppid();
+        CHECK(!enter_as(&second, 602, 0, 7) && strstr(second.error.message, "already is rank 0"));
+        client_done(&second);
+        seen_pid = (uint32_t)getpid(); /* the same process, which has begun anew */
+        CHECK(enter_as(&second, 603, 0, 7));
+        os = &os_linux;
+        client_done(&second);
+        client_done(&first);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static void steady_memory_is_the_retained_versions_and_their_images_serve_again(void)
 {
         struct test_client client;
@@ -1060,6 +1145,8 @@ TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_w
          TEST(an_image_that_was_asked_for_again_is_lent_to_nobody_else),
          TEST(a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing),
          TEST(a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began),
+         TEST(a_rank_in_another_pid_namespace_is_judged_by_what_the_agent_sees_of_it),
+         TEST(trainers_of_two_containers_that_have_one_number_are_told_apart),
          TEST(steady_memory_is_the_retained_versions_and_their_images_serve_again),
          TEST(an_image_that_a_loader_has_mapped_is_never_written_again),
          TEST(a_load_has_another_image_made_for_the_saves_to_come),

@@ -74,7 +74,7 @@ static void an_old_open_version_is_closed_while_older_ones_are_forgotten(void)
         for (struct version *version = bench.job->versions; version; version = version->next)
                 if (!strcmp(version->tag, "final")) {
                         version->adopted = true;
-                        version->parts[0].pid = 0x7ffffffe;
+                        version->parts[0].pid = version->parts[0].seen_pid = 0x7ffffffe;
                 }
         CHECK(!note_check_owners(&bench.catalogue));
         CHECK(count_complete(&bench, "final") == 1 && count_complete(&bench, "global_step1") == 0);

@@ -33,7 +33,7 @@ static int64_t newest_after(uint32_t pid, bool copies)
         bench_init(&bench, NULL, "");
         if (!bench_version(&bench, "step1", 1, 0))
                 abort();
-        bench.session.pid = pid;
+        bench.session.seen_pid = pid;
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, &bench.session, "step2", NEBULA_FILES_OPEN, &bench.error);
         id = version ? version->id : 0;
@@ -63,6 +63,12 @@ static void the_newest_version_of_a_process_that_died_is_found_at_once(void)
 static void one_that_lives_may_add_to_it(void)
 {
         CHECK(newest_after(os->pid(), false) == 1);
+}
+
+/* In another pid namespace than the agent's: what ends its connection ends its part. */
+static void one_that_cannot_be_seen_may_live_and_add_to_it(void)
+{
+        CHECK(newest_after(0, false) == 1);
 }
 
 static void half_a_copy_is_not_whole(void)
@@ -307,5 +313,5 @@ TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(the_newest_is_looked_for_again_when_it_is_removed_meanwhile),
          TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
          TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
-         TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it),
+         TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it), TEST(one_that_cannot_be_seen_may_live_and_add_to_it),
          TEST(half_a_copy_is_not_whole))

@@ -343,6 +343,56 @@ static void a_grant_that_was_not_noted_leaves_no_image(void)
         an_agent_is_killed(true);
 }
 
+static int in_another_namespace(const char *path, char *text, size_t size)
+{
+        return strcmp(path, "/proc/self/ns/pid") ? os_linux.readlink(path, text, size) : snprintf(text, size, "pid:[1]");
+}
+
+/* The trainer whose part is open lives, as far as the agent knows that was killed; `is_elsewhere`: the next one is in another pid namespace,
+ * where that number is another process, or none. */
+static void a_part_is_open(bool is_elsewhere, uint32_t seen_pid, uint64_t patience_s, bool is_kept)
+{
+        struct os_table table = os_linux;
+        struct version *version;
+        struct bench bench;
+        bool waits;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-note-XXXXXX");
+        REQUIRE(mkdtemp(root));
+        snprintf(memory, sizeof memory, "%s/memory", root);
+        bench_init(&bench, memory, "");
+        bench.session.seen_pid = seen_pid;
+        version = bench_version(&bench, "whole", 1, 2);
+        REQUIRE(version);
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "open", NEBULA_FILES_ALL_RANKS, &bench.error);
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(version && !bench_save(&bench, &version->id, "a", 3));
+        bench_done(&bench, false);
+
+        table.readlink = in_another_namespace;
+        os = is_elsewhere ? &table : os;
+        bench_init(&bench, NULL, "");
+        bench.catalogue.give_up_s = patience_s;
+        strcpy(bench.catalogue.memory.directory, memory);
+        note_adopt_all(&bench.catalogue);
+        waits = note_check_owners(&bench.catalogue);
+        version = (struct version *)of_tag(&bench, "open");
+        CHECK(version && commit_open(version) == is_kept && waits == is_kept);
+        os = &os_linux;
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number(void)
+{
+        a_part_is_open(false, os->pid(), 0, true);
+        a_part_is_open(false, 0x7ffffffe, 600, false);
+        a_part_is_open(true, 0x7ffffffe, 600, true);
+        a_part_is_open(true, os->pid(), 0, false);
+        a_part_is_open(false, 0, 600, true);
+}
+
 static uint64_t free_bytes;
 
 static int tell_space(const char *path, struct os_space *ret_space)
@@ -381,4 +431,5 @@ TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_t
          TEST(a_durable_version_with_files_of_other_nodes_is_taken_over), TEST(a_file_more_is_noted_alone),
          TEST(what_a_reader_has_mapped_is_never_written_again_whoever_took_it_over),
          TEST(memory_that_was_taken_over_is_given_back_and_not_lent), TEST(a_grant_that_was_not_noted_leaves_no_image),
+         TEST(a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number),
          TEST(what_was_taken_over_does_not_make_the_memory_directory_smaller))
