@@ -22,6 +22,9 @@
 #include <string.h>
 
 #define BATCH_COUNT 1000
+/* What lies deeper is left to TorchPickler: a program that has raised Python's recursion limit has done so for CPython's pickler, whose
+ * steps take less of the stack than those here. No state of a training is as deep. */
+#define DEPTH_MAX 200
 #define AHEAD_COUNT 8
 
 static enum outcome write_object(struct writer *writer, PyObject *object);
@@ -256,8 +259,11 @@ static enum outcome write_new(struct writer *writer, PyObject *object)
 
         if (type == (PyTypeObject *)torch.tensor_type)
                 return write_tensor(writer, object);
+        if (writer->depth == DEPTH_MAX)
+                return NOT_PLAIN;
         if (Py_EnterRecursiveCall(" while pickling an object"))
                 return FAILED;
+        writer->depth++;
         if (type == &PyDict_Type)
                 outcome = write_dict(writer, object);
         else if (type == &PyList_Type)
@@ -266,6 +272,7 @@ static enum outcome write_new(struct writer *writer, PyObject *object)
                 outcome = write_tuple(writer, object);
         else if (type == (PyTypeObject *)torch.ordered_dict)
                 outcome = write_ordered_dict(writer, object);
+        writer->depth--;
         Py_LeaveRecursiveCall();
         return outcome;
 }

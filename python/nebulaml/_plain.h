@@ -51,6 +51,7 @@ struct writer {
         struct stored *stored;   /* what else is known of each */
         size_t stored_capacity;
         bool takes_cuda;        /* tensors on a GPU are plain too: nobody will read from their address */
+        int depth;              /* of containers within each other, where it is */
 };
 
 /* How writing one object ended. */

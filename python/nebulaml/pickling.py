@@ -6,6 +6,7 @@ The pickle is torch.save's, byte for byte; the storages it refers to stay where 
 from __future__ import annotations
 
 import io
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,7 +18,12 @@ from .errors import NebulaConfigError, NebulaError, NebulaPicklingError
 
 __all__ = ["Capture", "capture", "file_parts", "ranges", "unprotectable"]
 
+PATH_PARTS = 100  # of the path that an error names: no state of a training is as deep
+
 UNPROTECTED_BYTES = 64 << 10  # smaller ranges are copied at once whatever they are, and then some: see COW_PART_BYTES
+
+
+_SIMPLE = (str, bytes, int, float, bool, type(None))
 
 
 class Capture(NamedTuple):
@@ -160,16 +166,40 @@ def _with_torch(obj: Any) -> memoryview | None:
 
 
 def _explain(obj: Any, name: str, failure: Exception) -> NebulaError:
+    """Names the part that cannot be pickled. It runs no code of a part but what pickling it runs: that has failed already."""
     path, part = _find_culprit(obj, name)
-    nowhere = dense.without_memory(part) if isinstance(part, torch.Tensor) else None
+    nowhere = dense.without_memory(part) if issubclass(type(part), torch.Tensor) else None
     if nowhere is not None:
         return NebulaPicklingError(f"{path}: a {nowhere[0]} cannot be saved: {nowhere[1]}")
-    if "view the same data as different types" in str(failure):
-        return NebulaPicklingError(f"{path}: {failure}")
+    reason = _text_of(failure)
+    if "view the same data as different types" in reason:
+        return NebulaPicklingError(f"{path}: {reason}")
     return NebulaPicklingError(
-        f"{path}: an object of type {type(part).__module__}.{type(part).__qualname__} cannot be pickled "
-        f"({type(failure).__name__}: {failure}); leave it out, or give its class __getstate__"
+        f"{path}: an object of type {_type_name(part)} cannot be pickled "
+        f"({type(failure).__name__}: {reason}); leave it out, or give its class __getstate__"
     )
+
+
+def _text_of(failure: Exception) -> str:
+    try:
+        return str(failure)
+    except Exception:
+        return "its text cannot be had"
+
+
+def _of_class(kind: type, name: str) -> Any:
+    """What `type` says of a class, whatever its metaclass makes of that name."""
+    return vars(type)[name].__get__(kind)
+
+
+def _type_name(obj: Any) -> str:
+    return f"{_of_class(type(obj), '__module__')}.{_of_class(type(obj), '__qualname__')}"
+
+
+def _shown(value: Any) -> str:
+    """A key in a path."""
+    parts = value if type(value) is tuple and len(value) < 10 else (value,)
+    return f"{value!r:.80}" if all(type(part) in _SIMPLE for part in parts) else f"a {_type_name(value)}"
 
 
 def _fails(obj: Any) -> bool:
@@ -183,39 +213,52 @@ def _fails(obj: Any) -> bool:
 def _find_culprit(obj: Any, path: str) -> tuple[str, Any]:
     """The innermost part that cannot be pickled by itself, and the path to it."""
     seen = {id(obj)}
-    while True:
-        for step, part in _parts(obj):
-            if id(part) not in seen and _fails(part):
-                obj, path = part, path + step
-                seen.add(id(part))
-                break
-        else:
-            return path, obj
+    for _ in range(PATH_PARTS):  # what makes its parts anew each time has no innermost one
+        try:
+            found = next((each for each in _parts(obj) if id(each[1]) not in seen and _fails(each[1])), None)
+        except Exception:  # the part does not even say what it consists of
+            found = None
+        if found is None:
+            break
+        step, obj = found
+        path += step
+        seen.add(id(obj))
+    return path, obj
 
 
 def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(obj, dict):
-        for key, value in obj.items():
-            yield f"[key {key!r:.80}]", key
-            yield f"[{key!r:.80}]", value
-    elif isinstance(obj, (list, tuple)):
-        for index, value in enumerate(obj):
+    kind = type(obj)
+    if issubclass(kind, dict):
+        for key, value in dict.items(obj):
+            yield f"[key {_shown(key)}]", key
+            yield f"[{_shown(key)}]", value
+    elif issubclass(kind, (list, tuple)):
+        for index, value in enumerate((list if issubclass(kind, list) else tuple).__iter__(obj)):
             yield f"[{index}]", value
-    elif isinstance(obj, (set, frozenset)):
-        for value in obj:
-            yield f"{{{value!r:.80}}}", value
+    elif issubclass(kind, (set, frozenset)):
+        for value in (set if issubclass(kind, set) else frozenset).__iter__(obj):
+            yield f"{{{_shown(value)}}}", value
     state = _state(obj)
-    if isinstance(state, dict):
+    if type(state) is dict:
         for key, value in state.items():
-            yield f".{key}", value
+            yield f".{key if type(key) is str else _shown(key)}", value
 
 
 def _state(obj: Any) -> Any:
     try:
         reduced = obj.__reduce_ex__(2)
     except Exception:
-        return getattr(obj, "__dict__", None)
-    state = reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        return _attributes(obj)
+    state = reduced[2] if type(reduced) is tuple and len(reduced) > 2 else None
+    if type(state) is tuple and len(state) == 2 and type(state[1]) is dict:
         return {**(state[0] or {}), **state[1]}
     return state
+
+
+def _attributes(obj: Any) -> Any:
+    """Its `__dict__`, whatever its class makes of that name."""
+    for kind in _of_class(type(obj), "__mro__"):
+        descriptor = _of_class(kind, "__dict__").get("__dict__")
+        if type(descriptor) is types.GetSetDescriptorType:
+            return descriptor.__get__(obj)
+    return None

@@ -371,9 +371,9 @@ enum nebula_status copies_ready(struct nebula_session *session)
 
         pthread_mutex_lock(&copies->copies_lock);
         if (!copies->has_releaser)
-                copies->has_releaser = os_thread_start(&copies->releaser, release_copies, session, false) == 0;
+                copies->has_releaser = os_thread_start_for_program(&copies->releaser, release_copies, session) == 0;
         if (copies->has_releaser && !copies->has_maker)
-                copies->has_maker = os_thread_start(&copies->maker, make_copies, session, false) == 0;
+                copies->has_maker = os_thread_start_for_program(&copies->maker, make_copies, session) == 0;
         is_ready = copies->has_maker && copies->count < CLIENT_COPY_MAX;
         pthread_mutex_unlock(&copies->copies_lock);
         return is_ready ? NEBULA_OK : NEBULA_UNAVAILABLE;

@@ -36,7 +36,7 @@ void os_thread_mask(sigset_t *ret_mask)
         sigdelset(ret_mask, SIGILL);
 }
 
-int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument, bool low_priority)
+static int start_thread(pthread_t *ret_thread, void *(*run)(void *), void *argument, bool low_priority, size_t stack_bytes)
 {
         struct start *start = malloc(sizeof *start);
         pthread_attr_t attributes;
@@ -48,7 +48,8 @@ int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument,
                 return -ENOMEM;
         *start = (struct start){ run, argument, low_priority };
         pthread_attr_init(&attributes);
-        pthread_attr_setstacksize(&attributes, STACK_BYTES);
+        if (stack_bytes)
+                pthread_attr_setstacksize(&attributes, stack_bytes);
         if (!ret_thread)
                 pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
         os_thread_mask(&mask);
@@ -63,6 +64,16 @@ int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument,
         if (ret_thread)
                 *ret_thread = thread;
         return 0;
+}
+
+int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument, bool low_priority)
+{
+        return start_thread(ret_thread, run, argument, low_priority, STACK_BYTES);
+}
+
+int os_thread_start_for_program(pthread_t *ret_thread, void *(*run)(void *), void *argument)
+{
+        return start_thread(ret_thread, run, argument, false, 0);
 }
 
 bool os_thread_keep_off(pthread_t thread, cpu_set_t *ret_before)

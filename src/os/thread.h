@@ -19,6 +19,9 @@
 void os_thread_mask(sigset_t *ret_mask);
 /* 0 or a negative errno. ret_thread NULL: the thread is detached. */
 int os_thread_start(pthread_t *ret_thread, void *(*run)(void *), void *argument, bool low_priority);
+/* For a thread that calls functions of the program: with as much stack as the program's own threads have. Python's limit of recursion counts
+ * on that. */
+int os_thread_start_for_program(pthread_t *ret_thread, void *(*run)(void *), void *argument);
 /* For a thread that sleeps, just before it is woken to work beside the caller: on a machine that was busy a moment ago the scheduler looks
  * for no idle processor, and the thread may wait on the caller's until that one sleeps. Afterwards the caller gives *ret_before back by
  * pthread_setaffinity_np. False: nothing has changed, since there is no other processor for it. */

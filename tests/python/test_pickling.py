@@ -375,3 +375,85 @@ def test_a_pickler_shows_the_cycle_collector_each_reference_once() -> None:
     """One reference to the type that is shown twice makes the collector of a debug build of Python abort."""
     pickler = _nebula.TorchPickler(io.BytesIO(), lambda storage: None)
     assert gc.get_referents(pickler).count(_nebula.TorchPickler) == 1
+
+
+def endless(way):
+    """An object whose attribute access recurses without end, in one way or another."""
+
+    def forever(self, *arguments):
+        return forever(self, *arguments)
+
+    names = {
+        "__getattribute__": {"__getattribute__": lambda self, name: getattr(self, name)},
+        "__class__": {"__class__": property(lambda self: self.__class__)},
+        "__reduce_ex__": {"__reduce_ex__": forever},
+        "__reduce__": {"__reduce__": forever},
+        "__getstate__": {"__getstate__": lambda self: {"next": made()}},
+        "__reduce_ex__, anew": {"__reduce_ex__": lambda self, protocol: (type(self), (made(),))},
+        "a property": {"__getstate__": lambda self: self.deep, "deep": property(lambda self: self.deep)},
+        "__getattr__": {"__getstate__": lambda self: self.deep, "__getattr__": lambda self, name: getattr(self, name)},
+    }
+
+    def made():
+        return globals()["Endless"]()
+
+    globals()["Endless"] = type("Endless", (), names[way] | {"__module__": __name__})  # found by its name, as pickle wants it
+    return made()
+
+
+@pytest.mark.parametrize("way", ["__getattribute__", "__class__", "__reduce_ex__", "__reduce__", "__getstate__", "__reduce_ex__, anew", "a property", "__getattr__"])
+@pytest.mark.parametrize("where", ["alone", "beside tensors"])
+def test_an_object_that_recurses_without_end_is_an_error_as_in_torch_save(way, where):
+    obj = endless(way) if where == "alone" else {"weights": torch.ones(3), "more": [endless(way)]}
+    with pytest.raises(RecursionError):
+        torch.save(obj, io.BytesIO())
+    with pytest.raises(RecursionError):
+        pickling.capture(obj, "model.pt")
+
+
+# Each cannot be pickled; what its error would say of it recurses.
+TELLS_NOTHING = {
+    "__repr__ of a key": lambda refused: {type("K", (), {"__repr__": lambda self: repr(self), "__reduce_ex__": refused})(): 1},
+    "__repr__ in a set": lambda refused: {type("K", (), {"__repr__": lambda self: repr(self), "__reduce_ex__": refused})()},
+    "__dict__": lambda refused: type("K", (), {"__dict__": property(lambda self: self.__dict__), "__reduce_ex__": refused})(),
+    "items": lambda refused: type("K", (dict,), {"items": lambda self: self.items(), "__reduce_ex__": refused})(a=1),
+    "__iter__": lambda refused: type("K", (list,), {"__iter__": lambda self: iter(self), "__reduce_ex__": refused})([1]),
+    "its class's __module__": lambda refused: type(
+        "M", (type,), {"__module__": property(lambda kind: kind.__module__)})("K", (), {"__reduce_ex__": refused})(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", list(TELLS_NOTHING))
+def test_an_error_that_names_a_part_runs_nothing_of_it_that_could_recurse(what):
+    def refused(self, protocol):
+        raise TypeError("no")
+
+    with pytest.raises(NebulaPicklingError, match="no"):
+        pickling.capture({"a": [TELLS_NOTHING[what](refused)], "b": torch.ones(2)}, "model.pt")
+
+
+def test_parts_that_are_made_anew_each_time_are_named_within_bounds():
+    class Anew:
+        def __getstate__(self):
+            return {"bad": lambda: 0, "next": Anew()}
+
+    with pytest.raises(NebulaPicklingError, match="bad"):
+        pickling.capture(Anew(), "model.pt")
+
+
+def nested(kind, depth):
+    found = torch.ones(2)
+    for _ in range(depth):
+        found = {"a": found} if kind is dict else collections.OrderedDict(a=found) if kind is collections.OrderedDict else kind([found])
+    return found
+
+
+@pytest.mark.parametrize("kind", [dict, list, tuple, collections.OrderedDict])
+def test_what_is_nested_deeply_is_left_to_the_pickler_of_cpython_which_takes_less_stack(kind):
+    """A program that has raised the limit of recursion has done so for that one; deeper C code of ours would end it by a signal."""
+    assert _nebula.plain_dump(nested(kind, 200)) is not None and _nebula.plain_dump(nested(kind, 201)) is None
+    for depth in (200, 201, 240):
+        obj = nested(kind, depth)
+        assert bytes(pickling.capture(obj).pickle) == zipfile.ZipFile(torch_file(obj)).read("archive/data.pkl")
+    with pytest.raises(RecursionError):
+        pickling.capture(nested(kind, 100_000), "model.pt")
