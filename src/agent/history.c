@@ -128,6 +128,37 @@ static struct version *oldest_ended(const struct job *job)
         return oldest;
 }
 
+/* In <storage path>/.nebula, as by default. */
+static bool is_beside_storage(const char *directory)
+{
+        const char *name = strrchr(directory, '/');
+
+        return name && !strcmp(name, "/.nebula");
+}
+
+/* A storage path without `latest` has nothing yet, or is a mount point whose file system has gone: nothing is made there for a line's sake. */
+static bool storage_is_there(const char *directory)
+{
+        char path[IPC_PATH_MAX + 32];
+        struct os_stat stat;
+
+        snprintf(path, sizeof path, "%.*s/latest", (int)(strrchr(directory, '/') - directory), directory);
+        return os->stat(path, false, &stat) >= 0;
+}
+
+/* A job whose history could not be written tries again only beside its storage, which may have been the reason. */
+static bool wants_line(const struct job *job)
+{
+        return job->output_dir[0] && (!job->history_broken || is_beside_storage(job->output_dir));
+}
+
+static void note_result(struct job *job, const char *directory, int result)
+{
+        if (result < 0 && !job->history_broken)
+                log_event(LOG_LEVEL_WARN, "no history: %s cannot be written: %s", directory, os_error_text(result));
+        job->history_broken = result < 0;
+}
+
 bool history_pending(const struct job *job)
 {
         return oldest_ended(job) != NULL;
@@ -151,8 +182,8 @@ void history_flush(struct catalogue *catalogue, const struct lane *lane)
         while ((version = next_ended(catalogue, lane))) {
                 struct job *job = version->job;
                 char line[LINE_BYTES], directory[IPC_PATH_MAX];
-                bool write = job->output_dir[0] && !job->history_broken;
-                int result;
+                bool write = wants_line(job);
+                int result = 0;
 
                 version->recorded = true;
                 format_row(version, line);
@@ -161,13 +192,11 @@ void history_flush(struct catalogue *catalogue, const struct lane *lane)
                         continue;
                 job->pins++;
                 catalogue_unlock(catalogue);
-                result = append(directory, line);
+                if (!is_beside_storage(directory) || storage_is_there(directory))
+                        result = append(directory, line);
                 catalogue_lock(catalogue);
                 job->pins--;
-                if (result < 0) {
-                        job->history_broken = true;
-                        log_event(LOG_LEVEL_WARN, "no history: %s cannot be written: %s", directory, os_error_text(result));
-                }
+                note_result(job, directory, result);
         }
         catalogue_unlock(catalogue);
 }

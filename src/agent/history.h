@@ -3,7 +3,8 @@
  * when it is known how it ended: durable, superseded (left memory before it was
  * due to be persisted) or failed; memory, when the job has no storage path.
  *
- * An output directory that cannot be written is logged once and costs nothing more.
+ * An output directory that cannot be written is logged once and costs nothing more. One in the storage path is tried again with
+ * each version, and only where storage is seen to be there.
  */
 #ifndef NB_AGENT_HISTORY_H
 #define NB_AGENT_HISTORY_H
