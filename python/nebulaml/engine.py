@@ -251,8 +251,12 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
 
 
 def _after_fork() -> None:
-    """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call."""
+    """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call.
+
+    It ends by os._exit as a rule. The C library asks the kernel whether it was forked, and not every kernel says so.
+    """
     global _lock, _inherited
+    _nebula.end_is_near()
     _lock, _inherited = threading.RLock(), _session
     watching.forget()
 
