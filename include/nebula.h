@@ -268,6 +268,10 @@ NEBULA_API void nebula_checkpoint_free(nebula_checkpoint *checkpoint);
  * NEBULA_NOT_FOUND when there is none. */
 NEBULA_API enum nebula_status nebula_checkpoint_latest(nebula_session *session, const char *persist_path,
         nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
+/* What the search that has found this checkpoint has passed over, though it may be newer, and why: a damaged one, say. 0: no more.
+ * The texts belong to the checkpoint. */
+NEBULA_API int nebula_checkpoint_passed_over(const nebula_checkpoint *checkpoint, uint32_t index, const char **ret_tag,
+        const char **ret_reason);
 NEBULA_API enum nebula_status nebula_checkpoint_find(nebula_session *session, const char *tag,
         const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 /* That version of the tag and no other: `generation` and `sequence` as NEBULA_REPORT_VERSIONS gives them, 0: any. So

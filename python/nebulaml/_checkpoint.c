@@ -434,6 +434,21 @@ static PyObject *checkpoint_tag(PyObject *self, void *closure)
         return PyUnicode_FromString(nebula_checkpoint_tag(handle_of(self)));
 }
 
+static PyObject *checkpoint_passed_over(PyObject *self, PyObject *unused)
+{
+        PyObject *list = PyList_New(0);
+        const char *tag, *reason;
+
+        for (uint32_t i = 0; list && nebula_checkpoint_passed_over(handle_of(self), i, &tag, &reason); i++) {
+                PyObject *pair = Py_BuildValue("(ss)", tag, reason);
+
+                if (!pair || PyList_Append(list, pair))
+                        Py_CLEAR(list);
+                Py_XDECREF(pair);
+        }
+        return list;
+}
+
 static PyMethodDef checkpoint_methods[] = {
         { "save_pickle", checkpoint_save_pickle, METH_VARARGS, "save_pickle(name, pickle, Ranges, on_failure, unprotectable, filler)" },
         { "save_bytes", checkpoint_save_bytes, METH_VARARGS, "save_bytes(name, data)" },
@@ -445,6 +460,7 @@ static PyMethodDef checkpoint_methods[] = {
         { "state", checkpoint_state, METH_NOARGS, "The name of its state." },
         { "map", checkpoint_map, METH_O, "map(name) -> Map of the verified bytes" },
         { "map_lazily", checkpoint_map_lazily, METH_O, "map_lazily(name) -> Map whose bytes may have to be fetched" },
+        { "passed_over", checkpoint_passed_over, METH_NOARGS, "[(tag, reason)] of what the search that found it has passed over." },
         { "report", checkpoint_report, METH_NOARGS, "What the agent knows of it, as JSON text." },
         { NULL, NULL, 0, NULL },
 };

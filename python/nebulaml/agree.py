@@ -28,7 +28,9 @@ _PAUSE_S = (0.002, 0.25)
 _lock = threading.RLock()  # guards all below
 _pinned: dict[str | None, list[dict[str, Any]]] = {}  # by storage path, None: the session's
 _answered: dict[str | None, int] = {}  # how often, so that each question has keys of its own
+_passed: dict[str | None, list[tuple[str, str]]] = {}  # by storage path: what this rank cannot load though it is there, and why
 _told: dict[str | None, list[dict[str, Any]]] = {}  # what this rank said it has, while it has no answer
+_own: dict[str | None, list[dict[str, Any]]] = {}  # the same when all had answered
 _moves = 0  # from one path or job to another, which all ranks make alike: what is asked then is another question
 _counted: set[str] = set()  # questions in the key-value store in which this rank is counted
 _saving = False
@@ -98,6 +100,7 @@ def inventory(path: str | None) -> list[dict[str, Any]]:
     """The versions that this rank could load now, newest first."""
     report = json.loads(engine.session(patient=True).report(_nebula.REPORT_VERSIONS, path))
     shared = (path or engine.settings().persist_path) is not None
+    _passed[path] = [(one["tag"], one["reason"]) for one in report["passed"]]
     whole = [
         {
             "tag": one["tag"],
@@ -114,9 +117,19 @@ def inventory(path: str | None) -> list[dict[str, Any]]:
         for one in report["versions"]
         if one["source"] and (one["state"] in _WHOLE or (one["state"] == "failed" and one["sequence"]))  # given up, but whole
     ]
-    if not whole and report["problems"]:  # "none" would mean to begin again from nothing
-        raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"]))
+    if not whole and (report["problems"] or report["passed"]):  # "none" would mean to begin again from nothing
+        raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
     return _order(whole)[:_SENT_MAX]
+
+
+def passed_over(path: str | None, chosen: dict[str, Any]) -> list[tuple[str, str]]:
+    """What may be newer than the version that the ranks agreed on, as far as this rank knows: (tag, reason)."""
+    with _lock:
+        result = list(_passed.get(path, []))
+        own = _own.get(path, [])
+    keys = [_key(version) for version in own]
+    newer = own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
+    return result + [(version["tag"], "not every rank can load it") for version in newer]
 
 
 def _has_all_shares(held: list[dict[str, Any]]) -> bool:
@@ -143,7 +156,7 @@ def answer(path: str | None) -> list[dict[str, Any]]:
             turn = _answered.get(path, 0) + 1  # who waited in vain asks the same question again: others may come to it yet
             if path not in _told:
                 _told[path] = inventory(path)
-            own = _told[path]
+            own = _own[path] = _told[path]
             by_key = {_key(version): version for version in own}
             # Each rank's own numbers: those of another node say nothing to this one's agent when they share no storage.
             _pinned[path] = [by_key[_key(version)] for version in _agree(path, f"{_moves}.{turn}", own)]

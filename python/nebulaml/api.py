@@ -97,14 +97,23 @@ def get_latest_checkpoint(persist_path: str | None = None) -> Checkpoint | None:
     if agree.needed():
         common = engine.interruptible(agree.answer, path)
         if common:
-            return _exactly(common[0], path)
+            found = _exactly(common[0], path)
+            return _newest(found, agree.passed_over(path, common[0]))
     else:
         try:
-            return Checkpoint._found(engine.interruptible(engine.session(patient=True).latest, path), path)
+            found = Checkpoint._found(engine.interruptible(engine.session(patient=True).latest, path), path)
+            return _newest(found, found.passed_over)
         except NebulaNotFound:
             pass
     guards.check_path(path or engine.settings().persist_path)
     return None
+
+
+def _newest(found: Checkpoint, passed_over: list[tuple[str, str]]) -> Checkpoint:
+    found.passed_over = passed_over
+    if engine.place().local_rank == 0:
+        guards.tell_passed_over(found.tag, passed_over)
+    return found
 
 
 def _exactly(version: dict[str, Any], path: str | None) -> Checkpoint:
@@ -135,6 +144,7 @@ def get_checkpoint(tag: str | None = None, persist_path: str | None = None) -> C
         except NebulaNotFound:
             pass
     guards.check_missing(tag, path)
+    guards.check_bare(tag, path or engine.settings().persist_path)
     return None
 
 

@@ -135,6 +135,7 @@ class Checkpoint:
         self._late_failure: NebulaError | None = None  # of a save that had returned
         self._was_durable = False  # when last looked at
         self._is_silent = False  # the log has said that no agent can tell what became of it
+        self.passed_over: list[tuple[str, str]] = []  # of one that get_latest_checkpoint() found: what may be newer, and why not that
         _nebula.encode_name(self._tag)  # refuses what no storage can hold, also while no agent answers
         self._failure = engine.guarded(f"starting checkpoint {self._tag!r}", self._open)
 
@@ -147,6 +148,7 @@ class Checkpoint:
         self._count, self._goal, self._is_block_over = _nebula.FILES_OPEN, _nebula.FILES_OPEN, False
         self._failure, self._lost_files, self._late_failure, self._newest = None, set(), None, {}
         self._was_durable = self._is_silent = False
+        self.passed_over = handle.passed_over()
         return self
 
     def __repr__(self) -> str:

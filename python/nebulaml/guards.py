@@ -5,14 +5,17 @@ These look at what the program has loaded already; they import no framework.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
 import re
 import sys
 
+from . import _nebula
 from .errors import NebulaConfigError
 
-__all__ = ["check_framework", "check_missing", "check_path", "check_tag", "numbers_of"]
+__all__ = ["check_bare", "check_framework", "check_missing", "check_path", "check_tag", "numbers_of", "tell_passed_over"]
 
 log = logging.getLogger("nebulaml")
 
@@ -20,6 +23,8 @@ STOCK_ENGINE = "deepspeed.runtime.checkpoint_engine.nebula_checkpoint_engine"
 BROKEN = ((0, 17, 1), (0, 18, 4))  # DeepSpeed from the first on, before the second: commit() gets wrong arguments
 
 _warned_strategy = False
+_named: set[str] = set()  # paths without a manifest, each of which is named once
+LOOKS = 64  # folders that are looked into, and of what lies in one of them: a hint is not worth more
 
 
 def _stock_deepspeed() -> bool:
@@ -74,3 +79,51 @@ def check_path(root: str | None) -> None:
     folder = (root or "").removeprefix("file://").rstrip("/")
     if folder and os.path.exists(os.path.join(folder, ".nebula", "manifest.json")):
         raise NebulaConfigError(f"{root} is one checkpoint, and not where checkpoints lie: give {os.path.dirname(folder)}")
+    if folder and folder not in _named and "://" not in folder:
+        warning = _without_manifests(folder)
+        if warning:
+            _named.add(folder)
+            log.warning("nebula: no checkpoint is found, and training begins anew: %s", warning)
+
+
+def _folders(folder: str, most: int = LOOKS) -> list[str]:
+    """The paths of what may be checkpoints' folders."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        found = (one.path for one in entries if not one.name.startswith(".") and one.name != "lost+found" and one.is_dir())
+        return list(itertools.islice(found, most))
+    return []
+
+
+def _without_manifests(folder: str) -> str | None:
+    """What is to be said of a path in which no checkpoint was found; None: nothing, there is none to be expected."""
+    inside = [one for one in _folders(folder) if not os.path.exists(os.path.join(one, ".nebula"))]
+    if not inside:
+        return None
+    many = f"{len(inside)}{' or more' if len(inside) == LOOKS else ''} folder{'s' if len(inside) > 1 else ''}"
+    deeper = [one for one in inside if any(os.path.exists(os.path.join(below, ".nebula", "manifest.json")) for below in _folders(one))]
+    if deeper:
+        others = f", and {len(deeper) - 1} others" if len(deeper) > 1 else ""
+        cure = f"there are checkpoints one level deeper, in {deeper[0]}{others}: give that path"
+    elif any(_nebula.follows_step(os.path.basename(one)) for one in inside):
+        cure = "if they are checkpoints of Nebula they were copied without hidden files: copy their .nebula folders, too"
+    else:
+        cure = "if checkpoints of Nebula are expected here, it is another path, or they were copied without hidden files (.nebula)"
+    return f"{folder} holds {many} but no Nebula manifest; {cure}"
+
+
+def tell_passed_over(found: str, passed: list[tuple[str, str]]) -> None:
+    """An older checkpoint than there may be is about to be loaded."""
+    for tag, reason in passed:
+        log.warning("nebula: %s is taken, and %s is passed over: %s", found, tag, reason)
+
+
+def check_bare(tag: str, root: str | None) -> None:
+    """When a tag is not found, and its folder is there."""
+    folder = os.path.join((root or "").removeprefix("file://"), _nebula.encode_name(tag))
+    if root and "://" not in folder and os.path.isdir(folder) and not os.path.exists(os.path.join(folder, ".nebula", "manifest.json")):
+        log.warning(
+            "nebula: there is no checkpoint %r in %s: its folder is there, but has no manifest (.nebula/manifest.json). It was never "
+            "completed, was copied without hidden files, or is not of Nebula",
+            tag,
+            root,
+        )

@@ -7,8 +7,10 @@
 
 #include "agent/history.h"
 #include "agent/log.h"
+#include "agent/passed.h"
 #include "agent/replica.h"
 #include "agent/report.h"
+#include "agent/restore.h"
 #include "agent/retain.h"
 #include "agent/storage.h"
 #include "agent/worker.h"
@@ -237,11 +239,39 @@ static void mark_abandoned(const json_t *versions)
         free(jobs);
 }
 
+static json_t *passed_json(const struct passed *passed)
+{
+        json_t *list = json_array();
+
+        for (uint32_t i = 0; i < passed->count; i++)
+                json_array_append_new(list, json_pack("{s:s, s:s}", "tag", passed->list[i].tag, "reason", passed->list[i].reason));
+        return list;
+}
+
+#define CHECKED_FILES_MAX 4096 /* each takes two looks at storage; of larger ones a load tells what is missing */
+
+/* Ranks agree on what all of them can load, so each has to know what storage has lost of the newest. */
+static json_t *pass_over(struct store *store, const char *job, struct manifest_scan *scan)
+{
+        struct passed passed = { 0 };
+        struct nebula_error failure;
+        int64_t index;
+
+        while ((index = manifest_scan_newest(scan, job)) >= 0 && scan->manifests[index].file_count <= CHECKED_FILES_MAX &&
+               restore_check_files(store, &scan->manifests[index], &failure) == NEBULA_CORRUPT) {
+                scan->manifests[index].is_damaged = true;
+                passed_add(&passed, scan->manifests[index].tag, failure.message);
+        }
+        if (index >= 0)
+                passed_scan(&passed, store, scan, &scan->manifests[index]);
+        return passed_json(&passed);
+}
+
 static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path,
                                         char **ret_text, struct nebula_error *error)
 {
         bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path;
-        json_t *versions, *problems = json_array();
+        json_t *versions, *problems = json_array(), *passed = NULL;
         struct job **jobs;
         size_t count;
 
@@ -272,8 +302,10 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                         json_array_append_new(problems, json_string(failure.message));
                 if (!status && scan.broken_count)
                         json_array_append_new(problems, json_string(scan.broken));
+                if (!status && session && session->role == IPC_ROLE_TRAINER && !passed)
+                        passed = pass_over(store, session->job->name, &scan);
                 for (size_t j = 0; !status && j < scan.count; j++)
-                        if (!own_only || !strcmp(scan.manifests[j].job, session->job->name))
+                        if (!scan.manifests[j].is_damaged && (!own_only || !strcmp(scan.manifests[j].job, session->job->name)))
                                 merge_stored(versions, &scan.manifests[j], jobs[i]->persist_path);
                 if (!status)
                         manifest_scan_done(&scan);
@@ -284,7 +316,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         catalogue_unlock(catalogue);
         free(jobs);
         mark_abandoned(versions);
-        return to_text(json_pack("{s:o, s:o}", "versions", versions, "problems", problems), ret_text, error);
+        return to_text(json_pack("{s:o, s:o, s:o}", "versions", versions, "problems", problems, "passed", passed ? passed : json_array()), ret_text, error);
 }
 
 static json_t *job_json(const struct catalogue *catalogue, const struct job *job)

@@ -14,6 +14,9 @@
 
 #include "agent/catalogue.h"
 
+/* Every file of a stored version is where it should be, and as long. NEBULA_BUSY: the version went meanwhile, which is to be looked for
+ * again. */
+enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error);
 /* *ret_opened (to be freed) and *ret_fd, which can only read, are the caller's. */

@@ -5,6 +5,7 @@
 #include "agent/ancestry.h"
 #include "agent/commit.h"
 #include "agent/log.h"
+#include "agent/passed.h"
 #include "agent/replica.h"
 #include "agent/restore.h"
 #include "agent/retain.h"
@@ -69,11 +70,35 @@ static struct version *find_in_memory(struct catalogue *catalogue, const struct 
         return found;
 }
 
-/* Every file is where it should be, and as long. NEBULA_BUSY: the version went meanwhile, which is to be looked for again. */
-static enum nebula_status check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+/* The records that tell the checksums are there: a file could not be read without. */
+static enum nebula_status check_records(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        char directory[256], key[MANIFEST_KEY_MAX];
+        enum nebula_status status = name_encode(manifest->tag, directory, error);
+
+        for (size_t i = 0; i < manifest->record_count && !status; i++) {
+                struct store_entry entry;
+                uint64_t size;
+
+                snprintf(key, sizeof key, "%s/%s", directory, manifest->records[i].path);
+                status = store->ops->stat(store, key, &entry, error);
+                if (status)
+                        continue;
+                size = entry.size;
+                store_entry_done(&entry);
+                if (size != manifest->records[i].size)
+                        status = error_set(error, NEBULA_CORRUPT, 0, "%.150s/%.300s has %" PRIu64 " bytes, and its manifest says %" PRIu64,
+                                           store->root, key, size, manifest->records[i].size);
+        }
+        if (status == NEBULA_NOT_FOUND)
+                status = error_set(error, NEBULA_CORRUPT, 0, "%.150s/%.300s, which has the checksums, is missing", store->root, key);
+        return status;
+}
+
+enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
         struct nebula_error failure = { 0 };
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status = check_records(store, manifest, &failure);
 
         for (size_t i = 0; i < manifest->file_count && !status; i++) {
                 const struct manifest_file *file = &manifest->files[i];
@@ -91,48 +116,53 @@ static enum nebula_status check_files(struct store *store, const struct manifest
         return status;
 }
 
+/* The newest whose files are there. What is newer is marked as damaged, and described in `passed`. NEBULA_NOT_FOUND: there is none. */
+static enum nebula_status newest_sound(struct store *store, struct manifest_scan *scan, const char *job, bool any_job, struct passed *passed,
+                                       int64_t *ret_index, struct nebula_error *error)
+{
+        for (;;) {
+                struct nebula_error failure = { 0 };
+                int64_t index = manifest_scan_newest(scan, job);
+                enum nebula_status status;
+
+                if (index < 0 && any_job)
+                        index = manifest_scan_newest(scan, NULL);
+                *ret_index = index;
+                status = index < 0 ? NEBULA_NOT_FOUND : restore_check_files(store, &scan->manifests[index], &failure);
+                if (status != NEBULA_CORRUPT) {
+                        if (status && error)
+                                *error = failure;
+                        return status;
+                }
+                log_event(LOG_LEVEL_ERROR, "FALLING BACK to an older checkpoint than %s: %s", scan->manifests[index].tag, failure.message);
+                passed_add(passed, scan->manifests[index].tag, failure.message);
+                scan->manifests[index].is_damaged = true;
+        }
+}
+
 static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, struct manifest *ret_manifest,
-                                        struct nebula_error *error)
+                                        struct passed *passed, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
-        struct nebula_error failure = { 0 };
+        int64_t index;
         enum nebula_status status = manifest_scan(store, &scan, error);
 
         if (status)
                 return status;
         if (scan.broken_count)
                 log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s are passed over, the first: %s", scan.broken_count, store->root, scan.broken);
-        for (;;) {
-                int64_t index = manifest_scan_newest(&scan, job);
-
-                if (index < 0 && any_job)
-                        index = manifest_scan_newest(&scan, NULL);
-                if (index < 0) {
-                        /* That there is none means to begin from nothing: it must be true. */
-                        if (failure.status || scan.broken_count)
-                                status = error_set(error, NEBULA_CORRUPT, 0, "no checkpoint in %.150s can be loaded: %.300s", store->root,
-                                                   failure.status ? failure.message : scan.broken);
-                        else
-                                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
-                        break;
-                }
-                status = check_files(store, &scan.manifests[index], &failure);
-                if (status && status != NEBULA_CORRUPT) {
-                        if (error)
-                                *error = failure;
-                        break;
-                }
-                if (!status)
-                        *ret_manifest = scan.manifests[index];
-                else
-                        log_event(LOG_LEVEL_ERROR, "FALLING BACK to an older checkpoint than %s: %s", scan.manifests[index].tag, failure.message);
-                if (status)
-                        manifest_done(&scan.manifests[index]);
-                memmove(&scan.manifests[index], &scan.manifests[index + 1],
-                        (scan.count - (size_t)index - 1) * sizeof *scan.manifests);
-                scan.count--;
-                if (!status)
-                        break;
+        *passed = (struct passed){ 0 };
+        status = newest_sound(store, &scan, job, any_job, passed, &index, error);
+        if (!status) {
+                passed_scan(passed, store, &scan, &scan.manifests[index]);
+                *ret_manifest = scan.manifests[index];
+                memset(&scan.manifests[index], 0, sizeof scan.manifests[index]); /* moved out */
+        } else if (status == NEBULA_NOT_FOUND && (passed->count || scan.broken_count)) {
+                /* That there is none means to begin from nothing: it must be true. */
+                status = error_set(error, NEBULA_CORRUPT, 0, "no checkpoint in %.150s can be loaded: %.300s", store->root,
+                                   passed->count ? passed->list[0].reason : scan.broken);
+        } else if (status == NEBULA_NOT_FOUND) {
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
         }
         manifest_scan_done(&scan);
         return status;
@@ -158,7 +188,7 @@ static enum nebula_status stored_tag(struct store *store, const struct ipc_find 
                                    " (%" PRIu64 ")", tag, store->root, manifest.generation, manifest.sequence, wanted->generation,
                                    wanted->sequence);
         else
-                status = check_files(store, &manifest, error);
+                status = restore_check_files(store, &manifest, error);
         if (status)
                 manifest_done(&manifest);
         else
@@ -194,6 +224,7 @@ static enum nebula_status find_stored(struct catalogue *catalogue, const struct 
                                       struct retain_entry *ret_entry, struct nebula_error *error)
 {
         struct manifest manifest = { 0 };
+        struct passed passed = { 0 };
         struct version *version;
         struct store *store;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
@@ -202,13 +233,14 @@ static enum nebula_status find_stored(struct catalogue *catalogue, const struct 
                 return status;
         for (int look = 0; look < LOOKS_MAX && (!look || status == NEBULA_BUSY); look++)
                 status = *wanted->tag ? stored_tag(store, wanted, job->name, any_job, &manifest, error) :
-                                        stored_newest(store, job->name, any_job, &manifest, error);
+                                        stored_newest(store, job->name, any_job, &manifest, &passed, error);
         if (status)
                 return status;
         catalogue_lock(catalogue);
         version = catalogue_stored(catalogue, job, &manifest);
         if (version) {
                 fill_found(version, found);
+                passed_tell(&passed, found);
                 *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
                 if (job == session->job && !session->has_begun)
                         ancestry_follow(session, version->run, version->sequence);
@@ -243,7 +275,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
 }
 
 /* A job that waited for its storage would not train; one that goes back further than it has to is told. */
-static void log_older(struct catalogue *catalogue, const struct job *job, const struct ipc_find *wanted, const struct ipc_found *found,
+static void log_older(struct catalogue *catalogue, const struct job *job, const struct ipc_find *wanted, struct ipc_found *found,
                       struct retain_entry found_entry, enum nebula_status status, const char *why)
 {
         const struct manifest *known = NULL;
@@ -256,12 +288,17 @@ static void log_older(struct catalogue *catalogue, const struct job *job, const 
                 known = &job->stored.manifests[newest];
                 known_entry = retain_complete(known->tag, known->sequence, &known->line);
         }
-        if (known && retain_is_newer(&known_entry, &found_entry))
+        if (known && retain_is_newer(&known_entry, &found_entry)) {
+                struct passed passed = { 0 };
+
                 log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which does not come from %s: %s", found->tag,
                           known->tag, job->persist_path, why);
-        else if (status != NEBULA_NOT_FOUND)
+                passed_add(&passed, known->tag, why);
+                passed_tell(&passed, found);
+        } else if (status != NEBULA_NOT_FOUND) {
                 log_event(LOG_LEVEL_WARN, "%s is taken from memory, and %s cannot be looked through for a newer one: %s", found->tag,
                           job->persist_path, why);
+        }
         catalogue_unlock(catalogue);
 }
 

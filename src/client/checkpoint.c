@@ -373,6 +373,8 @@ const char *nebula_checkpoint_tag(const nebula_checkpoint *checkpoint)
 
 void nebula_checkpoint_free(nebula_checkpoint *checkpoint)
 {
-        if (checkpoint && atomic_fetch_sub(&checkpoint->user_count, 1) == 1)
-                free(checkpoint);
+        if (!checkpoint || atomic_fetch_sub(&checkpoint->user_count, 1) != 1)
+                return;
+        free(checkpoint->passed);
+        free(checkpoint);
 }

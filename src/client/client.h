@@ -162,6 +162,8 @@ struct nebula_checkpoint {
         _Atomic uint32_t user_count;     /* the caller, and each copy that is under way */
         char persist_path[IPC_PATH_MAX]; /* where it was found; "": the session's */
         uint64_t generation;             /* of what was found */
+        struct ipc_passed *passed;       /* what that search has passed over; NULL: nothing */
+        uint32_t passed_count;
         char tag[IPC_NAME_MAX];
 };
 

@@ -18,6 +18,15 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
         checkpoint->user_count = 1;
         checkpoint->generation = found->generation;
         memcpy(checkpoint->tag, found->tag, sizeof checkpoint->tag);
+        if (found->passed_count) {
+                checkpoint->passed = calloc(found->passed_count, sizeof *checkpoint->passed);
+                if (!checkpoint->passed) {
+                        free(checkpoint);
+                        return NULL;
+                }
+                checkpoint->passed_count = found->passed_count;
+                memcpy(checkpoint->passed, found->passed, found->passed_count * sizeof *checkpoint->passed);
+        }
         checkpoint_know(checkpoint, found->version_id, wire->agent_nonce);
         return checkpoint;
 }
@@ -61,6 +70,15 @@ enum nebula_status nebula_checkpoint_latest(nebula_session *session, const char 
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_latest needs a session and a place for "
                                  "the checkpoint");
         return find(session, NULL, 0, 0, persist_path, ret_checkpoint, ret_error);
+}
+
+int nebula_checkpoint_passed_over(const nebula_checkpoint *checkpoint, uint32_t index, const char **ret_tag, const char **ret_reason)
+{
+        if (!checkpoint || index >= checkpoint->passed_count)
+                return 0;
+        *ret_tag = checkpoint->passed[index].tag;
+        *ret_reason = checkpoint->passed[index].reason;
+        return 1;
 }
 
 enum nebula_status nebula_checkpoint_find(nebula_session *session, const char *tag, const char *persist_path,

@@ -155,6 +155,16 @@ static bool is_text(enum ipc_type type)
         return type == IPC_REPORT || type == IPC_DESCRIBE;
 }
 
+static bool found_is_sound(const struct ipc_found *found)
+{
+        bool sound = memchr(found->tag, '\0', sizeof found->tag) && found->passed_count <= IPC_PASSED_MAX;
+
+        for (uint32_t i = 0; sound && i < found->passed_count; i++)
+                sound = memchr(found->passed[i].tag, '\0', sizeof found->passed[i].tag) &&
+                        memchr(found->passed[i].reason, '\0', sizeof found->passed[i].reason);
+        return sound;
+}
+
 enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type type, bool *ret_broken,
                                     struct nebula_error *error)
 {
@@ -184,13 +194,13 @@ enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type
         if (type == IPC_FIND) {
                 const struct ipc_found *found = frame->payload;
 
-                if (!memchr(found->tag, '\0', sizeof found->tag))
+                if (!found_is_sound(found))
                         return error_set(error, NEBULA_INTERNAL, 0, "the agent found a tag that has no end");
         }
         if (type == IPC_FIND_PATH) {
                 const struct ipc_found_path *found = frame->payload;
 
-                if (!memchr(found->found.tag, '\0', sizeof found->found.tag) || !memchr(found->name, '\0', sizeof found->name))
+                if (!found_is_sound(&found->found) || !memchr(found->name, '\0', sizeof found->name))
                         return error_set(error, NEBULA_INTERNAL, 0, "the agent found a name that has no end");
         }
         if (type == IPC_WATCH) {

@@ -23,7 +23,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 6u
+#define IPC_VERSION 7u
 #define IPC_OTHER_VERSION 71 /* EPROTO, the errno of the refusal of a greeting of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -154,12 +154,19 @@ struct ipc_find {
         char persist_path[IPC_PATH_MAX]; /* "" = the session's */
         char tag[IPC_NAME_MAX];          /* "" = the newest */
 };
+#define IPC_PASSED_MAX 4
+/* A checkpoint that a search has passed over, though it may be newer, and why. */
+struct ipc_passed {
+        char tag[IPC_NAME_MAX];
+        char reason[IPC_TEXT_MAX];
+};
 struct ipc_found {
         uint64_t version_id;
         uint64_t generation;
         int64_t step; /* -1: the tag names none */
-        uint32_t state, unused;
+        uint32_t state, passed_count; /* of those that were passed over the first so many are told */
         char tag[IPC_NAME_MAX];
+        struct ipc_passed passed[IPC_PASSED_MAX];
 };
 struct ipc_open {
         uint64_t version_id;

@@ -52,6 +52,7 @@ struct manifest {
         int64_t step; /* -1: none */
         uint32_t world;
         struct line line;
+        bool is_damaged;   /* its files are not as it says: who looks for the newest finds that out */
         bool is_abandoned; /* by a later line of its job; a scan finds that out, no document says it */
         struct manifest_file *files;
         size_t file_count;
@@ -117,7 +118,12 @@ enum nebula_status manifest_verify(struct store *store, const struct manifest *m
  * told: storage failed, or what lies there now is damaged or of a newer version. */
 enum nebula_status manifest_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 
-/* All sound manifests of a storage path, oldest first by sequence; broken ones are counted, and described when `broken` is not NULL. */
+#define MANIFEST_BROKEN_MAX 8 /* described by a scan: who looks for a checkpoint is told of few, the log has all */
+struct manifest_broken {
+        char tag[256]; /* as the directory is called */
+        char reason[512];
+};
+/* All sound manifests of a storage path, oldest first by sequence; broken ones are counted, and the first of them described. */
 struct manifest_scan {
         struct manifest *manifests;
         size_t count;
@@ -125,13 +131,20 @@ struct manifest_scan {
         char broken[512];
         size_t link_count; /* symbolic links beside them, which are not followed, and the name of the first */
         char link[256];
+        struct manifest_broken broken_list[MANIFEST_BROKEN_MAX];
+        size_t bare_count;
+        char bare[MANIFEST_BROKEN_MAX][256]; /* tags global_step<n> of directories without a manifest: those with the largest n, largest first */
 };
+/* A directory without a manifest that was a checkpoint, as far as can be seen: it has files and nothing of Nebula's, or records and none
+ * that is being written. Then *ret_broken tells. */
+bool manifest_is_bare(struct store *store, const char *tag, struct manifest_broken *ret_broken);
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error);
 void manifest_scan_done(struct manifest_scan *scan);
 /* Marks what later lines have abandoned, of each job for itself. A scan does so; who changes the list does it again. */
 void manifest_scan_mark(struct manifest_scan *scan);
 /* Index of the newest: of the tags global_step<n> the one with the largest n of the line that began last, or the youngest other tag,
- * whichever has the later sequence; -1 when empty. What is abandoned comes only when nothing else is left. */
+ * whichever has the later sequence; -1 when empty. What is abandoned comes only when nothing else is left, and what is
+ * marked as damaged never. */
 int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job);
 /* Debris: versions with no manifest whose files only we can have made (.nebula/ inside), older than `age_ns`; removes ours, keeps what is foreign.
  * *ret_removed: how many versions (or stray temporary files) that were. A file in place that no record or claim names stays. */

@@ -22,10 +22,30 @@ bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256])
                !strcmp(again, entry->name);
 }
 
-static void note_broken(struct manifest_scan *scan, const struct nebula_error *failure)
+static void note_broken(struct manifest_scan *scan, const char *tag, const struct nebula_error *failure)
 {
-        if (scan->broken_count++ == 0)
+        if (scan->broken_count == 0)
                 snprintf(scan->broken, sizeof scan->broken, "%s", failure->message);
+        if (scan->broken_count < MANIFEST_BROKEN_MAX) {
+                snprintf(scan->broken_list[scan->broken_count].tag, sizeof scan->broken_list[0].tag, "%s", tag);
+                snprintf(scan->broken_list[scan->broken_count].reason, sizeof scan->broken_list[0].reason, "%s", failure->message);
+        }
+        scan->broken_count++;
+}
+
+static void note_bare(struct manifest_scan *scan, const char *tag)
+{
+        size_t at = scan->bare_count;
+
+        if (!name_follows_step(tag))
+                return;
+        while (at && name_step(scan->bare[at - 1]) < name_step(tag))
+                at--;
+        if (at == MANIFEST_BROKEN_MAX)
+                return;
+        scan->bare_count += scan->bare_count < MANIFEST_BROKEN_MAX;
+        memmove(scan->bare[at + 1], scan->bare[at], (scan->bare_count - at - 1) * sizeof scan->bare[0]);
+        snprintf(scan->bare[at], sizeof scan->bare[at], "%s", tag);
 }
 
 static int compare_sequences(const void *a, const void *b)
@@ -92,6 +112,49 @@ static bool is_open(struct store *store, const char *directory)
         return true;
 }
 
+/* What lies in .nebula: a record, and nothing that says that a writing of the tag is under way. */
+static bool has_records_alone(const struct store_list *list)
+{
+        bool has_record = false;
+        uint64_t generation;
+
+        for (size_t i = 0; i < list->count; i++) {
+                enum manifest_entry_kind kind = manifest_entry_kind(list->entries[i].name, &generation);
+
+                if (kind == ENTRY_CLAIM || kind == ENTRY_TEMPORARY || kind == ENTRY_COMMITTING)
+                        return false;
+                has_record = has_record || kind == ENTRY_RECORD;
+        }
+        return has_record;
+}
+
+bool manifest_is_bare(struct store *store, const char *tag, struct manifest_broken *ret_broken)
+{
+        struct store_list list;
+        char directory[256], key[MANIFEST_KEY_MAX];
+        bool has_files = false, has_records = false;
+
+        if (name_encode(tag, directory, NULL) || store->ops->list(store, directory, &list, NULL))
+                return false;
+        for (size_t i = 0; i < list.count && !has_files; i++)
+                has_files = !list.entries[i].is_directory;
+        store_list_done(&list);
+        if (!has_files || manifest_key(key, directory, MANIFEST_DIRECTORY, NULL))
+                return false;
+        if (!store->ops->list(store, key, &list, NULL)) {
+                has_records = has_records_alone(&list);
+                store_list_done(&list);
+                if (!has_records)
+                        return false;
+        }
+        snprintf(ret_broken->tag, sizeof ret_broken->tag, "%s", tag);
+        snprintf(ret_broken->reason, sizeof ret_broken->reason, "%.150s/%.150s has files, but no %s: %s", store->root, directory,
+                 has_records ? "manifest" : MANIFEST_DIRECTORY " directory",
+                 has_records ? "it was never completed, or the manifest was removed" :
+                               "it was copied without hidden files, or is not of Nebula");
+        return true;
+}
+
 /* *ret_has_open: some were neither whole nor foreign. */
 static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
                                       bool *ret_has_open, struct nebula_error *error)
@@ -113,12 +176,13 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
                         break;
                 case NEBULA_NOT_FOUND: /* foreign, not complete, or gone */
                         *ret_has_open = *ret_has_open || is_open(store, list->entries[i].name);
+                        note_bare(&scan, tag);
                         break;
                 case NEBULA_NO_MEMORY:
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "%s", failure.message);
                         break;
                 default:
-                        note_broken(&scan, &failure);
+                        note_broken(&scan, tag, &failure);
                 }
         }
         if (status)
@@ -193,7 +257,7 @@ static const struct manifest *newest_by_step(const struct manifest_scan *scan, c
         for (size_t i = 0; i < scan->count; i++) {
                 const struct manifest *one = &scan->manifests[i];
 
-                if ((!job || !strcmp(one->job, job)) && name_follows_step(one->tag) && (!best || follows(one, best)))
+                if ((!job || !strcmp(one->job, job)) && !one->is_damaged && name_follows_step(one->tag) && (!best || follows(one, best)))
                         best = one;
         }
         return best;
@@ -228,7 +292,7 @@ int64_t manifest_scan_newest(const struct manifest_scan *scan, const char *job)
                 const struct manifest *one = &scan->manifests[i];
 
                 /* Oldest first, so that of equals the later one wins. */
-                if ((!job || !strcmp(one->job, job)) && !name_follows_step(one->tag))
+                if ((!job || !strcmp(one->job, job)) && !one->is_damaged && !name_follows_step(one->tag))
                         other = one;
         }
         if (!stepped && !other)
