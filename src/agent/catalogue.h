@@ -101,6 +101,7 @@ struct version {
         uint32_t pins;
         bool in_memory;    /* its images are held; cleared when memory gave it up */
         bool stored;       /* a manifest in storage names it */
+        bool is_gone;      /* was durable, and somebody has taken it out of storage since: a search for the newest leaves it */
         bool line_due;     /* its line was given without knowing what lies in storage */
         bool wanted;       /* somebody asked for it to be durable */
         bool tried_ahead;  /* to write it before it was complete; that is tried once */

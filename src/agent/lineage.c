@@ -41,7 +41,7 @@ static struct head find_head(const struct version *version)
         struct head head = { 0 };
 
         for (const struct version *other = job->versions; other; other = other->next)
-                if (other != version && other->sequence && (!version->sequence || other->sequence < version->sequence) &&
+                if (other != version && !other->is_gone && other->sequence && (!version->sequence || other->sequence < version->sequence) &&
                     (other->stored || other->remote || (other->in_memory && (lifecycle_complete(other->life.state) || other->failed_by_storage))))
                         compare(&head, other->tag, other->sequence, &other->line, other->run);
         for (size_t i = 0; i < job->stored.count; i++) {

@@ -59,6 +59,8 @@ static json_t *version_json(const struct version *version)
         char missing[160];
 
         world_missing(version, missing, sizeof missing);
+        if (version->is_gone)
+                snprintf(missing, sizeof missing, "its directory was removed from storage, or moved");
         add_source(sources, version->in_memory, "memory");
         add_source(sources, version->remote, "peer");
         add_source(sources, version->stored, "storage");
@@ -72,7 +74,7 @@ static json_t *version_json(const struct version *version)
                                                        "at", version->life.moves[i].at));
         body = json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:o, s:f, s:f, s:s, s:o, s:s, s:s}", "tag", version->tag, "step",
                          (json_int_t)version->step, "generation", (json_int_t)version->generation, "state",
-                         nebula_state_name(version->life.state), "source", sources, "size", (json_int_t)size,
+                         nebula_state_name(version->is_gone ? NEBULA_STATE_FAILED : version->life.state), "source", sources, "size", (json_int_t)size,
                          "files", files, "committed_at", lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable_at",
                          lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "error", version->error.message, "moves", moves,
                          "job", version->job->name, "persist_path", version->job->persist_path);

@@ -38,7 +38,7 @@ static struct version *newest_in_memory(struct job *job, const struct session *s
         struct version *best = NULL;
 
         for (struct version *version = job->versions; version; version = version->next) {
-                if (!version_whole_in_memory(version) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
+                if (!version_whole_in_memory(version) || (version->is_gone && !*tag) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
                     (version->gives_way && strcmp(version->run, session->run)) || /* storage has the tag, of a run that goes on */
                     !version_wanted(wanted, version->generation, version->sequence))
                         continue;

@@ -407,7 +407,7 @@ static enum nebula_status request_state(struct connection *connection, const voi
         catalogue_lock(connection->catalogue);
         version = session_version(connection, request->version_id, error);
         if (version)
-                answer->body.state.state = (uint32_t)version->life.state;
+                answer->body.state.state = (uint32_t)(version->is_gone ? NEBULA_STATE_FAILED : version->life.state);
         catalogue_unlock(connection->catalogue);
         answer->size = sizeof answer->body.state;
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;

@@ -57,6 +57,83 @@ static void settle_all(struct catalogue *catalogue, struct job *job, struct stor
                 log_event(LOG_LEVEL_INFO, "removed the rest of interrupted writes from %s: %zu objects", job->persist_path, removed);
 }
 
+static bool has_directory(struct store *store, const char *key)
+{
+        struct store_list list;
+        enum nebula_status status = store->ops->list(store, key, &list, NULL);
+
+        if (!status)
+                store_list_done(&list);
+        return status != NEBULA_NOT_FOUND;
+}
+
+/* A version that this job's list does not have, though storage had it. Lock held. */
+static struct version *next_missing(struct job *job, uint64_t after_id)
+{
+        struct version *version = job->versions;
+
+        while (after_id && version && version->id != after_id)
+                version = version->next;
+        for (version = after_id && version ? version->next : version; version; version = version->next)
+                if (version->stored && !version->pins && !carry_stored_manifest(job, version->tag))
+                        return version;
+        return NULL;
+}
+
+/* Versions whose directory somebody has removed or moved. A listing may be old, so each is looked for by its name. */
+static void find_gone(struct catalogue *catalogue, struct job *job, struct store *store)
+{
+        struct version *version;
+        uint64_t id = 0;
+
+        catalogue_lock(catalogue);
+        while ((version = next_missing(job, id))) {
+                struct manifest there = { 0 };
+                enum nebula_status status;
+                char tag[IPC_NAME_MAX];
+
+                id = version->id;
+                memcpy(tag, version->tag, sizeof tag);
+                version->pins++;
+                catalogue_unlock(catalogue);
+                status = manifest_load(store, tag, &there, NULL);
+                manifest_done(&there);
+                catalogue_lock(catalogue);
+                version->pins--;
+                if (status != NEBULA_NOT_FOUND)
+                        continue;
+                log_event(LOG_LEVEL_WARN, "%s is not in %s any more: somebody has removed or moved its directory", tag, job->persist_path);
+                version->stored = false;
+                version->is_gone = version->in_memory;
+        }
+        catalogue_unlock(catalogue);
+}
+
+/* The hint names what is gone. */
+static void mend_latest(struct catalogue *catalogue, struct job *job, struct store *store)
+{
+        char text[IPC_NAME_MAX + 2] = "", *hint, *key, tag[256];
+        struct manifest there = { 0 };
+        int64_t newest;
+        size_t size;
+
+        catalogue_lock(catalogue);
+        newest = manifest_scan_newest(&job->stored, job->name);
+        if (newest >= 0 && !name_encode(job->stored.manifests[newest].tag, tag, NULL))
+                snprintf(text, sizeof text, "%s\n", tag);
+        catalogue_unlock(catalogue);
+        if (!*text || store_read_text(store, "latest", sizeof text, &hint, &size, NULL))
+                return;
+        key = strchr(hint, '\n');
+        if (key)
+                *key = 0;
+        if (!name_decode(hint, tag, NULL) && manifest_load(store, tag, &there, NULL) == NEBULA_NOT_FOUND &&
+            !has_directory(store, hint) && store->ops->write(store, "latest", text, strlen(text), NULL))
+                log_event(LOG_LEVEL_WARN, "the hint \"latest\" in %s names %s, which is gone", job->persist_path, hint);
+        manifest_done(&there);
+        free(hint);
+}
+
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
@@ -85,6 +162,12 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         catalogue_lock(catalogue);
         manifest_scan_done(&job->stored);
         job->stored = scan;
+        catalogue_unlock(catalogue);
+        if (!status) {
+                find_gone(catalogue, job, store);
+                mend_latest(catalogue, job, store);
+        }
+        catalogue_lock(catalogue);
         is_first = !job->was_scanned;
         job->scanned = job->was_scanned = true;
         carry_stored(catalogue, job, is_first);

@@ -218,3 +218,15 @@ def test_a_job_that_goes_back_on_a_node_whose_agent_does_not_know_of_the_later_s
     assert job.abandoned() == [300, 400]
     assert job.latest() == "global_step210"
     assert job.run("say(newest())") == ["210"]
+
+
+def test_a_folder_that_was_moved_away_is_believed_by_the_agent_that_runs_on(job, place):
+    job.run("save(100, 200)")
+    (place.storage / "global_step200").rename(place.root / "diverged")
+    assert place.agents()  # with the version in its memory
+    assert job.run("say(newest()); save(110)") == ["100"]
+    assert job.latest() == "global_step110"
+    (place.storage / "global_step110").rename(place.root / "diverged too")
+    said = job.run("say(nm.get_checkpoint('global_step110').state, newest())")
+    assert said == ["failed", "100"]
+    assert job.latest() == "global_step100"
