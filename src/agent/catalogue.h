@@ -359,6 +359,9 @@ void version_files_done(struct catalogue *catalogue, struct version *version);
 void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep);
 /* Frees what is lost most cheaply, over all jobs. False when nothing can go now. */
 bool catalogue_reclaim(struct catalogue *catalogue);
+/* Gives back the memory of those versions that storage has, but for the newest if that is to stay. Of a job that has ended: what it could
+ * load is there still. False: it holds none that could go. */
+bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_newest);
 /* Gives back one image that was read from storage and is not being read. */
 bool catalogue_drop_restored(struct catalogue *catalogue);
 /* Capacity of the next spare image that the job should have ready; 0: none. */

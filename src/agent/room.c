@@ -162,6 +162,26 @@ void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         free(drop);
 }
 
+bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_newest)
+{
+        struct version **versions;
+        struct retain_entry *entries;
+        bool *drop, is_any = false;
+        size_t count = collect(job, &versions, &entries, &drop);
+        int64_t newest = count ? retain_newest(entries, count) : -1;
+
+        for (size_t i = 0; i < count; i++) {
+                if (!entries[i].complete || !entries[i].durable || entries[i].busy || (keeps_newest && (int64_t)i == newest))
+                        continue;
+                version_forget_memory(catalogue, versions[i]);
+                is_any = true;
+        }
+        free(versions);
+        free(entries);
+        free(drop);
+        return is_any;
+}
+
 bool catalogue_drop_restored(struct catalogue *catalogue)
 {
         for (struct job *job = catalogue->jobs; job; job = job->next)

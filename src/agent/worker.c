@@ -462,17 +462,47 @@ static int64_t end_sessions(struct catalogue *catalogue, int64_t now)
         return due;
 }
 
+static bool has_trainers(const struct catalogue *catalogue, const struct job *job)
+{
+        const struct session *session = catalogue->sessions;
+
+        while (session && (session->job != job || session->role != IPC_ROLE_TRAINER))
+                session = session->next;
+        return session != NULL;
+}
+
+/*
+ * A job whose trainers have left may be about to restart, and loads its newest version then. What it takes counts for the machine and the
+ * cgroup, where the next job needs it: so the newest stays as long as an agent that has nothing to do, and the others go at once. What
+ * storage does not have stays.
+ */
+static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64_t now)
+{
+        int64_t since = job->idle_since_ns > catalogue->started_ns ? job->idle_since_ns : catalogue->started_ns;
+        int64_t until = since + (int64_t)catalogue->linger_s * SECOND_NS;
+        bool is_kept = now < until;
+
+        if (!job->live || has_trainers(catalogue, job))
+                return INT64_MAX;
+        if (catalogue_release(catalogue, job, is_kept) && !is_kept)
+                log_event(LOG_LEVEL_INFO, "what job \"%s\" has in %s leaves memory: nobody has come for %" PRIu64 " s", job->name,
+                          job->persist_path, catalogue->linger_s);
+        return is_kept ? until : INT64_MAX;
+}
+
 static int64_t release_idle(struct catalogue *catalogue, int64_t now)
 {
+        int64_t spare_ns = (int64_t)catalogue->linger_s * SECOND_NS < SPARE_IDLE_NS ? (int64_t)catalogue->linger_s * SECOND_NS : SPARE_IDLE_NS;
         int64_t due = INT64_MAX;
 
         while (!catalogue->connection_count && catalogue_drop_restored(catalogue))
                 pthread_cond_signal(&catalogue->keep);
         for (struct job *job = catalogue->jobs; job; job = job->next) {
+                due = earlier(due, release_ended(catalogue, job, now));
                 if (catalogue_session_count(catalogue, job) || !memory_free_bytes(&catalogue->memory, job))
                         continue;
-                if (now < job->idle_since_ns + SPARE_IDLE_NS) {
-                        due = earlier(due, job->idle_since_ns + SPARE_IDLE_NS);
+                if (now < job->idle_since_ns + spare_ns) {
+                        due = earlier(due, job->idle_since_ns + spare_ns);
                         continue;
                 }
                 for (struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next; image; image = next) {

@@ -82,6 +82,20 @@ def test_when_there_is_room_again_the_version_that_waited_becomes_durable(disk, 
     assert holds(nebulaml.get_latest_checkpoint(), 1)
 
 
+def test_a_version_that_does_not_fit_on_the_disk_holds_up_no_later_one(disk, place):
+    nebulaml.init(str(disk), 0, 2)
+    large = save(1, 20)
+    with pytest.raises(NebulaError, match=r"No space|are free"):
+        large.wait("durable", 1)
+    for step in (2, 3):
+        save(step, 1).wait("durable", 30)
+    assert large.state == "committed" and "are free" in str(large.error)
+    assert not (disk / "global_step1" / ".nebula" / "manifest.json").exists()
+    forget_memory(place)
+    nebulaml.init(str(disk), 0, 2)
+    assert holds(nebulaml.get_latest_checkpoint(), 3)
+
+
 def test_storage_that_turns_read_only_stops_nothing_and_is_used_again_later(disk, caplog):
     nebulaml.init(str(disk), 0, 2)
     save(1).wait("durable", 30)

@@ -8,6 +8,7 @@ from pathlib import Path
 import nebulaml
 import pytest
 import torch
+from waiting import until
 
 FILES = 600  # more than half of the 1,024 open files that a shell's programs may have
 
@@ -96,3 +97,32 @@ def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
             checkpoint.save_bytes(f"part-{n}", [b"%d" % n])
     found = nebulaml.get_latest_checkpoint()
     assert found.tag == "global_step3" and found.read_bytes("part-1999") == b"1999" and len(found.files) == 2000
+
+
+def test_runs_that_have_ended_give_their_memory_back_while_others_go_on(place, monkeypatch):
+    """Twelve short runs with a path each held two versions each until memory was full."""
+    monkeypatch.setenv("NEBULA_AGENT_LINGER", "4")
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")  # the agent has something to do all the time
+    with nebulaml.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save_bytes("own", [b"x"])
+    checkpoint.wait("durable", 60)
+    own = memory_bytes(place)
+    for run in range(4):
+        place.run(
+            """
+            nm.init(sys.argv[1], 0, 2, on_error="raise")
+            for step in (1, 2):
+                with nm.Checkpoint(f"global_step{step}") as c:
+                    c.save("m.pt", torch.full((1 << 20,), float(step)))
+                c.wait("durable", 60)
+            """,
+            place.root / f"run{run}",
+        )
+    until(lambda: memory_bytes(place) <= own, 60)
+    assert nebulaml.get_latest_checkpoint().read_bytes("own") == b"x" and memory_bytes(place) == own
+    found = nebulaml.get_latest_checkpoint(str(place.root / "run3"))
+    assert found.tag == "global_step2" and (found.load("m.pt") == 2).all()
+
+
+def memory_bytes(place):
+    return sum(path.stat().st_blocks * 512 for path in place.memory.glob("*.img"))

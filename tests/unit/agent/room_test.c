@@ -232,6 +232,44 @@ static void what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and
         test_dir_remove(directory);
 }
 
+static size_t in_memory(const struct bench *bench)
+{
+        size_t count = 0;
+
+        for (const struct version *version = bench->job->versions; version; version = version->next)
+                count += version->in_memory;
+        return count;
+}
+
+static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks(void)
+{
+        struct version *version;
+        char directory[256];
+        struct bench bench;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        bench.job->retention_count = 4;
+        for (unsigned i = 0; i < 3; i++) {
+                version = bench_version(&bench, i == 0 ? "step0" : i == 1 ? "step1" : "step2", i + 1, 0);
+                REQUIRE(version && (i == 1 || !bench_persist(&bench, version)));
+                if (i != 1)
+                        version_move(&bench.catalogue, version, NEBULA_STATE_DURABLE);
+                version->stored = i != 1;
+        }
+        catalogue_lock(&bench.catalogue);
+        CHECK(in_memory(&bench) == 3);
+        version->pins++; /* a loader is being served */
+        CHECK(catalogue_release(&bench.catalogue, bench.job, true) && in_memory(&bench) == 2);
+        CHECK(!catalogue_release(&bench.catalogue, bench.job, true) && !catalogue_release(&bench.catalogue, bench.job, false));
+        CHECK(in_memory(&bench) == 2 && version->in_memory);
+        version->pins--;
+        CHECK(catalogue_release(&bench.catalogue, bench.job, false) && in_memory(&bench) == 1 && !version->in_memory);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
 /* At most a page, or a sixteenth of a large file, is given away; only what can lie in huge pages is rounded up to these. */
 static void a_file_takes_the_memory_that_it_needs(void)
 {
@@ -397,7 +435,8 @@ static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(v
         os = &os_linux;
 }
 
-TAP_MAIN(TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
+TAP_MAIN(TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
+         TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
          TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),
          TEST(what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk),
