@@ -1,4 +1,4 @@
-/* The door: who may come in, and a thread for each visitor. */
+/* A thread for each visitor, and the secrets that they may hold. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 #define SLICE_MS 1000
 
 /* One line per second at most; the next one says how many were not written. */
-static void complain(struct holder *holder, const char *from, const struct nebula_error *error)
+void holder_complain(struct holder *holder, const char *from, const struct nebula_error *error)
 {
         int64_t now = os->now_ns();
         uint32_t unsaid = 0;
@@ -53,7 +53,7 @@ static bool find_key(void *argument, const char *identity, struct tls_key *ret_k
         return found;
 }
 
-static bool is_stopping(struct holder *holder)
+bool holder_is_stopping(struct holder *holder)
 {
         bool stopping;
 
@@ -68,18 +68,26 @@ static void converse(struct visitor *visitor)
         struct holder *holder = visitor->holder;
         struct nebula_error error = { 0 };
         struct peer *peer;
+        bool is_sent_away;
+        int fd;
         enum nebula_status status = peer_serve(visitor->fd, find_key, holder, holder->node, holder->catalogue->agent_nonce, &peer, &error);
 
         pthread_mutex_lock(&holder->holder_lock);
-        visitor->fd = -1; /* gone, or the peer's */
+        fd = visitor->fd;
+        visitor->fd = -1; /* to be closed, or the peer's */
         visitor->peer = status ? NULL : peer;
+        visitor->is_proven = !status;
+        is_sent_away = visitor->is_sent_away;
         pthread_mutex_unlock(&holder->holder_lock);
         if (status) {
-                if (!is_stopping(holder))
-                        complain(holder, visitor->from, &error);
+                os->close(fd);
+                if (is_sent_away)
+                        error_set(&error, NEBULA_BUSY, 0, "it did not prove that it holds the secret, and others wait");
+                if (!holder_is_stopping(holder))
+                        holder_complain(holder, visitor->from, &error);
                 return;
         }
-        while (!status && !is_stopping(holder)) {
+        while (!status && !holder_is_stopping(holder)) {
                 int ready = tls_wait(peer->tls, SLICE_MS);
 
                 if (!ready)
@@ -88,8 +96,8 @@ static void converse(struct visitor *visitor)
                 if (!status)
                         status = holder_serve(visitor, &error);
         }
-        if (status != NEBULA_UNAVAILABLE && !is_stopping(holder))
-                complain(holder, visitor->from, &error);
+        if (status != NEBULA_UNAVAILABLE && !holder_is_stopping(holder))
+                holder_complain(holder, visitor->from, &error);
         else if (visitor->incoming)
                 log_event(LOG_LEVEL_WARN, "node \"%s\" vanished in the middle of a copy of %s, which is dropped: %s", peer->hello.node,
                           visitor->incoming->what.tag, error.message);
@@ -123,7 +131,7 @@ static void *visitor_main(void *argument)
         return NULL;
 }
 
-static bool start_visit(struct holder *holder, int fd, const char *from)
+bool holder_start_visit(struct holder *holder, int fd, const char *from)
 {
         struct visitor *visitor = calloc(1, sizeof *visitor);
         size_t slot = 0;
@@ -133,11 +141,14 @@ static bool start_visit(struct holder *holder, int fd, const char *from)
                 return false;
         visitor->holder = holder;
         visitor->fd = fd;
+        visitor->since_ns = os->now_ns();
         snprintf(visitor->from, sizeof visitor->from, "%s", from);
         catalogue_lock(holder->catalogue);
         holder->catalogue->peer_count++;
         catalogue_unlock(holder->catalogue);
         pthread_mutex_lock(&holder->holder_lock);
+        if (!holder_make_room(holder, from))
+                slot = VISITOR_MAX;
         while (slot < VISITOR_MAX && holder->visitors[slot])
                 slot++;
         if (slot < VISITOR_MAX && !holder->stopping && !os_thread_start(NULL, visitor_main, visitor, false)) {
@@ -153,26 +164,6 @@ static bool start_visit(struct holder *holder, int fd, const char *from)
                 free(visitor);
         }
         return started;
-}
-
-static void *listener_main(void *argument)
-{
-        struct holder *holder = argument;
-        struct nebula_error busy = { .message = "too many peers are connected" };
-        char from[80];
-
-        while (!is_stopping(holder)) {
-                int fd = os->tcp_accept(holder->listen_fd, from, sizeof from);
-
-                if (fd >= 0 && !start_visit(holder, fd, from)) {
-                        os->close(fd);
-                        if (!is_stopping(holder))
-                                complain(holder, from, &busy);
-                } else if (fd < 0 && fd != -EINTR && fd != -ECONNABORTED && !is_stopping(holder)) {
-                        os->sleep_ms(100);
-                }
-        }
-        return NULL;
 }
 
 enum nebula_status holder_new(struct catalogue *catalogue, const char *node, struct holder **ret_holder, struct nebula_error *error)
@@ -203,6 +194,7 @@ enum nebula_status holder_open(struct holder *holder, struct member *ret_own, st
 {
         const char *setting = conf_env("NEBULA_LISTEN");
         struct member own = { 0 };
+        struct door *door;
         int fd, result = 0;
         enum nebula_status status = NEBULA_OK;
 
@@ -228,9 +220,15 @@ enum nebula_status holder_open(struct holder *holder, struct member *ret_own, st
         /* Bound to every address: others need one that leads here. */
         if (!strcmp(own.address, "0.0.0.0") || !strcmp(own.address, "::"))
                 os->host_address(own.address, sizeof own.address);
+        door = holder_door_new(holder, fd, error);
+        if (!door) {
+                os->close(fd);
+                return NEBULA_UNAVAILABLE;
+        }
         holder->listen_fd = fd;
-        result = os_thread_start(&holder->listener, listener_main, holder, false);
+        result = os_thread_start(&holder->listener, holder_door_main, door, false);
         if (result < 0) {
+                holder_door_free(door);
                 os->close(fd);
                 holder->listen_fd = -1;
                 return error_set(error, NEBULA_UNAVAILABLE, -result, "cannot start a thread for peers");
@@ -242,18 +240,90 @@ enum nebula_status holder_open(struct holder *holder, struct member *ret_own, st
         return NEBULA_OK;
 }
 
+/* Lock of the catalogue held. Somebody may ask for what this node has of such a job. */
+static bool has_job(const struct catalogue *catalogue, const char *identity)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                if (strcmp(job->peer_identity, identity))
+                        continue;
+                if (catalogue_session_count(catalogue, job))
+                        return true;
+                for (const struct version *version = job->versions; version; version = version->next)
+                        if (version->in_memory)
+                                return true;
+        }
+        return false;
+}
+
+/* holder_lock held. A copy is kept for it, or comes just now. */
+static bool has_copy(const struct holder *holder, const char *identity)
+{
+        for (const struct copy *copy = holder->copies; copy; copy = copy->next)
+                if (!strcmp(copy->identity, identity))
+                        return true;
+        for (size_t i = 0; i < VISITOR_MAX; i++)
+                if (holder->visitors[i] && holder->visitors[i]->peer && !strcmp(holder->visitors[i]->peer->key.identity, identity))
+                        return true;
+        return false;
+}
+
+/* holder_lock held. The secrets of jobs that are over go; who trains again brings its own along. */
+static void forget_keys(struct holder *holder)
+{
+        size_t kept = 0;
+
+        catalogue_lock(holder->catalogue);
+        for (size_t i = 0; i < holder->key_count; i++)
+                if (has_job(holder->catalogue, holder->keys[i].identity) || has_copy(holder, holder->keys[i].identity))
+                        holder->keys[kept++] = holder->keys[i];
+        catalogue_unlock(holder->catalogue);
+        if (holder->key_count)
+                explicit_bzero(holder->keys + kept, (holder->key_count - kept) * sizeof *holder->keys);
+        holder->key_count = kept;
+}
+
+static bool has_key(const struct holder *holder, const char *identity)
+{
+        for (size_t i = 0; i < holder->key_count; i++)
+                if (!strcmp(holder->keys[i].identity, identity))
+                        return true;
+        return false;
+}
+
+/* holder_lock held. What the array was before does not stay behind in memory. */
+static enum nebula_status grow_keys(struct holder *holder, struct nebula_error *error)
+{
+        size_t capacity = holder->key_capacity ? 2 * holder->key_capacity : 16;
+        struct tls_key *grown;
+
+        if (holder->key_count < holder->key_capacity)
+                return NEBULA_OK;
+        if (holder->key_count >= KEY_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "this agent serves the secrets of %d jobs already", KEY_MAX);
+        grown = calloc(capacity, sizeof *grown);
+        if (!grown)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a secret");
+        if (holder->key_count) {
+                memcpy(grown, holder->keys, holder->key_count * sizeof *grown);
+                explicit_bzero(holder->keys, holder->key_count * sizeof *grown);
+        }
+        free(holder->keys);
+        holder->keys = grown;
+        holder->key_capacity = capacity;
+        return NEBULA_OK;
+}
+
 enum nebula_status holder_add_key(struct holder *holder, const struct tls_key *key, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
-        bool known = false;
 
         pthread_mutex_lock(&holder->holder_lock);
-        for (size_t i = 0; i < holder->key_count; i++)
-                known = known || !strcmp(holder->keys[i].identity, key->identity);
-        if (!known && holder->key_count == KEY_MAX)
-                status = error_set(error, NEBULA_INVALID, 0, "this agent serves %d secrets already", KEY_MAX);
-        else if (!known)
-                holder->keys[holder->key_count++] = *key;
+        if (!has_key(holder, key->identity)) {
+                forget_keys(holder);
+                status = grow_keys(holder, error);
+                if (!status)
+                        holder->keys[holder->key_count++] = *key;
+        }
         pthread_mutex_unlock(&holder->holder_lock);
         return status;
 }
@@ -283,7 +353,9 @@ void holder_free(struct holder *holder)
                 os->close(holder->listen_fd);
         }
         holder_copies_free(holder, holder->copies);
-        explicit_bzero(holder->keys, sizeof holder->keys);
+        if (holder->keys)
+                explicit_bzero(holder->keys, holder->key_capacity * sizeof *holder->keys);
+        free(holder->keys);
         pthread_cond_destroy(&holder->ended);
         pthread_mutex_destroy(&holder->holder_lock);
         free(holder);

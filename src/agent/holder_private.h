@@ -1,5 +1,5 @@
 /*
- * What holder.c (the door and its visitors), holder_serve.c (their requests), holder_copy.c (the copies) and holder_own.c (this node's
+ * What holder.c (its visitors), holder_door.c (who may become one), holder_serve.c (their requests), holder_copy.c (the copies) and holder_own.c (this node's
  * own versions) share.
  */
 #ifndef NB_AGENT_HOLDER_PRIVATE_H
@@ -10,7 +10,7 @@
 #include "agent/holder.h"
 
 #define VISITOR_MAX 256 /* one owner, or a few after losses, and who looks for a lost copy, or reads files, one at a time each */
-#define KEY_MAX 64
+#define KEY_MAX 4096    /* jobs that have trainers or versions here, or copies: one handshake looks through 256 KiB at most */
 
 /* What one node gave us of one version. */
 struct copy {
@@ -49,6 +49,9 @@ struct visitor {
         uint32_t file;         /* the next piece is of this one, */
         uint64_t offset;       /* from here */
         bool is_owner;         /* it offered something */
+        bool is_proven;        /* it holds the secret */
+        bool is_sent_away;     /* its place was needed before that */
+        int64_t since_ns;
         struct own_file own;
         struct nebula_error trouble; /* with the pieces; said at SEAL */
 };
@@ -60,8 +63,8 @@ struct holder {
         int listen_fd; /* < 0: the door is shut */
         pthread_mutex_t holder_lock;
         pthread_cond_t ended;
-        struct tls_key keys[KEY_MAX];
-        size_t key_count;
+        struct tls_key *keys;
+        size_t key_count, key_capacity;
         struct copy *copies;
         uint64_t budget, used, next_age;
         struct visitor *visitors[VISITOR_MAX];
@@ -70,6 +73,20 @@ struct holder {
         uint32_t unsaid;
         bool stopping;
 };
+
+/* One line per second at most. */
+void holder_complain(struct holder *holder, const char *from, const struct nebula_error *error);
+bool holder_is_stopping(struct holder *holder);
+/* A thread for who has begun to speak. False: there is no room, and the descriptor stays the caller's. */
+bool holder_start_visit(struct holder *holder, int fd, const char *from);
+
+/* holder_door.c. NULL: with the reason. A door that is not run is freed; one that is frees itself when the holder stops. */
+struct door;
+struct door *holder_door_new(struct holder *holder, int listen_fd, struct nebula_error *error);
+void *holder_door_main(void *door);
+void holder_door_free(struct door *door);
+/* holder_lock held. Where many have not proven that they hold the secret, one of them goes; false: it is `from` who has to. */
+bool holder_make_room(struct holder *holder, const char *from);
 
 /* Room for an offered version, which becomes the copy's; NULL with the reason. */
 struct copy *holder_copy_new(struct holder *holder, const struct peer *peer, struct peer_copy *offer, struct nebula_error *error);

@@ -13,8 +13,6 @@ static struct peer *peer_new(int fd)
 
         if (peer)
                 peer->fd = fd;
-        else
-                os->close(fd);
         return peer;
 }
 
@@ -23,7 +21,8 @@ void peer_free(struct peer *peer)
         if (!peer)
                 return;
         tls_free(peer->tls);
-        os->close(peer->fd);
+        if (peer->fd >= 0)
+                os->close(peer->fd);
         free(peer->body);
         free(peer);
 }
@@ -207,8 +206,10 @@ enum nebula_status peer_open(const struct member *member, const struct tls_key *
                 return error_set(error, NEBULA_UNAVAILABLE, -fd, "node \"%.100s\" is not reached at %.100s:%u", member->node,
                                  member->address, member->port);
         peer = peer_new(fd);
-        if (!peer)
+        if (!peer) {
+                os->close(fd);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
+        }
         peer->key = *key;
         status = tls_connect(fd, key, PEER_HANDSHAKE_MS, &peer->tls, error);
         if (!status)
@@ -248,9 +249,11 @@ enum nebula_status peer_serve(int fd, bool (*find)(void *argument, const char *i
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
                 }
         }
-        if (status)
+        if (status) {
+                peer->fd = -1; /* it stays the caller's */
                 peer_free(peer);
-        else
+        } else {
                 *ret_peer = peer;
+        }
         return status;
 }

@@ -33,7 +33,7 @@ struct peer {
 
 enum nebula_status peer_open(const struct member *member, const struct tls_key *key, const struct peer_hello *own,
                              struct peer **ret_peer, struct nebula_error *error);
-/* Takes the socket over, also on failure. */
+/* The socket is the peer's from then on; after a failure it still is the caller's. */
 enum nebula_status peer_serve(int fd, bool (*find)(void *argument, const char *identity, struct tls_key *ret_key), void *argument,
                               const char *own_node, uint64_t own_nonce, struct peer **ret_peer, struct nebula_error *error);
 enum nebula_status peer_send(struct peer *peer, enum peer_type type, const char *text, size_t size, struct nebula_error *error);

@@ -17,7 +17,7 @@
 
 #include "os/os_linux.h"
 
-#define BACKLOG 64
+#define BACKLOG 1024         /* one that finds no place here is tried again after a second */
 #define SEND_TIMEOUT_S 20   /* a peer that takes nothing for so long is gone */
 #define KEEP_IDLE_S 15      /* then KEEP_COUNT probes, KEEP_EVERY_S apart: half-open connections end within 30 s */
 #define KEEP_EVERY_S 5
