@@ -204,7 +204,7 @@ struct job {
         struct nebula_error replica_error; /* why there is none yet */
         bool persisting;
         int64_t spread_start_ns; /* when a version of several nodes was last chosen to be persisted; 0: never */
-        bool history_broken;
+        bool history_broken, latest_told;
         bool spare_due;
         struct publish *publishes; /* oldest request first (publish.h) */
         uint32_t publish_attempt; /* tries in vain since one that was not */

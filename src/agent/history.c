@@ -1,3 +1,4 @@
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,10 +106,13 @@ static int append(const char *directory, const char *line)
         if (result < 0)
                 return result;
         snprintf(path, sizeof path, "%s/checkpointHistories.csv", directory);
-        fd = os->open(path, OS_WRITE | OS_CREATE | OS_APPEND | OS_SHARED);
+        fd = os->open(path, OS_WRITE | OS_CREATE | OS_APPEND | OS_NOFOLLOW | OS_SHARED);
         if (fd < 0)
                 return fd;
         result = os->fstat(fd, &stat);
+        /* Under a name that everybody knows, in a directory that may be shared, others could have lines added to any file of ours. */
+        if (result >= 0 && (stat.kind != OS_KIND_FILE || stat.link_count != 1))
+                result = -EMLINK;
         if (result >= 0 && !stat.size)
                 result = (int)os->write(fd, header, sizeof header - 1);
         /* One call per line: two agents that append do not mix theirs. */

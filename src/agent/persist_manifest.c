@@ -15,6 +15,9 @@
 #include "store/document.h"
 #include "sum/sum.h"
 
+#define LATEST "latest"
+#define LATEST_BYTES_MAX 256 /* an encoded tag and a newline */
+
 static void fill_manifest(const struct job *job, const struct version *version, struct plan *plan)
 {
         struct manifest *manifest = &plan->manifest;
@@ -220,13 +223,61 @@ void persist_settle(struct store *store, const struct plan *plan, const struct m
                 log_event(LOG_LEVEL_WARN, "%s is durable but not settled: %s", plan->tag, error.message);
 }
 
-static void write_latest(struct store *store, const struct plan *plan)
+/* A hint is one line: an encoded tag that lies there, or one that names a step, since the user may have moved that version away. */
+static bool is_hint(struct store *store, char *text, size_t size)
+{
+        struct store_entry entry;
+        char tag[256];
+
+        if (strlen(text) != size)
+                return false;
+        if (size && text[size - 1] == '\n')
+                text[size - 1] = 0;
+        if (name_decode(text, tag, NULL))
+                return false;
+        if (name_step(tag) >= 0)
+                return true;
+        if (store->ops->stat(store, text, &entry, NULL))
+                return false;
+        store_entry_done(&entry);
+        return true;
+}
+
+/* The name is not Nebula's alone: what a user has put there stays. */
+static bool may_write_latest(struct store *store)
+{
+        struct nebula_error failure = { 0 };
+        struct store_entry entry;
+        size_t size;
+        char *text;
+        bool result;
+        enum nebula_status status = store->ops->stat(store, LATEST, &entry, &failure);
+
+        if (status)
+                return status != NEBULA_CORRUPT; /* a link; whatever else keeps us from looking also fails the write */
+        result = !entry.is_directory && entry.size <= LATEST_BYTES_MAX;
+        store_entry_done(&entry);
+        if (!result || store_read_text(store, LATEST, LATEST_BYTES_MAX, &text, &size, &failure))
+                return false;
+        result = is_hint(store, text, size);
+        free(text);
+        return result;
+}
+
+static void write_latest(struct store *store, struct job *job, const struct plan *plan)
 {
         struct nebula_error error = { 0 };
         char text[IPC_NAME_MAX + 2];
         int size = snprintf(text, sizeof text, "%s\n", plan->directory);
 
-        if (store->ops->write(store, "latest", text, (uint64_t)size, &error))
+        if (!may_write_latest(store)) {
+                if (!job->latest_told)
+                        log_event(LOG_LEVEL_WARN, "%s/" LATEST " was not written by Nebula, and is left alone: it does not name the newest checkpoint. "
+                                  "Move it away to have it written", store->root);
+                job->latest_told = true;
+                return;
+        }
+        if (store->ops->write(store, LATEST, text, (uint64_t)size, &error))
                 log_event(LOG_LEVEL_WARN, "the hint \"latest\" could not be written: %s", error.message);
 }
 
@@ -306,7 +357,7 @@ void persist_conclude(struct catalogue *catalogue, struct store *store, struct j
         remove_dropped(store, plan);
         persist_settle(store, plan, &plan->manifest);
         if (make_known(catalogue, job, version, plan))
-                write_latest(store, plan);
+                write_latest(store, job, plan);
 }
 
 /* Of several nodes, the one that writes the manifest unless it is gone. */

@@ -348,25 +348,25 @@ int os_make_dirs(const char *path, uint32_t mode)
         return 0;
 }
 
-static int remove_below(char *path, size_t length);
+static int remove_below(const char *root, char *key, size_t length);
 
-static int remove_one(char *path, size_t length)
+static int remove_one(const char *root, char *key, size_t length)
 {
         struct os_stat found;
-        int result = os->stat(path, false, &found);
+        int result = os->stat_below(root, key, &found);
 
         if (!result && found.kind != OS_KIND_DIRECTORY)
-                result = os->unlink(path);
+                result = os->unlink_below(root, key);
         else if (!result)
-                result = remove_below(path, length);
+                result = remove_below(root, key, length);
         return result == -ENOENT ? 0 : result;
 }
 
-static int remove_below(char *path, size_t length)
+static int remove_below(const char *root, char *key, size_t length)
 {
         char name[NAME_MAX_BYTES];
         struct os_dir *dir;
-        int result = os->opendir(path, &dir);
+        int result = os->opendir_below(root, key, &dir);
         int found;
 
         if (result)
@@ -378,26 +378,36 @@ static int remove_below(char *path, size_t length)
                         result = -ENAMETOOLONG;
                         break;
                 }
-                path[length] = '/';
-                memcpy(path + length + 1, name, more + 1);
-                result = remove_one(path, length + 1 + more);
-                path[length] = 0;
+                key[length] = '/';
+                memcpy(key + length + 1, name, more + 1);
+                result = remove_one(root, key, length + 1 + more);
+                key[length] = 0;
         }
         os->closedir(dir);
         if (!result)
-                result = found < 0 ? found : os->rmdir(path);
+                result = found < 0 ? found : os->rmdir_below(root, key);
         return result;
 }
 
+/* Below the directory that holds it: a directory of the tree that others replace by a link meanwhile is not entered. */
 int os_remove_tree(const char *path)
 {
-        char buffer[PATH_MAX_BYTES];
-        size_t length = strlen(path);
+        char parent[PATH_MAX_BYTES], key[PATH_MAX_BYTES];
+        size_t length = strlen(path), at;
+        int result;
 
-        if (length >= sizeof buffer)
+        while (length > 1 && path[length - 1] == '/')
+                length--;
+        for (at = length; at && path[at - 1] != '/';)
+                at--;
+        if (length - at >= sizeof key)
                 return -ENAMETOOLONG;
-        memcpy(buffer, path, length + 1);
-        return remove_one(buffer, length);
+        result = parent_of(path, parent);
+        if (result)
+                return result;
+        memcpy(key, path + at, length - at);
+        key[length - at] = 0;
+        return remove_one(parent, key, length - at);
 }
 
 const char *os_error_text(int negative_errno)

@@ -114,3 +114,65 @@ def test_a_checkpoint_behind_a_link_of_ones_own_is_named_in_the_log(place):
     assert nebulaml.get_latest_checkpoint() is None
     until(lambda: '"t": to have a checkpoint found' in (place.runtime / "agent.log").read_text())
     assert "symbolic link" in nebula("verify", "t", "--path", place.storage).stdout
+
+
+def durable(tag):
+    with nebulaml.Checkpoint(tag) as checkpoint:
+        checkpoint.save_bytes("a", [b"x"])
+    checkpoint.wait("durable", 30)
+
+
+@pytest.mark.parametrize("what", ["link", "dangling", "directory", "notes", "word", "long", "binary", "empty"])
+def test_a_latest_that_nebula_has_not_written_is_left_alone_and_named_once(place, what):
+    place.storage.mkdir()
+    latest, kept = place.storage / "latest", place.root / "kept"
+    kept.write_text("global_step1\n")
+    texts = {"notes": b"first line\nsecond\n", "word": b"mine\n", "long": b"x" * 300, "binary": b"global_step1\0\n", "empty": b""}
+    if what in ("link", "dangling"):
+        latest.symlink_to(kept if what == "link" else place.root / "nowhere")
+    elif what == "directory":
+        latest.mkdir()
+        (latest / "file").write_text("mine")
+    else:
+        latest.write_bytes(texts[what])
+    nebulaml.init(str(place.storage), 0, 2)
+    durable("global_step1")
+    durable("global_step2")
+    assert kept.read_text() == "global_step1\n" and not (place.root / "nowhere").exists()
+    if what == "directory":
+        assert (latest / "file").read_text() == "mine"
+    elif what in texts:
+        assert latest.read_bytes() == texts[what]
+    else:
+        assert latest.is_symlink()
+    until(lambda: "is left alone" in (place.runtime / "agent.log").read_text())
+    assert (place.runtime / "agent.log").read_text().count("is left alone") == 1
+
+
+@pytest.mark.parametrize("text", ["global_step1\n", "global_step7", "other\n"])
+def test_a_latest_that_names_a_checkpoint_follows_the_newest(place, text):
+    """Also one of a version that the user has moved away, and DeepSpeed's own, which has no newline."""
+    (place.storage / "other").mkdir(parents=True)
+    (place.storage / "latest").write_text(text)
+    nebulaml.init(str(place.storage), 0, 2)
+    durable("global_step2")
+    until(lambda: (place.storage / "latest").read_text() == "global_step2\n")
+
+
+def test_a_history_that_is_a_link_gets_no_lines(place):
+    victim = place.root / "victim"
+    victim.write_text("mine\n")
+    output = place.root / "output"
+    output.mkdir()
+    (output / "checkpointHistories.csv").symlink_to(victim)
+    nebulaml.init(str(place.storage), 0, 2)
+    durable("global_step1")
+    until(lambda: "no history" in (place.runtime / "agent.log").read_text())
+    assert victim.read_text() == "mine\n"
+    (output / "checkpointHistories.csv").unlink()
+    os.link(victim, output / "checkpointHistories.csv")
+    nebulaml._shutdown()
+    nebulaml.init(str(place.storage), 0, 2)
+    durable("global_step2")
+    until(lambda: (place.runtime / "agent.log").read_text().count("no history") == 2)
+    assert victim.read_text() == "mine\n"
