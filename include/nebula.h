@@ -198,8 +198,9 @@ NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int
  * a call on the session: what was registered for it with a device is to be taken back. No call on this session may be made there. */
 NEBULA_API void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void *argument, void *image),
         void *argument);
-/* Everything committed (tag NULL) or one tag is durable on return. What other ranks have still to commit is not committed: it is
- * left out, or waited for when it is the tag. timeout_ms < 0: no limit but NEBULA_PERSIST_GIVE_UP (docs/cli.md). */
+/* Everything committed (tag NULL) or one tag is durable on return. What this rank has committed, and other ranks have not, is waited
+ * for; without a tag until nothing has come for NEBULA_TAKEOVER_S (docs/cli.md): then NEBULA_TIMEOUT names the ranks that are missing.
+ * timeout_ms < 0: no other limit but NEBULA_PERSIST_GIVE_UP. */
 NEBULA_API enum nebula_status nebula_session_flush(nebula_session *session, const char *tag,
         int64_t timeout_ms, struct nebula_error *ret_error);
 
@@ -288,6 +289,7 @@ enum nebula_event_kind {
         NEBULA_EVENT_DURABLE = 0, /* a checkpoint of this job is durable */
         NEBULA_EVENT_LOST = 1,    /* one was complete, and will not become durable */
         NEBULA_EVENT_STORAGE = 2, /* storage fails; it is tried again */
+        NEBULA_EVENT_LATE = 3,    /* ranks of this node have committed, and what `text` names has not come for NEBULA_TAKEOVER_S */
 };
 struct nebula_event {
         enum nebula_event_kind kind;

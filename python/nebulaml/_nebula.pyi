@@ -9,6 +9,7 @@ REPORT_STATUS: int
 REPORT_HISTORY: int
 EVENT_DURABLE: int
 EVENT_LOST: int
+EVENT_LATE: int
 EVENT_STORAGE: int
 
 def set_error_factory(factory: Callable[[str, str, int, int], BaseException]) -> None: ...

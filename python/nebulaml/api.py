@@ -182,7 +182,8 @@ def get_latest_checkpoint_path(name: str, path: str | None = None) -> str | None
 def flush_persistence(tag: str | None = None, timeout: float | None = None) -> bool:
     """Returns when everything committed, or one tag, is durable. False: it is not (and on_error is "warn").
 
-    Committed means by every rank: what other ranks have still to commit is left out, unless it is the one tag, which is waited for.
+    What this rank has committed, and other ranks have not, is waited for; without a tag until nothing has come from them for 30 s. Then
+    False, or NebulaTimeout, names the ranks that are missing. What this rank has still to commit is left out, unless it is the one tag.
     timeout: seconds; None sets no limit. Without a storage path it returns when all that was saved is whole in memory, where it
     survives this process. Raises NebulaConfigError for the tag of a `with` block that this thread is in.
     """
@@ -195,7 +196,8 @@ def flush_persistence(tag: str | None = None, timeout: float | None = None) -> b
         return True
 
     def flush() -> None:
-        engine.interruptible(engine.session().flush, None if in_memory else tag, limit_ms)
+        what = "a flush" if tag is None else f"a flush of {tag!r}"
+        engine.patiently(what, lambda limit: engine.session().flush(None if in_memory else tag, limit), limit_ms)
 
     return engine.guarded("flush" if tag is None else f"flush of {tag!r}", flush) is None
 

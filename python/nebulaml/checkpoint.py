@@ -304,9 +304,15 @@ class Checkpoint:
             if _blocks and any(other is not self and other._tag == self._tag for other, _ in _blocks):
                 return True
         engine.watch()  # again, should the agent be another one since this checkpoint began
-        failure = engine.guarded(f"committing checkpoint {self._tag!r}", lambda: self._open().commit())
+        failure = engine.guarded(f"committing checkpoint {self._tag!r}", self._commit)
         self._failure = failure
         return failure is None
+
+    def _commit(self) -> None:
+        handle = self._open()
+        handle.commit()
+        if self._count != _nebula.FILES_OPEN:
+            engine.committed(handle)
 
     def _give_up(self, reason: str) -> None:
         try:
@@ -441,7 +447,8 @@ class Checkpoint:
                 "give persistent_storage_path to init()"
             )
         try:
-            engine.interruptible(self._known().wait, state, milliseconds(timeout))
+            wait = self._known().wait
+            engine.patiently(f"checkpoint {self._tag!r}", lambda limit: wait(state, limit), milliseconds(timeout))
             self._was_durable |= state == "durable"
         except ValueError as failure:
             raise failure if isinstance(failure, NebulaError) else NebulaConfigError(str(failure)) from None

@@ -16,10 +16,19 @@ from sys import is_finalizing
 from typing import Any, TypeVar
 
 from . import _nebula, config, ending, locate, ranks, watching
-from .errors import NebulaConfigError, NebulaError, NebulaPicklingError, NebulaUnavailable, from_status
+from .errors import (
+    NebulaConfigError,
+    NebulaError,
+    NebulaNotFound,
+    NebulaPicklingError,
+    NebulaTimeout,
+    NebulaUnavailable,
+    from_status,
+)
 
 __all__ = [
     "another_session",
+    "committed",
     "configure",
     "guarded",
     "has_session",
@@ -27,6 +36,7 @@ __all__ = [
     "is_initialized",
     "outlook",
     "part",
+    "patiently",
     "put_back",
     "refuse_within_save",
     "session",
@@ -42,6 +52,9 @@ T = TypeVar("T")
 
 LEAVE_MS = 300_000  # a copy in memory takes seconds; if one takes longer, it has lost its agent, its machine or its storage
 
+SAY_AFTER_MS = 30_000  # a wait that has lasted so long says in the log what for
+MISSING_MS = 2_000  # at the end of a rank: its neighbours end with it, and commit before that
+
 RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an agent
 
 _lock = threading.RLock()  # guards all below
@@ -49,6 +62,7 @@ _settings: config.Settings | None = None
 _session: _nebula.Session | None = None
 _opened_with: tuple[config.Settings, ranks.Place, str] | None = None
 _opened_at: tuple[config.Settings, object] | None = None  # settings and mark of the rank when that was found to hold
+_last_commit: _nebula.Checkpoint | None = None  # of this rank, where others are to commit too
 _inherited: _nebula.Session | None = None  # in a forked child: its parent's
 _failure: NebulaError | None = None
 _retry_at = 0.0
@@ -213,6 +227,23 @@ def _before_end() -> None:
     _outlive()
 
 
+def committed(handle: _nebula.Checkpoint) -> None:
+    """This rank has closed its part, and others have theirs to close: should they not, the end of the process says so."""
+    global _last_commit
+    _last_commit = handle if place().world > 1 else None
+
+
+def _say_what_is_missing() -> None:
+    if _last_commit is None or _session in (None, _inherited):
+        return
+    try:
+        _last_commit.wait("committed", MISSING_MS)
+    except NebulaNotFound:  # a newer one has taken its place
+        pass
+    except NebulaError as failure:
+        log.warning("nebula: the process ends, and its last checkpoint is not complete: %s", failure)
+
+
 def _leave() -> None:
     """At the end of the interpreter: keeps the threads of C out of it from then on.
 
@@ -227,6 +258,7 @@ def _leave() -> None:
             part("pickling").capture({})
             locate.agent_path()
         _settle()
+        _say_what_is_missing()
         _outlive()
     finally:
         _nebula.leave()
@@ -255,7 +287,8 @@ def _after_fork() -> None:
 
     It ends by os._exit as a rule. The C library asks the kernel whether it was forked, and not every kernel says so.
     """
-    global _lock, _inherited
+    global _lock, _inherited, _last_commit
+    _last_commit = None
     _nebula.end_is_near()
     _lock, _inherited = threading.RLock(), _session
     watching.forget()
@@ -263,8 +296,9 @@ def _after_fork() -> None:
 
 def shutdown() -> None:
     """Forgets settings and session, once running copies have ended. The agent finishes what was committed by itself."""
-    global _settings, _session, _opened_with, _opened_at, _failure
+    global _settings, _session, _opened_with, _opened_at, _failure, _last_commit
     _settle()
+    _last_commit = None
     watching.forget()
     with _lock:
         _settings = _session = _opened_with = _opened_at = _failure = None
@@ -309,6 +343,20 @@ def interruptible(call: Callable[..., T], *arguments: Any) -> T:
     if failures:
         raise failures[0]
     return results[0]
+
+
+def patiently(what: str, call: Callable[[int], T], limit_ms: int) -> T:
+    """As interruptible(), for a call that takes a limit in ms (< 0: none). What it waits for is a line of the log after a while."""
+    if not 0 <= limit_ms <= SAY_AFTER_MS:
+        begun = time.monotonic()
+        try:
+            return interruptible(call, SAY_AFTER_MS)
+        except NebulaTimeout as failure:
+            if time.monotonic() - begun < SAY_AFTER_MS / 1000:  # the agent has given up
+                raise
+            log.warning("nebula: %s is still waited for: %s", what, failure)
+        limit_ms = max(limit_ms - SAY_AFTER_MS, -1) if limit_ms > 0 else -1
+    return interruptible(call, limit_ms)
 
 
 _nebula.set_error_factory(from_status)

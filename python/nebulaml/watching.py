@@ -49,6 +49,13 @@ class _Watcher(threading.Thread):
             log.info("nebula: checkpoint %r is durable: %s%s", tag, _bytes(size), took)
         elif kind == _nebula.EVENT_LOST:
             log.error("nebula: checkpoint %r is not durable, and will not be: %s. Training goes on.", tag, text)
+        elif kind == _nebula.EVENT_LATE:
+            log.warning(
+                "nebula: checkpoint %r %s: it is not stored before that, and not loaded either. Each rank is to commit, with or without "
+                "files; if one rank alone saves, give init() world=1 there.",
+                tag,
+                text,
+            )
         elif text != self.storage_error:
             self.storage_error = text
             log.warning("nebula: storage fails, and is tried again: %s", text)

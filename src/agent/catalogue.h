@@ -124,6 +124,7 @@ struct version {
         bool replica_wanted;    /* somebody waits for its copies on other nodes */
         uint64_t replica_nonces[REPLICA_MAX]; /* of the agents that hold the first copy, the second, ...; 0: none does */
         int64_t activity_ns;
+        double late_at;          /* when it was found to wait for other ranks for long; 0: it was not */
         /* tries to persist it that failed; the worker's */
         int64_t retry_at_ns, failing_since_ns, failed_ns; /* failed_ns: when the last one did; 0: none has */
         uint32_t attempt;                                 /* so many of them */

@@ -417,6 +417,10 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
         if (!commit_open(version) || (part && part->closed && !part->spoken_for) || of_other_run) {
                 struct version *next = session->world > 1 ? open_version(session, version->tag) : NULL;
 
+                if (version->file_goal > 0 && part && !part->closed && !of_other_run && lifecycle_complete(version->life.state)) {
+                        part_close(part); /* the file that made it complete came before this */
+                        return NEBULA_OK;
+                }
                 if (version->life.state == NEBULA_STATE_FAILED && !of_other_run)
                         return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%s\" has failed: %.400s", version->tag,
                                          version->error.message);

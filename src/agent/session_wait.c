@@ -16,6 +16,8 @@
 
 #define FIND_OPEN_NS 30000000000 /* a version that nobody completes fails long before */
 #define FIRST_SCAN_NS 2000000000 /* storage that takes longer is not waited for: a job that does would not train */
+#define MISSING_CURE \
+        " (each rank is to commit, with or without files; if one rank alone saves, it gives init() world=1)"
 #define WAIT_SLICE_MS 1000 /* between looks at whether a waiting client is still there */
 
 /* Why a version will never be durable as things stand; NEBULA_OK: it may be. */
@@ -53,11 +55,13 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
         char missing[160];
 
         world_missing(version, missing, sizeof missing);
-        if (!missing[0] && commit_open(version))
-                snprintf(missing, sizeof missing, "waits for a commit, the files that were announced, or a copy that still runs");
         if (missing[0])
-                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s; it %s", version->tag,
+                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it %s" MISSING_CURE, version->tag,
                                  nebula_state_name(version->life.state), missing);
+        if (commit_open(version))
+                return error_set(error, NEBULA_TIMEOUT, 0,
+                                 "checkpoint \"%.100s\" is %s; it waits for a commit, the files that were announced, or a copy that still runs",
+                                 version->tag, nebula_state_name(version->life.state));
         if (version->replica_wanted && job->replica_error.message[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
                                  version->tag, nebula_state_name(version->life.state), job->replica_error.message);
@@ -74,6 +78,12 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
 static bool others_are_silent(const struct catalogue *catalogue, const struct version *version)
 {
         return commit_open(version) && version->spread && os->now_ns() - version->heard_ns >= (int64_t)catalogue->give_up_s * 1000000000;
+}
+
+/* What other ranks are to bring has not come for so long that a flush of everything waits no longer: they may never save. */
+static bool others_are_late(const struct catalogue *catalogue, const struct version *version)
+{
+        return commit_open(version) && !version->grants && event_is_late(catalogue, version);
 }
 
 static enum nebula_status waited_in_vain(const struct catalogue *catalogue, const struct version *version, struct nebula_error *error)
@@ -275,7 +285,15 @@ void session_await_answer(struct connection *connection)
         connection->has_waited = false;
 }
 
-/* Whether this version is one that FLUSH answers for: this node holds it, and only this rank's copying stands between it and completion. */
+/* Whether this version, which is not whole, is one that FLUSH of everything answers for: this rank has closed its part, or is about to. */
+static bool flush_covers_open(const struct version *version, const struct session *session, const struct part *own)
+{
+        if (own && (version->grants || version->file_goal == NEBULA_FILES_OPEN) && commit_parts_end(version))
+                return true;
+        return own && own->closed && !own->spoken_for && version->file_goal != NEBULA_FILES_OPEN && !strcmp(version->run, session->run);
+}
+
+/* Whether this version is one that FLUSH answers for, and not done with. */
 static bool flush_covers(const struct version *version, const struct session *session, const char *tag)
 {
         const struct part *own = version_part((struct version *)version, session->rank);
@@ -285,10 +303,11 @@ static bool flush_covers(const struct version *version, const struct session *se
         if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->remote)
                 return false;
         if (!commit_open(version))
-                return (!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version);
+                return version->job->persist_path[0] &&
+                       ((!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version));
         if (*tag)
                 return own != NULL;
-        return own && (version->grants || version->file_goal == NEBULA_FILES_OPEN) && commit_parts_end(version);
+        return flush_covers_open(version, session, own);
 }
 
 /* Why the newest of what it waits for is not there yet. */
@@ -302,19 +321,21 @@ static enum nebula_status flush_timeout(const struct connection *connection, con
                                 waited_in_vain(connection->catalogue, version, &why);
                         else
                                 wait_timeout(version, &why);
-                        return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet: %.450s", why.message);
+                        return error_set(error, NEBULA_TIMEOUT, 0, "not everything is %s yet: %.450s",
+                                         version->job->persist_path[0] ? "durable" : "complete", why.message);
                 }
         return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet");
 }
 
-/* Whether all that it still waits for is for other nodes, which are silent. */
+/* Whether all that it still waits for is for other ranks, which are silent. */
 static bool flush_in_vain(const struct connection *connection, const char *tag)
 {
         bool any = false;
 
         for (const struct version *version = connection->session->job->versions; version; version = version->next)
                 if (flush_covers(version, connection->session, tag)) {
-                        if (!others_are_silent(connection->catalogue, version))
+                        if (!others_are_silent(connection->catalogue, version) &&
+                            (*tag || !others_are_late(connection->catalogue, version)))
                                 return false;
                         any = true;
                 }
@@ -393,10 +414,9 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
         catalogue_lock(catalogue);
         job = connection->session->job;
         commit_close_open(catalogue, job, connection->session->rank, NULL);
-        if (!job->persist_path[0]) {
+        if (!job->persist_path[0] && *request->tag) {
                 catalogue_unlock(catalogue);
-                return *request->tag ? error_set(error, NEBULA_INVALID, 0, "nothing can be flushed: no persistent storage path is set") :
-                                       NEBULA_OK;
+                return error_set(error, NEBULA_INVALID, 0, "nothing can be flushed: no persistent storage path is set");
         }
         job->pins++; /* another connection may take the session to another job meanwhile */
         while (!status && !timeout && !flush_done(connection, request->tag)) {
@@ -406,7 +426,7 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
         }
         if (!status && timeout && !flush_done(connection, request->tag))
                 status = flush_timeout(connection, request->tag, error);
-        else if (!status)
+        else if (!status && job->persist_path[0])
                 status = flush_result(connection->session, job, request->tag, since, error);
         job->pins--;
         catalogue_unlock(catalogue);
@@ -544,7 +564,7 @@ enum nebula_status request_watch(struct connection *connection, const void *payl
         bool timeout = false;
 
         catalogue_lock(catalogue);
-        while (!status && !event_next(connection->session->job, request->since, &answer->body.event)) {
+        while (!status && !event_next(catalogue, connection->session->job, request->since, &answer->body.event)) {
                 status = timeout ? error_set(error, NEBULA_TIMEOUT, 0, "nothing has happened") :
                                    wait_slice(connection, &catalogue->event, until, &timeout, error);
         }

@@ -65,6 +65,7 @@ void world_captured(struct catalogue *catalogue, struct version *version)
                 return;
         version->announced_size = size;
         version->to_announce = version->spread = true;
+        version->in_memory = true; /* where its ranks saved nothing, too: the others wait for their records */
         version->poll_count = 0;
         version->poll_at_ns = 0;
         version->waiting_since_ns = version->heard_ns = os->now_ns();
@@ -76,19 +77,39 @@ void world_captured(struct catalogue *catalogue, struct version *version)
         catalogue_signal(catalogue);
 }
 
+static bool has_come(const struct version *version, uint32_t rank)
+{
+        const struct part *part = version_part((struct version *)version, rank);
+
+        return (part && part->closed) || (version->covered && version->covered[rank]);
+}
+
+static bool waits_for_several(const struct version *version)
+{
+        uint32_t missing = 0;
+
+        for (uint32_t rank = 0; rank < version->world && missing < 2; rank++)
+                missing += !has_come(version, rank);
+        return missing > 1;
+}
+
 void world_missing(const struct version *version, char *text, size_t size)
 {
         uint32_t missing = 0;
         size_t used;
 
         text[0] = 0;
-        if (!commit_open(version) || version->world < 2 || !version->part_count)
+        if (!commit_open(version) || !version->part_count)
                 return;
-        used = (size_t)snprintf(text, size, "waits for rank");
+        if (version->file_goal > 0) {
+                snprintf(text, size, "waits for %" PRId64 " files, and %zu are on this node", version->file_goal, version->file_count);
+                return;
+        }
+        if (version->world < 2)
+                return;
+        used = (size_t)snprintf(text, size, "waits for rank%s", waits_for_several(version) ? "s" : "");
         for (uint32_t rank = 0; rank < version->world && used < size; rank++) {
-                const struct part *part = version_part((struct version *)version, rank);
-
-                if ((part && part->closed) || (version->covered && version->covered[rank]))
+                if (has_come(version, rank))
                         continue;
                 if (++missing <= 8)
                         used += (size_t)snprintf(text + used, size - used, "%s%" PRIu32, missing > 1 ? ", " : " ", rank);

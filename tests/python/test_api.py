@@ -568,7 +568,7 @@ def test_a_wait_that_is_too_short_says_so_and_what_for(nm, monkeypatch):
     checkpoint = nm.Checkpoint("of three", -2)
     checkpoint.save("m.pt", 1)
     checkpoint.commit()
-    with pytest.raises(NebulaTimeout, match=r'"of three" is .*; it waits for rank 1, 2 of 3'):
+    with pytest.raises(NebulaTimeout, match=r'"of three" is .*; it waits for ranks 1, 2 of 3'):
         checkpoint.wait("durable", timeout=0.2)
 
 

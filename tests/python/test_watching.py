@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml import locate, watching
+from nebulaml import engine, locate, watching
 from waiting import until
 
 
@@ -184,3 +186,64 @@ def test_a_child_forked_while_its_parent_saves_has_a_checkpoint_and_a_log_of_its
     lines = place.run(code, place.storage, place.root / "child").splitlines()
     assert len(lines) == 1 and "'global_step2' is durable" in lines[0]
     assert (place.storage / "global_step3" / "a").exists() and not (place.root / "child" / "global_step3").exists()
+
+
+def of_two(monkeypatch, place, seconds="1", path=True):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NEBULA_TAKEOVER_S": seconds}.items():
+        monkeypatch.setenv(name, value)
+    nebulaml.init(str(place.storage) if path else None, 0, 2)
+    checkpoint = nebulaml.Checkpoint("global_step1", -2)
+    checkpoint.save_bytes("b", [b"x"])
+    assert checkpoint.commit()
+    return checkpoint
+
+
+def test_a_checkpoint_that_waits_for_ranks_that_never_save_is_a_warning_that_names_them(place, caplog, monkeypatch):
+    of_two(monkeypatch, place)
+    (warning,) = lines(caplog, logging.WARNING)
+    assert "checkpoint 'global_step1' waits for rank 1 of 2: it is not stored" in warning and "world=1" in warning
+
+
+@pytest.mark.parametrize("path", [True, False])
+def test_a_flush_is_not_true_while_other_ranks_have_not_committed_and_names_them(place, caplog, monkeypatch, path):
+    checkpoint = of_two(monkeypatch, place, path=path)
+    begun = time.monotonic()
+    assert nebulaml.flush_persistence() is False and time.monotonic() - begun < 20
+    assert any("waits for rank 1 of 2" in line and "world=1" in line for line in lines(caplog, logging.ERROR))
+    nebulaml.init(on_error="raise")
+    with pytest.raises(nebulaml.NebulaTimeout, match="waits for rank 1 of 2"):
+        nebulaml.flush_persistence(timeout=0.1)
+    assert checkpoint.state == "capturing"
+
+
+def test_a_wait_that_lasts_says_in_the_log_what_for_and_goes_on(place, caplog, monkeypatch):
+    checkpoint = of_two(monkeypatch, place, "1000")
+    monkeypatch.setattr(engine, "SAY_AFTER_MS", 300)
+    for wait in (lambda: checkpoint.wait("committed", 1), lambda: nebulaml.flush_persistence("global_step1", timeout=1)):
+        begun = time.monotonic()
+        with contextlib.suppress(nebulaml.NebulaTimeout):
+            assert wait() is False
+        assert 1 <= time.monotonic() - begun < 20
+        (warning,) = [record.getMessage() for record in caplog.records if "still waited for" in record.getMessage()]
+        assert "'global_step1' is still waited for" in warning and "waits for rank 1 of 2" in warning
+        caplog.clear()
+
+
+def test_a_process_that_ends_before_the_others_have_committed_says_so(place, monkeypatch):
+    code = """
+        import logging
+        class Lines(logging.Handler):
+            def emit(self, record):
+                say(record.getMessage())
+        logging.getLogger("nebulaml").addHandler(Lines())
+        nm.init(sys.argv[1], 0, 2)
+        with nm.Checkpoint("global_step1", -2) as checkpoint:
+            checkpoint.save("a", {"x": torch.ones(3)})
+        if os.environ["WORLD_SIZE"] == "1":
+            say("alone")
+    """
+    for world, said in (("2", "its last checkpoint is not complete: .*waits for rank 1 of 2"), ("1", "^alone$")):
+        for name, value in {"RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}.items():
+            monkeypatch.setenv(name, value)
+        (line,) = place.run(code, place.storage).splitlines()
+        assert re.search(said, line), line

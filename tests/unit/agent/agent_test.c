@@ -748,6 +748,76 @@ static void a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit(void
         place_done(&place);
 }
 
+static void a_rank_that_commits_alone_is_told_whom_a_version_waits_for(void)
+{
+        static struct test_client client, other;
+        struct ipc_watch request = { .timeout_ms = 10000 };
+        const struct ipc_event *event;
+        struct agent *agent;
+        uint64_t version;
+        int64_t begun;
+
+        setenv("NEBULA_TAKEOVER_S", "1", 1);
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 78);
+        client_init(&other, &place, 79);
+        client.hello.world = other.hello.world = client.hello.local_world = other.hello.local_world = 3;
+        other.hello.rank = 1;
+        REQUIRE(agent && !client_connect(&client, &place) && !client_connect(&other, &place));
+        version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(!save(&client, version, "a", 1, 5000));
+        CHECK(!flush(&client, "", 10000)); /* this rank has not committed: it may be about to save more */
+        CHECK(!of_version(&client, IPC_COMMIT, version));
+        CHECK(flush(&client, "", 100) == NEBULA_TIMEOUT && strstr(client.error.message, "waits for ranks 1, 2 of 3"));
+        CHECK(!flush(&other, "", 100)); /* it has no part in that */
+        begun = os->now_ns();
+        CHECK(flush(&client, "", -1) == NEBULA_TIMEOUT && strstr(client.error.message, "waits for ranks 1, 2 of 3"));
+        CHECK(flush(&client, "", -1) == NEBULA_TIMEOUT); /* nor is it waited for twice */
+        CHECK(os->now_ns() - begun < 5000000000 && strstr(client.error.message, "world=1"));
+        CHECK(!ask(&client, IPC_WATCH, &request, sizeof request));
+        event = client.frame.payload;
+        CHECK(event->kind == NEBULA_EVENT_LATE && !strcmp(event->tag, "t") && !strcmp(event->text, "waits for ranks 1, 2 of 3"));
+        request = (struct ipc_watch){ .since = event->at, .timeout_ms = 1200 };
+        CHECK(ask(&client, IPC_WATCH, &request, sizeof request) == NEBULA_TIMEOUT); /* that is said once */
+        CHECK(state_of(&client, version) == NEBULA_STATE_CAPTURING);
+        client_done(&other);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+        unsetenv("NEBULA_TAKEOVER_S");
+}
+
+/* Else the next writing of the tag by all ranks would count that rank before it has saved. */
+static void a_commit_behind_the_file_that_completed_a_version_is_of_that_version(void)
+{
+        static struct test_client client, other;
+        struct agent *agent;
+        uint64_t version, first;
+
+        place_init(&place);
+        agent = start();
+        client_init(&client, &place, 80);
+        client_init(&other, &place, 81);
+        client.hello.world = other.hello.world = client.hello.local_world = other.hello.local_world = 2;
+        other.hello.rank = 1;
+        REQUIRE(agent && !client_connect(&client, &place) && !client_connect(&other, &place));
+        first = begin(&client, "t", 2);
+        CHECK(!save(&client, first, "a", 1, 5000) && !save(&other, begin(&other, "t", 2), "b", 2, 5000));
+        CHECK(!of_version(&other, IPC_COMMIT, first) && !of_version(&client, IPC_COMMIT, first));
+        CHECK(state_of(&client, first) >= NEBULA_STATE_COMMITTED);
+        version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(!save(&client, version, "a", 3, 5000));
+        CHECK(!flush(&other, "t", 10000)); /* that of before */
+        version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
+        CHECK(version != first && !of_version(&client, IPC_COMMIT, version));
+        CHECK(state_of(&client, version) < NEBULA_STATE_COMMITTED);
+        client_done(&other);
+        client_done(&client);
+        agent_stop(agent, true);
+        place_done(&place);
+}
+
 static void on_full_skip_fails_that_version_and_says_so(void)
 {
         struct test_client client;
@@ -1154,6 +1224,8 @@ TAP_MAIN(TEST(a_rank_that_connects_anew_is_waited_for), TEST(a_rank_beyond_the_w
          TEST(a_file_that_is_whole_may_be_said_to_be_so_again), TEST(waits_are_answered_in_whatever_order_they_came),
          TEST(a_full_tier_waits_for_a_copy_that_may_bring_its_commit),
          TEST(a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit),
+         TEST(a_rank_that_commits_alone_is_told_whom_a_version_waits_for),
+         TEST(a_commit_behind_the_file_that_completed_a_version_is_of_that_version),
          TEST(on_full_skip_fails_that_version_and_says_so),
          TEST(a_first_image_begins_its_version_and_a_refusal_names_it), TEST(a_failing_storage_costs_nothing_and_is_tried_again),
          TEST(a_damaged_newest_version_gives_way_to_the_older_one),

@@ -585,15 +585,16 @@ static void who_watches_is_told_that_nodes_cannot_commit_for_storage(void)
         struct bench bench;
 
         bench_init(&bench, NULL, "/dev/null/storage");
+        bench.catalogue.takeover_s = 30;
         bench.job->world = bench.session.world = 2;
         version = bench_version(&bench, "t", 1, 0);
         REQUIRE(version && version->spread);
         catalogue_lock(&bench.catalogue);
-        CHECK(!event_next(bench.job, 0, &event));
+        CHECK(!event_next(&bench.catalogue, bench.job, 0, &event));
         CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due));
-        CHECK(event_next(bench.job, 0, &event) && event.kind == NEBULA_EVENT_STORAGE);
+        CHECK(event_next(&bench.catalogue, bench.job, 0, &event) && event.kind == NEBULA_EVENT_STORAGE);
         CHECK(world_work(&bench.catalogue, bench.job, INT64_MAX / 2, &due));
-        CHECK(!event_next(bench.job, event.at, &event));
+        CHECK(!event_next(&bench.catalogue, bench.job, event.at, &event));
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
 }

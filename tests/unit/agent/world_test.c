@@ -217,7 +217,7 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
         REQUIRE(enter(&zero, &place, 0, 0));
         version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
         REQUIRE(version);
-        CHECK(!flush(&zero, "", AT_MOST_MS)); /* it is not committed: a flush of everything leaves it out, one of its tag does not */
+        CHECK(gives_up(&zero, flush(&zero, "", AT_MOST_MS)));
         CHECK(gives_up(&zero, wait_for(&zero, version, NEBULA_STATE_COMMITTED, AT_MOST_MS)));
         CHECK(gives_up(&zero, flush(&zero, "t", AT_MOST_MS)));
         CHECK(state_of(&zero, version) == NEBULA_STATE_CAPTURED);
@@ -235,6 +235,35 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
         unsetenv("NEBULA_PERSIST_GIVE_UP");
         place_done(&place);
         place_done(&other);
+}
+
+static void a_node_whose_ranks_saved_nothing_holds_up_nothing(void)
+{
+        struct test_client zero, one;
+        uint64_t version, empty;
+        pid_t pid, pid_other;
+
+        for (int i = 0; i < 2; i++) { /* the node that saves nothing is that of rank 1, or of rank 0, which writes the manifest */
+                struct test_client *saver = i ? &one : &zero, *idle = i ? &zero : &one;
+
+                place_init(&place);
+                place_init(&other);
+                strcpy(other.storage, place.storage);
+                pid = agent_fork(&place);
+                pid_other = agent_fork(&other);
+                REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
+                version = save_share(saver, "t", NEBULA_FILES_ALL_RANKS, 1);
+                empty = begin(idle, "t", NEBULA_FILES_ALL_RANKS);
+                REQUIRE(version && empty && !of_version(idle, IPC_COMMIT, empty));
+                CHECK(!flush(saver, "t", AT_MOST_MS) && !flush(idle, "t", AT_MOST_MS) && !flush(idle, "", AT_MOST_MS));
+                CHECK(!wait_for(idle, empty, NEBULA_STATE_DURABLE, AT_MOST_MS) && document_comes("t", "manifest.json"));
+                CHECK(!load(idle, empty, i ? "1.pt" : "0.pt", 1, FILE_BYTES, NULL));
+                client_done(&zero);
+                client_done(&one);
+                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+                place_done(&place);
+                place_done(&other);
+        }
 }
 
 static bool names_both(struct test_client *client, uint64_t version)
@@ -393,7 +422,8 @@ static void a_node_that_gives_a_version_up_takes_its_own_documents_away_and_noth
         place_done(&place);
 }
 
-TAP_MAIN(TEST(a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others),
+TAP_MAIN(TEST(a_node_whose_ranks_saved_nothing_holds_up_nothing),
+         TEST(a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others),
          TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
          TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
          TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
