@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.distributed.distributed_c10d import _get_object_coll_device
 from torch.futures import Future as TorchFuture
 
-from . import api, dense, device, pickling
+from . import api, dense, device, engine, pickling
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
 
 log = logging.getLogger("nebulaml")
@@ -177,8 +177,12 @@ class _Save(threading.local):
     """What one save in progress knows."""
 
     path: str | None = None
+    tag = ""
     rank = 0
     coordinator = False
+    collectives = True  # else each rank plans for itself, and has metadata of its own
+    members: int | None = None  # how many ranks take part, where only the caller can know
+    is_part = False  # they are not all of the job
     checkpoint: Any = None
     local: SavePlan | None = None  # what this rank proposed
     final: SavePlan | None = None  # and what it was given to write
@@ -189,7 +193,8 @@ class NebulaStorageWriter(StorageWriter):
     """Writes `path` = <persist>/<tag>; also its own stager for torch's ``async_save``.
 
     On each rank the items of its plan become one file ``__<rank>_0.distcp``, captured at once; the coordinator adds
-    ``.metadata``. The checkpoint is complete when every rank has committed.
+    ``.metadata``, or each rank ``__<rank>.metadata`` where they plan without collectives. The checkpoint is complete when every
+    rank has committed or, where a part of the job's ranks saves, when all files of these ranks are there.
     """
 
     def __init__(self, path: Any = None) -> None:
@@ -237,12 +242,18 @@ class NebulaStorageWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self.checkpoint_id is None:
             raise NebulaConfigError("NebulaStorageWriter has no path: give one, or a checkpoint_id to the save")
-        persist, tag = _split(self.checkpoint_id)
+        persist, self._save.tag = _split(self.checkpoint_id)
         _init_for(persist)
+        here = dist.get_rank() if dist.is_initialized() else 0
         rank = kwargs.get("rank")
-        self._save.rank = rank if rank is not None else (dist.get_rank() if dist.is_initialized() else 0)
+        self._save.rank = rank if rank is not None else here
         self._save.coordinator = is_coordinator
-        self._save.checkpoint = api.Checkpoint(tag, -2)
+        self._save.collectives = kwargs.get("use_collectives", True)
+        if not self._save.collectives and self._save.members is None and self._save.rank != here:
+            raise NebulaConfigError(
+                f"rank {here} saves {self.checkpoint_id} as rank {self._save.rank} of a part of the job, and without collectives nothing "
+                "says how many ranks that part has: save with use_collectives=True, or with nebulaml.dcp.async_save"
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         self._save.local = plan
@@ -250,27 +261,42 @@ class NebulaStorageWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         number = secrets.randbits(62) + 1
-        return [dataclasses.replace(plan, storage_data=(index, number)) for index, plan in enumerate(plans)]
+        if not self._save.collectives:  # of this rank alone
+            members = self._save.members or engine.place().world
+            return [dataclasses.replace(plan, storage_data=(self._save.rank, number, members)) for plan in plans]
+        return [dataclasses.replace(plan, storage_data=(index, number, len(plans))) for index, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         parts, results = _lay_out(plan, planner)
         self._save.final, self._save.results = plan, results
+        self._begin(plan)
         self._put(plan, parts)
-        if not self._save.coordinator:
+        if self._save.collectives and not self._save.coordinator:
             self._save.checkpoint.commit()
         future: TorchFuture[list[WriteResult]] = TorchFuture()
         future.set_result(results)
         return future
 
+    def _begin(self, plan: SavePlan) -> None:
+        members = plan.storage_data[2]
+        self._save.is_part = members != engine.place().world
+        # Nobody waits for ranks that do not take part: each that does writes one file, and metadata come to them.
+        files = members + (1 if self._save.collectives else members)
+        self._save.checkpoint = api.Checkpoint(self._save.tag, files if self._save.is_part else -2)
+
     def _put(self, plan: SavePlan, parts: list[Any]) -> None:
-        if parts:
+        if parts or self._save.is_part:
             self._save.checkpoint.save_bytes(_file_of(plan), parts)
+
+    def _put_metadata(self, metadata: Metadata) -> None:
+        name = METADATA if self._save.collectives else f"__{self._save.rank}{METADATA}"
+        self._save.checkpoint.save_bytes(name, [pickle.dumps(metadata)])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = VERSION
         metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
         metadata.storage_meta = self.storage_meta()
-        self._save.checkpoint.save_bytes(METADATA, [pickle.dumps(metadata)])
+        self._put_metadata(metadata)
         self._save.checkpoint.commit()
 
 
@@ -367,7 +393,10 @@ class NebulaStorageReader(StorageReader):
         return self._checkpoint
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = _MetadataUnpickler(io.BytesIO(self._open().read_bytes(METADATA))).load()
+        """All ranks' metadata, or those of one `rank` where each has its own: torch asks for them when there are none of all."""
+        rank = kwargs.get("rank")
+        name = METADATA if rank is None else f"__{rank}{METADATA}"
+        metadata = _MetadataUnpickler(io.BytesIO(self._open().read_bytes(name))).load()
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         return metadata
@@ -476,10 +505,15 @@ def _save_as_before(state: STATE_DICT_TYPE, path: Any, writer: NebulaStorageWrit
     writer.set_up_storage_writer(rank == 0, rank=rank)
     metadata = copy.copy(known.metadata)
     metadata.storage_meta = writer.storage_meta()
-    with writer._save.checkpoint as checkpoint:
+    writer._begin(known.final)
+    try:
         writer._put(known.final, parts)
         if rank == 0:
-            checkpoint.save_bytes(METADATA, [pickle.dumps(metadata)])
+            writer._put_metadata(metadata)
+    except BaseException as failure:
+        writer._save.checkpoint._give_up(f"a save failed: {failure!r:.400}")
+        raise
+    writer._save.checkpoint.commit()
     return metadata
 
 
@@ -491,10 +525,14 @@ def async_save(
     planner: SavePlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
+    use_collectives: bool = True,
 ) -> Future[Metadata]:
     """Saves like ``dcp.save``: the values are fixed on return. The future's result is the metadata, once durable.
 
-    The ranks agree on the plan inside this call; nothing collective happens afterwards, so the default process
+    A save by the ranks of a `process_group`, or with `no_dist` by this one, is complete with theirs: others are not waited for.
+    Without `use_collectives`, where torch has that, each rank plans alone and writes metadata of its own.
+
+    Else the ranks agree on the plan inside this call; nothing collective happens afterwards, so the default process
     group is safe to use. A state whose names, shapes, types and places are those of one of the last two saves that were
     planned needs no other plan: the ranks only assure each other of that. With a `planner` each save is planned.
     """
@@ -502,18 +540,23 @@ def async_save(
     alone = no_dist or not dist.is_initialized()
     group = None if alone else process_group or dist.group.WORLD
     state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
-    metadata = _save_as_before(state, checkpoint_id, writer, group) if planner is None else None
+    metadata = _save_as_before(state, checkpoint_id, writer, group) if planner is None and use_collectives else None
     if metadata is None:
-        metadata = dcp.save(
-            state,
-            checkpoint_id=checkpoint_id,
-            storage_writer=writer,
-            planner=planner,
-            process_group=process_group,
-            no_dist=alone,
-        )
+        writer._save.members = 1 if group is None else dist.get_world_size(group)
+        try:
+            metadata = dcp.save(
+                state,
+                checkpoint_id=checkpoint_id,
+                storage_writer=writer,
+                planner=planner,
+                process_group=process_group,
+                no_dist=alone,
+                **({} if use_collectives else {"use_collectives": False}),
+            )
+        finally:
+            writer._save.members = None
         save = writer._save
-        if planner is None and save.local and save.final and save.results is not None:
+        if planner is None and use_collectives and save.local and save.final and save.results is not None:
             _remember(_Known(group, save.local, save.final, save.results, metadata))
     checkpoint = writer._save.checkpoint
     future: Future[Metadata] = Future()

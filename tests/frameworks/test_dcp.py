@@ -191,6 +191,71 @@ def test_ranks_plan_again_only_when_the_shape_of_some_ranks_state_has_changed(no
     assert node.run(sys.executable, node.base / "alike.py", node.persist, ranks=2).end["counts"] == [1, 1, 2, 2, 3, 3, 4]
 
 
+SOME = """
+import json, os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import nebulaml as nm
+from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter, async_save
+dist.init_process_group("gloo")
+rank, persist = dist.get_rank(), sys.argv[1]
+groups = {name: dist.new_group(ranks) for name, ranks in {"first": [0], "last": [2], "two": [1, 2]}.items()}
+def state(value):  # `own` is another on each rank, and rank 1 has nothing but its share of `both`
+    return {"both": torch.full((5, 3), float(value)), **({f"own{rank}": torch.full((4,), value + rank / 10)} if rank != 1 else {})}
+def save(way, path, value, **options):
+    if way == "ours":
+        async_save(state(value), checkpoint_id=path, **options).result(timeout=60)
+    else:
+        dcp.save(state(value), storage_writer=NebulaStorageWriter(path), **options)
+        assert nm.flush_persistence(os.path.basename(path), timeout=60)
+def check(path, value, **options):
+    for reader in (NebulaStorageReader(path), dcp.FileSystemReader(path)):
+        found = state(0)
+        dcp.load(found, storage_reader=reader, **options)
+        assert all(torch.equal(found[name], kept) for name, kept in state(value).items()), (path, rank, found)
+for way in ("ours", "torch"):
+    for value in (1, 2):  # the second time ours knows the plan
+        for name, group in groups.items():
+            path = f"{persist}/{way}-{name}-{value}"
+            if dist.get_rank(group) >= 0:
+                save(way, path, value, process_group=group)
+                check(path, value, process_group=group)
+    for alone in (0, 1):
+        if rank == alone:
+            save(way, f"{persist}/{way}-alone{alone}", 3, no_dist=True)
+            check(f"{persist}/{way}-alone{alone}", 3, no_dist=True)
+    dist.barrier()
+    path = f"{persist}/{way}-each"
+    save(way, path, 4 + rank, use_collectives=False)
+    dist.barrier()
+    check(path, 4 + rank)
+    assert {f"__{one}{name}" for one in range(3) for name in (".metadata", "_0.distcp")} <= set(os.listdir(path)), os.listdir(path)
+    save(way, path + "-again", 7)
+    dist.barrier()
+    check(path + "-again", 7)
+if rank in (1, 2):
+    async_save(state(8 + rank), checkpoint_id=f"{persist}/two-each", process_group=groups["two"], use_collectives=False).result(timeout=60)
+    check(f"{persist}/two-each", 8 + rank, process_group=groups["two"])
+    if rank == 2:
+        try:
+            save("torch", f"{persist}/refused", 9, process_group=groups["last"], use_collectives=False)
+        except nm.NebulaConfigError as error:
+            assert "rank 2 saves" in str(error) and "use_collectives=True" in str(error), error
+        else:
+            raise AssertionError("saved")
+dist.barrier()
+assert nm.flush_persistence(timeout=60)
+print(json.dumps({"end": True}), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_a_save_by_some_ranks_is_complete_with_theirs_and_one_without_collectives_has_all_ranks_values(node, nodes):
+    node.environment["NEBULA_TAKEOVER_S"] = "2"  # the agent of rank 0 does not hear of what others save on their nodes
+    (node.base / "some.py").write_text(SOME)
+    assert node.run(sys.executable, node.base / "some.py", node.persist, ranks=3, nodes=nodes).end
+
+
 def test_a_stager_of_ours_serves_another_writer(node):
     script(node, STATE + """
 import torch.distributed as dist
