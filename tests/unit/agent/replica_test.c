@@ -355,7 +355,7 @@ static void a_node_s_own_versions_are_read_where_they_lie_by_who_asks_for_that_v
         bool same = true;
 
         test_dir_make(directory);
-        setenv("NEBULA_PEER_MEMORY", "1M", 1); /* nobody keeps a copy */
+        setenv("NEBULA_PEER_MEMORY", "4K", 1); /* nobody keeps a copy */
         REQUIRE(start_node(&there, "there") && record_comes("there"));
         REQUIRE(start_node(&bench, "here") && record_comes("here"));
         version = bench_version(&there, "tag", 1, 2);
