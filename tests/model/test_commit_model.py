@@ -2,6 +2,7 @@
 
 import announce_model
 import pytest
+import runs_model
 from commit_model import Rules, explore
 
 
@@ -37,4 +38,18 @@ def test_every_promise_of_the_documents_between_nodes_holds_in_every_reachable_s
 )
 def test_breaking_a_rule_of_the_documents_between_nodes_is_found(rule):
     _, problem, path = announce_model.explore(announce_model.Rules(**{rule: False}))
+    assert problem is not None and path, "the explorer cannot see this mistake"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["two jobs at once", "a job that is started again"])
+def test_what_a_run_made_durable_stays_or_goes_to_a_run_that_came_after_in_every_reachable_state(after):
+    seen, problem, path = runs_model.explore(runs_model.Rules(), after)
+    assert problem is None, "\n".join([problem or "", *path])
+    assert seen > 50, "the model explores next to nothing"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["two jobs at once", "a job that is started again"])
+@pytest.mark.parametrize("rule", ["give_way", "look_again", "own_record"])
+def test_breaking_a_rule_of_runs_that_write_one_tag_is_found(rule, after):
+    _, problem, path = runs_model.explore(runs_model.Rules(**{rule: False}), after)
     assert problem is not None and path, "the explorer cannot see this mistake"
