@@ -141,6 +141,8 @@ struct version {
         uint64_t announce_sequence, heard;
         int64_t poll_at_ns, waiting_since_ns, heard_ns, behind_ns;
         uint32_t poll_count;
+        uint32_t *decided;          /* the ranks of committed.json, as it was adopted; NULL: an agent before this one did that */
+        size_t decided_count;
         uint8_t *covered;           /* per rank of the world: its captured document was seen; NULL: not looked */
         struct part *idle_parts; /* ranks that closed this whole tag again with nothing written (see commit.c) */
         size_t idle_count;

@@ -9,6 +9,7 @@
 #include "agent/log.h"
 #include "agent/note.h"
 #include "agent/persist_private.h"
+#include "agent/world.h"
 #include "base/error.h"
 #include "os/os.h"
 #include "store/announce.h"
@@ -17,6 +18,7 @@
 
 #define LATEST "latest"
 #define LATEST_BYTES_MAX 256 /* an encoded tag and a newline */
+#define SECOND_NS INT64_C(1000000000)
 
 static void fill_manifest(const struct job *job, const struct version *version, struct plan *plan)
 {
@@ -494,6 +496,47 @@ static enum nebula_status gather_carried(struct plan *plan, struct nebula_error 
         return NEBULA_OK;
 }
 
+/* A document that comes within this time needs no help. */
+static bool has_waited(const struct version *version)
+{
+        return os->now_ns() - version->waiting_since_ns > SECOND_NS;
+}
+
+/* An older run's agent that slept may have written its record over this one's, which is then nobody's. */
+static bool records_stand(struct store *store, const struct plan *plan)
+{
+        bool stand = true;
+
+        for (size_t i = 0; i < plan->part_count && stand; i++) {
+                struct record record = { 0 };
+                char path[64], key[MANIFEST_KEY_MAX], *text;
+                size_t size;
+
+                record_path(plan->parts[i].rank, plan->generation, path);
+                snprintf(key, sizeof key, "%s/%s", plan->directory, path);
+                if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                        continue; /* gone, or not to be had just now */
+                stand = !record_parse(text, size, &record, NULL) && !strcmp(record.run, plan->run) && record.generation == plan->generation;
+                record_done(&record);
+                free(text);
+        }
+        return stand;
+}
+
+/* The others have not done their part yet. What they were told, and wait for, may have been taken away by somebody who slept. */
+static void keep_others_going(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan)
+{
+        bool is_due = !(version->poll_count & (version->poll_count - 1)); /* less and less often: a read for each rank */
+
+        world_keep_committed(catalogue, store, version);
+        if (!is_due || records_stand(store, plan))
+                return;
+        log_event(LOG_LEVEL_WARN, "%s: another run has replaced a record of this node, which is written again", plan->tag);
+        catalogue_lock(catalogue);
+        version->recorded_here = false;
+        catalogue_unlock(catalogue);
+}
+
 /*
  * This node's records are in storage. Whoever holds rank 0 writes the manifest once all records are there, anybody
  * when it has not for a while; the others look for it. NEBULA_BUSY: look again.
@@ -507,6 +550,8 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
         size_t size;
         enum nebula_status status;
 
+        if (!writes && has_waited(version))
+                keep_others_going(catalogue, store, version, plan);
         if (!writes)
                 return error_set(error, NEBULA_BUSY, 0, "the manifest of \"%.200s\", which the node of rank 0 writes, has not come", plan->tag);
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/committed.json", plan->directory);
@@ -538,6 +583,8 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
                 status = commit_manifest(catalogue, store, version, plan, error);
         if (!status)
                 persist_conclude(catalogue, store, job, version, plan);
+        if (status == NEBULA_BUSY && has_waited(version))
+                keep_others_going(catalogue, store, version, plan);
         committed_done(&committed);
         return status;
 }

@@ -89,6 +89,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
         free(version->parts);
         free(version->idle_parts);
         free(version->covered);
+        free(version->decided);
         free(version);
 }
 

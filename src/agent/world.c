@@ -191,6 +191,16 @@ static bool fail_unlisted(struct catalogue *catalogue, struct version *version, 
         return false;
 }
 
+/* Without memory for it this node can't put the document back, should somebody write another over it. */
+static void keep_decision(struct version *version, const struct committed *committed)
+{
+        version->decided = calloc(committed->rank_count, sizeof *version->decided);
+        if (!version->decided)
+                return;
+        memcpy(version->decided, committed->ranks, committed->rank_count * sizeof *version->decided);
+        version->decided_count = committed->rank_count;
+}
+
 /* Lock held. */
 static void adopt(struct catalogue *catalogue, struct version *version, const struct committed *committed)
 {
@@ -201,6 +211,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         version_set_generation(version, committed->generation);
         version->sequence = committed->sequence;
         version->line = committed->line;
+        keep_decision(version, committed);
         commit_saw_sequence(job, committed->sequence);
         if (committed->persist) {
                 version->wanted = version->wanted_told = true;

@@ -27,6 +27,9 @@ void world_captured(struct catalogue *catalogue, struct version *version);
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run);
 /* One piece of work on the job. False when none is due; *due_ns is lowered to when the next is. Its worker only. */
 bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due_ns);
+/* This node waits for others to make a version durable. Somebody who was about to write committed.json when he fell asleep may have
+ * written it since, and taken `persist` back, or put an earlier writing's in its place: then it is written again. No lock held. */
+void world_keep_committed(struct catalogue *catalogue, struct store *store, struct version *version);
 /* "waits for ranks 2, 5 of 8"; empty when it does not wait. */
 void world_missing(const struct version *version, char *text, size_t size);
 /* When to look again after `count` looks in vain. */

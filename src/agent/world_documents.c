@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/log.h"
 #include "agent/world_private.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -55,7 +56,7 @@ enum nebula_status world_read_committed(struct store *store, const char *tag, st
         return status;
 }
 
-enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
+static enum nebula_status put_committed(struct store *store, const struct committed *committed, bool is_first, struct nebula_error *error)
 {
         char key[MANIFEST_KEY_MAX], *text;
         size_t size;
@@ -65,9 +66,80 @@ enum nebula_status world_write_committed(struct store *store, const struct commi
                 status = committed_format(committed, &text, &size, error);
         if (status)
                 return status;
-        status = store->ops->write(store, key, text, size, error);
+        status = (is_first ? store->ops->create : store->ops->write)(store, key, text, size, error);
         free(text);
         return status;
+}
+
+enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
+{
+        return put_committed(store, committed, false, error);
+}
+
+void world_describe_committed(const struct version *version, struct committed *ret_committed)
+{
+        memset(ret_committed, 0, sizeof *ret_committed);
+        world_fill_of(version, &ret_committed->of);
+        ret_committed->generation = version->generation;
+        ret_committed->sequence = version->sequence;
+        ret_committed->line = version->line;
+        ret_committed->persist = version->wanted;
+        ret_committed->ranks = version->decided ? calloc(version->decided_count, sizeof *version->decided) : NULL;
+        if (!ret_committed->ranks)
+                return;
+        memcpy(ret_committed->ranks, version->decided, version->decided_count * sizeof *version->decided);
+        ret_committed->rank_count = version->decided_count;
+}
+
+/* Of one run they are counted; runs follow each other. */
+static bool is_later(const struct committed *found, const struct committed *own)
+{
+        if (strcmp(found->of.job, own->of.job))
+                return true; /* not ours to replace */
+        if (!strcmp(found->of.run, own->of.run))
+                return found->of.writing > own->of.writing;
+        return found->sequence > own->sequence;
+}
+
+enum nebula_status world_repair_committed(struct store *store, const struct committed *own, bool *ret_told, struct nebula_error *error)
+{
+        struct committed found = { 0 };
+        enum nebula_status status = world_read_committed(store, own->of.tag, &found, error);
+
+        *ret_told = false;
+        if (status)
+                return status;
+        if (announce_same(&own->of, &found.of)) {
+                *ret_told = found.persist;
+                if (own->persist && !found.persist) {
+                        found.persist = true;
+                        status = world_write_committed(store, &found, error);
+                        *ret_told = !status;
+                }
+        } else if (own->rank_count && !is_later(&found, own)) {
+                status = world_write_committed(store, own, error);
+                *ret_told = !status && own->persist;
+        } else {
+                *ret_told = own->persist; /* a later writing has taken its place */
+        }
+        committed_done(&found);
+        return status;
+}
+
+void world_keep_committed(struct catalogue *catalogue, struct store *store, struct version *version)
+{
+        struct nebula_error error = { 0 };
+        struct committed own;
+        bool told;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        world_describe_committed(version, &own);
+        catalogue_unlock(catalogue);
+        status = world_repair_committed(store, &own, &told, &error);
+        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
+                log_event(LOG_LEVEL_WARN, "%s: whether other nodes are still told to persist it is not known: %s", own.of.tag, error.message);
+        committed_done(&own);
 }
 
 /* Another job on this path, or the same job twice at the same time, is refused with both names. */
@@ -143,6 +215,25 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
         return status;
 }
 
+/* Another node may have decided while this one looked around: that stands, for others have read it. */
+static enum nebula_status write_first(struct store *store, struct committed *committed, struct committed *ret_committed, struct nebula_error *error)
+{
+        struct committed found = { 0 };
+        enum nebula_status status = world_read_committed(store, committed->of.tag, &found, NULL);
+
+        if (!status && announce_same(&found.of, &committed->of)) {
+                committed_done(committed);
+                *ret_committed = found;
+                return NEBULA_OK;
+        }
+        if (!status)
+                committed_done(&found);
+        status = put_committed(store, committed, status == NEBULA_NOT_FOUND, error);
+        if (!status)
+                *ret_committed = *committed;
+        return status;
+}
+
 enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage,
                                           const struct line *line, bool persist, struct committed *ret_committed, struct nebula_error *error)
 {
@@ -169,11 +260,9 @@ enum nebula_status world_commit_document(struct store *store, const struct captu
         for (uint32_t rank = 0; rank < own->of.world; rank++)
                 if (coverage->ranks[rank])
                         committed.ranks[committed.rank_count++] = rank;
-        status = world_write_committed(store, &committed, error);
+        status = write_first(store, &committed, ret_committed, error);
         if (status)
                 committed_done(&committed);
-        else
-                *ret_committed = committed;
         return status;
 }
 

@@ -58,31 +58,18 @@ static int64_t wanted_delay(const struct version *version, int64_t now)
 void world_exchange_wanted(struct catalogue *catalogue, struct version *version, int64_t now)
 {
         struct nebula_error error = { 0 };
-        struct committed committed = { 0 };
-        struct announce_of of;
+        struct committed own;
         struct store *store;
         bool wanted = version->wanted, told = false;
-        enum nebula_status status;
 
-        world_fill_of(version, &of);
+        world_describe_committed(version, &own);
         version->pins++;
         catalogue_unlock(catalogue);
-        status = storage_open(catalogue, version->job, &store, &error);
-        if (!status)
-                status = world_read_committed(store, of.tag, &committed, &error);
-        if (!status && announce_same(&of, &committed.of)) {
-                told = committed.persist;
-                if (wanted && !told) {
-                        committed.persist = true;
-                        status = world_write_committed(store, &committed, &error);
-                        told = !status;
-                }
-        } else if (!status) {
-                told = wanted; /* a later writing has taken its place: nobody is to be told any more */
-        }
+        if (!storage_open(catalogue, version->job, &store, &error))
+                world_repair_committed(store, &own, &told, &error);
         catalogue_lock(catalogue);
         version->pins--;
-        committed_done(&committed);
+        committed_done(&own);
         version->wanted_told = told;
         version->tell_failed = wanted && !told;
         version->wanted = version->wanted || told;

@@ -36,6 +36,11 @@ enum nebula_status world_read_committed(struct store *store, const char *tag, st
 enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error);
 /* Own document and those of other nodes. NEBULA_INVALID: another job, or another run, writes that tag. */
 enum nebula_status world_look_around(struct store *store, const struct captured *own, struct coverage *coverage, struct nebula_error *error);
+/* What this node has adopted, as it would write it: `persist` when it wants the version durable. Without ranks: it does not know them.
+ * Done with committed_done. Lock held. */
+void world_describe_committed(const struct version *version, struct committed *ret_committed);
+/* Makes the document say what `own` says, unless a later writing has taken its place. *ret_told: nobody is left to be told. */
+enum nebula_status world_repair_committed(struct store *store, const struct committed *own, bool *ret_told, struct nebula_error *error);
 /* All agents come to the same numbers: the documents', unless storage holds the tag already. */
 enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage, const struct line *line,
                                          bool persist, struct committed *ret_committed, struct nebula_error *error);

@@ -4,6 +4,7 @@
 
 #include "agent/agent_client.h"
 #include "store/announce.h"
+#include "store/manifest.h"
 #include "tap.h"
 
 #define AT_MOST_MS 20000 /* no less than all that is waited for here, so that what would last for ever is told apart */
@@ -153,6 +154,136 @@ static void what_a_node_that_died_for_good_had_committed_fails_and_names_its_ran
         CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
         unsetenv("NEBULA_PERSIST_GIVE_UP");
         unsetenv("NEBULA_TAKEOVER_S");
+        place_done(&place);
+        place_done(&other);
+}
+
+static char *whole_document(const char *tag, const char *name, size_t *ret_size)
+{
+        char path[300], *text;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        return os_read_file(path, 1 << 20, &text, ret_size) < 0 ? NULL : text;
+}
+
+/* As an agent does that was about to when it was stopped. */
+static void write_late(const char *tag, const char *name, const char *text, size_t size)
+{
+        char path[300], temporary[300];
+        FILE *file;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        snprintf(temporary, sizeof temporary, "%s/late", place.root);
+        file = fopen(temporary, "w");
+        if (!file || fwrite(text, 1, size, file) != size || fclose(file) || rename(temporary, path))
+                abort();
+}
+
+static bool is_persisted(const char *tag, const char *run, bool *ret_is_of_run)
+{
+        struct committed committed = { 0 };
+        size_t size;
+        char *text = whole_document(tag, "committed.json", &size);
+        bool persist = text && !committed_parse(text, size, &committed, NULL) && committed.persist;
+
+        *ret_is_of_run = !strcmp(committed.of.run, run);
+        committed_done(&committed);
+        free(text);
+        return persist;
+}
+
+/* Whoever wants a version durable has told the other node, which was stopped and has not heard of it. */
+static bool tell_who_is_stopped(struct test_client *zero, const char *tag, pid_t stopped)
+{
+        bool is_ours = false;
+
+        kill(stopped, SIGSTOP);
+        if (flush(zero, tag, 0) != NEBULA_TIMEOUT)
+                return false;
+        for (int i = 0; i < 1000 && !is_persisted(tag, "r", &is_ours); i++)
+                usleep(10000);
+        return is_ours;
+}
+
+enum late { TAKES_BACK, EARLIER_WRITING, EARLIER_RUN, LATE_COUNT };
+
+static void write_decision_late(const char *tag, enum late what)
+{
+        struct committed committed = { 0 };
+        size_t size;
+        char *text = whole_document(tag, "committed.json", &size);
+
+        if (!text || committed_parse(text, size, &committed, NULL))
+                abort();
+        free(text);
+        if (what == TAKES_BACK)
+                committed.persist = false;
+        else
+                committed.sequence--;
+        if (what == EARLIER_WRITING)
+                committed.of.writing--;
+        if (what == EARLIER_RUN)
+                strcpy(committed.of.run, "before");
+        if (committed_format(&committed, &text, &size, NULL))
+                abort();
+        write_late(tag, "committed.json", text, size);
+        free(text);
+        committed_done(&committed);
+}
+
+static bool write_again(struct test_client *zero, struct test_client *one, const char *tag)
+{
+        uint64_t version = save_share(zero, tag, NEBULA_FILES_ALL_RANKS, 5), other_version = save_share(one, tag, NEBULA_FILES_ALL_RANKS, 6);
+
+        return version && other_version && !wait_for(zero, version, NEBULA_STATE_COMMITTED, AT_MOST_MS) &&
+               !wait_for(one, other_version, NEBULA_STATE_COMMITTED, AT_MOST_MS);
+}
+
+static void what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up(void)
+{
+        for (enum late what = 0; what < LATE_COUNT; what++) {
+                const char *tag = what == EARLIER_WRITING ? "before" : "t";
+                struct test_client zero, one;
+                pid_t pid, pid_other;
+
+                REQUIRE(commit_on_two_nodes(&zero, &one, &pid, &pid_other));
+                REQUIRE(what != EARLIER_WRITING || write_again(&zero, &one, tag));
+                REQUIRE(tell_who_is_stopped(&zero, tag, pid_other));
+                write_decision_late(tag, what);
+                kill(pid_other, SIGCONT);
+                CHECK(!flush(&zero, tag, AT_MOST_MS) && !flush(&one, tag, AT_MOST_MS));
+                client_done(&zero);
+                client_done(&one);
+                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+                place_done(&place);
+                place_done(&other);
+        }
+}
+
+/* Of a run that was killed: this one's record is not there any more, and nobody else would write it. */
+static void a_record_that_an_older_run_writes_over_is_written_again(void)
+{
+        struct test_client zero, one;
+        struct record record = { 0 };
+        size_t size;
+        char *text;
+        pid_t pid, pid_other;
+
+        REQUIRE(commit_on_two_nodes(&zero, &one, &pid, &pid_other));
+        REQUIRE(tell_who_is_stopped(&zero, "t", pid_other) && document_comes("t", "rank-00000.json"));
+        text = whole_document("t", "rank-00000.json", &size);
+        REQUIRE(text && !record_parse(text, size, &record, NULL));
+        free(text);
+        strcpy(record.run, "before");
+        REQUIRE(!record_format(&record, &text, &size, NULL));
+        write_late("t", "rank-00000.json", text, size);
+        free(text);
+        record_done(&record);
+        kill(pid_other, SIGCONT);
+        CHECK(!flush(&zero, "t", AT_MOST_MS) && !flush(&one, "t", AT_MOST_MS));
+        client_done(&zero);
+        client_done(&one);
+        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
         place_done(&place);
         place_done(&other);
 }
@@ -422,7 +553,8 @@ static void a_node_that_gives_a_version_up_takes_its_own_documents_away_and_noth
         place_done(&place);
 }
 
-TAP_MAIN(TEST(a_node_whose_ranks_saved_nothing_holds_up_nothing),
+TAP_MAIN(TEST(what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up), TEST(a_record_that_an_older_run_writes_over_is_written_again),
+         TEST(a_node_whose_ranks_saved_nothing_holds_up_nothing),
          TEST(a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others),
          TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
          TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
