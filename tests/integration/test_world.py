@@ -281,7 +281,7 @@ def rows(rank: RankProcess, tag: str) -> list[list[str]]:
     return [row["source"] for row in rank.ask("versions") if row["tag"] == tag]
 
 
-@pytest.mark.parametrize("room", ["", "1M"])
+@pytest.mark.parametrize("room", ["", "4K"])
 def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
     """Storage has none of it. Without room for copies each node's own share is all that there is."""
     with a_world(**({"NEBULA_PEER_MEMORY": room} if room else {})) as world:
