@@ -15,6 +15,7 @@
 #include "base/conf.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "os/os_create.h"
 #include "os/process.h"
 #include "os/thread.h"
 
@@ -371,6 +372,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
 
         os_limits_raise();
         os_signals_block();
+        os_umask_take();
         result = take_lock(place, &lock_fd);
         if (result) {
                 char text[OS_DAEMON_TEXT_MAX] = "";

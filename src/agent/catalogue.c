@@ -9,6 +9,7 @@
 #include "agent/history.h"
 #include "agent/log.h"
 #include "os/os.h"
+#include "os/os_create.h"
 #include "os/thread.h"
 
 /* Bits of `wakes`. */
@@ -309,6 +310,7 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         snprintf(job->spelling, sizeof job->spelling, "%s", persist_path);
         snprintf(job->name, sizeof job->name, "%s", name);
         job->retention_count = 2;
+        job->umask = job->group = OS_CREATE_UNKNOWN;
         job->world = 1;
         job->last_start_ns = INT64_MIN;
         job->next = catalogue->jobs;
@@ -323,6 +325,8 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
                 job->scanned = false;
         memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
         memcpy(job->run, settings->run, sizeof job->run);
+        job->umask = settings->umask;
+        job->group = settings->group;
         job->persist_interval_s = settings->persist_interval_s;
         job->retention_count = settings->retention_count ? settings->retention_count : 1;
         job->keep_last = settings->keep_last;
@@ -338,6 +342,11 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
                 job->scan_due = true;
         if (settings->memory_bytes)
                 memory_configure(&catalogue->memory, settings->memory_bytes);
+}
+
+void catalogue_create_as(const struct job *job)
+{
+        os_create_as(job->umask, job->group);
 }
 
 static bool job_is_needed(const struct catalogue *catalogue, const struct job *job)

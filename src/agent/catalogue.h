@@ -170,6 +170,7 @@ struct job {
         char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
         char spelling[IPC_PATH_MAX]; /* of the storage path, by the trainer that came last: other nodes may mount it elsewhere */
         char output_dir[IPC_PATH_MAX], run[IPC_NAME_MAX];
+        uint32_t umask, group; /* of its trainers (os_create.h) */
         double persist_interval_s;
         uint32_t retention_count, keep_last, on_full, world, local_world;
         uint64_t keep_every;
@@ -305,6 +306,8 @@ struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path,
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name); /* or new; NULL: no memory */
 /* What a trainer said of it, or, with what a note does not hold left 0, the trainer of an earlier agent. */
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
+/* Lock held. What the calling thread makes in file systems from here on is made as the job's trainers would. */
+void catalogue_create_as(const struct job *job);
 /* Forgets jobs, and lanes without any, that nobody has come to for as long as an agent with nothing to do stays, and of which nothing
  * is left but what storage has: an agent that always has something to do would gather them. When to call again. */
 int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns);

@@ -92,6 +92,7 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
 
         if (session->job->on_full != NEBULA_ON_FULL_STREAM || waiting->no_spill)
                 return NULL;
+        catalogue_create_as(session->job);
         catalogue_unlock(catalogue);
         if (spill_create(session->job->persist_path, capacity, &image, &error))
                 log_event(LOG_LEVEL_WARN, "%s cannot be streamed, it waits for memory: %s", version->tag, error.message);

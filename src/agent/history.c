@@ -102,7 +102,7 @@ static int append(const char *directory, const char *line)
         struct os_stat stat;
         int fd, result;
 
-        result = os_make_dirs(directory, 0755);
+        result = os_make_dirs(directory, 0777);
         if (result < 0)
                 return result;
         snprintf(path, sizeof path, "%s/checkpointHistories.csv", directory);
@@ -195,6 +195,7 @@ void history_flush(struct catalogue *catalogue, const struct lane *lane)
                 if (!write)
                         continue;
                 job->pins++;
+                catalogue_create_as(job);
                 catalogue_unlock(catalogue);
                 if (!is_beside_storage(directory) || storage_is_there(directory))
                         result = append(directory, line);

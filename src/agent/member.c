@@ -40,7 +40,7 @@ static enum nebula_status root_of(const char *persist_path, const char **ret_roo
 /* The root may not be there yet. */
 static int make_private(const char *root, const char *key)
 {
-        int result = os_make_dirs(root, 0755);
+        int result = os_make_dirs(root, 0777);
 
         return result < 0 ? result : os_make_dirs_below(root, key, 0755);
 }

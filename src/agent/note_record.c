@@ -100,6 +100,8 @@ static void put_job(char **at, const struct job *job)
         put_text(at, job->spelling);
         put_text(at, job->newest_run);
         put_u64(at, job->has_newest_run ? job->begun_sequence : 0);
+        put_u32(at, job->umask);
+        put_u32(at, job->group);
 }
 
 /* What storage failed is whole, and the next agent tries it anew. */
@@ -318,6 +320,8 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         get_text(reader, true, spelling, IPC_PATH_MAX);
         get_text(reader, true, newest_run, sizeof newest_run);
         begun = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        settings->umask = get_u32(reader, UINT32_MAX);
+        settings->group = get_u32(reader, UINT32_MAX);
         if (!reader->wrong)
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         if (!reader->wrong && !job) {

@@ -5,7 +5,7 @@
 #include "agent/publish.h"
 
 #define PUBLISH_PATH_MAX (IPC_PATH_MAX + 600)
-#define PUBLISH_DIRECTORY_MODE 0755
+#define PUBLISH_DIRECTORY_MODE 0777 /* as the job's umask allows */
 
 /* publish_list.c: a job's list, in memory and in the memory directory. With the lock. */
 /* NULL: no memory. */

@@ -62,7 +62,12 @@ static void channel_close(struct channel *channel)
 static enum nebula_status announce(struct replica *replica, struct fan *fan, struct nebula_error *error)
 {
         struct member own;
-        enum nebula_status status = member_key(fan->job->persist_path, &fan->key, error);
+        enum nebula_status status;
+
+        catalogue_lock(replica->catalogue);
+        catalogue_create_as(fan->job);
+        catalogue_unlock(replica->catalogue);
+        status = member_key(fan->job->persist_path, &fan->key, error);
 
         if (!status)
                 status = holder_add_key(replica->holder, &fan->key, error);

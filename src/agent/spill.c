@@ -54,7 +54,7 @@ enum nebula_status spill_create(const char *persist_path, uint64_t capacity, str
 
         if (!directory)
                 return error_set(error, NEBULA_INVALID, 0, "no local disk is known: set NEBULA_SPILL_DIR to a directory on one");
-        result = os_make_dirs(directory, 0755);
+        result = os_make_dirs(directory, 0777);
         if (!result)
                 result = os->space(directory, &space);
         if (result < 0)

@@ -349,23 +349,33 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
 {
         struct version *version;
 
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && world_work(catalogue, job, now, due))
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                if (job->lane != lane)
+                        continue;
+                catalogue_create_as(job);
+                if (world_work(catalogue, job, now, due))
                         return true;
+        }
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 if (job->lane == lane && job->scan_due) {
+                        catalogue_create_as(job);
                         scan_one(catalogue, job);
                         return true;
                 }
         /* What frameworks wait for costs a link, and removals make room. */
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && publish_work(catalogue, job, now, due))
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                if (job->lane != lane)
+                        continue;
+                catalogue_create_as(job);
+                if (publish_work(catalogue, job, now, due))
                         return true;
+        }
         version = next_version(catalogue, lane, false, now, due);
         if (!version)
                 version = next_version(catalogue, lane, true, now, due);
         if (!version)
                 return false;
+        catalogue_create_as(version->job);
         persist_one(catalogue, version);
         return true;
 }

@@ -164,7 +164,7 @@ static void on_chunk(void *argument, const void *data, uint64_t offset, uint64_t
 /* Once it is known that there is something to restore. */
 static enum nebula_status make_directory(const struct restore *restore, struct nebula_error *error)
 {
-        int result = os_make_dirs(restore->to, 0755);
+        int result = os_make_dirs(restore->to, 0777);
 
         return result ? error_set(error, NEBULA_STORAGE, -result, "cannot make the directory %s", restore->to) : NEBULA_OK;
 }

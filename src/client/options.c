@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "client/client.h"
 #include "os/os.h"
+#include "os/os_create.h"
 
 void nebula_options_init(struct nebula_options *options)
 {
@@ -161,5 +162,6 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
         settings->hello.replica_count = options->replica_count;
         settings->hello.memory_bytes = options->memory_bytes;
         settings->hello.persist_interval_s = options->persist_interval_s;
+        os_create_self(&settings->hello.umask, &settings->hello.group);
         return NEBULA_OK;
 }

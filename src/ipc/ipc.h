@@ -76,7 +76,8 @@ enum ipc_role { IPC_ROLE_TRAINER = 0, IPC_ROLE_TOOL = 1 }; /* tools do not count
 
 struct ipc_hello {
         uint32_t version, role, pid, rank, world, local_rank, local_world;
-        uint32_t retention_count, on_full, keep_last, replica_count, unused;
+        uint32_t retention_count, on_full, keep_last, replica_count;
+        uint32_t umask, group, unused; /* of the trainer, for what the agent makes for it; UINT32_MAX: not known */
         uint64_t memory_bytes, keep_every;
         uint64_t session_nonce; /* the same when a client comes back after the agent died; IPC_NONCE_FAMILY tells whose child it is */
         double persist_interval_s;

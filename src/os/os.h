@@ -21,14 +21,14 @@
 enum os_open {
         OS_READ = 1,
         OS_WRITE = 2,
-        OS_CREATE = 4,     /* mode 0600 for private, 0644 with OS_SHARED */
+        OS_CREATE = 4,     /* mode 0600 for private, 0666 with OS_SHARED */
         OS_EXCLUSIVE = 8,
         OS_TRUNCATE = 16,
         OS_APPEND = 32,
         OS_DIRECT = 64,    /* O_DIRECT */
         OS_DIRECTORY = 128,
         OS_NOFOLLOW = 256,
-        OS_SHARED = 512,   /* readable by others, as the umask allows */
+        OS_SHARED = 512,   /* for others too, as the umask allows (os_create.h) */
 };
 
 enum os_kind { OS_KIND_FILE, OS_KIND_DIRECTORY, OS_KIND_LINK, OS_KIND_OTHER };

@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "os/os_create.h"
 #include "os/os_linux.h"
 
 #define NAME_BYTES 256
@@ -115,8 +116,20 @@ static int open_parent(const char *root, const char *key, const char **ret_name)
 int os_linux_open_below(const char *root, const char *key, int flags)
 {
         int theirs = os_linux_open_flags(flags);
-        int fd = open_at_root(root, key, theirs | O_NONBLOCK, os_linux_open_mode(flags));
+        int directory, fd;
+        const char *name;
 
+        if (!os_linux_is_shared(flags)) {
+                fd = open_at_root(root, key, theirs | O_NONBLOCK, 0600);
+                return fd < 0 ? fd : os_linux_opened(fd, theirs);
+        }
+        directory = open_parent(root, key, &name);
+        if (directory < 0)
+                return directory;
+        fd = os_create_file(directory, name, theirs | O_NONBLOCK | O_NOFOLLOW);
+        if (fd < 0)
+                fd = -errno;
+        close(directory);
         return fd < 0 ? fd : os_linux_opened(fd, theirs);
 }
 
@@ -196,7 +209,7 @@ int os_linux_mkdir_below(const char *root, const char *key, uint32_t mode)
 
         if (directory < 0)
                 return directory;
-        result = mkdirat(directory, name, (mode_t)mode) ? -errno : 0;
+        result = os_create_directory(directory, name, mode) ? -errno : 0;
         close(directory);
         return result;
 }

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "os/os_create.h"
 #include "os/os.h"
 #include "os/os_linux.h"
 #include "os/os_ring.h"
@@ -73,9 +74,9 @@ int os_linux_open_flags(int flags)
         return theirs;
 }
 
-mode_t os_linux_open_mode(int flags)
+bool os_linux_is_shared(int flags)
 {
-        return flags & OS_SHARED ? 0666 : 0600;
+        return (flags & (OS_SHARED | OS_CREATE)) == (OS_SHARED | OS_CREATE);
 }
 
 int os_linux_opened(int fd, int theirs)
@@ -93,7 +94,7 @@ static int linux_open(const char *path, int flags)
 {
         int theirs = os_linux_open_flags(flags);
         /* A FIFO in the place of a file would hold us up here until somebody writes to it. */
-        int fd = open(path, theirs | O_NONBLOCK, os_linux_open_mode(flags));
+        int fd = os_linux_is_shared(flags) ? os_create_file(AT_FDCWD, path, theirs | O_NONBLOCK) : open(path, theirs | O_NONBLOCK, 0600);
 
         return fd < 0 ? -errno : os_linux_opened(fd, theirs);
 }
@@ -234,7 +235,7 @@ static int linux_unlink(const char *path)
 
 static int linux_mkdir(const char *path, uint32_t mode)
 {
-        return result_of(mkdir(path, (mode_t)mode));
+        return result_of(os_create_directory(AT_FDCWD, path, mode));
 }
 
 static int linux_rmdir(const char *path)

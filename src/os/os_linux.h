@@ -18,7 +18,7 @@ struct os_dir {
 
 /* os_linux.c */
 int os_linux_open_flags(int flags);
-mode_t os_linux_open_mode(int flags);
+bool os_linux_is_shared(int flags); /* it is to be made by os_create_file */
 /* Of a file that was opened with O_NONBLOCK and these flags: from here on it waits as others do. Closes it when that fails. */
 int os_linux_opened(int fd, int theirs);
 void os_linux_convert_stat(const struct stat *from, struct os_stat *to);
