@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: package demo test test-frameworks bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
+.PHONY: package demo test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -106,7 +106,11 @@ test: setup-test
 test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
 	@NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks $(ARGS)
 
+# The frameworks' own checkpoint tests, with Nebula in place: scripts/suites.sh says of which, and where the others are to be had.
+test-suites: package
+	@scripts/suites.sh $(ARGS)
+
 clean:
 	rm -rf build build-clang build-asan build-tsan out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
 distclean: clean
-	rm -rf .venv $(FRAMEWORKS:%=.envs/%)
+	rm -rf .venv $(FRAMEWORKS:%=.envs/%) .envs/suite-*

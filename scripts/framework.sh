@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 
 name=$1
 list=requirements/frameworks/$name.txt
+[[ -f $list ]] || list=requirements/suites/$name.txt
 environment=.envs/$name
 [[ -f $list ]] || { printf 'no environment %s; there are:\n%s\n' "$name" "$(cd requirements/frameworks && ls | sed 's/\.txt$//')" >&2; exit 2; }
 
