@@ -290,6 +290,7 @@ enum nebula_event_kind {
         NEBULA_EVENT_LOST = 1,    /* one was complete, and will not become durable */
         NEBULA_EVENT_STORAGE = 2, /* storage fails; it is tried again */
         NEBULA_EVENT_LATE = 3,    /* ranks of this node have committed, and what `text` names has not come for NEBULA_TAKEOVER_S */
+        NEBULA_EVENT_OTHER_AGENT = 4, /* another agent of this user has checkpoints of the path in memory; `text`: which */
 };
 struct nebula_event {
         enum nebula_event_kind kind;

@@ -197,6 +197,7 @@ PyMODINIT_FUNC PyInit__nebula(void)
             PyModule_AddIntConstant(module, "EVENT_LOST", NEBULA_EVENT_LOST) < 0 ||
             PyModule_AddIntConstant(module, "EVENT_STORAGE", NEBULA_EVENT_STORAGE) < 0 ||
             PyModule_AddIntConstant(module, "EVENT_LATE", NEBULA_EVENT_LATE) < 0 ||
+            PyModule_AddIntConstant(module, "EVENT_OTHER_AGENT", NEBULA_EVENT_OTHER_AGENT) < 0 ||
             session_add_type(module) < 0 || checkpoint_add_type(module) < 0 || map_add_type(module) < 0 || ranges_add_type(module) < 0 ||
             watch_add_type(module) < 0 ||
             pickling_add_types(module) < 0) {

@@ -11,6 +11,7 @@ EVENT_DURABLE: int
 EVENT_LOST: int
 EVENT_LATE: int
 EVENT_STORAGE: int
+EVENT_OTHER_AGENT: int
 
 def set_error_factory(factory: Callable[[str, str, int, int], BaseException]) -> None: ...
 def leave() -> None: ...

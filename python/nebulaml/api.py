@@ -100,8 +100,10 @@ def get_latest_checkpoint(persist_path: str | None = None) -> Checkpoint | None:
             found = _exactly(common[0], path)
             return _newest(found, agree.passed_over(path, common[0]))
     else:
+        session = engine.session(patient=True)
+        engine.watch()  # the agent may have something to say of what it finds
         try:
-            found = Checkpoint._found(engine.interruptible(engine.session(patient=True).latest, path), path)
+            found = Checkpoint._found(engine.interruptible(session.latest, path), path)
             return _newest(found, found.passed_over)
         except NebulaNotFound:
             pass

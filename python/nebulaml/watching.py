@@ -56,6 +56,12 @@ class _Watcher(threading.Thread):
                 tag,
                 text,
             )
+        elif kind == _nebula.EVENT_OTHER_AGENT:
+            log.warning(
+                "nebula: another agent of this user (%s) has checkpoints of this path in memory, and they are not found here: "
+                "use one NEBULA_RUNTIME_DIR, or end that agent by `nebula stop` where it was started",
+                text,
+            )
         elif text != self.storage_error:
             self.storage_error = text
             log.warning("nebula: storage fails, and is tried again: %s", text)

@@ -389,6 +389,9 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
                 return result < 0 || ready_fd < 0;
         }
         log_open(log_path);
+        if (place->other_count && conf_env("XDG_RUNTIME_DIR"))
+                log_event(LOG_LEVEL_INFO, "the agent of user %u is in %s: XDG_RUNTIME_DIR (%s) does not choose that, so that shells that "
+                          "differ in it have one agent; NEBULA_RUNTIME_DIR does", os->uid(), place->directory, conf_env("XDG_RUNTIME_DIR"));
         if (agent_start(place, false, &agent, &error)) {
                 log_event(LOG_LEVEL_WARN, "no start: %s", error.message);
                 if (ready_fd >= 0)

@@ -202,6 +202,7 @@ struct job {
         uint64_t failure_count;
         struct nebula_error store_error;
         double store_error_at;
+        double notice_at; /* when it was seen that another agent has versions of it in memory; 0: it was not */
         uint32_t replica_count;     /* copies in other nodes' memory that are asked for */
         char peer_identity[2 * 16 + 1]; /* of the secret (tls.h) with which other nodes may read its versions; "": they may not */
         bool announce_due;          /* trainers have come anew: this node's record is to be there, whoever took it away */

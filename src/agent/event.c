@@ -76,6 +76,11 @@ bool event_next(const struct catalogue *catalogue, struct job *job, double since
         const struct version *first = NULL;
 
         look_for_late(catalogue, job);
+        if (job->notice_at > since) {
+                *ret_event = (struct ipc_event){ .at = job->notice_at, .kind = NEBULA_EVENT_OTHER_AGENT };
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", catalogue->memory.rival);
+                return true;
+        }
         for (const struct version *version = job->versions; version; version = version->next)
                 if (decided_at(version) > since && (!first || decided_at(version) < decided_at(first)))
                         first = version;

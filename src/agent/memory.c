@@ -44,9 +44,21 @@ static void image_path(const struct memory *memory, uint64_t id, char path[MEMOR
         snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 ".img", memory->directory, id);
 }
 
+/* Whoever holds the lock has written into it who it is. */
+static void name_rival(struct memory *memory, const char *directory)
+{
+        int64_t length = memory->lock_fd < 0 ? 0 : os->pread(memory->lock_fd, memory->rival, sizeof memory->rival - 1, 0);
+
+        snprintf(memory->rival_directory, sizeof memory->rival_directory, "%s", directory);
+        if (length <= 0)
+                length = snprintf(memory->rival, sizeof memory->rival, "of this user");
+        memory->rival[length] = 0;
+}
+
 static int directory_take(struct memory *memory, const char *directory, char *ret_why, size_t why_size)
 {
-        char path[MEMORY_PATH_MAX];
+        char path[MEMORY_PATH_MAX], text[32];
+        int length;
         struct os_stat stat, named;
         int result = os->mkdir(directory, 0700);
 
@@ -69,9 +81,13 @@ static int directory_take(struct memory *memory, const char *directory, char *re
         if (result >= 0 && (os->fstat(memory->lock_fd, &stat) < 0 || os->stat(path, false, &named) < 0 || stat.inode != named.inode))
                 result = -EBUSY;
         if (result < 0) {
-                snprintf(ret_why, why_size, "%s is in use by another agent: %s", directory, os_error_text(result));
+                name_rival(memory, directory);
+                snprintf(ret_why, why_size, "%s is in use by another agent, %s: %s", directory, memory->rival, os_error_text(result));
                 return result;
         }
+        length = snprintf(text, sizeof text, "process %u", os->pid());
+        os->truncate(memory->lock_fd, 0);
+        os->pwrite(memory->lock_fd, text, (size_t)length, 0); /* for the log of another that finds it taken */
         strcpy(memory->directory, directory);
         result = memory_measure(memory);
         if (result < 0)

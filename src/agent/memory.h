@@ -84,6 +84,7 @@ struct image {
 #define IMAGE_GIVEN_UP UINT64_MAX
 
 struct memory {
+        char rival[160], rival_directory[MEMORY_PATH_MAX]; /* who has the memory directory instead, and that; "": nobody */
         char directory[4096]; /* "": memfds only */
         int lock_fd;
         uint64_t budget, used;            /* bytes; images and reservations */

@@ -208,6 +208,28 @@ static bool each_name(struct catalogue *catalogue, bool notes)
         return all && !result;
 }
 
+bool note_rival_has(const struct catalogue *catalogue, const char *persist_path)
+{
+        const char *directory = catalogue->memory.rival_directory;
+        char name[300], path[MEMORY_PATH_MAX + 300], *data;
+        struct os_dir *dir;
+        bool found = false;
+        size_t size;
+        uint64_t id;
+
+        if (!*directory || !*persist_path || os->opendir(directory, &dir) < 0)
+                return false;
+        while (!found && os->readdir(dir, name, sizeof name) > 0) {
+                snprintf(path, sizeof path, "%s/%s", directory, name);
+                if (!memory_image_name(name, ".version", &id) || os_read_file(path, NOTE_BYTES_MAX, &data, &size))
+                        continue;
+                found = memmem(data, size, persist_path, strlen(persist_path)) != NULL;
+                free(data);
+        }
+        os->closedir(dir);
+        return found;
+}
+
 void note_adopt_all(struct catalogue *catalogue)
 {
         bool all;

@@ -19,6 +19,8 @@
 
 void note_write(struct catalogue *catalogue, struct version *version);
 void note_remove(struct catalogue *catalogue, struct version *version);
+/* Whether another agent, which has the memory directory, has versions of this storage path there. Without the lock. */
+bool note_rival_has(const struct catalogue *catalogue, const char *persist_path);
 /* The note that was written last, which stays open. */
 void note_close(struct catalogue *catalogue);
 /* At start, before any thread. */

@@ -5,6 +5,7 @@
 #include "agent/ancestry.h"
 #include "agent/commit.h"
 #include "agent/log.h"
+#include "agent/note.h"
 #include "agent/passed.h"
 #include "agent/replica.h"
 #include "agent/restore.h"
@@ -309,6 +310,24 @@ static void unpin(struct job *job)
                 job->pins--;
 }
 
+/* Versions that another agent of this user has in memory alone are not found here. That is said once. Without the lock. */
+static void look_for_rival(struct catalogue *catalogue, struct job *job, const char *path)
+{
+        bool is_new;
+
+        if (!catalogue->memory.rival[0] || !note_rival_has(catalogue, path))
+                return;
+        catalogue_lock(catalogue);
+        is_new = !job->notice_at;
+        if (is_new)
+                job->notice_at = catalogue_moment(catalogue);
+        catalogue_signal_event(catalogue);
+        catalogue_unlock(catalogue);
+        if (is_new)
+                log_event(LOG_LEVEL_WARN, "another agent (%s) has versions of %s in %s", catalogue->memory.rival, path,
+                          catalogue->memory.rival_directory);
+}
+
 enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
                                 struct ipc_found *ret_found, struct nebula_error *error)
 {
@@ -345,6 +364,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 job->pins++;
         catalogue_unlock(catalogue);
         status = NEBULA_OK;
+        look_for_rival(catalogue, own_job, job ? job->persist_path : "");
         if (!look) {
                 *ret_found = found;
                 goto done;

@@ -67,7 +67,7 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
 
         if (status)
                 return status;
-        fd = os->connect(place.socket);
+        fd = ipc_place_connect(&place);
         if (fd < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, -fd, "no agent is running (%s)", place.socket);
         link = calloc(1, sizeof *link);
@@ -116,7 +116,7 @@ bool link_end_other_version(const struct nebula_error *error, uint32_t *ret_pid)
 
         if (error->status != NEBULA_UNAVAILABLE || error->sys_errno != IPC_OTHER_VERSION || ipc_place_find(&place, NULL))
                 return false;
-        fd = os->connect(place.socket);
+        fd = ipc_place_connect(&place);
         if (fd < 0)
                 return false;
         is_told = !ipc_place_check_peer(fd, &place, &pid, NULL) && !os_process_end(pid);

@@ -90,13 +90,18 @@ enum nebula_status client_start_agent(const struct client_settings *settings, bo
                                       struct nebula_error *error)
 {
         char *argv[] = { (char[]){ PROGRAM }, (char[]){ "agent" }, (char[]){ "--daemon" }, NULL };
+        struct ipc_place *place = malloc(sizeof *place); /* large for a thread's stack */
         char path[IPC_PATH_MAX];
         enum nebula_status status;
         int exit_status = 0;
         int result;
 
         *ret_hopeless = true;
-        status = ipc_place_make(&settings->place, error);
+        if (!place)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to start the agent");
+        *place = settings->place;
+        status = ipc_place_make(place, error);
+        free(place);
         if (status == NEBULA_OK)
                 status = find_program(settings, path, error);
         if (status != NEBULA_OK)

@@ -180,7 +180,7 @@ static enum nebula_status attempt(struct client_wire *wire, const struct client_
         const char *path = settings->place.socket;
         enum nebula_status status;
         bool is_broken;
-        int fd = os->connect(path);
+        int fd = ipc_place_connect(&settings->place);
 
         if (fd < 0) {
                 *ret_outcome = fd == -ENOENT || fd == -ECONNREFUSED ? OUTCOME_ABSENT :

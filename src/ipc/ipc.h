@@ -286,7 +286,9 @@ enum nebula_status ipc_await(int fd, enum ipc_type type, int64_t timeout_ms, str
 
 /*
  * Where the agent of this user and node is found:
- *   $NEBULA_RUNTIME_DIR, else $XDG_RUNTIME_DIR/nebula, else /tmp/nebula-<uid>; then "-<id>" for $NEBULA_NODE_ID.
+ *   $NEBULA_RUNTIME_DIR, else /tmp/nebula-<uid>; then "-<id>" for $NEBULA_NODE_ID.
+ * XDG_RUNTIME_DIR does not choose it: shells of one user differ in it, or have that of another machine, and would have an agent each.
+ * But $XDG_RUNTIME_DIR/nebula and /run/user/<uid>/nebula are where agents of older versions live, and the place where /tmp is of no use.
  * The directory is 0700 and must belong to this user. It holds agent.sock, agent.lock and agent.log.
  * The memory tier is $NEBULA_MEMORY_DIR, else /dev/shm/nebula-<uid>[-<id>].
  */
@@ -296,10 +298,14 @@ struct ipc_place {
         char lock[IPC_PATH_MAX];
         char log[IPC_PATH_MAX];
         char memory[IPC_PATH_MAX];
+        char others[2][IPC_PATH_MAX - 64]; /* other directories to look for an agent in, and to be in where `directory` cannot be */
+        uint32_t other_count;
 };
 enum nebula_status ipc_place_find(struct ipc_place *ret_place, struct nebula_error *error);
-/* Creates the directory if need be and checks owner and mode. */
-enum nebula_status ipc_place_make(const struct ipc_place *place, struct nebula_error *error);
+/* Creates the directory if need be and checks owner and mode; where that fails, one of the others becomes the place. */
+enum nebula_status ipc_place_make(struct ipc_place *place, struct nebula_error *error);
+/* To the agent, wherever it is: a descriptor, or, as from the place itself, a negative errno. */
+int ipc_place_connect(const struct ipc_place *place);
 struct os_stat;
 /* Of a directory of ours. A link is followed if it is this user's or root's: in /tmp, another user's would be a trap. */
 int ipc_place_stat(const char *path, struct os_stat *ret_stat);

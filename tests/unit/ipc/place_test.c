@@ -1,5 +1,6 @@
 #include "ipc/ipc.h"
 
+#include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ static void clear(void)
         memset(&error, 0, sizeof error);
 }
 
-static void the_most_specific_variable_wins(void)
+static void nebula_s_own_variable_chooses_and_no_shell_s(void)
 {
         char expected[64];
 
@@ -26,7 +27,7 @@ static void the_most_specific_variable_wins(void)
         snprintf(expected, sizeof expected, "/tmp/nebula-%u", os->uid());
         CHECK(ipc_place_find(&place, &error) == NEBULA_OK && strcmp(place.directory, expected) == 0);
         setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
-        CHECK(ipc_place_find(&place, &error) == NEBULA_OK && strcmp(place.directory, "/run/user/7/nebula") == 0);
+        CHECK(ipc_place_find(&place, &error) == NEBULA_OK && strcmp(place.directory, expected) == 0);
         setenv("NEBULA_RUNTIME_DIR", "/x/y", 1);
         CHECK(ipc_place_find(&place, &error) == NEBULA_OK && strcmp(place.directory, "/x/y") == 0);
         CHECK(strcmp(place.socket, "/x/y/agent.sock") == 0 && strcmp(place.lock, "/x/y/agent.lock") == 0 &&
@@ -119,6 +120,47 @@ static void a_file_or_another_users_link_in_its_place_is_refused(void)
         os_remove_tree(base);
 }
 
+static int refuse_tmp(const char *path, uint32_t mode)
+{
+        return strncmp(path, "/tmp/nebula-", 12) ? os_linux.mkdir(path, mode) : -EROFS;
+}
+
+static void where_tmp_is_of_no_use_the_shell_s_directory_is_taken_and_agents_are_found_in_both(void)
+{
+        struct os_table table = *os;
+        const struct os_table *before = os;
+        char base[] = "/tmp/place-XXXXXX";
+        char expected[80];
+        int fd, listens;
+
+        clear();
+        REQUIRE(mkdtemp(base));
+        setenv("NEBULA_NODE_ID", "place-test", 1);
+        setenv("XDG_RUNTIME_DIR", base, 1);
+        CHECK(ipc_place_find(&place, &error) == NEBULA_OK && place.other_count == 2);
+        CHECK(ipc_place_connect(&place) == -ENOENT);
+        table.mkdir = refuse_tmp;
+        os = &table;
+        CHECK(ipc_place_make(&place, &error) == NEBULA_OK);
+        os = before;
+        snprintf(expected, sizeof expected, "%s/nebula-place-test", base);
+        CHECK(!strcmp(place.directory, expected) && !strncmp(place.socket, expected, strlen(expected)));
+        listens = os->listen(place.socket);
+        CHECK(listens >= 0);
+        CHECK(ipc_place_find(&place, &error) == NEBULA_OK && strcmp(place.directory, expected));
+        fd = ipc_place_connect(&place);
+        CHECK(fd >= 0 && !os->close(fd));
+        os->close(listens);
+        /* Of no use either, as the directory of another machine's login: what is said names the way out. */
+        setenv("XDG_RUNTIME_DIR", "/proc/none", 1);
+        CHECK(ipc_place_find(&place, &error) == NEBULA_OK);
+        place.other_count = 1;
+        os = &table;
+        CHECK(ipc_place_make(&place, &error) == NEBULA_UNAVAILABLE && strstr(error.message, "set NEBULA_RUNTIME_DIR"));
+        os = before;
+        os_remove_tree(base);
+}
+
 static void another_users_directory_is_refused(void)
 {
         struct os_table table = *os;
@@ -137,11 +179,12 @@ static void another_users_directory_is_refused(void)
 }
 
 TAP_MAIN(
-        TEST(the_most_specific_variable_wins),
+        TEST(nebula_s_own_variable_chooses_and_no_shell_s),
         TEST(nodes_that_share_a_directory_are_kept_apart),
         TEST(relative_paths_are_refused),
         TEST(a_path_too_long_for_a_socket_is_refused_with_advice),
         TEST(the_directory_is_made_private),
         TEST(a_file_or_another_users_link_in_its_place_is_refused),
+        TEST(where_tmp_is_of_no_use_the_shell_s_directory_is_taken_and_agents_are_found_in_both),
         TEST(another_users_directory_is_refused),
 )
