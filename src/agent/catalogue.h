@@ -364,6 +364,8 @@ void version_files_done(struct catalogue *catalogue, struct version *version);
 /* Applies the job's retention to its memory, finds who is a tombstone now, and drops those beyond their number. `keep`:
  * complete versions to keep. */
 void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep);
+/* Of versions that were found in storage: drops those beyond the tombstones' number, and images of all but the last few. */
+void catalogue_tidy(struct catalogue *catalogue, struct job *job);
 /* Frees what is lost most cheaply, over all jobs. False when nothing can go now. */
 bool catalogue_reclaim(struct catalogue *catalogue);
 /* Gives back the memory of those versions that storage has, but for the newest if that is to stay. Of a job that has ended: what it could

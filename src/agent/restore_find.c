@@ -245,6 +245,7 @@ static enum nebula_status find_stored(struct catalogue *catalogue, const struct 
                 *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
                 if (job == session->job && !session->has_begun)
                         ancestry_follow(session, version->run, version->sequence);
+                catalogue_tidy(catalogue, job);
         } else {
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", manifest.tag);
         }

@@ -8,6 +8,8 @@
 #include "image/image.h"
 #include "os/os.h"
 
+#define RESTORED_KEPT 2 /* versions: ranks of one job, or two readers, may be one apart */
+
 /* The versions of a job that hold memory, with the facts that retention looks at. The arrays are the caller's. */
 static size_t collect(struct job *job, struct version ***ret_versions, struct retain_entry **ret_entries, bool **ret_drop)
 {
@@ -180,6 +182,35 @@ bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_
         free(entries);
         free(drop);
         return is_any;
+}
+
+/* Images that were read from storage serve whoever comes next for the same version: hardly anybody, once there are newer ones. */
+static void trim_restored(struct catalogue *catalogue, struct job *job)
+{
+        size_t count = 0;
+
+        for (struct version *version = job->versions; version; version = version->next) {
+                bool has_any = false, is_old = count >= RESTORED_KEPT;
+
+                for (size_t i = 0; i < version->file_count; i++) {
+                        struct agent_file *file = &version->files[i];
+
+                        has_any = has_any || (file->image && file->image->restored);
+                        if (!is_old || version->pins || file->reading || !file->image || !file->image->restored)
+                                continue;
+                        memory_drop(&catalogue->memory, file->image);
+                        file->image = NULL;
+                        pthread_cond_signal(&catalogue->keep);
+                }
+                count += has_any;
+        }
+}
+
+void catalogue_tidy(struct catalogue *catalogue, struct job *job)
+{
+        trim_restored(catalogue, job);
+        find_tombstones(job);
+        trim_tombstones(catalogue, job);
 }
 
 bool catalogue_drop_restored(struct catalogue *catalogue)

@@ -146,13 +146,31 @@ static void check_cgroup(const char *path, struct doctor_finding *finding)
         }
 }
 
+/* Tried for real: neither modes nor free space tell of a file system that is read-only. */
+static int try_memory(const char *directory, bool is_there)
+{
+        char file[IPC_PATH_MAX + 32];
+        int result;
+
+        if (!is_there) {
+                result = os->mkdir(directory, 0700);
+                return result < 0 ? result : os->rmdir(directory);
+        }
+        snprintf(file, sizeof file, "%s/doctor-%u", directory, os->pid());
+        result = os->open(file, OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW);
+        if (result < 0)
+                return result;
+        os->close(result);
+        return os->unlink(file);
+}
+
 static void check_memory_tier(const char *path, struct doctor_finding *finding)
 {
         char memory[IPC_PATH_MAX], total[HUMAN_MAX], free_text[HUMAN_MAX], *slash;
         struct ipc_place place;
         struct os_space space;
         struct os_stat stat;
-        int result;
+        int result, tried;
 
         (void)path;
         if (ipc_place_find(&place, NULL)) {
@@ -163,15 +181,22 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
         /* The directory itself comes with the first agent: its parent tells. */
         snprintf(memory, sizeof memory, "%s", place.memory);
         slash = strrchr(memory, '/');
-        result = os->stat(memory, false, &stat);
+        result = ipc_place_stat(memory, &stat);
         if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 022))) {
                 finding->verdict = DOCTOR_SLOWER;
                 FOUND(finding, "%.100s: not yours, or others may write: memfds are used, which do not survive the agent", memory);
                 ADVICE(finding, "chmod 700 it, or remove it: the agent makes its own");
                 return;
         }
+        tried = try_memory(memory, !result);
         if (result && slash && slash != memory)
                 *slash = '\0';
+        if (tried) {
+                finding->verdict = DOCTOR_SLOWER;
+                FOUND(finding, "%.100s cannot be written: %s: memfds are used, which do not survive the agent", memory, os_error_text(tried));
+                ADVICE(finding, "mount it read-write, or set NEBULA_MEMORY_DIR to a directory of yours in a tmpfs");
+                return;
+        }
         result = os->space(memory, &space);
         if (result) {
                 finding->verdict = DOCTOR_SLOWER;

@@ -68,6 +68,30 @@ def test_a_memory_directory_that_others_may_read_is_used_and_one_that_they_may_w
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in place.memory.iterdir())
 
 
+@needs_root
+@pytest.mark.parametrize("is_there", [True, False])
+def test_doctor_says_that_a_read_only_memory_directory_is_not_used(is_there, place, monkeypatch):
+    disk = place.root / "shm"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "nebula-test", disk], check=True)
+    try:
+        if is_there:
+            (disk / "memory").mkdir(mode=0o700)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        monkeypatch.setenv("NEBULA_MEMORY_DIR", str(disk / "memory"))
+        doctor = subprocess.run([locate.agent_path() or "nebula", "doctor", "--json"], capture_output=True, text=True)
+        tier = next(check for check in json.loads(doctor.stdout)["checks"] if check["check"] == "memory tier")
+        assert "memfds" in tier["found"] and "survive even" not in tier["found"] and "Read-only" in tier["found"]
+        nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+        save(1).wait("durable", 30)
+        assert "images are memfds" in (place.runtime / "agent.log").read_text()  # as it said
+    finally:
+        nebulaml._shutdown()
+        for pid in place.agents():
+            os.kill(pid, signal.SIGKILL)
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
 def test_a_file_that_no_budget_can_hold_is_refused_with_both_numbers(place, monkeypatch):
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8M")
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")

@@ -306,6 +306,57 @@ static void a_tag_that_was_removed_and_written_again_with_its_generation_is_anot
         shelf_done(&shelf);
 }
 
+/* The newest version becomes another writing of its tag. */
+static void write_again(struct shelf *shelf, const char *tag)
+{
+        struct manifest manifest = { 0 };
+        char path[300], *text;
+        FILE *file;
+        size_t size;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/manifest.json", shelf->storage, tag);
+        if (manifest_load(shelf->bench.job->store, tag, &manifest, NULL))
+                abort();
+        manifest.sequence++;
+        if (manifest_format(&manifest, &text, &size, NULL))
+                abort();
+        file = fopen(path, "w");
+        if (!file || fwrite(text, 1, size, file) != size || fclose(file))
+                abort();
+        free(text);
+        manifest_done(&manifest);
+}
+
+static void an_agent_does_not_grow_with_the_versions_that_a_reader_follows(void)
+{
+        struct ipc_found found;
+        struct shelf shelf;
+        size_t versions = 0, images = 0;
+
+        shelf_init(&shelf, 1);
+        for (int i = 0; i < TOMBSTONE_MAX + 50; i++) {
+                static struct ipc_open open = { .name = "a" };
+                struct ipc_opened *opened = NULL;
+                int fd = -1;
+
+                write_again(&shelf, "step1");
+                CHECK(!shelf_find(&shelf, "", &found));
+                open.version_id = found.version_id;
+                if (i % 50 == 0) { /* by image, as for a second reader of it */
+                        CHECK(!restore_open(&shelf.bench.catalogue, &open, &opened, &fd, &shelf.bench.error));
+                        os->close(fd);
+                        free(opened);
+                }
+        }
+        for (const struct version *version = shelf.bench.job->versions; version; version = version->next)
+                versions++;
+        for (const struct image *image = shelf.bench.catalogue.memory.images; image; image = image->next)
+                images += image->restored;
+        CHECK(versions <= TOMBSTONE_MAX + 4 && images <= 3);
+        CHECK(!shelf_find(&shelf, "", &found));
+        shelf_done(&shelf);
+}
+
 TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(a_handle_that_only_began_its_tag_leads_to_the_one_before),
          TEST(a_tag_that_was_removed_and_written_again_with_its_generation_is_another_one),
@@ -314,4 +365,4 @@ TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
          TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
          TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it), TEST(one_that_cannot_be_seen_may_live_and_add_to_it),
-         TEST(half_a_copy_is_not_whole))
+         TEST(half_a_copy_is_not_whole), TEST(an_agent_does_not_grow_with_the_versions_that_a_reader_follows))
