@@ -109,29 +109,46 @@ static void find_gone(struct catalogue *catalogue, struct job *job, struct store
         catalogue_unlock(catalogue);
 }
 
-/* The hint names what is gone. */
+/* The hint, if it names a step that is gone. Another name may be the user's own text, and a link is. "": it does not. */
+static void find_dead_hint(struct store *store, char ret_directory[IPC_NAME_MAX + 2])
+{
+        struct manifest there = { 0 };
+        struct store_entry entry;
+        char *hint, *end, tag[256];
+        size_t size;
+
+        ret_directory[0] = 0;
+        if (store->ops->stat(store, "latest", &entry, NULL))
+                return;
+        store_entry_done(&entry);
+        if (store_read_text(store, "latest", IPC_NAME_MAX, &hint, &size, NULL))
+                return;
+        end = strchr(hint, '\n');
+        if (end && end + 1 == hint + size) {
+                *end = 0;
+                if (!name_decode(hint, tag, NULL) && name_follows_step(tag) && !has_directory(store, hint) &&
+                    manifest_load(store, tag, &there, NULL) == NEBULA_NOT_FOUND)
+                        snprintf(ret_directory, IPC_NAME_MAX + 2, "%s", hint);
+        }
+        manifest_done(&there);
+        free(hint);
+}
+
 static void mend_latest(struct catalogue *catalogue, struct job *job, struct store *store)
 {
-        char text[IPC_NAME_MAX + 2] = "", *hint, *key, tag[256];
-        struct manifest there = { 0 };
+        char text[IPC_NAME_MAX + 2] = "", dead[IPC_NAME_MAX + 2], directory[256];
         int64_t newest;
-        size_t size;
 
         catalogue_lock(catalogue);
         newest = manifest_scan_newest(&job->stored, job->name);
-        if (newest >= 0 && !name_encode(job->stored.manifests[newest].tag, tag, NULL))
-                snprintf(text, sizeof text, "%s\n", tag);
+        if (newest >= 0 && !name_encode(job->stored.manifests[newest].tag, directory, NULL))
+                snprintf(text, sizeof text, "%s\n", directory);
         catalogue_unlock(catalogue);
-        if (!*text || store_read_text(store, "latest", sizeof text, &hint, &size, NULL))
+        if (!*text)
                 return;
-        key = strchr(hint, '\n');
-        if (key)
-                *key = 0;
-        if (!name_decode(hint, tag, NULL) && manifest_load(store, tag, &there, NULL) == NEBULA_NOT_FOUND &&
-            !has_directory(store, hint) && store->ops->write(store, "latest", text, strlen(text), NULL))
-                log_event(LOG_LEVEL_WARN, "the hint \"latest\" in %s names %s, which is gone", job->persist_path, hint);
-        manifest_done(&there);
-        free(hint);
+        find_dead_hint(store, dead);
+        if (*dead && store->ops->write(store, "latest", text, strlen(text), NULL))
+                log_event(LOG_LEVEL_WARN, "the hint \"latest\" in %s names %s, which is gone", job->persist_path, dead);
 }
 
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error)

@@ -227,6 +227,6 @@ def test_a_folder_that_was_moved_away_is_believed_by_the_agent_that_runs_on(job,
     assert job.run("say(newest()); save(110)") == ["100"]
     assert job.latest() == "global_step110"
     (place.storage / "global_step110").rename(place.root / "diverged too")
-    said = job.run("say(nm.get_checkpoint('global_step110').state, newest())")
-    assert said == ["failed", "100"]
+    state, newest = job.run("found = nm.get_checkpoint('global_step110'); say(found.state if found else 'none', newest())")
+    assert state in ("failed", "none") and newest == "100"  # none: memory has given it back
     assert job.latest() == "global_step100"
