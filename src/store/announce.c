@@ -187,6 +187,8 @@ enum nebula_status committed_parse(const char *text, size_t size, struct committ
                 return status;
         parse_head(&reader, body, &committed.of, &committed.generation, &committed.sequence);
         line_parse(&reader, body, &committed.line);
+        if (!reader.status && line_began(&committed.line) > committed.sequence) /* no reader would take a manifest that says so */
+                document_wrong(&reader, "line", "began after this version");
         committed.persist = json_is_true(json_object_get(body, "persist"));
         ranks = document_array(&reader, body, "ranks");
         count = begin_ranks(&reader, ranks);

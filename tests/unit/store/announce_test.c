@@ -112,7 +112,28 @@ static void a_documents_name_says_its_writing(void)
         CHECK(!captured_is_of("captured-.json", 1) && !captured_is_of("rank-00004.json", 1));
 }
 
-TAP_MAIN(TEST(the_golden_captured_document_of_version_1_0_is_read_and_written_again),
+/* The version would get a manifest that says so, which no reader takes. */
+static void a_line_that_began_after_its_version_is_refused(void)
+{
+        uint32_t ranks[] = { 0 };
+        struct committed committed = { .of = { .tag = "global_step5", .writing = 1, .world = 1 }, .generation = 1, .sequence = 2000,
+                                       .ranks = ranks, .rank_count = 1 }, read = { 0 };
+
+        committed.line.count = 1;
+        committed.line.forks[0] = (struct line_fork){ .began = 2000, .after = 4 };
+        for (int i = 0; i < 2; i++) {
+                char *text;
+                size_t size;
+
+                REQUIRE(!committed_format(&committed, &text, &size, NULL));
+                CHECK(committed_parse(text, size, &read, NULL) == (i ? NEBULA_CORRUPT : NEBULA_OK));
+                committed_done(&read);
+                free(text);
+                committed.sequence--;
+        }
+}
+
+TAP_MAIN(TEST(a_line_that_began_after_its_version_is_refused), TEST(the_golden_captured_document_of_version_1_0_is_read_and_written_again),
          TEST(the_golden_committed_document_of_version_1_0_is_read_and_written_again),
          TEST(every_flipped_bit_is_found),
          TEST(ranks_that_do_not_add_up_are_refused),
