@@ -210,7 +210,7 @@ class NebulaCheckpointIO:
             if not initialized:
                 api._shutdown()  # where this program saves, shows when it does
         if not os.path.exists(target):
-            raise _NoFile(f"no checkpoint was saved as {path}, in this run's memory or on disk")
+            raise _NoFile(f"Checkpoint file not found: {path}: neither in this run's memory nor on disk")
         if self._other is not None and not zipfile.is_zipfile(target):  # as Nebula's files are
             return self._load_by_other(path, given)
         return torch.load(target, **given)

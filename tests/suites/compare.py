@@ -34,7 +34,12 @@ SUITES = {  # the directory that tests run in, below the source, and the tests
 }
 KNOWN: dict[str, tuple[str, ...]] = {
     "accelerate": ("test_with_save_limit",),  # it counts what lies beside the checkpoints, where Nebula has its .nebula
-    "lightning": (),
+    "lightning": (
+        "test_ckpt_for_fsspec",  # paths of memory://, which are refused at setup
+        "test_local_cross_device_checkpoint",
+        "test_checkpoint_plugin_called",  # the user's own CheckpointIO: Nebula's stands before it
+        "test_async_checkpoint_plugin",
+    ),
     "torch": (),
 }
 

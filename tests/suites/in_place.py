@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -80,7 +79,9 @@ def put_into_torch():
 
 def pytest_configure(config):
     config.nebula_place = tempfile.mkdtemp(prefix="nebula-suite-")
+    os.environ["NEBULA_AGENT_LINGER"] = "1"  # seconds; it ends by itself
     os.environ["NEBULA_RUNTIME_DIR"] = os.path.join(config.nebula_place, "run")
+    nebulaml.watching.follow = lambda *_: None  # Lightning's tests want no thread left behind, and the log's ends seconds later
     {"lightning": put_into_lightning, "accelerate": put_into_accelerate, "torch": put_into_torch}[SUITE]()
 
 
@@ -92,5 +93,4 @@ def nebula_of_this_test_alone():
 
 def pytest_unconfigure(config):
     nebulaml._shutdown()
-    subprocess.run([nebulaml.locate.agent_path(), "stop", "--now", "--yes"], check=False, capture_output=True)
     shutil.rmtree(config.nebula_place, ignore_errors=True)
