@@ -319,7 +319,7 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
         if (!catalogue->memory.rival[0] || !note_rival_has(catalogue, path))
                 return;
         catalogue_lock(catalogue);
-        is_new = !job->notice_at;
+        is_new = job->notice_at == 0;
         if (is_new)
                 job->notice_at = catalogue_moment(catalogue);
         catalogue_signal_event(catalogue);

@@ -180,7 +180,7 @@ static enum nebula_status restore_stored_file(struct restore *restore, struct st
 {
         struct record_file recorded = { 0 };
         struct verify_watch watch = { .progress = on_progress, .chunk = on_chunk };
-        struct sink *sink;
+        struct sink *sink = NULL;
         char key[MANIFEST_KEY_MAX];
         bool is_moved = true;
         enum nebula_status status = manifest_load_file(store, manifest, file->name, &recorded, error);
@@ -239,7 +239,7 @@ static enum nebula_status restore_stored(struct restore *restore, struct store *
 static enum nebula_status restore_memory_file(struct restore *restore, struct link *link, uint64_t version_id,
                                               const char *name, struct nebula_error *error)
 {
-        struct sink *sink;
+        struct sink *sink = NULL;
         struct view view;
         char path[256];
         enum nebula_status status = name_encode(name, path, error);

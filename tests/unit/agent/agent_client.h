@@ -266,6 +266,8 @@ static inline enum nebula_status save_whole(struct test_client *client, const ch
         struct ipc_granted grant;
         enum nebula_status status = version ? copy_image(client, version, "model.pt", seed, FILE_BYTES, &grant) : client->error.status;
 
+        if (ret_version)
+                *ret_version = 0;
         if (!status)
                 status = captured(client, grant.image_id);
         if (!status)

@@ -37,7 +37,7 @@ static enum nebula_status make_unsealed(struct made *made, size_t count)
 
         *made = (struct made){ .tensors = calloc(count + 1, sizeof *made->tensors) };
         for (size_t k = 0; k < count; k++) {
-                char name[32];
+                char name[48];
 
                 snprintf(name, sizeof name, "layer.%zu.weight", k);
                 made->tensors[k] = (struct nebula_tensor){ .name = strdup(name), .dtype = NEBULA_DTYPE_F32, .dim_count = 2,
