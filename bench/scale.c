@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/member.h"
-#include "agent/placement.h"
+#include "agent/peers/member.h"
+#include "agent/peers/placement.h"
 #include "os/os.h"
 #include "store/announce.h"
 #include "store/document.h"

@@ -19,6 +19,14 @@ if found=$(grep -nE "$theirs" -r src/base src/sum src/os src/image src/ipc src/c
         complain "lint: the trainer's half includes the agent's:" "$found"
 fi
 
+# A room of the agent keeps its private headers for itself.
+for room in src/agent/*/; do
+        room=$(basename "$room")
+        if found=$(grep -nE "^ *# *include *\"agent/$room/[a-z_]*_private\.h\"" -r src --include='*.c' --include='*.h' | grep -v "^src/agent/$room/"); then
+                complain "lint: private headers of src/agent/$room in another room:" "$found"
+        fi
+done
+
 if found=$(git ls-files -z -- '*.c' '*.h' '*.py' '*.sh' '*.md' '*.build' Makefile |
         xargs -0 -r sh -c 'for f; do [ -f "$f" ] && grep -nHE "[[:blank:]]+$" "$f"; done; true' sh); [[ -n $found ]]; then
         complain "lint: blanks at the ends of lines:" "$found"

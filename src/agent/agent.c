@@ -5,13 +5,13 @@
 #include <string.h>
 
 #include "agent/agent.h"
-#include "agent/keeper.h"
-#include "agent/listener.h"
+#include "agent/memory/page_maker.h"
+#include "agent/clients/listener.h"
 #include "agent/log.h"
-#include "agent/note.h"
-#include "agent/publish.h"
-#include "agent/replica.h"
-#include "agent/worker.h"
+#include "agent/memory/survival_log.h"
+#include "agent/publish/publish.h"
+#include "agent/peers/replica.h"
+#include "agent/persist/worker.h"
 #include "base/conf.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -29,9 +29,9 @@ struct agent {
         struct ipc_place place;
         int listen_fd;
         struct listener *listener;
-        pthread_t worker, keeper;
+        pthread_t worker, page_maker;
         bool in_process;
-        bool worker_ended, keeper_ended; /* guarded by the catalogue's lock */
+        bool worker_ended, page_maker_ended; /* guarded by the catalogue's lock */
 };
 
 static void refuse_setting(const struct nebula_error *error)
@@ -99,13 +99,13 @@ static void *worker_thread(void *argument)
         return NULL;
 }
 
-static void *keeper_thread(void *argument)
+static void *page_maker_thread(void *argument)
 {
         struct agent *agent = argument;
 
-        keeper_main(&agent->catalogue);
+        page_maker_main(&agent->catalogue);
         catalogue_lock(&agent->catalogue);
-        agent->keeper_ended = true;
+        agent->page_maker_ended = true;
         catalogue_signal(&agent->catalogue);
         catalogue_unlock(&agent->catalogue);
         return NULL;
@@ -126,14 +126,14 @@ static enum nebula_status start_threads(struct agent *agent, struct nebula_error
 
         if (result < 0)
                 goto failed;
-        result = os_thread_start(&agent->keeper, keeper_thread, agent, false);
+        result = os_thread_start(&agent->page_maker, page_maker_thread, agent, false);
         if (result < 0)
                 goto undo_worker;
         status = listener_start(&agent->catalogue, agent->listen_fd, &agent->listener, error);
         if (status == NEBULA_OK)
                 return NEBULA_OK;
         tell_threads_to_stop(&agent->catalogue);
-        pthread_join(agent->keeper, NULL);
+        pthread_join(agent->page_maker, NULL);
 undo_worker:
         tell_threads_to_stop(&agent->catalogue);
         pthread_join(agent->worker, NULL);
@@ -184,7 +184,7 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         memory_init(&agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])
                 log_event(LOG_LEVEL_WARN, "images are memfds and end with this agent: %s", why);
-        note_adopt_all(&agent->catalogue);
+        survival_log_adopt_all(&agent->catalogue);
         publish_adopt_all(&agent->catalogue);
         os->unlink(place->socket); /* of an agent that was killed; the lock says that none is alive */
         agent->listen_fd = os->listen(place->socket);
@@ -211,7 +211,7 @@ undo_replica:
 undo_memory:
         memory_settle(&agent->catalogue.memory, false);
         publish_done(&agent->catalogue);
-        note_close(&agent->catalogue);
+        survival_log_close(&agent->catalogue);
         catalogue_done(&agent->catalogue);
         memory_done(&agent->catalogue.memory, false);
         free(agent);
@@ -288,7 +288,7 @@ static bool end_threads(struct agent *agent)
         catalogue_signal(catalogue);
         for (;;) {
                 listener_shut(agent->listener);
-                ended = listener_has_ended(agent->listener) && agent->worker_ended && agent->keeper_ended && replica_ended(catalogue);
+                ended = listener_has_ended(agent->listener) && agent->worker_ended && agent->page_maker_ended && replica_ended(catalogue);
                 if (ended || os->now_ns() > until)
                         break;
                 catalogue_wait(catalogue, &catalogue->moved, 100);
@@ -311,7 +311,7 @@ void agent_stop(struct agent *agent, bool forget)
         if (forget)
                 for (struct job *job = catalogue->jobs; job; job = job->next)
                         for (struct version *version = job->versions; version; version = version->next)
-                                note_remove(catalogue, version);
+                                survival_log_remove(catalogue, version);
         if (!ended) {
                 log_event(LOG_LEVEL_INFO, "ending although storage still holds a thread");
                 if (forget)
@@ -320,7 +320,7 @@ void agent_stop(struct agent *agent, bool forget)
         }
         listener_free(agent->listener);
         pthread_join(agent->worker, NULL);
-        pthread_join(agent->keeper, NULL);
+        pthread_join(agent->page_maker, NULL);
         replica_stop(catalogue);
         os->close(agent->listen_fd);
         /* Images first: catalogue_done only drops holds on them, and must not doom what stays. */
@@ -328,7 +328,7 @@ void agent_stop(struct agent *agent, bool forget)
         if (forget)
                 publish_forget(catalogue);
         publish_done(catalogue);
-        note_close(catalogue);
+        survival_log_close(catalogue);
         catalogue_done(catalogue);
         memory_done(&catalogue->memory, forget);
         free(agent);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/retain.h"
+#include "agent/catalogue/retention.h"
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/human.h"

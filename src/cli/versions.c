@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/retain.h"
+#include "agent/catalogue/retention.h"
 #include "base/error.h"
 #include "cli/human.h"
 #include "cli/link.h"

@@ -1,9 +1,9 @@
-/* A note in the memory directory: the file as it is, and its bytes as the body of a record that is sound. */
+/* A survival log in the memory directory: the file as it is, and its bytes as the body of a record that is sound. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/note_record.h"
+#include "agent/memory/survival_record.h"
 #include "sum/sum.h"
 
 #define HEAD_BYTES 32u
@@ -16,12 +16,12 @@ static void read_note(const void *data, size_t size)
 
         catalogue_init(&catalogue);
         strcpy(catalogue.memory.directory, "/nowhere"); /* where no image is found */
-        if (!note_record_read(&catalogue, 1, data, size, NULL)) {
+        if (!survival_record_read(&catalogue, 1, data, size, NULL)) {
                 size_t again_size;
-                void *again = note_record_format(catalogue.jobs->versions, 0, &again_size);
+                void *again = survival_record_format(catalogue.jobs->versions, 0, &again_size);
 
-                /* What was read is what is written, but for grants and images, which cannot have been taken over. */
-                if (!again || catalogue.jobs->versions->grants)
+                /* What was read is what is written, but for loans and images, which cannot have been taken over. */
+                if (!again || catalogue.jobs->versions->loans)
                         abort();
                 free(again);
         }

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/member.h"
-#include "agent/peer_frame.h"
+#include "agent/peers/member.h"
+#include "agent/peers/peer_frame.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

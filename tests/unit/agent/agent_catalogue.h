@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/catalogue.h"
-#include "agent/commit.h"
-#include "agent/grant.h"
-#include "agent/note.h"
-#include "agent/publish.h"
-#include "agent/storage.h"
+#include "agent/catalogue/catalogue.h"
+#include "agent/commit/commit.h"
+#include "agent/memory/image_loan.h"
+#include "agent/memory/survival_log.h"
+#include "agent/publish/publish.h"
+#include "agent/persist/storage.h"
 #include "os/os.h"
 
 #define BENCH_FILE_BYTES 20011u
@@ -41,7 +41,7 @@ static inline void bench_init(struct bench *bench, const char *memory, const cha
         bench->catalogue.in_process = true;
         memory_init(&bench->catalogue.memory, memory, 1 << 30, why, sizeof why);
         if (memory)
-                note_adopt_all(&bench->catalogue);
+                survival_log_adopt_all(&bench->catalogue);
         bench->job = catalogue_job_get(&bench->catalogue, storage, "");
         bench->session = (struct session){ .job = bench->job, .nonce = 1, .pid = os->pid(), .seen_pid = os->pid(), .world = 1,
                                             .connection_count = 1 };
@@ -52,7 +52,7 @@ static inline void bench_done(struct bench *bench, bool forget)
 {
         memory_settle(&bench->catalogue.memory, forget);
         publish_done(&bench->catalogue);
-        note_close(&bench->catalogue);
+        survival_log_close(&bench->catalogue);
         catalogue_done(&bench->catalogue);
         memory_done(&bench->catalogue.memory, forget);
 }
@@ -68,23 +68,23 @@ static inline enum nebula_status bench_save_bytes(struct bench *bench, uint64_t 
         struct ipc_image request = { .version_id = *version_id, .size = size, .format = IPC_FORMAT_RAW };
         struct ipc_captured done = { 0 };
         struct version *version = NULL;
-        struct grant *grant = NULL;
+        struct image_loan *loan = NULL;
         enum nebula_status status;
         void *data;
 
         strcpy(request.name, name);
         catalogue_lock(&bench->catalogue);
-        status = grant_image(&bench->catalogue, &bench->session, &request, never, NULL, &version, &grant, &bench->error);
+        status = image_loan_open(&bench->catalogue, &bench->session, &request, never, NULL, &version, &loan, &bench->error);
         if (!status)
-                status = memory_map(grant->image, &data, &bench->error);
+                status = memory_map(loan->image, &data, &bench->error);
         if (!status) {
                 for (size_t i = 0; i < size; i++)
                         ((unsigned char *)data)[i] = bench_byte(seed, i);
                 *version_id = version->id;
                 catalogue_unlock(&bench->catalogue);
-                grant_note(&bench->catalogue, *version_id);
+                image_loan_record(&bench->catalogue, *version_id);
                 catalogue_lock(&bench->catalogue);
-                status = commit_captured(&bench->catalogue, version, grant, &done, &bench->error);
+                status = commit_captured(&bench->catalogue, version, loan, &done, &bench->error);
         }
         catalogue_unlock(&bench->catalogue);
         return status;

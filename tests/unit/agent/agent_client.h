@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
-#include "agent/memory.h"
+#include "agent/memory/memory.h"
 #include "os/os.h"
 
 #define FILE_BYTES (300u * 1024 + 17) /* neither a multiple of a page nor of a chunk */
@@ -153,9 +153,9 @@ static inline unsigned char byte_at(unsigned seed, size_t i)
         return (unsigned char)(seed * 131u + i * 7u + i / 4096u);
 }
 
-/* IMAGE and the copy; the grant lies in *ret_grant. */
+/* IMAGE and the copy; the loan lies in *ret_loan. */
 static inline enum nebula_status copy_image(struct test_client *client, uint64_t version, const char *name, unsigned seed,
-                                            size_t size, struct ipc_granted *ret_grant)
+                                            size_t size, struct ipc_granted *ret_loan)
 {
         struct ipc_image request = { .version_id = version, .size = size, .format = IPC_FORMAT_RAW };
         enum nebula_status status;
@@ -165,13 +165,13 @@ static inline enum nebula_status copy_image(struct test_client *client, uint64_t
         status = ask(client, IPC_IMAGE, &request, sizeof request);
         if (status)
                 return status;
-        memcpy(ret_grant, client->frame.payload, sizeof *ret_grant);
-        data = mmap(NULL, ret_grant->capacity_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, client->frame.fd, 0);
+        memcpy(ret_loan, client->frame.payload, sizeof *ret_loan);
+        data = mmap(NULL, ret_loan->capacity_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, client->frame.fd, 0);
         if (data == MAP_FAILED)
                 return NEBULA_NO_MEMORY;
         for (size_t i = 0; i < size; i++)
                 data[i] = byte_at(seed, i);
-        munmap(data, ret_grant->capacity_bytes);
+        munmap(data, ret_loan->capacity_bytes);
         return NEBULA_OK;
 }
 
@@ -184,10 +184,10 @@ static inline enum nebula_status captured(struct test_client *client, uint64_t i
 
 static inline enum nebula_status save(struct test_client *client, uint64_t version, const char *name, unsigned seed, size_t size)
 {
-        struct ipc_granted grant;
-        enum nebula_status status = copy_image(client, version, name, seed, size, &grant);
+        struct ipc_granted loan;
+        enum nebula_status status = copy_image(client, version, name, seed, size, &loan);
 
-        return status ? status : captured(client, grant.image_id);
+        return status ? status : captured(client, loan.image_id);
 }
 
 static inline enum nebula_status of_version(struct test_client *client, enum ipc_type type, uint64_t version)
@@ -263,17 +263,17 @@ static inline enum nebula_status load(struct test_client *client, uint64_t versi
 static inline enum nebula_status save_whole(struct test_client *client, const char *tag, unsigned seed, uint64_t *ret_version)
 {
         uint64_t version = begin(client, tag, NEBULA_FILES_ALL_RANKS);
-        struct ipc_granted grant;
-        enum nebula_status status = version ? copy_image(client, version, "model.pt", seed, FILE_BYTES, &grant) : client->error.status;
+        struct ipc_granted loan;
+        enum nebula_status status = version ? copy_image(client, version, "model.pt", seed, FILE_BYTES, &loan) : client->error.status;
 
         if (ret_version)
                 *ret_version = 0;
         if (!status)
-                status = captured(client, grant.image_id);
+                status = captured(client, loan.image_id);
         if (!status)
-                status = of_version(client, IPC_COMMIT, grant.version_id);
+                status = of_version(client, IPC_COMMIT, loan.version_id);
         if (ret_version && !status)
-                *ret_version = grant.version_id;
+                *ret_version = loan.version_id;
         return status;
 }
 

@@ -153,9 +153,9 @@ static void save_open_ended(struct test_client *client)
 
 static void half_copied(struct test_client *client)
 {
-        struct ipc_granted grant;
+        struct ipc_granted loan;
 
-        copy_image(client, begin(client, "global_step4", NEBULA_FILES_OPEN), "model.pt", 4, FILE_BYTES, &grant);
+        copy_image(client, begin(client, "global_step4", NEBULA_FILES_OPEN), "model.pt", 4, FILE_BYTES, &loan);
 }
 
 static void a_killed_trainer_leaves_its_committed_versions_and_no_half_ones(void)
@@ -229,7 +229,7 @@ static void half_copied_debris_of_dead_trainers_goes_with_the_next_agent(void)
         trainer(half_copied, 20);
         agent_end(pid, SIGKILL);
         CHECK(count_names(place.place.memory, ".img") <= 1);
-        snprintf(path, sizeof path, "%s/0000000000000abc.img", place.place.memory); /* an image that no note names */
+        snprintf(path, sizeof path, "%s/0000000000000abc.img", place.place.memory); /* an image that no survival log names */
         file = fopen(path, "w");
         REQUIRE(file);
         fclose(file);

@@ -8,7 +8,7 @@
 #include <errno.h>
 
 #include "agent/agent_catalogue.h"
-#include "agent/publish.h"
+#include "agent/publish/publish.h"
 
 static inline void put_text(const char *path, const char *text)
 {

@@ -153,7 +153,7 @@ static void a_tag_written_again_is_a_generation_that_carries_over(void)
         struct test_client client;
         struct agent *agent;
         struct ipc_found found;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         uint64_t first;
 
         place_init(&place);
@@ -165,13 +165,13 @@ static void a_tag_written_again_is_a_generation_that_carries_over(void)
         CHECK(!of_version(&client, IPC_COMMIT, first));
         CHECK(!wait_for(&client, first, NEBULA_STATE_DURABLE, 10000));
         CHECK(begin(&client, "last", NEBULA_FILES_ALL_RANKS) == first);
-        CHECK(!copy_image(&client, first, "model.pt", 3, FILE_BYTES, &grant));
-        CHECK(grant.version_id != first);
-        CHECK(!captured(&client, grant.image_id));
+        CHECK(!copy_image(&client, first, "model.pt", 3, FILE_BYTES, &loan));
+        CHECK(loan.version_id != first);
+        CHECK(!captured(&client, loan.image_id));
         CHECK(!find(&client, "", "last", &found) && found.version_id == first); /* not visible until whole */
-        CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
+        CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
         REQUIRE(!find(&client, "", "last", &found));
-        CHECK(found.version_id == grant.version_id && found.generation == 2);
+        CHECK(found.version_id == loan.version_id && found.generation == 2);
         CHECK(!load(&client, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
         CHECK(!load(&client, found.version_id, "optimizer.pt", 2, FILE_BYTES, NULL));
         CHECK(!flush(&client, "last", 10000));
@@ -201,7 +201,7 @@ static void a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks(void)
         struct test_client client;
         struct agent *agent;
         struct ipc_found found;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         uint64_t version;
 
         place_init(&place);
@@ -215,10 +215,10 @@ static void a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks(void)
         REQUIRE(!find(&client, "", "t", &found));
         version = begin(&client, "t", 2);
         CHECK(version == found.version_id);
-        CHECK(!copy_image(&client, version, "x", 2, 1000, &grant) && !captured(&client, grant.image_id));
-        CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
-        CHECK(state_of(&client, grant.version_id) == NEBULA_STATE_CAPTURING); /* two files were announced */
-        CHECK(!save(&client, grant.version_id, "y", 3, 1000));
+        CHECK(!copy_image(&client, version, "x", 2, 1000, &loan) && !captured(&client, loan.image_id));
+        CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
+        CHECK(state_of(&client, loan.version_id) == NEBULA_STATE_CAPTURING); /* two files were announced */
+        CHECK(!save(&client, loan.version_id, "y", 3, 1000));
         CHECK(!flush(&client, "t", 10000));
         REQUIRE(!find(&client, "", "t", &found));
         CHECK(found.generation == 2 && !load(&client, found.version_id, "model.pt", 1, FILE_BYTES, NULL));
@@ -227,12 +227,12 @@ static void a_tag_that_only_storage_has_is_rewritten_as_its_writer_asks(void)
         place_done(&place);
 }
 
-/* As when an agent was killed after it had noted the first grant, and its successor is asked again. */
+/* As when an agent was killed after it had noted the first loan, and its successor is asked again. */
 static void an_image_that_is_asked_for_again_is_the_only_one_waited_for(void)
 {
         struct test_client client;
         struct agent *agent;
-        struct ipc_granted lost, grant;
+        struct ipc_granted lost, loan;
         uint64_t version;
 
         place_init(&place);
@@ -240,9 +240,9 @@ static void an_image_that_is_asked_for_again_is_the_only_one_waited_for(void)
         REQUIRE(agent && enter(&client, 37));
         version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
         CHECK(!copy_image(&client, version, "x", 2, 1000, &lost)); /* and never told that it was captured */
-        CHECK(!copy_image(&client, version, "x", 3, 1000, &grant) && !captured(&client, grant.image_id));
-        CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
-        CHECK(!wait_for(&client, grant.version_id, NEBULA_STATE_COMMITTED, 5000));
+        CHECK(!copy_image(&client, version, "x", 3, 1000, &loan) && !captured(&client, loan.image_id));
+        CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
+        CHECK(!wait_for(&client, loan.version_id, NEBULA_STATE_COMMITTED, 5000));
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
@@ -278,7 +278,7 @@ static void a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing(vo
         struct test_client zero, one;
         struct agent *agent;
         uint64_t version, again;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
 
         place_init(&place);
         agent = start();
@@ -301,9 +301,9 @@ static void a_version_of_two_ranks_waits_for_both_and_either_may_save_nothing(vo
         CHECK(begin(&one, "t", NEBULA_FILES_ALL_RANKS) == version);
         CHECK(!of_version(&one, IPC_COMMIT, version));
         again = begin(&zero, "t", NEBULA_FILES_ALL_RANKS);
-        CHECK(!copy_image(&zero, again, "zero.pt", 2, 5000, &grant) && !captured(&zero, grant.image_id));
-        CHECK(!of_version(&zero, IPC_COMMIT, grant.version_id));
-        CHECK(!wait_for(&zero, grant.version_id, NEBULA_STATE_COMMITTED, 0));
+        CHECK(!copy_image(&zero, again, "zero.pt", 2, 5000, &loan) && !captured(&zero, loan.image_id));
+        CHECK(!of_version(&zero, IPC_COMMIT, loan.version_id));
+        CHECK(!wait_for(&zero, loan.version_id, NEBULA_STATE_COMMITTED, 0));
         client_done(&zero);
         client_done(&one);
         agent_stop(agent, true);
@@ -335,7 +335,7 @@ static void a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began(v
 {
         static struct test_client first, second;
         struct agent *agent;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         uint64_t version;
 
         place_init(&place);
@@ -363,7 +363,7 @@ static void a_version_fails_when_a_rank_that_it_waits_for_ends_before_it_began(v
         version = begin(&first, "global_step4", NEBULA_FILES_ALL_RANKS);
         CHECK(!save(&first, version, "a", 4, 5000) && !of_version(&first, IPC_COMMIT, version));
         CHECK(wait_for(&first, version, NEBULA_STATE_COMMITTED, 100) == NEBULA_TIMEOUT);
-        CHECK(!copy_image(&second, version, "b", 5, 5000, &grant) && !captured(&second, grant.image_id));
+        CHECK(!copy_image(&second, version, "b", 5, 5000, &loan) && !captured(&second, loan.image_id));
         CHECK(!of_version(&second, IPC_COMMIT, version) && !wait_for(&first, version, NEBULA_STATE_COMMITTED, 20000));
         client_done(&second);
         client_done(&first);
@@ -467,15 +467,15 @@ static void steady_memory_is_the_retained_versions_and_their_images_serve_again(
         agent = start();
         REQUIRE(agent && enter(&client, 51));
         for (unsigned i = 0; i < 8; i++) {
-                struct ipc_granted grant;
+                struct ipc_granted loan;
 
                 snprintf(tag, sizeof tag, "global_step%u", i);
-                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, FILE_BYTES, &grant));
-                CHECK(!captured(&client, grant.image_id));
-                CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
-                CHECK(!wait_for(&client, grant.version_id, NEBULA_STATE_DURABLE, 10000));
-                ids[i] = grant.image_id;
-                usleep(20000); /* the keeper makes a spare after the first */
+                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, FILE_BYTES, &loan));
+                CHECK(!captured(&client, loan.image_id));
+                CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
+                CHECK(!wait_for(&client, loan.version_id, NEBULA_STATE_DURABLE, 10000));
+                ids[i] = loan.image_id;
+                usleep(20000); /* the page maker makes a spare after the first */
         }
         for (unsigned i = 4; i < 8; i++)
                 CHECK(ids[i] == ids[i - 2] && ids[i] != ids[i - 1]);
@@ -560,7 +560,7 @@ static void a_file_that_can_never_fit_is_refused_with_both_numbers(void)
 {
         struct test_client client;
         struct agent *agent;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         uint64_t version;
 
         place_init(&place);
@@ -570,13 +570,13 @@ static void a_file_that_can_never_fit_is_refused_with_both_numbers(void)
         client.hello.persist_path[0] = 0;
         REQUIRE(agent && !client_connect(&client, &place));
         version = begin(&client, "big", NEBULA_FILES_ALL_RANKS);
-        CHECK(copy_image(&client, version, "m", 1, 9 << 20, &grant) == NEBULA_NO_MEMORY);
+        CHECK(copy_image(&client, version, "m", 1, 9 << 20, &loan) == NEBULA_NO_MEMORY);
         CHECK(strstr(client.error.message, "10 MiB") && strstr(client.error.message, "8 MiB"));
         /* One version in memory only: it is the only complete one and stays, so a second that needs its room fails at once. */
-        CHECK(!copy_image(&client, version, "m", 1, 5 << 20, &grant) && !captured(&client, grant.image_id));
-        CHECK(!of_version(&client, IPC_COMMIT, grant.version_id));
+        CHECK(!copy_image(&client, version, "m", 1, 5 << 20, &loan) && !captured(&client, loan.image_id));
+        CHECK(!of_version(&client, IPC_COMMIT, loan.version_id));
         version = begin(&client, "second", NEBULA_FILES_ALL_RANKS);
-        CHECK(copy_image(&client, version, "m", 1, 5 << 20, &grant) == NEBULA_NO_MEMORY);
+        CHECK(copy_image(&client, version, "m", 1, 5 << 20, &loan) == NEBULA_NO_MEMORY);
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
@@ -586,7 +586,7 @@ static void a_full_tier_waits_for_what_becomes_durable(void)
 {
         struct test_client client;
         struct agent *agent;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         char tag[32];
 
         place_init(&place);
@@ -596,11 +596,11 @@ static void a_full_tier_waits_for_what_becomes_durable(void)
         REQUIRE(agent && !client_connect(&client, &place));
         for (unsigned i = 1; i < 5; i++) {
                 snprintf(tag, sizeof tag, "global_step%u", i);
-                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, 5 << 20, &grant));
-                CHECK(!captured(&client, grant.image_id) && !of_version(&client, IPC_COMMIT, grant.version_id));
+                CHECK(!copy_image(&client, begin(&client, tag, NEBULA_FILES_ALL_RANKS), "m", i, 5 << 20, &loan));
+                CHECK(!captured(&client, loan.image_id) && !of_version(&client, IPC_COMMIT, loan.version_id));
         }
         CHECK(!flush(&client, "", 10000));
-        CHECK(!load(&client, grant.version_id, "m", 4, 5 << 20, NULL));
+        CHECK(!load(&client, loan.version_id, "m", 4, 5 << 20, NULL));
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
@@ -648,21 +648,21 @@ static void a_file_that_is_whole_may_be_said_to_be_so_again(void)
 {
         static struct test_client client;
         struct agent *agent;
-        struct ipc_granted grant = { 0 };
+        struct ipc_granted loan = { 0 };
         uint64_t version;
 
         place_init(&place);
         agent = start();
         REQUIRE(agent && enter(&client, 78));
         version = begin(&client, "t", NEBULA_FILES_ALL_RANKS);
-        CHECK(!copy_image(&client, version, "m", 1, 5000, &grant) && !captured(&client, grant.image_id));
-        CHECK(!captured(&client, grant.image_id) && state_of(&client, version) < NEBULA_STATE_COMMITTED);
-        CHECK(!captured_and_committed(&client, grant.image_id));
+        CHECK(!copy_image(&client, version, "m", 1, 5000, &loan) && !captured(&client, loan.image_id));
+        CHECK(!captured(&client, loan.image_id) && state_of(&client, version) < NEBULA_STATE_COMMITTED);
+        CHECK(!captured_and_committed(&client, loan.image_id));
         CHECK(!wait_for(&client, version, NEBULA_STATE_COMMITTED, 10000));
-        CHECK(!captured_and_committed(&client, grant.image_id));
+        CHECK(!captured_and_committed(&client, loan.image_id));
         CHECK(begin(&client, "t", NEBULA_FILES_ALL_RANKS) == version); /* no other generation was begun */
         CHECK(!load(&client, version, "m", 1, 5000, NULL));
-        CHECK(captured(&client, grant.image_id + 1) == NEBULA_NOT_FOUND);
+        CHECK(captured(&client, loan.image_id + 1) == NEBULA_NOT_FOUND);
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
@@ -678,9 +678,9 @@ struct second {
 static void *save_second(void *argument)
 {
         struct second *second = argument;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
 
-        second->status = copy_image(&second->client, begin(&second->client, "global_step2", NEBULA_FILES_ALL_RANKS), "m", 2, 5 << 20, &grant);
+        second->status = copy_image(&second->client, begin(&second->client, "global_step2", NEBULA_FILES_ALL_RANKS), "m", 2, 5 << 20, &loan);
         return NULL;
 }
 
@@ -689,7 +689,7 @@ static void a_full_tier_waits_for_a_copy_that_may_bring_its_commit(void)
         static struct test_client client;
         static struct second second;
         struct agent *agent;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
 
         place_init(&place);
         agent = start();
@@ -697,10 +697,10 @@ static void a_full_tier_waits_for_a_copy_that_may_bring_its_commit(void)
         client_init(&second.client, &place, 75);
         client.hello.memory_bytes = second.client.hello.memory_bytes = 7 << 20; /* one image of 6 MiB and not two */
         REQUIRE(agent && !client_connect(&client, &place) && !client_connect(&second.client, &place));
-        CHECK(!copy_image(&client, begin(&client, "global_step1", NEBULA_FILES_ALL_RANKS), "m", 1, 5 << 20, &grant));
+        CHECK(!copy_image(&client, begin(&client, "global_step1", NEBULA_FILES_ALL_RANKS), "m", 1, 5 << 20, &loan));
         REQUIRE(!pthread_create(&second.thread, NULL, save_second, &second));
         usleep(200000);
-        CHECK(!captured_and_committed(&client, grant.image_id));
+        CHECK(!captured_and_committed(&client, loan.image_id));
         pthread_join(second.thread, NULL);
         CHECK(!second.status);
         client_done(&second.client);
@@ -723,7 +723,7 @@ static void a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit(void
         static struct test_client client;
         static struct second second;
         struct agent *agent;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         uint64_t version;
 
         place_init(&place);
@@ -735,11 +735,11 @@ static void a_flush_waits_for_another_rank_s_copy_that_may_bring_its_commit(void
         second.client.hello.rank = 1;
         REQUIRE(agent && !client_connect(&client, &place) && !client_connect(&second.client, &place));
         version = begin(&second.client, "t", NEBULA_FILES_ALL_RANKS);
-        CHECK(!copy_image(&client, begin(&client, "t", NEBULA_FILES_ALL_RANKS), "a", 1, 5000, &grant));
+        CHECK(!copy_image(&client, begin(&client, "t", NEBULA_FILES_ALL_RANKS), "a", 1, 5000, &loan));
         CHECK(!save(&second.client, version, "b", 2, 5000) && !of_version(&second.client, IPC_COMMIT, version));
         REQUIRE(!pthread_create(&second.thread, NULL, flush_second, &second));
         usleep(200000);
-        CHECK(!captured_and_committed(&client, grant.image_id));
+        CHECK(!captured_and_committed(&client, loan.image_id));
         pthread_join(second.thread, NULL);
         CHECK(!second.status && state_of(&client, version) == NEBULA_STATE_DURABLE);
         client_done(&second.client);
@@ -822,7 +822,7 @@ static void on_full_skip_fails_that_version_and_says_so(void)
 {
         struct test_client client;
         struct agent *agent;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         uint64_t version;
 
         place_init(&place);
@@ -832,10 +832,10 @@ static void on_full_skip_fails_that_version_and_says_so(void)
         client.hello.persist_path[0] = 0;
         client.hello.on_full = NEBULA_ON_FULL_SKIP;
         REQUIRE(agent && !client_connect(&client, &place));
-        CHECK(!copy_image(&client, begin(&client, "a", NEBULA_FILES_ALL_RANKS), "m", 1, 5 << 20, &grant));
-        CHECK(!captured(&client, grant.image_id) && !of_version(&client, IPC_COMMIT, grant.version_id));
+        CHECK(!copy_image(&client, begin(&client, "a", NEBULA_FILES_ALL_RANKS), "m", 1, 5 << 20, &loan));
+        CHECK(!captured(&client, loan.image_id) && !of_version(&client, IPC_COMMIT, loan.version_id));
         version = begin(&client, "b", NEBULA_FILES_ALL_RANKS);
-        CHECK(copy_image(&client, version, "m", 2, 5 << 20, &grant) == NEBULA_NO_MEMORY);
+        CHECK(copy_image(&client, version, "m", 2, 5 << 20, &loan) == NEBULA_NO_MEMORY);
         CHECK(state_of(&client, version) == NEBULA_STATE_FAILED);
         client_done(&client);
         agent_stop(agent, true);
@@ -1186,7 +1186,7 @@ static void a_rank_beyond_the_world_of_an_open_version_begins_its_own(void)
 {
         struct test_client first, second;
         struct agent *agent;
-        struct ipc_granted grant = { 0 };
+        struct ipc_granted loan = { 0 };
         uint64_t version, own;
 
         place_init(&place);
@@ -1196,8 +1196,8 @@ static void a_rank_beyond_the_world_of_an_open_version_begins_its_own(void)
         REQUIRE(version && !save(&first, version, "a.pt", 1, FILE_BYTES));
         REQUIRE(enter_rank(&second, 2, 5, 8));
         own = begin(&second, "global_step1", NEBULA_FILES_ALL_RANKS);
-        REQUIRE(own && !copy_image(&second, own, "b.pt", 2, FILE_BYTES, &grant));
-        CHECK(grant.version_id != version);
+        REQUIRE(own && !copy_image(&second, own, "b.pt", 2, FILE_BYTES, &loan));
+        CHECK(loan.version_id != version);
         client_done(&first);
         client_done(&second);
         agent_stop(agent, true);

@@ -134,7 +134,7 @@ static void end_bad(void)
 static void memory_that_the_machine_refuses_fails_that_save_alone(void)
 {
         struct test_client client;
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         struct ipc_found found;
         struct agent *agent;
         uint64_t first, version;
@@ -148,7 +148,7 @@ static void memory_that_the_machine_refuses_fails_that_save_alone(void)
         memory_is_refused = true;
         version = begin(&client, "global_step2", NEBULA_FILES_ALL_RANKS);
         REQUIRE(version);
-        CHECK(copy_image(&client, version, "m", 2, 39u << 20, &grant) == NEBULA_NO_MEMORY);
+        CHECK(copy_image(&client, version, "m", 2, 39u << 20, &loan) == NEBULA_NO_MEMORY);
         CHECK(strstr(client.error.message, "40 MiB") && strstr(client.error.message, "memory directory"));
         CHECK(!find(&client, "", "", &found) && !strcmp(found.tag, "global_step1"));
         memory_is_refused = false;
@@ -161,7 +161,7 @@ static void memory_that_the_machine_refuses_fails_that_save_alone(void)
 
 static void an_image_that_never_reached_its_trainer_does_not_keep_its_version_open(void)
 {
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         struct test_client client;
         struct agent *agent;
         uint64_t version;
@@ -173,7 +173,7 @@ static void an_image_that_never_reached_its_trainer_does_not_keep_its_version_op
         version = begin(&client, "global_step1", NEBULA_FILES_ALL_RANKS);
         REQUIRE(version && !save(&client, version, "model", 1, FILE_BYTES));
         descriptors_are_refused = true;
-        CHECK(copy_image(&client, version, "optimizer", 2, FILE_BYTES, &grant) == NEBULA_NO_MEMORY);
+        CHECK(copy_image(&client, version, "optimizer", 2, FILE_BYTES, &loan) == NEBULA_NO_MEMORY);
         descriptors_are_refused = false;
         CHECK(!of_version(&client, IPC_COMMIT, version) && !wait_for(&client, version, NEBULA_STATE_COMMITTED, 1000));
         CHECK(!load(&client, version, "model", 1, FILE_BYTES, NULL));
@@ -186,7 +186,7 @@ static void an_image_that_never_reached_its_trainer_does_not_keep_its_version_op
 static void an_agent_that_cannot_listen_leaves_memory_to_the_next_one(void)
 {
         struct nebula_error error = { 0 };
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         struct ipc_found found;
         struct test_client client;
         struct agent *agent;
@@ -199,7 +199,7 @@ static void an_agent_that_cannot_listen_leaves_memory_to_the_next_one(void)
         client.hello.persist_path[0] = 0;
         REQUIRE(agent && !client_connect(&client, &place) && !save_whole(&client, "global_step1", 1, NULL));
         version = begin(&client, "global_step2", NEBULA_FILES_ALL_RANKS);
-        REQUIRE(version && !copy_image(&client, version, "model.pt", 2, FILE_BYTES, &grant));
+        REQUIRE(version && !copy_image(&client, version, "model.pt", 2, FILE_BYTES, &loan));
         agent_stop(agent, false);
         client_done(&client);
 
@@ -209,7 +209,7 @@ static void an_agent_that_cannot_listen_leaves_memory_to_the_next_one(void)
         agent = start();
         REQUIRE(agent && !client_connect(&client, &place) && !find(&client, "", "", &found));
         CHECK(!load(&client, found.version_id, "model.pt", 1, FILE_BYTES, &source) && source == IPC_SOURCE_MEMORY);
-        CHECK(!captured(&client, grant.image_id) && !of_version(&client, IPC_COMMIT, version));
+        CHECK(!captured(&client, loan.image_id) && !of_version(&client, IPC_COMMIT, version));
         CHECK(!find(&client, "", "", &found) && !strcmp(found.tag, "global_step2"));
         client_done(&client);
         agent_stop(agent, true);

@@ -344,7 +344,7 @@ static void clients_that_ask_nothing_cost_no_threads(void)
 
 static void half_a_save_is_given_up_when_its_trainer_is_gone(void)
 {
-        struct ipc_granted grant;
+        struct ipc_granted loan;
         uint64_t version;
         pid_t trainer;
         int status;
@@ -355,7 +355,7 @@ static void half_a_save_is_given_up_when_its_trainer_is_gone(void)
         if (!trainer) {
                 client_init(&client, &place, 60);
                 if (client_connect(&client, &place) || !(version = begin(&client, "t", NEBULA_FILES_ALL_RANKS)) ||
-                    copy_image(&client, version, "a", 9, FILE_BYTES, &grant))
+                    copy_image(&client, version, "a", 9, FILE_BYTES, &loan))
                         _exit(1);
                 raise(SIGSTOP);
                 _exit(0);

@@ -1,0 +1,471 @@
+/* Jobs, sessions and who waits; the versions themselves are in version.c, their files in files.c. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/catalogue/catalogue.h"
+#include "agent/clients/location.h"
+#include "agent/clients/history.h"
+#include "agent/log.h"
+#include "os/os.h"
+#include "os/os_create.h"
+#include "os/thread.h"
+
+/* Bits of `wakes`. */
+#define WAKE_MOVED 1u
+#define WAKE_WORK 2u
+#define WAKE_KEEP 4u
+#define WAKE_CLOCK 8u
+#define WAKE_COPY 16u
+#define WAKE_EVENT 32u
+#define WAKE_CAPTURED 64u /* the first of REACHED_COUNT, as is the next */
+#define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
+#define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
+
+double catalogue_now(void)
+{
+        return (double)os->wall_ns() / 1e9;
+}
+
+double catalogue_moment(struct catalogue *catalogue)
+{
+        double now = catalogue_now();
+
+        catalogue->last_moment = now > catalogue->last_moment ? now : catalogue->last_moment + 1e-6;
+        return catalogue->last_moment;
+}
+
+void catalogue_init(struct catalogue *catalogue)
+{
+        memset(catalogue, 0, sizeof *catalogue);
+        pthread_mutex_init(&catalogue->catalogue_lock, NULL);
+        os_cond_init(&catalogue->moved);
+        os_cond_init(&catalogue->work);
+        os_cond_init(&catalogue->clock);
+        os_cond_init(&catalogue->keep);
+        os_cond_init(&catalogue->copy);
+        os_cond_init(&catalogue->event);
+        catalogue->note_fd = -1;
+        catalogue->agent_nonce = memory_random_id();
+        catalogue->started_ns = catalogue->idle_since_ns = os->now_ns();
+        catalogue->started = catalogue_now();
+        catalogue->memory_wait_s = 300;
+}
+
+static void job_free(struct catalogue *catalogue, struct job **link)
+{
+        struct job *job = *link;
+
+        *link = job->next;
+        while (job->versions)
+                version_free(catalogue, job->versions);
+        manifest_scan_done(&job->stored);
+        for (size_t i = 0; i < job->half_removed_count; i++)
+                manifest_done(&job->half_removed[i]);
+        free(job->half_removed);
+        ancestry_done(job);
+        store_close(job->store);
+        free(job->gone);
+        free(job);
+}
+
+void catalogue_done(struct catalogue *catalogue)
+{
+        while (catalogue->jobs)
+                job_free(catalogue, &catalogue->jobs);
+        location_done(catalogue);
+        while (catalogue->lanes) {
+                struct lane *lane = catalogue->lanes;
+
+                catalogue->lanes = lane->next;
+                free(lane);
+        }
+        while (catalogue->sessions) {
+                struct session *session = catalogue->sessions;
+
+                catalogue->sessions = session->next;
+                free(session);
+        }
+        pthread_cond_destroy(&catalogue->moved);
+        pthread_cond_destroy(&catalogue->work);
+        pthread_cond_destroy(&catalogue->clock);
+        pthread_cond_destroy(&catalogue->keep);
+        pthread_cond_destroy(&catalogue->copy);
+        pthread_cond_destroy(&catalogue->event);
+        pthread_mutex_destroy(&catalogue->catalogue_lock);
+}
+
+void catalogue_lock(struct catalogue *catalogue)
+{
+        pthread_mutex_lock(&catalogue->catalogue_lock);
+}
+
+static void wake(struct catalogue *catalogue, uint32_t wakes)
+{
+        if (wakes & WAKE_MOVED)
+                pthread_cond_broadcast(&catalogue->moved);
+        if (wakes & WAKE_WORK)
+                pthread_cond_broadcast(&catalogue->work);
+        if (wakes & WAKE_CLOCK)
+                pthread_cond_signal(&catalogue->clock);
+        if (wakes & WAKE_KEEP)
+                pthread_cond_signal(&catalogue->keep);
+        if (wakes & WAKE_COPY)
+                pthread_cond_signal(&catalogue->copy);
+        if (wakes & WAKE_EVENT)
+                pthread_cond_broadcast(&catalogue->event);
+}
+
+/* Those whose wait is over, off the list. */
+static struct waiter *take_waiters(struct catalogue *catalogue, uint32_t wakes)
+{
+        struct waiter *over = NULL, **link = &catalogue->waiters;
+
+        while (*link && wakes & WAKE_VERSIONS) {
+                struct waiter *waiter = *link;
+
+                if (!(waiter->wakes & wakes) || !waiter->is_over(waiter)) {
+                        link = &waiter->next;
+                        continue;
+                }
+                *link = waiter->next;
+                waiter->next = over;
+                over = waiter;
+        }
+        return over;
+}
+
+/* What is to be done for all that was signalled. To look at a waiter may be to signal work. */
+static struct waiter *take_wakes(struct catalogue *catalogue, uint32_t *ret_wakes)
+{
+        struct waiter *over = take_waiters(catalogue, catalogue->wakes);
+
+        *ret_wakes = catalogue->wakes;
+        catalogue->wakes = 0;
+        return over;
+}
+
+static void tell(struct waiter *over)
+{
+        while (over) {
+                struct waiter *next = over->next; /* it may wait again as soon as it was told */
+
+                over->tell(over);
+                over = next;
+        }
+}
+
+void catalogue_unlock(struct catalogue *catalogue)
+{
+        uint32_t wakes;
+        struct waiter *over = take_wakes(catalogue, &wakes);
+
+        pthread_mutex_unlock(&catalogue->catalogue_lock);
+        if (wakes)
+                wake(catalogue, wakes);
+        tell(over);
+}
+
+static void wake_with_lock(struct catalogue *catalogue)
+{
+        uint32_t wakes;
+        struct waiter *over = take_wakes(catalogue, &wakes);
+
+        wake(catalogue, wakes);
+        tell(over);
+}
+
+void catalogue_unlock_last(struct catalogue *catalogue)
+{
+        wake_with_lock(catalogue);
+        pthread_mutex_unlock(&catalogue->catalogue_lock);
+}
+
+void catalogue_wait(struct catalogue *catalogue, pthread_cond_t *cond, int64_t timeout_ms)
+{
+        wake_with_lock(catalogue);
+        os_cond_wait(cond, &catalogue->catalogue_lock, timeout_ms);
+}
+
+void catalogue_await(struct catalogue *catalogue, struct waiter *waiter, uint64_t version_id, enum nebula_state state)
+{
+        waiter->wakes = (state == NEBULA_STATE_CAPTURED ? WAKE_CAPTURED : WAKE_REACHED) << version_id % REACHED_COUNT;
+        waiter->next = catalogue->waiters;
+        catalogue->waiters = waiter;
+}
+
+void catalogue_forget_waiter(struct catalogue *catalogue, struct waiter *waiter)
+{
+        struct waiter **link = &catalogue->waiters;
+
+        while (*link && *link != waiter)
+                link = &(*link)->next;
+        if (*link)
+                *link = waiter->next;
+}
+
+/* Most changes are nothing to the page maker and to who makes copies, and to wake a thread costs more than to look. */
+static uint32_t helpers_needed(const struct catalogue *catalogue)
+{
+        const struct memory *memory = &catalogue->memory;
+        uint32_t wakes = catalogue->stopping ? WAKE_KEEP | WAKE_COPY : memory->doomed ? WAKE_KEEP : 0;
+
+        if (!memory->joining && catalogue_small_image(catalogue))
+                wakes |= WAKE_KEEP;
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                wakes |= (job->spare_due ? WAKE_KEEP : 0) | (job->replica_count ? WAKE_COPY : 0);
+        return wakes;
+}
+
+static void signal_some(struct catalogue *catalogue, uint32_t others)
+{
+        catalogue->change_count++;
+        catalogue->wakes |= others | WAKE_MOVED | helpers_needed(catalogue);
+}
+
+void catalogue_signal(struct catalogue *catalogue)
+{
+        signal_some(catalogue, WAKE_VERSIONS | WAKE_WORK | WAKE_CLOCK | (catalogue->stopping ? WAKE_EVENT : 0));
+}
+
+void catalogue_signal_work(struct catalogue *catalogue)
+{
+        catalogue->change_count++;
+        catalogue->wakes |= WAKE_WORK | WAKE_CLOCK;
+}
+
+void catalogue_signal_workers(struct catalogue *catalogue)
+{
+        catalogue->change_count++;
+        catalogue->wakes |= WAKE_WORK;
+}
+
+void catalogue_signal_event(struct catalogue *catalogue)
+{
+        catalogue->wakes |= WAKE_EVENT;
+}
+
+void version_signal(struct catalogue *catalogue, const struct version *version)
+{
+        uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
+        uint32_t works = version->job->persist_path[0] || version_result(version) ? WAKE_WORK : 0; /* memory alone is no work */
+
+        signal_some(catalogue, starts | works | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
+}
+
+void version_signal_captured(struct catalogue *catalogue, const struct version *version)
+{
+        catalogue->wakes |= WAKE_CAPTURED << version->id % REACHED_COUNT;
+}
+
+void catalogue_panic(struct catalogue *catalogue, const char *what)
+{
+        log_event(LOG_LEVEL_ERROR, "BROKEN INVARIANT: %s; the agent ends here, its successor takes over what lies in memory", what);
+        if (!catalogue->in_process)
+                abort();
+        catalogue->broken = true;
+        catalogue_signal(catalogue);
+}
+
+struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path, const char *name)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (!strcmp(job->persist_path, persist_path) && !strcmp(job->name, name))
+                        return job;
+        return NULL;
+}
+
+static struct lane *lane_get(struct catalogue *catalogue, const char *persist_path)
+{
+        struct lane *lane;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (!strcmp(job->persist_path, persist_path))
+                        return job->lane;
+        lane = calloc(1, sizeof *lane);
+        if (!lane)
+                return NULL;
+        lane->catalogue = catalogue;
+        lane->next = catalogue->lanes;
+        catalogue->lanes = lane;
+        return lane;
+}
+
+struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name)
+{
+        struct job *job = catalogue_job(catalogue, persist_path, name);
+
+        if (job)
+                return job;
+        job = calloc(1, sizeof *job);
+        if (!job)
+                return NULL;
+        job->lane = lane_get(catalogue, persist_path);
+        if (!job->lane) {
+                free(job);
+                return NULL;
+        }
+        snprintf(job->persist_path, sizeof job->persist_path, "%s", persist_path);
+        snprintf(job->spelling, sizeof job->spelling, "%s", persist_path);
+        snprintf(job->name, sizeof job->name, "%s", name);
+        job->retention_count = 2;
+        job->umask = job->group = OS_CREATE_UNKNOWN;
+        job->world = 1;
+        job->last_start_ns = INT64_MIN;
+        job->next = catalogue->jobs;
+        catalogue->jobs = job;
+        return job;
+}
+
+void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling)
+{
+        snprintf(job->spelling, sizeof job->spelling, "%s", spelling);
+        if (strcmp(job->run, settings->run))
+                job->scanned = false;
+        memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);
+        memcpy(job->run, settings->run, sizeof job->run);
+        job->umask = settings->umask;
+        job->group = settings->group;
+        job->persist_interval_s = settings->persist_interval_s;
+        job->retention_count = settings->retention_count ? settings->retention_count : 1;
+        job->keep_last = settings->keep_last;
+        job->keep_every = settings->keep_every;
+        job->on_full = settings->on_full;
+        job->replica_count = settings->replica_count;
+        job->has_peers |= job->replica_count > 0;
+        job->announce_due |= catalogue_session_count(catalogue, job) == 1;
+        job->world = settings->world;
+        job->local_world = settings->local_world;
+        job->history_broken = false;
+        if (job->persist_path[0] && !job->scanned)
+                job->scan_due = true;
+        if (settings->memory_bytes)
+                memory_configure(&catalogue->memory, settings->memory_bytes);
+}
+
+void catalogue_create_as(const struct job *job)
+{
+        os_create_as(job->umask, job->group);
+}
+
+static bool job_is_needed(const struct catalogue *catalogue, const struct job *job)
+{
+        if (job->pins || job->persisting || job->scan_due || job->publishes || job->has_peers || history_pending(job))
+                return true;
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->job == job || session->number <= job->last_guest)
+                        return true;
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (version->in_memory || version->pins || version->spread || version->life.state < NEBULA_STATE_COMMITTED)
+                        return true;
+        return false;
+}
+
+static void forget_images(struct catalogue *catalogue, const struct job *job)
+{
+        for (struct image *image = catalogue->memory.images, *next; image; image = next) {
+                next = image->next;
+                if (image->job != job)
+                        continue;
+                image->job = NULL;
+                if (!image->users) {
+                        memory_doom(&catalogue->memory, image);
+                        catalogue->wakes |= WAKE_KEEP;
+                }
+        }
+}
+
+static void forget_lanes(struct catalogue *catalogue)
+{
+        for (struct lane **link = &catalogue->lanes, *lane; (lane = *link);) {
+                const struct job *job = catalogue->jobs;
+
+                while (job && job->lane != lane)
+                        job = job->next;
+                if (job || lane->is_running) {
+                        link = &lane->next;
+                        continue;
+                }
+                *link = lane->next;
+                free(lane);
+        }
+}
+
+int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
+{
+        int64_t due = INT64_MAX;
+
+        if (catalogue->draining)
+                return due; /* who drains counts the failures of all */
+        for (struct job **link = &catalogue->jobs, *job; (job = *link);) {
+                bool is_needed = job_is_needed(catalogue, job);
+                int64_t until;
+
+                job->left_ns = is_needed ? 0 : job->left_ns ? job->left_ns : now_ns;
+                until = job->left_ns + (int64_t)catalogue->linger_s * 1000000000;
+                if (is_needed || now_ns < until) {
+                        due = !is_needed && until < due ? until : due;
+                        link = &job->next;
+                        continue;
+                }
+                while (job->versions)
+                        version_free(catalogue, job->versions);
+                forget_images(catalogue, job);
+                job_free(catalogue, link);
+        }
+        forget_lanes(catalogue);
+        return due;
+}
+
+struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce)
+{
+        for (struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->nonce == nonce)
+                        return session;
+        return NULL;
+}
+
+uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job)
+{
+        uint32_t count = 0;
+
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                count += session->connection_count && session->role == IPC_ROLE_TRAINER && (!job || session->job == job);
+        return count;
+}
+
+bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job)
+{
+        bool any = false;
+
+        for (const struct session *session = catalogue->sessions; session; session = session->next) {
+                if (session->job != job || session->role != IPC_ROLE_TRAINER || !session->connection_count)
+                        continue;
+                if (session->has_begun)
+                        return false;
+                any = true;
+        }
+        return any;
+}
+
+struct version *catalogue_version(struct catalogue *catalogue, uint64_t id)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (version->id == id)
+                                return version;
+        return NULL;
+}
+
+struct version *catalogue_version_of_image(struct catalogue *catalogue, uint64_t image_id, struct image_loan **ret_loan)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->live; version; version = version->next_live)
+                        for (struct image_loan *loan = version->loans; loan; loan = loan->next)
+                                if (loan->image->id == image_id) {
+                                        *ret_loan = loan;
+                                        return version;
+                                }
+        return NULL;
+}

@@ -1,0 +1,357 @@
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/catalogue/catalogue.h"
+#include "agent/log.h"
+#include "agent/catalogue/retention.h"
+#include "image/image.h"
+#include "os/os.h"
+
+#define RESTORED_KEPT 2 /* versions: ranks of one job, or two readers, may be one apart */
+
+/* The versions of a job that hold memory, with the facts that retention looks at. The arrays are the caller's. */
+static size_t collect(struct job *job, struct version ***ret_versions, struct retain_entry **ret_entries, bool **ret_drop)
+{
+        size_t count = 0, used = 0;
+
+        for (struct version *version = job->live; version; version = version->next_live)
+                count += version->in_memory;
+        *ret_versions = calloc(count + 1, sizeof **ret_versions);
+        *ret_entries = calloc(count + 1, sizeof **ret_entries);
+        *ret_drop = calloc(count + 1, sizeof **ret_drop);
+        if (!*ret_versions || !*ret_entries || !*ret_drop)
+                return 0;
+        for (struct version *version = job->live; version; version = version->next_live) {
+                if (!version->in_memory)
+                        continue;
+                (*ret_versions)[used] = version;
+                (*ret_entries)[used++] = (struct retain_entry){
+                        .step = version->step,
+                        .follows_step = name_follows_step(version->tag),
+                        .sequence = version->sequence,
+                        .line_began = line_began(&version->line),
+                        .complete = lifecycle_complete(version->life.state) || version->failed_by_storage,
+                        .durable = version->stored,
+                        .unsaved = version_unsaved(version),
+                        .busy = version->pins > 0,
+                };
+        }
+        return used;
+}
+
+/* Of the images that serve again and again: one that a loader has mapped never does. */
+static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *job)
+{
+        uint64_t bytes = 0;
+
+        for (const struct image *image = catalogue->memory.images; image; image = image->next)
+                if (image->job == job && !image->exposed && !image->restored && !image->spilled)
+                        bytes += image->capacity;
+        return bytes;
+}
+
+/* What one version of this job takes: its newest, complete or not. */
+static uint64_t version_bytes(const struct job *job)
+{
+        for (const struct version *version = job->versions; version; version = version->next) {
+                uint64_t bytes = 0;
+
+                for (size_t i = 0; i < version->file_count; i++)
+                        if (version->files[i].image)
+                                bytes += version->files[i].image->capacity;
+                if (bytes && lifecycle_reached(version->life.state, NEBULA_STATE_COMMITTED))
+                        return bytes;
+        }
+        return 0;
+}
+
+/* Versions whose images a job takes when it goes on as it does: those that retention keeps, one of them being written, and
+ * what a run that was rolled back left beside them. */
+static size_t steady_count(struct job *job)
+{
+        size_t keep = job->retention_count > 2 ? job->retention_count : 2;
+        struct version **versions;
+        struct retain_entry *entries;
+        bool *drop;
+        size_t count = collect(job, &versions, &entries, &drop);
+        size_t later = count ? retain_later_than_newest(entries, count) : 0;
+
+        free(versions);
+        free(entries);
+        free(drop);
+        return later + 1 >= keep ? keep + 1 : keep;
+}
+
+static uint64_t steady_bytes(struct job *job)
+{
+        uint64_t bytes = version_bytes(job);
+
+        return bytes ? bytes * steady_count(job) : 0;
+}
+
+static void trim_free(struct catalogue *catalogue, struct job *job)
+{
+        struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next;
+        uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(job) : 0;
+
+        for (; image && bytes > limit; image = next) {
+                next = memory_next_free(&catalogue->memory, image, job);
+                bytes -= image->capacity;
+                memory_doom(&catalogue->memory, image);
+        }
+}
+
+static bool holds_image(const struct version *version)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].image)
+                        return true;
+        return false;
+}
+
+/* Nobody works on it and it holds no image; a tombstone comes to that only for as long as storage is read. */
+static bool at_rest(const struct version *version)
+{
+        return !version->pins && !holds_image(version);
+}
+
+static void find_tombstones(struct job *job)
+{
+        for (struct version **link = &job->live, *version; (version = *link);) {
+                if (version->in_memory || !version->recorded || version->life.state < NEBULA_STATE_COMMITTED || !at_rest(version)) {
+                        link = &version->next_live;
+                        continue;
+                }
+                *link = version->next_live;
+                version->is_tombstone = true;
+                job->tombstone_count++;
+        }
+}
+
+static void trim_tombstones(struct catalogue *catalogue, struct job *job)
+{
+        struct version *version = job->tombstone_count > TOMBSTONE_MAX ? job->versions : NULL, *next;
+        size_t count = 0;
+
+        for (; version; version = next) {
+                next = version->next;
+                if (version->is_tombstone && at_rest(version) && ++count > TOMBSTONE_MAX)
+                        version_free(catalogue, version);
+        }
+}
+
+void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
+{
+        struct version **versions;
+        struct retain_entry *entries;
+        bool *drop, trim = true;
+        size_t count = collect(job, &versions, &entries, &drop);
+
+        if (count && !catalogue_resumes(catalogue, job))
+                retain_memory(entries, count, keep, drop);
+        for (size_t i = 0; i < count; i++) {
+                trim = trim && entries[i].complete; /* an open version has files to come: it wants the free images */
+                if (drop[i])
+                        version_forget_memory(catalogue, versions[i]);
+        }
+        if (trim)
+                trim_free(catalogue, job);
+        find_tombstones(job);
+        trim_tombstones(catalogue, job);
+        free(versions);
+        free(entries);
+        free(drop);
+}
+
+bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_newest)
+{
+        struct version **versions;
+        struct retain_entry *entries;
+        bool *drop, is_any = false;
+        size_t count = collect(job, &versions, &entries, &drop);
+        int64_t newest = count ? retain_newest(entries, count) : -1;
+
+        for (size_t i = 0; i < count; i++) {
+                if (!entries[i].complete || !entries[i].durable || entries[i].busy || (keeps_newest && (int64_t)i == newest))
+                        continue;
+                version_forget_memory(catalogue, versions[i]);
+                is_any = true;
+        }
+        free(versions);
+        free(entries);
+        free(drop);
+        return is_any;
+}
+
+/* Images that were read from storage serve whoever comes next for the same version: hardly anybody, once there are newer ones. */
+static void trim_restored(struct catalogue *catalogue, struct job *job)
+{
+        size_t count = 0;
+
+        for (struct version *version = job->versions; version; version = version->next) {
+                bool has_any = false, is_old = count >= RESTORED_KEPT;
+
+                for (size_t i = 0; i < version->file_count; i++) {
+                        struct agent_file *file = &version->files[i];
+
+                        has_any = has_any || (file->image && file->image->restored);
+                        if (!is_old || version->pins || file->reading || !file->image || !file->image->restored)
+                                continue;
+                        memory_drop(&catalogue->memory, file->image);
+                        file->image = NULL;
+                        pthread_cond_signal(&catalogue->keep);
+                }
+                count += has_any;
+        }
+}
+
+void catalogue_tidy(struct catalogue *catalogue, struct job *job)
+{
+        trim_restored(catalogue, job);
+        find_tombstones(job);
+        trim_tombstones(catalogue, job);
+}
+
+bool catalogue_drop_restored(struct catalogue *catalogue)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->versions; version; version = version->next)
+                        for (size_t i = 0; !version->pins && i < version->file_count; i++) {
+                                struct agent_file *file = &version->files[i];
+
+                                if (file->image && file->image->restored && !file->reading) {
+                                        memory_drop(&catalogue->memory, file->image);
+                                        file->image = NULL;
+                                        return true;
+                                }
+                        }
+        return false;
+}
+
+bool catalogue_reclaim(struct catalogue *catalogue)
+{
+        struct image *image = memory_next_free(&catalogue->memory, NULL, NULL);
+
+        if (image) {
+                memory_doom(&catalogue->memory, image);
+                return true;
+        }
+        if (catalogue_drop_restored(catalogue))
+                return true;
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                struct version **versions;
+                struct retain_entry *entries;
+                bool *drop;
+                size_t count = collect(job, &versions, &entries, &drop);
+                int64_t victim = count ? retain_victim(entries, count) : -1;
+
+                if (victim >= 0) {
+                        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " leaves memory: the memory tier is full",
+                                 versions[victim]->tag, versions[victim]->generation);
+                        version_forget_memory(catalogue, versions[victim]);
+                }
+                free(versions);
+                free(entries);
+                free(drop);
+                if (victim >= 0)
+                        return true;
+        }
+        return false;
+}
+
+/* Nothing is written to its images any more, nor from them to storage: the kernel joins no page that it is just reading for a disk. */
+static bool is_at_rest(const struct version *version)
+{
+        return version->in_memory && lifecycle_complete(version->life.state) && !version_unsaved(version);
+}
+
+static int by_value(const void *a, const void *b)
+{
+        uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+
+        return left < right ? -1 : left > right;
+}
+
+/* The capacities of the job's images that are free and not too small, or of those that hold a version (not NULL), in order. NULL: no memory. */
+static uint64_t *capacities(const struct catalogue *catalogue, const struct job *job, const struct version *version, size_t *ret_count)
+{
+        const struct memory *memory = &catalogue->memory;
+        size_t most = version ? version->file_count : 0, count = 0;
+        uint64_t *list;
+
+        for (const struct image *image = NULL; !version && (image = memory_next_free(memory, image, job));)
+                most++;
+        list = malloc((most + 1) * sizeof *list);
+        for (const struct image *image = NULL; list && !version && (image = memory_next_free(memory, image, job));)
+                if (image->capacity >= MEMORY_SPARE_LEAST)
+                        list[count++] = image->capacity;
+        for (size_t i = 0; list && version && i < version->file_count; i++)
+                if (version->files[i].image && version->files[i].image->capacity >= MEMORY_SPARE_LEAST)
+                        list[count++] = version->files[i].image->capacity;
+        if (list)
+                qsort(list, count, sizeof *list, by_value);
+        *ret_count = count;
+        return list;
+}
+
+/* The first capacity, of a version's, that no free image has for it yet; 0: all have. */
+static uint64_t first_lacking(const uint64_t *wanted, size_t wanted_count, const uint64_t *have, size_t have_count)
+{
+        size_t at = 0;
+
+        for (size_t i = 0; i < wanted_count; i++) {
+                while (at < have_count && have[at] < wanted[i])
+                        at++;
+                if (at == have_count || have[at] != wanted[i])
+                        return wanted[i];
+                at++;
+        }
+        return 0;
+}
+
+/* Spare images are made only while the job trains, and only so many that the steady number is not exceeded. A small one is made as soon
+ * as it is looked for. */
+uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
+{
+        uint64_t bytes = version_bytes(job), steady, own, need = 0;
+        const struct version *newest = job->versions;
+        uint64_t *wanted, *have;
+        size_t wanted_count, have_count;
+
+        if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(&catalogue->memory, job) >= bytes)
+                return 0;
+        steady = steady_bytes(job);
+        own = job_bytes(catalogue, job);
+        if (own >= steady)
+                return 0;
+        while (newest && !lifecycle_reached(newest->life.state, NEBULA_STATE_COMMITTED))
+                newest = newest->next;
+        if (!newest)
+                return 0;
+        wanted = capacities(catalogue, job, newest, &wanted_count);
+        have = capacities(catalogue, job, NULL, &have_count);
+        if (wanted && have)
+                need = first_lacking(wanted, wanted_count, have, have_count);
+        free(wanted);
+        free(have);
+        return own + need <= steady ? need : 0;
+}
+
+struct image *catalogue_small_image(const struct catalogue *catalogue)
+{
+        int64_t now_ns;
+
+        if (!catalogue->memory.large_count)
+                return NULL;
+        now_ns = os->now_ns();
+        for (struct image *image = NULL; (image = memory_next_free(&catalogue->memory, image, NULL));)
+                if (image->job && memory_is_small(image, now_ns))
+                        return image;
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (const struct version *version = job->live; version; version = version->next_live)
+                        for (size_t i = 0; is_at_rest(version) && i < version->file_count; i++)
+                                if (version->files[i].image && memory_is_small(version->files[i].image, now_ns))
+                                        return version->files[i].image;
+        return NULL;
+}

@@ -1,0 +1,289 @@
+/* A version: begun, moved from state to state, failed, forgotten. Each change of state is noted (survival_log.h) for the agent after this one. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/catalogue/catalogue.h"
+#include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "agent/commit/world.h"
+#include "base/error.h"
+#include "os/os.h"
+
+/* FNV-1a. */
+static size_t tag_slot(const char *tag)
+{
+        uint32_t hash = 2166136261u;
+
+        for (; *tag; tag++)
+                hash = (hash ^ (unsigned char)*tag) * 16777619u;
+        return (hash ^ hash >> 16) % TAG_SLOTS;
+}
+
+bool job_may_have(const struct job *job, const char *tag)
+{
+        return job->tag_counts[tag_slot(tag)];
+}
+
+struct version *version_new(struct catalogue *catalogue, struct job *job, const char *tag, struct nebula_error *error)
+{
+        struct version *version = calloc(1, sizeof *version);
+
+        if (!version) {
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", tag);
+                return NULL;
+        }
+        version->id = memory_random_id();
+        version->job = job;
+        snprintf(version->tag, sizeof version->tag, "%s", tag);
+        snprintf(version->run, sizeof version->run, "%s", job->run);
+        version->step = name_step(tag);
+        version->generation = 1;
+        version->beginning = job->beginning;
+        version->world = job->world;
+        version->writing = world_next_writing(job, tag, version->run);
+        version->file_goal = NEBULA_FILES_OPEN;
+        version->activity_ns = os->now_ns();
+        lifecycle_init(&version->life, NEBULA_STATE_CAPTURING, catalogue_now());
+        version->next = job->versions;
+        version->next_live = job->live;
+        job->versions = job->live = version;
+        job->tag_counts[tag_slot(version->tag)]++;
+        (void)catalogue;
+        return version;
+}
+
+void version_drop_loans(struct catalogue *catalogue, struct version *version)
+{
+        while (version->loans) {
+                struct image_loan *loan = version->loans;
+
+                version->loans = loan->next;
+                /* The trainer may still be copying into it: never lent again. */
+                loan->image->exposed = true;
+                memory_set_copied(loan->image, IMAGE_GIVEN_UP);
+                memory_drop(&catalogue->memory, loan->image);
+                free(loan);
+        }
+}
+
+void version_free(struct catalogue *catalogue, struct version *version)
+{
+        struct job *job = version->job;
+        struct version **link = &job->versions;
+
+        while (*link && *link != version)
+                link = &(*link)->next;
+        if (*link)
+                *link = version->next;
+        for (link = &job->live; *link && *link != version;)
+                link = &(*link)->next_live;
+        if (*link)
+                *link = version->next_live;
+        job->tombstone_count -= version->is_tombstone;
+        job->tag_counts[tag_slot(version->tag)]--;
+        version_drop_loans(catalogue, version);
+        version_files_done(catalogue, version);
+        free(version->parts);
+        free(version->idle_parts);
+        free(version->covered);
+        free(version->decided);
+        free(version);
+}
+
+void version_move(struct catalogue *catalogue, struct version *version, enum nebula_state state)
+{
+        char what[400];
+
+        if (!lifecycle_move(&version->life, state, catalogue_moment(catalogue))) {
+                snprintf(what, sizeof what, "checkpoint \"%s\" cannot go from %s to %s", version->tag,
+                         nebula_state_name(version->life.state), nebula_state_name(state));
+                catalogue_panic(catalogue, what);
+                return;
+        }
+        version->activity_ns = os->now_ns();
+        if (state == NEBULA_STATE_CAPTURED) { /* all else waits for what is to follow, and so does the survival log */
+                version_signal_captured(catalogue, version);
+                return;
+        }
+        survival_log_write(catalogue, version);
+        version_signal(catalogue, version);
+        if (state == NEBULA_STATE_DURABLE || state == NEBULA_STATE_FAILED)
+                catalogue_signal_event(catalogue);
+}
+
+void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)
+{
+        char message[sizeof version->error.message];
+        va_list arguments;
+
+        if (version->life.state == NEBULA_STATE_FAILED)
+                return;
+        va_start(arguments, format);
+        vsnprintf(message, sizeof message, format, arguments);
+        va_end(arguments);
+        error_set(&version->error, status, 0, "%s", message); /* which mends what was cut within a character */
+        if (version->gives_way)
+                version->job->given_way_count++;
+        version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
+        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, version->error.message);
+        version_move(catalogue, version, NEBULA_STATE_FAILED);
+        if (!version->failed_by_storage)
+                version_forget_memory(catalogue, version);
+}
+
+void version_forget_memory(struct catalogue *catalogue, struct version *version)
+{
+        version_drop_loans(catalogue, version);
+        for (size_t i = 0; i < version->file_count; i++) {
+                struct agent_file *file = &version->files[i];
+
+                if (file->image)
+                        memory_drop(&catalogue->memory, file->image);
+                file->image = NULL;
+        }
+        if (version->in_memory && !version->stored && lifecycle_complete(version->life.state))
+                version->superseded = true;
+        version->in_memory = version->failed_by_storage = false;
+        survival_log_remove(catalogue, version);
+        version_signal(catalogue, version);
+}
+
+void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence)
+{
+        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->spread || version->superseded ||
+            !lifecycle_complete(version->life.state))
+                return;
+        log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is not persisted: a later one is durable", version->tag, version->generation);
+        version->superseded = true;
+        version_signal(catalogue, version);
+}
+
+struct part *version_part(struct version *version, uint32_t rank)
+{
+        for (size_t i = 0; i < version->part_count; i++)
+                if (version->parts[i].rank == rank)
+                        return &version->parts[i];
+        return NULL;
+}
+
+struct part *version_part_get(struct version *version, uint32_t rank)
+{
+        struct part *part = version_part(version, rank), *parts;
+
+        if (part)
+                return part;
+        parts = realloc(version->parts, (version->part_count + 1) * sizeof *parts);
+        if (!parts)
+                return NULL;
+        version->parts = parts;
+        part = &parts[version->part_count++];
+        *part = (struct part){ .rank = rank, .begun = catalogue_now() };
+        return part;
+}
+
+bool version_is(const struct version *version, uint64_t generation, uint64_t sequence)
+{
+        return version->generation == generation && version->sequence == sequence;
+}
+
+bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t sequence)
+{
+        return (!wanted->generation || wanted->generation == generation) && (!wanted->sequence || wanted->sequence == sequence);
+}
+
+bool version_whole_in_memory(const struct version *version)
+{
+        if (!version->in_memory || !(lifecycle_complete(version->life.state) || version->failed_by_storage))
+                return false;
+        for (size_t i = 0; i < version->file_count; i++)
+                if (!version->files[i].image && !version->stored)
+                        return version->job->persist_path[0] != 0; /* carried over from storage */
+        return true;
+}
+
+static bool persistable(const struct version *version)
+{
+        return version->in_memory && !version->superseded && version->life.state != NEBULA_STATE_DURABLE &&
+               lifecycle_complete(version->life.state);
+}
+
+bool version_unsaved(const struct version *version)
+{
+        const struct job *job = version->job;
+
+        if (!job->persist_path[0] || !persistable(version))
+                return false;
+        if (version->wanted || job->persist_interval_s <= 0)
+                return true;
+        for (const struct version *other = job->live; other; other = other->next_live)
+                if (persistable(other) && other->sequence > version->sequence)
+                        return false;
+        return true;
+}
+
+uint64_t version_size(const struct version *version)
+{
+        uint64_t size = 0;
+
+        for (size_t i = 0; i < version->file_count; i++)
+                size += version->files[i].size;
+        return size;
+}
+
+const char *version_result(const struct version *version)
+{
+        if (version->life.state == NEBULA_STATE_FAILED)
+                return "failed";
+        if (version->life.state == NEBULA_STATE_DURABLE)
+                return "durable";
+        if (version->superseded)
+                return version->job->persist_path[0] ? "superseded" : "memory";
+        return NULL;
+}
+
+void version_set_generation(struct version *version, uint64_t generation)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].generation == version->generation)
+                        version->files[i].generation = generation;
+        version->generation = generation;
+        version->noted_count = 0;
+}
+
+struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest)
+{
+        struct version *version;
+
+        for (version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->generation, manifest->sequence) &&
+                    version->life.state == NEBULA_STATE_DURABLE)
+                        return version;
+        version = version_new(catalogue, job, manifest->tag, NULL);
+        if (!version)
+                return NULL;
+        version->generation = manifest->generation;
+        version->sequence = manifest->sequence;
+        version->line = manifest->line;
+        version->step = manifest->step;
+        version->world = manifest->world;
+        version->stored = version->recorded = true;
+        version->writing = 1; /* as world_next_writing counts what storage has: else its tag would have been written twice */
+        snprintf(version->run, sizeof version->run, "%s", manifest->run);
+        lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                struct agent_file *file = version_file_add(version, manifest->files[i].name);
+
+                if (!file) {
+                        version_free(catalogue, version);
+                        return NULL;
+                }
+                file->rank = manifest->files[i].rank;
+                file->size = manifest->files[i].size;
+                file->generation = manifest->files[i].generation;
+                file->stored = true;
+        }
+        return version;
+}

@@ -1,0 +1,95 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "agent/clients/events.h"
+
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/commit/world.h"
+#include "os/os.h"
+
+bool event_is_late(const struct catalogue *catalogue, const struct version *version)
+{
+        return os->now_ns() - version->activity_ns >= (int64_t)catalogue->takeover_s * 1000000000;
+}
+
+/* Ranks of this node have closed their parts, and what is missing may never come: they train on and nothing is stored. */
+static bool waits_for_long(const struct catalogue *catalogue, const struct version *version)
+{
+        bool any_closed = false;
+
+        if (version->file_goal == NEBULA_FILES_OPEN || version->loans || version->remote || strcmp(version->run, version->job->run))
+                return false;
+        for (size_t i = 0; i < version->part_count; i++)
+                any_closed = any_closed || (version->parts[i].closed && !version->parts[i].spoken_for);
+        return any_closed && event_is_late(catalogue, version);
+}
+
+/* Once for each version. */
+static void look_for_late(const struct catalogue *catalogue, struct job *job)
+{
+        for (struct version *version = job->live; version; version = version->next_live) {
+                char missing[160];
+
+                if (version->late_at > 0 || !commit_open(version) || !waits_for_long(catalogue, version))
+                        continue;
+                world_missing(version, missing, sizeof missing);
+                if (!missing[0])
+                        continue;
+                version->late_at = catalogue_now();
+                log_event(LOG_LEVEL_WARN, "%s: it %s", version->tag, missing);
+        }
+}
+
+/* When this version's fate was decided, or it was found to wait for long; 0: neither, or nobody is to be told. */
+static double decided_at(const struct version *version)
+{
+        if (commit_open(version))
+                return version->late_at;
+        if (version->life.state == NEBULA_STATE_DURABLE)
+                return lifecycle_at(&version->life, NEBULA_STATE_DURABLE);
+        /* One that never was complete is told of by who could not complete it. */
+        if (version->life.state == NEBULA_STATE_FAILED && lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0)
+                return lifecycle_at(&version->life, NEBULA_STATE_FAILED);
+        return 0;
+}
+
+static void fill(const struct version *version, double at, struct ipc_event *event)
+{
+        bool is_durable = version->life.state == NEBULA_STATE_DURABLE;
+
+        *event = (struct ipc_event){ .at = at, .size = version_size(version),
+                                     .kind = is_durable           ? NEBULA_EVENT_DURABLE :
+                                             commit_open(version) ? NEBULA_EVENT_LATE :
+                                                                    NEBULA_EVENT_LOST };
+        if (is_durable)
+                event->seconds = version->persist_seconds;
+        strcpy(event->tag, version->tag);
+        if (event->kind == NEBULA_EVENT_LATE)
+                world_missing(version, event->text, sizeof event->text);
+        else if (!is_durable)
+                snprintf(event->text, sizeof event->text, "%s", version->error.message);
+}
+
+bool event_next(const struct catalogue *catalogue, struct job *job, double since, struct ipc_event *ret_event)
+{
+        const struct version *first = NULL;
+
+        look_for_late(catalogue, job);
+        if (job->notice_at > since) {
+                *ret_event = (struct ipc_event){ .at = job->notice_at, .kind = NEBULA_EVENT_OTHER_AGENT };
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", catalogue->memory.rival);
+                return true;
+        }
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (decided_at(version) > since && (!first || decided_at(version) < decided_at(first)))
+                        first = version;
+        if (job->store_error.message[0] && job->store_error_at > since && (!first || job->store_error_at < decided_at(first))) {
+                *ret_event = (struct ipc_event){ .at = job->store_error_at, .kind = NEBULA_EVENT_STORAGE };
+                snprintf(ret_event->text, sizeof ret_event->text, "%s", job->store_error.message);
+                return true;
+        }
+        if (first)
+                fill(first, decided_at(first), ret_event);
+        return first != NULL;
+}

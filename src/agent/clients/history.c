@@ -1,0 +1,207 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/clients/history.h"
+#include "agent/log.h"
+#include "os/os.h"
+
+#define LINE_BYTES 2048
+
+static const char header[] = "tag,step,generation,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,"
+                             "captured,committed,durable,persist_seconds,persist_mib_per_s,error\n";
+
+struct capture_sums {
+        int64_t blocked_ns, copy_ns, cpu_ns; /* blocked and copy: of the slowest rank */
+        uint64_t fault_count;
+};
+
+static struct capture_sums sum_parts(const struct version *version)
+{
+        struct capture_sums sums = { 0 };
+
+        for (size_t i = 0; i < version->part_count; i++) {
+                const struct part *part = &version->parts[i];
+
+                if (part->blocked_ns > sums.blocked_ns)
+                        sums.blocked_ns = part->blocked_ns;
+                if (part->copy_ns > sums.copy_ns)
+                        sums.copy_ns = part->copy_ns;
+                sums.cpu_ns += part->cpu_ns;
+                sums.fault_count += part->fault_count;
+        }
+        return sums;
+}
+
+static double mib_per_s(const struct version *version)
+{
+        return version->persist_seconds > 0 ? (double)version->persist_bytes / 1048576.0 / version->persist_seconds : 0;
+}
+
+json_t *history_json(const struct version *version)
+{
+        struct capture_sums sums = sum_parts(version);
+        const char *result = version_result(version);
+        json_t *row = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:I}", "tag", version->tag, "step",
+                                (json_int_t)version->step, "generation", (json_int_t)version->generation, "world",
+                                (json_int_t)version->world, "files", (json_int_t)version->file_count, "size_bytes",
+                                (json_int_t)version_size(version), "result", result ? result : nebula_state_name(version->life.state),
+                                "blocked_ms", (double)sums.blocked_ns / 1e6, "copy_ms", (double)sums.copy_ns / 1e6,
+                                "capture_cpu_ms", (double)sums.cpu_ns / 1e6, "faults", (json_int_t)sums.fault_count);
+        json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "begun",
+                                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURING), "captured",
+                                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), "committed",
+                                  lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable",
+                                  lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "persist_seconds", version->persist_seconds,
+                                  "persist_mib_per_s", mib_per_s(version), "error", version->error.message);
+
+        if (row && times)
+                json_object_update(row, times);
+        json_decref(times);
+        return row;
+}
+
+/* A field in quotes, with quotes doubled and newlines as spaces: one version is one line. */
+static void quote(const char *text, char *ret_text, size_t size)
+{
+        size_t used = 0;
+
+        ret_text[used++] = '"';
+        for (; *text && used + 4 < size; text++) {
+                if (*text == '"')
+                        ret_text[used++] = '"';
+                ret_text[used++] = (unsigned char)*text < ' ' ? ' ' : *text;
+        }
+        ret_text[used++] = '"';
+        ret_text[used] = 0;
+}
+
+static void format_row(const struct version *version, char line[LINE_BYTES])
+{
+        struct capture_sums sums = sum_parts(version);
+        char tag[2 * IPC_NAME_MAX], error[1100] = "";
+
+        quote(version->tag, tag, sizeof tag);
+        if (version->error.message[0])
+                quote(version->error.message, error, sizeof error);
+        snprintf(line, LINE_BYTES,
+                 "%s,%" PRId64 ",%" PRIu64 ",%" PRIu32 ",%zu,%" PRIu64 ",%s,%.3f,%.3f,%.3f,%" PRIu64
+                 ",%.6f,%.6f,%.6f,%.6f,%.3f,%.1f,%s\n",
+                 tag, version->step, version->generation, version->world, version->file_count, version_size(version),
+                 version_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
+                 sums.fault_count, lifecycle_at(&version->life, NEBULA_STATE_CAPTURING),
+                 lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), lifecycle_at(&version->life, NEBULA_STATE_COMMITTED),
+                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version->persist_seconds, mib_per_s(version), error);
+}
+
+static int append(const char *directory, const char *line)
+{
+        char path[IPC_PATH_MAX + 32];
+        struct os_stat stat;
+        int fd, result;
+
+        result = os_make_dirs(directory, 0777);
+        if (result < 0)
+                return result;
+        snprintf(path, sizeof path, "%s/checkpointHistories.csv", directory);
+        fd = os->open(path, OS_WRITE | OS_CREATE | OS_APPEND | OS_NOFOLLOW | OS_SHARED);
+        if (fd < 0)
+                return fd;
+        result = os->fstat(fd, &stat);
+        /* Under a name that everybody knows, in a directory that may be shared, others could have lines added to any file of ours. */
+        if (result >= 0 && (stat.kind != OS_KIND_FILE || stat.link_count != 1))
+                result = -EMLINK;
+        if (result >= 0 && !stat.size)
+                result = (int)os->write(fd, header, sizeof header - 1);
+        /* One call per line: two agents that append do not mix theirs. */
+        if (result >= 0)
+                result = (int)os->write(fd, line, strlen(line));
+        os->close(fd);
+        return result < 0 ? result : 0;
+}
+
+static struct version *oldest_ended(const struct job *job)
+{
+        struct version *oldest = NULL;
+
+        for (struct version *version = job->live; version; version = version->next_live)
+                if (!version->recorded && version_result(version))
+                        oldest = version;
+        return oldest;
+}
+
+/* In <storage path>/.nebula, as by default. */
+static bool is_beside_storage(const char *directory)
+{
+        const char *name = strrchr(directory, '/');
+
+        return name && !strcmp(name, "/.nebula");
+}
+
+/* A storage path without `latest` has nothing yet, or is a mount point whose file system has gone: nothing is made there for a line's sake. */
+static bool storage_is_there(const char *directory)
+{
+        char path[IPC_PATH_MAX + 32];
+        struct os_stat stat;
+
+        snprintf(path, sizeof path, "%.*s/latest", (int)(strrchr(directory, '/') - directory), directory);
+        return os->stat(path, false, &stat) >= 0;
+}
+
+/* A job whose history could not be written tries again only beside its storage, which may have been the reason. */
+static bool wants_line(const struct job *job)
+{
+        return job->output_dir[0] && (!job->history_broken || is_beside_storage(job->output_dir));
+}
+
+static void note_result(struct job *job, const char *directory, int result)
+{
+        if (result < 0 && !job->history_broken)
+                log_event(LOG_LEVEL_WARN, "no history: %s cannot be written: %s", directory, os_error_text(result));
+        job->history_broken = result < 0;
+}
+
+bool history_pending(const struct job *job)
+{
+        return oldest_ended(job) != NULL;
+}
+
+static struct version *next_ended(const struct catalogue *catalogue, const struct lane *lane)
+{
+        struct version *oldest = NULL;
+
+        for (const struct job *job = catalogue->jobs; job && !oldest; job = job->next)
+                if (job->lane == lane)
+                        oldest = oldest_ended(job);
+        return oldest;
+}
+
+void history_flush(struct catalogue *catalogue, const struct lane *lane)
+{
+        struct version *version;
+
+        catalogue_lock(catalogue);
+        while ((version = next_ended(catalogue, lane))) {
+                struct job *job = version->job;
+                char line[LINE_BYTES], directory[IPC_PATH_MAX];
+                bool write = wants_line(job);
+                int result = 0;
+
+                version->recorded = true;
+                format_row(version, line);
+                memcpy(directory, job->output_dir, sizeof directory);
+                if (!write)
+                        continue;
+                job->pins++;
+                catalogue_create_as(job);
+                catalogue_unlock(catalogue);
+                if (!is_beside_storage(directory) || storage_is_there(directory))
+                        result = append(directory, line);
+                catalogue_lock(catalogue);
+                job->pins--;
+                note_result(job, directory, result);
+        }
+        catalogue_unlock(catalogue);
+}

@@ -1,0 +1,421 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "agent/clients/history.h"
+#include "agent/log.h"
+#include "agent/restore/passed_over.h"
+#include "agent/peers/replica.h"
+#include "agent/clients/report.h"
+#include "agent/restore/restore.h"
+#include "agent/catalogue/retention.h"
+#include "agent/persist/storage.h"
+#include "agent/persist/worker.h"
+#include "agent/commit/world.h"
+#include "base/error.h"
+#include "os/os.h"
+
+static enum nebula_status to_text(json_t *body, char **ret_text, struct nebula_error *error)
+{
+        char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+
+        json_decref(body);
+        if (!text)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a report");
+        *ret_text = text;
+        return NEBULA_OK;
+}
+
+static void add_source(json_t *sources, bool holds, const char *name)
+{
+        if (holds)
+                json_array_append_new(sources, json_string(name));
+}
+
+static json_t *ranks_json(const struct version *version)
+{
+        json_t *ranks = json_array();
+
+        for (size_t i = 0; i < version->part_count; i++)
+                json_array_append_new(ranks, json_integer(version->parts[i].rank));
+        return ranks;
+}
+
+static void add_file(json_t *files, const struct agent_file *file, uint64_t *size)
+{
+        json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", file->name, "size", (json_int_t)file->size, "rank",
+                                               (json_int_t)file->rank, "generation", (json_int_t)file->generation));
+        *size += file->size;
+}
+
+static json_t *version_json(const struct version *version)
+{
+        json_t *files = json_array(), *sources = json_array(), *moves = json_array(), *body;
+        const struct version *rest = replica_rest(version);
+        uint64_t size = 0;
+        char missing[160];
+
+        world_missing(version, missing, sizeof missing);
+        if (version->is_gone)
+                snprintf(missing, sizeof missing, "its directory was removed from storage, or moved");
+        add_source(sources, version->in_memory, "memory");
+        add_source(sources, version->remote, "peer");
+        add_source(sources, version->stored, "storage");
+        for (size_t i = 0; i < version->file_count; i++)
+                add_file(files, &version->files[i], &size);
+        for (size_t i = 0; rest && i < rest->file_count; i++)
+                if (!version_file((struct version *)version, rest->files[i].name))
+                        add_file(files, &rest->files[i], &size);
+        for (uint32_t i = 0; i < version->life.move_count; i++)
+                json_array_append_new(moves, json_pack("{s:s, s:f}", "state", nebula_state_name(version->life.moves[i].state),
+                                                       "at", version->life.moves[i].at));
+        body = json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:o, s:f, s:f, s:s, s:o, s:s, s:s}", "tag", version->tag, "step",
+                         (json_int_t)version->step, "generation", (json_int_t)version->generation, "state",
+                         nebula_state_name(version->is_gone ? NEBULA_STATE_FAILED : version->life.state), "source", sources, "size", (json_int_t)size,
+                         "files", files, "committed_at", lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable_at",
+                         lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "error", version->error.message, "moves", moves,
+                         "job", version->job->name, "persist_path", version->job->persist_path);
+        if (body) {
+                json_object_set_new(body, "world", json_integer(version->world));
+                json_object_set_new(body, "run", json_string(version->run));
+                if (version->spread && !version->stored) /* each node has a share */
+                        json_object_set_new(body, "spread", json_true());
+                if (replica_gathered_all(version)) /* and those are listed as well */
+                        json_object_set_new(body, "gathered", json_true());
+                if (version->spread && !version->stored && version->file_goal == NEBULA_FILES_ALL_RANKS)
+                        json_object_set_new(body, "ranks", ranks_json(version));
+                if (missing[0] && !version->error.message[0])
+                        json_object_set_new(body, "error", json_string(missing));
+                json_object_set_new(body, "sequence", json_integer((json_int_t)version->sequence));
+                line_format(&version->line, body);
+        }
+        return body;
+}
+
+static json_t *manifest_json(const struct manifest *manifest, const char *path)
+{
+        json_t *files = json_array();
+        uint64_t size = 0;
+        double at = (double)manifest->sequence / 1e9;
+        json_t *body;
+
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                size += manifest->files[i].size;
+                json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", manifest->files[i].name, "size",
+                                                       (json_int_t)manifest->files[i].size, "rank",
+                                                       (json_int_t)manifest->files[i].rank, "generation",
+                                                       (json_int_t)manifest->files[i].generation));
+        }
+        body = json_pack("{s:s, s:I, s:I, s:s, s:[s], s:I, s:o, s:f, s:f, s:s, s:s, s:s}", "tag", manifest->tag, "step",
+                         (json_int_t)manifest->step, "generation", (json_int_t)manifest->generation, "state", "durable", "source",
+                         "storage", "size", (json_int_t)size, "files", files, "committed_at", at, "durable_at", at, "error", "",
+                         "job", manifest->job, "persist_path", path);
+        if (body) {
+                json_object_set_new(body, "world", json_integer(manifest->world));
+                json_object_set_new(body, "sequence", json_integer((json_int_t)manifest->sequence));
+                line_format(&manifest->line, body);
+        }
+        return body;
+}
+
+static json_t *find_row(json_t *versions, const struct manifest *manifest)
+{
+        size_t index;
+        json_t *row;
+
+        json_array_foreach(versions, index, row)
+                if (!strcmp(json_string_value(json_object_get(row, "tag")), manifest->tag) &&
+                    !strcmp(json_string_value(json_object_get(row, "job")), manifest->job) &&
+                    json_integer_value(json_object_get(row, "generation")) == (json_int_t)manifest->generation)
+                        return row;
+        return NULL;
+}
+
+static void merge_stored(json_t *versions, const struct manifest *manifest, const char *path)
+{
+        json_t *row = find_row(versions, manifest), *sources;
+
+        if (!row) {
+                json_array_append_new(versions, manifest_json(manifest, path));
+                return;
+        }
+        sources = json_object_get(row, "source");
+        for (size_t i = 0; i < json_array_size(sources); i++)
+                if (!strcmp(json_string_value(json_array_get(sources, i)), "storage"))
+                        return;
+        json_array_append_new(sources, json_string("storage"));
+}
+
+static bool in_scope(const struct job *job, const struct session *session, const char *path)
+{
+        if (*path)
+                return !strcmp(job->persist_path, path);
+        return !session || session->role == IPC_ROLE_TOOL || job == session->job;
+}
+
+/* What peers have of a version is in the row of this node's share. */
+static bool is_in_another_row(const struct version *version)
+{
+        for (const struct version *other = version->remote ? version->job->versions : NULL; other; other = other->next)
+                if (other->in_memory && !strcmp(other->tag, version->tag) && version_is(other, version->generation, version->sequence))
+                        return true;
+        return false;
+}
+
+static json_t *memory_rows(struct catalogue *catalogue, const struct session *session, const char *path)
+{
+        json_t *versions = json_array();
+
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
+                     version = version->next)
+                        if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || version->life.state == NEBULA_STATE_FAILED ||
+                            (replica_serves(session, version) && !is_in_another_row(version)))
+                                json_array_append_new(versions, version_json(version));
+        return versions;
+}
+
+/* Jobs whose storage the report covers, pinned; one per path, for a scan shows every job's versions. */
+static size_t paths_in_scope(struct catalogue *catalogue, const struct session *session, const char *path, struct job ***ret_jobs)
+{
+        size_t count = 0, used = 0;
+        struct job **jobs;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                count++;
+        jobs = calloc(count + 1, sizeof(struct job *));
+        for (struct job *job = jobs ? catalogue->jobs : NULL; job; job = job->next) {
+                bool seen = !job->persist_path[0] || !in_scope(job, session, path);
+
+                for (size_t i = 0; i < used; i++)
+                        seen = seen || !strcmp(jobs[i]->persist_path, job->persist_path);
+                if (!seen) {
+                        job->pins++;
+                        jobs[used++] = job;
+                }
+        }
+        *ret_jobs = jobs;
+        return used;
+}
+
+/* What can be loaded of this row, as retention compares it. *ret_line and *ret_job are the caller's. */
+static struct retain_entry entry_of(const json_t *row, struct line *ret_line, char **ret_job)
+{
+        struct document_reader reader = { .kind = "report" };
+        const char *job = json_string_value(json_object_get(row, "job")), *path = json_string_value(json_object_get(row, "persist_path"));
+        size_t size = strlen(job) + strlen(path) + 2;
+        struct retain_entry entry;
+
+        line_parse(&reader, row, ret_line);
+        *ret_job = malloc(size);
+        if (*ret_job)
+                snprintf(*ret_job, size, "%s\n%s", path, job);
+        entry = retain_complete(json_string_value(json_object_get(row, "tag")),
+                                (uint64_t)json_integer_value(json_object_get(row, "sequence")), ret_line);
+        entry.complete = entry.sequence && (json_is_string(json_object_get(row, "source")) || json_array_size(json_object_get(row, "source")));
+        entry.job = *ret_job;
+        return entry;
+}
+
+static void mark_abandoned(const json_t *versions)
+{
+        size_t count = json_array_size(versions);
+        struct retain_entry *entries = calloc(count + 1, sizeof *entries);
+        struct line *lines = calloc(count + 1, sizeof *lines);
+        char **jobs = calloc(count + 1, sizeof *jobs);
+
+        if (entries && lines && jobs) {
+                for (size_t i = 0; i < count; i++)
+                        entries[i] = entry_of(json_array_get(versions, i), &lines[i], &jobs[i]);
+                retain_mark(entries, count);
+                for (size_t i = 0; i < count; i++)
+                        json_object_set_new(json_array_get(versions, i), "abandoned", json_boolean(entries[i].abandoned));
+                for (size_t i = 0; i < count; i++)
+                        free(jobs[i]);
+        }
+        free(entries);
+        free(lines);
+        free(jobs);
+}
+
+static json_t *passed_json(const struct passed *passed)
+{
+        json_t *list = json_array();
+
+        for (uint32_t i = 0; i < passed->count; i++)
+                json_array_append_new(list, json_pack("{s:s, s:s}", "tag", passed->list[i].tag, "reason", passed->list[i].reason));
+        return list;
+}
+
+#define CHECKED_FILES_MAX 4096 /* each takes two looks at storage; of larger ones a load tells what is missing */
+
+/* Ranks agree on what all of them can load, so each has to know what storage has lost of the newest. */
+static json_t *pass_over(struct store *store, const char *job, struct manifest_scan *scan)
+{
+        struct passed passed = { 0 };
+        struct nebula_error failure;
+        int64_t index;
+
+        while ((index = manifest_scan_newest(scan, job)) >= 0 && scan->manifests[index].file_count <= CHECKED_FILES_MAX &&
+               restore_check_files(store, &scan->manifests[index], &failure) == NEBULA_CORRUPT) {
+                scan->manifests[index].is_damaged = true;
+                passed_add(&passed, scan->manifests[index].tag, failure.message);
+        }
+        if (index >= 0)
+                passed_scan(&passed, store, scan, &scan->manifests[index]);
+        return passed_json(&passed);
+}
+
+static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path,
+                                        char **ret_text, struct nebula_error *error)
+{
+        bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path;
+        json_t *versions, *problems = json_array(), *passed = NULL;
+        struct job **jobs;
+        size_t count;
+
+        catalogue_lock(catalogue);
+        if (session && session->role == IPC_ROLE_TRAINER && (!*path || !strcmp(path, session->job->persist_path))) {
+                struct job *job = session->job;
+
+                job->pins++;
+                catalogue_unlock(catalogue);
+                replica_learn(catalogue, job); /* what ranks can agree on counts copies in */
+                catalogue_lock(catalogue);
+                job->pins--;
+        }
+        if (*path && (!session || session->role == IPC_ROLE_TRAINER))
+                catalogue_job_get(catalogue, path, session ? session->job->name : "");
+        versions = memory_rows(catalogue, session, path);
+        count = paths_in_scope(catalogue, session, path, &jobs);
+        catalogue_unlock(catalogue);
+        for (size_t i = 0; i < count; i++) {
+                struct nebula_error failure = { 0 };
+                struct manifest_scan scan = { 0 };
+                struct store *store;
+                enum nebula_status status = storage_open(catalogue, jobs[i], &store, &failure);
+
+                if (!status)
+                        status = manifest_scan(store, &scan, &failure);
+                if (status && status != NEBULA_NOT_FOUND)
+                        json_array_append_new(problems, json_string(failure.message));
+                if (!status && scan.broken_count)
+                        json_array_append_new(problems, json_string(scan.broken));
+                if (!status && session && session->role == IPC_ROLE_TRAINER && !passed)
+                        passed = pass_over(store, session->job->name, &scan);
+                for (size_t j = 0; !status && j < scan.count; j++)
+                        if (!scan.manifests[j].is_damaged && (!own_only || !strcmp(scan.manifests[j].job, session->job->name)))
+                                merge_stored(versions, &scan.manifests[j], jobs[i]->persist_path);
+                if (!status)
+                        manifest_scan_done(&scan);
+        }
+        catalogue_lock(catalogue);
+        for (size_t i = 0; i < count; i++)
+                jobs[i]->pins--;
+        catalogue_unlock(catalogue);
+        free(jobs);
+        mark_abandoned(versions);
+        return to_text(json_pack("{s:o, s:o, s:o}", "versions", versions, "problems", problems, "passed", passed ? passed : json_array()), ret_text, error);
+}
+
+static json_t *job_json(const struct catalogue *catalogue, const struct job *job)
+{
+        uint64_t in_memory = 0, unsaved = 0, unsaved_bytes = 0;
+
+        for (const struct version *version = job->versions; version; version = version->next) {
+                in_memory += version->in_memory;
+                if (!version->in_memory || version->stored)
+                        continue;
+                unsaved++;
+                unsaved_bytes += version_size(version);
+        }
+        return json_pack("{s:s, s:s, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I}", "job", job->name, "persist_path", job->persist_path,
+                         "sessions", (json_int_t)catalogue_session_count(catalogue, job), "persist_interval_s",
+                         job->persist_interval_s, "retention_count", (json_int_t)job->retention_count, "versions_in_memory",
+                         (json_int_t)in_memory, "unsaved", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "versions_in_storage", (json_int_t)job->stored.count, "persisting",
+                         job->persisting, "storage_error", job->store_error.message, "storage_failures",
+                         (json_int_t)job->failure_count);
+}
+
+static enum nebula_status status_text(struct catalogue *catalogue, char **ret_text, struct nebula_error *error)
+{
+        json_t *jobs = json_array(), *sessions = json_array(), *queue = json_array(), *agent;
+        const struct memory *memory = &catalogue->memory;
+
+        catalogue_lock(catalogue);
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                json_array_append_new(jobs, job_json(catalogue, job));
+                for (const struct version *version = job->versions; version; version = version->next)
+                        if (version_unsaved(version))
+                                json_array_append_new(queue, json_pack("{s:s, s:s, s:s, s:I, s:b, s:s}", "tag", version->tag, "job",
+                                                                       job->name, "persist_path", job->persist_path, "size",
+                                                                       (json_int_t)version_size(version), "writing",
+                                                                       version->pins > 0 && job->persisting, "error",
+                                                                       version->error.message));
+        }
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->connection_count && session->role == IPC_ROLE_TRAINER)
+                        json_array_append_new(sessions, json_pack("{s:I, s:I, s:I, s:s, s:s, s:f}", "pid", (json_int_t)session->pid,
+                                                                  "rank", (json_int_t)session->rank, "world",
+                                                                  (json_int_t)session->world, "job", session->job->name,
+                                                                  "persist_path", session->job->persist_path, "since",
+                                                                  session->since));
+        agent = json_pack("{s:I, s:s, s:f, s:f, s:I, s:I, s:I, s:s, s:b}", "pid", (json_int_t)os->pid(), "version", NEBULA_VERSION,
+                          "uptime_s", (double)(os->now_ns() - catalogue->started_ns) / 1e9, "started", catalogue->started,
+                          "memory_used", (json_int_t)memory->used, "memory_budget", (json_int_t)memory->budget, "memory_named",
+                          (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining);
+        catalogue_unlock(catalogue);
+        return to_text(json_pack("{s:o, s:o, s:o, s:o}", "agent", agent, "jobs", jobs, "sessions", sessions, "queue", queue),
+                       ret_text, error);
+}
+
+static enum nebula_status history_text(struct catalogue *catalogue, const struct session *session, const char *path,
+                                       char **ret_text, struct nebula_error *error)
+{
+        json_t *rows = json_array();
+
+        catalogue_lock(catalogue);
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
+                     version = version->next)
+                        /* Not those that were only found in storage: their history is an earlier agent's. */
+                        if (version->part_count)
+                                json_array_insert_new(rows, 0, history_json(version));
+        catalogue_unlock(catalogue);
+        return to_text(json_pack("{s:o}", "history", rows), ret_text, error);
+}
+
+enum nebula_status report_text(struct catalogue *catalogue, const struct session *session, enum nebula_report report,
+                               const char *persist_path, char **ret_text, struct nebula_error *error)
+{
+        switch (report) {
+        case NEBULA_REPORT_VERSIONS:
+                return versions_text(catalogue, session, persist_path, ret_text, error);
+        case NEBULA_REPORT_STATUS:
+                return status_text(catalogue, ret_text, error);
+        case NEBULA_REPORT_HISTORY:
+                return history_text(catalogue, session, persist_path, ret_text, error);
+        default:
+                return error_set(error, NEBULA_INVALID, 0, "there is no report %u", (unsigned)report);
+        }
+}
+
+enum nebula_status report_version(struct catalogue *catalogue, uint64_t version_id, char **ret_text, struct nebula_error *error)
+{
+        struct version *version;
+        json_t *body = NULL;
+
+        catalogue_lock(catalogue);
+        version = catalogue_version(catalogue, version_id);
+        if (version && catalogue_resumes(catalogue, version->job)) /* which asks for all files; a loop that trains waits for no other node */
+                replica_gather(catalogue, version);
+        if (version)
+                body = version_json(version);
+        catalogue_unlock(catalogue);
+        if (!version)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
+        return to_text(body, ret_text, error);
+}

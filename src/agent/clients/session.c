@@ -1,0 +1,693 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/commit/commit.h"
+#include "agent/memory/image_loan.h"
+#include "agent/commit/lineage.h"
+#include "agent/clients/location.h"
+#include "agent/log.h"
+#include "agent/publish/publish.h"
+#include "agent/clients/report.h"
+#include "agent/restore/restore.h"
+#include "agent/clients/session_private.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "store/store.h"
+
+#define RIVAL_GONE_NS 500000000 /* who has just closed its connection is not seen to be gone at once */
+
+/* A client that waits sends nothing, so whatever can be read is its end. */
+bool session_client_gone(void *argument)
+{
+        const struct connection *connection = argument;
+
+        return os->poll(connection->fd, 0) == 1;
+}
+
+/* A path that no driver knows is told to who gives it, not once for each checkpoint that is never stored. Nothing is looked at. */
+static enum nebula_status check_path(const char *path, struct nebula_error *error)
+{
+        struct store *store;
+        enum nebula_status status = *path ? store_open(path, &store, error) : NEBULA_OK;
+
+        if (*path && !status)
+                store_close(store);
+        return status;
+}
+
+static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebula_error *error)
+{
+        if (!hello->session_nonce)
+                return error_set(error, NEBULA_INVALID, 0, "a session needs a nonce");
+        if (hello->role == IPC_ROLE_TRAINER && (!hello->world || hello->world > WORLD_MAX || hello->rank >= hello->world))
+                return error_set(error, NEBULA_INVALID, 0, "rank %u of world %u is impossible", hello->rank, hello->world);
+        if (hello->replica_count > REPLICA_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "%u copies in other nodes' memory are too many: %d at most",
+                                 hello->replica_count, REPLICA_MAX);
+        if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
+                return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is impossible: 0 to 10^9 are not",
+                                 hello->persist_interval_s);
+        return check_path(hello->persist_path, error);
+}
+
+bool session_may_live(uint32_t seen_pid)
+{
+        return !seen_pid || os->alive(seen_pid);
+}
+
+static bool is_in_my_pid_namespace(uint32_t pid)
+{
+        char path[64], mine[64], theirs[64];
+
+        snprintf(path, sizeof path, "/proc/%u/ns/pid", pid);
+        return os->readlink("/proc/self/ns/pid", mine, sizeof mine) > 0 && os->readlink(path, theirs, sizeof theirs) > 0 && !strcmp(mine, theirs);
+}
+
+/* A client in another pid namespace (a container) calls itself by a number that means another process here, or none. Of a child of the
+ * session's process the number in the greeting is its parent's. */
+static uint32_t seen_pid(const struct connection *connection, const struct ipc_hello *hello)
+{
+        uint32_t uid, pid = 0;
+
+        if (os->peer(connection->fd, &uid, &pid) < 0 || !pid || pid == hello->pid)
+                return pid;
+        return is_in_my_pid_namespace(pid) ? hello->pid : pid;
+}
+
+/* Two trainers that write one job's files would ruin each other's checkpoints. */
+static enum nebula_status check_rival(struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, uint32_t seen,
+                                      struct nebula_error *error)
+{
+        for (struct session *other = catalogue->sessions; other; other = other->next) {
+                if (other->job != job || other->role != IPC_ROLE_TRAINER || other->rank != hello->rank ||
+                    IPC_NONCE_FAMILY(other->nonce) == IPC_NONCE_FAMILY(hello->session_nonce) ||
+                    (seen && other->seen_pid == seen))
+                        continue;
+                if (other->connection_count && session_may_live(other->seen_pid))
+                        return error_set(error, NEBULA_INVALID, 0,
+                                         "process %u already is rank %u of job \"%.60s\" in %.120s, and process %u wants to be it "
+                                         "too: end one of them, or give one a `job` name of its own", other->pid, other->rank,
+                                         job->name, job->persist_path[0] ? job->persist_path : "memory", hello->pid);
+        }
+        return NEBULA_OK;
+}
+
+/* Sessions of this rank that have no connection any more make way at once. */
+static void replace_gone(struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello)
+{
+        for (struct session *other = catalogue->sessions; other; other = other->next)
+                if (other->job == job && other->role == IPC_ROLE_TRAINER && other->rank == hello->rank &&
+                    other->nonce != hello->session_nonce && !other->connection_count) {
+                        other->left_ns = INT64_MIN / 2; /* the worker's grace for it is over */
+                        commit_session_ended(catalogue, other);
+                }
+}
+
+static struct session *session_get(struct catalogue *catalogue, const struct ipc_hello *hello)
+{
+        struct session *session = catalogue_session(catalogue, hello->session_nonce);
+
+        if (session)
+                return session;
+        session = calloc(1, sizeof *session);
+        if (!session)
+                return NULL;
+        session->nonce = hello->session_nonce;
+        session->since = catalogue_now();
+        session->number = ++catalogue->session_number;
+        session->next = catalogue->sessions;
+        catalogue->sessions = session;
+        return session;
+}
+
+static enum nebula_status enter(struct connection *connection, const struct ipc_hello *hello, const char *spelling, struct nebula_error *error)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        struct session *session, before;
+        struct job *job;
+        bool is_another, begins;
+        uint32_t seen = seen_pid(connection, hello);
+        enum nebula_status status = check_hello(hello, error);
+
+        if (status)
+                return status;
+        job = catalogue_job_get(catalogue, hello->persist_path, hello->job);
+        if (!job)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a job");
+        if (hello->role == IPC_ROLE_TRAINER) {
+                int64_t until = os->now_ns() + RIVAL_GONE_NS;
+
+                job->pins++;
+                while ((status = check_rival(catalogue, job, hello, seen, error)) && os->now_ns() < until && !catalogue->stopping)
+                        catalogue_wait(catalogue, &catalogue->moved, 20);
+                job->pins--;
+                if (status)
+                        return status;
+        }
+        begins = hello->role == IPC_ROLE_TRAINER &&
+                 ancestry_begins(catalogue, job, hello, catalogue_session(catalogue, hello->session_nonce) != NULL);
+        session = connection->session ? connection->session : session_get(catalogue, hello);
+        if (!session)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
+        before = *session;
+        session->job = job;
+        if (before.job != job) {
+                memset(&session->loaded, 0, sizeof session->loaded);
+                session->given_way_told = job->given_way_count;
+        }
+        if (before.job && before.job != job)
+                before.job->last_guest = catalogue->session_number;
+        if (before.job && before.job != job && before.role == IPC_ROLE_TRAINER)
+                commit_session_ended(catalogue, &before); /* a new path or name: what was open there closes */
+        if (session->pid != hello->pid || !session->seen_pid) /* else it is known, and this may be a child */
+                session->seen_pid = seen;
+        session->pid = hello->pid;
+        session->rank = hello->rank;
+        memcpy(session->run, hello->run, sizeof session->run);
+        session->world = hello->world;
+        session->role = hello->role;
+        is_another = !connection->session && session->connection_count && before.job == job;
+        if (!connection->session)
+                session->connection_count++;
+        connection->session = session;
+        if (hello->role == IPC_ROLE_TRAINER) {
+                replace_gone(catalogue, job, hello); /* now that this rank is seen to be here, nobody stops waiting for it */
+                commit_session_began(session);
+        }
+        if (begins)
+                ancestry_begin(job, hello->run);
+        if (hello->role == IPC_ROLE_TRAINER && !is_another)
+                catalogue_job_configure(catalogue, job, hello, spelling);
+        if (!is_another) /* one more connection, for a wait, brings nothing new */
+                catalogue_signal(catalogue);
+        return NEBULA_OK;
+}
+
+static enum nebula_status request_hello(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        const char *spelling = ((const struct ipc_hello *)payload)->persist_path;
+        struct ipc_hello *hello = malloc(sizeof *hello); /* large for a thread's stack */
+        bool known;
+        enum nebula_status status;
+
+        if (!hello)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
+        memcpy(hello, payload, sizeof *hello);
+        location_settle(catalogue, hello->persist_path);
+        catalogue_lock(catalogue);
+        known = catalogue_session(catalogue, hello->session_nonce) != NULL;
+        status = enter(connection, hello, spelling, error);
+        catalogue_unlock(catalogue);
+        if (!status && !known && hello->role == IPC_ROLE_TRAINER)
+                log_event(LOG_LEVEL_INFO, "rank %u of %u (process %u) has joined job \"%s\", storage %s", hello->rank, hello->world, hello->pid,
+                         hello->job, hello->persist_path[0] ? hello->persist_path : "none");
+        free(hello);
+        answer->body.welcome = (struct ipc_welcome){ catalogue->agent_nonce, os->pid(), IPC_VERSION };
+        answer->size = sizeof answer->body.welcome;
+        return status;
+}
+
+static enum nebula_status request_configure(struct connection *connection, const void *payload, struct answer *answer,
+                                            struct nebula_error *error)
+{
+        enum nebula_status status = request_hello(connection, payload, answer, error);
+
+        answer->size = 0;
+        return status;
+}
+
+static enum nebula_status request_begin(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        const struct ipc_begin *begin = payload;
+        struct version *version;
+
+        catalogue_lock(connection->catalogue);
+        version = begin->generation ? commit_known(connection->session->job, begin->tag, begin->generation, error) :
+                                      commit_begin(connection->catalogue, connection->session, begin->tag, begin->file_count, error);
+        if (version)
+                answer->body.begun = (struct ipc_begun){ version->id, version->generation };
+        catalogue_unlock(connection->catalogue);
+        answer->size = sizeof answer->body.begun;
+        return version ? NEBULA_OK : error->status;
+}
+
+static void list_live(const struct catalogue *catalogue, const struct session *session, struct ipc_granted *granted)
+{
+        for (const struct image *image = catalogue->memory.images; image && granted->live_count < IPC_LIVE_MAX; image = image->next)
+                if (image->owner_nonce == session->nonce)
+                        granted->live_ids[granted->live_count++] = image->id;
+}
+
+static enum nebula_status request_image(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        struct ipc_granted *granted = &answer->body.granted;
+        struct version *version = NULL;
+        struct image_loan *loan;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        status = image_loan_open(catalogue, connection->session, payload, connection->may_wait ? session_client_gone : NULL, connection,
+                                 &version, &loan, error);
+        if (!status && !loan) {
+                ((struct ipc_image *)connection->frame.payload)->version_id = version->id; /* which this request has begun, perhaps */
+                answer->is_slow = true;
+        } else if (!status) {
+                granted->image_id = loan->image->id;
+                granted->version_id = version->id;
+                granted->generation = version->generation;
+                granted->capacity_bytes = loan->image->capacity;
+                list_live(catalogue, connection->session, granted);
+                /* A duplicate, for the image may be given up before the answer is sent. */
+                status = memory_duplicate(loan->image, &answer->fd, error);
+                if (status)
+                        commit_end_loan(catalogue, version, loan);
+        }
+        answer->version_id = version ? version->id : 0;
+        catalogue_unlock(catalogue);
+        answer->size = sizeof *granted;
+        return status;
+}
+
+/* An agent that was killed had noted that this image is whole, and not answered. */
+static struct version *version_captured(const struct session *session, uint64_t image_id)
+{
+        for (struct version *version = session->job->live; version; version = version->next_live)
+                for (size_t i = 0; i < version->file_count; i++) {
+                        const struct agent_file *file = &version->files[i];
+
+                        if (file->image && file->image->id == image_id && file->rank == session->rank &&
+                            file->generation == version->generation)
+                                return version;
+                }
+        return NULL;
+}
+
+static enum nebula_status captured_again(struct connection *connection, const struct ipc_captured *captured,
+                                         struct nebula_error *error)
+{
+        struct version *version = version_captured(connection->session, captured->image_id);
+
+        if (!version)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not hold this image any more: save the file again");
+        if (!captured->commits || !commit_open(version) || version_part(version, connection->session->rank)->closed)
+                return NEBULA_OK;
+        return commit_part(connection->catalogue, connection->session, version, error);
+}
+
+static enum nebula_status request_captured(struct connection *connection, const void *payload, struct answer *answer,
+                                           struct nebula_error *error)
+{
+        const struct ipc_captured *captured = payload;
+        struct version *version;
+        struct image_loan *loan;
+        enum nebula_status status;
+
+        catalogue_lock(connection->catalogue);
+        version = catalogue_version_of_image(connection->catalogue, captured->image_id, &loan);
+        if (version && loan->nonce == connection->session->nonce)
+                status = commit_captured(connection->catalogue, version, loan, captured, error);
+        else
+                status = captured_again(connection, captured, error);
+        catalogue_unlock(connection->catalogue);
+        return status;
+}
+
+static enum nebula_status request_copied(struct connection *connection, const void *payload, struct answer *answer,
+                                         struct nebula_error *error)
+{
+        const struct ipc_copied *copied = payload;
+        struct version *version;
+        struct image_loan *loan;
+        enum nebula_status status;
+
+        catalogue_lock(connection->catalogue);
+        version = catalogue_version_of_image(connection->catalogue, copied->image_id, &loan);
+        if (version && loan->nonce == connection->session->nonce)
+                status = commit_copied(connection->catalogue, version, loan, copied, error);
+        else
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not know this image");
+        catalogue_unlock(connection->catalogue);
+        return status;
+}
+
+static enum nebula_status request_abandon(struct connection *connection, const void *payload, struct answer *answer,
+                                          struct nebula_error *error)
+{
+        const struct ipc_abandon *abandon = payload;
+        struct version *version;
+        struct image_loan *loan;
+
+        catalogue_lock(connection->catalogue);
+        version = catalogue_version_of_image(connection->catalogue, abandon->image_id, &loan);
+        if (version && loan->nonce == connection->session->nonce)
+                version_fail(connection->catalogue, version, NEBULA_FAILED, "\"%.100s\" could not be copied: %.350s", loan->name,
+                             abandon->reason);
+        catalogue_unlock(connection->catalogue);
+        return NEBULA_OK;
+}
+
+struct version *session_version(struct connection *connection, uint64_t id, struct nebula_error *error)
+{
+        struct version *version = catalogue_version(connection->catalogue, id);
+
+        if (!version)
+                error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
+        return version;
+}
+
+static enum nebula_status request_commit(struct connection *connection, const void *payload, struct answer *answer,
+                                         struct nebula_error *error)
+{
+        const struct ipc_version *request = payload;
+        struct version *version;
+        enum nebula_status status = NEBULA_NOT_FOUND;
+
+        catalogue_lock(connection->catalogue);
+        version = session_version(connection, request->version_id, error);
+        if (version && version->job != connection->session->job)
+                status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" belongs to another job", version->tag);
+        else if (version)
+                status = commit_part(connection->catalogue, connection->session, version, error);
+        catalogue_unlock(connection->catalogue);
+        return status;
+}
+
+static enum nebula_status request_fail(struct connection *connection, const void *payload, struct answer *answer,
+                                       struct nebula_error *error)
+{
+        const struct ipc_fail *request = payload;
+        struct version *version;
+        enum nebula_status status = NEBULA_OK;
+
+        catalogue_lock(connection->catalogue);
+        version = session_version(connection, request->version_id, error);
+        if (!version)
+                status = NEBULA_NOT_FOUND;
+        else if (commit_open(version))
+                version_fail(connection->catalogue, version, NEBULA_FAILED, "%s", request->reason);
+        else if (version->life.state != NEBULA_STATE_FAILED)
+                status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.300s\" is complete and stays", version->tag);
+        catalogue_unlock(connection->catalogue);
+        return status;
+}
+
+static enum nebula_status request_state(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        const struct ipc_version *request = payload;
+        struct version *version;
+
+        catalogue_lock(connection->catalogue);
+        version = session_version(connection, request->version_id, error);
+        if (version)
+                answer->body.state.state = (uint32_t)(version->is_gone ? NEBULA_STATE_FAILED : version->life.state);
+        catalogue_unlock(connection->catalogue);
+        answer->size = sizeof answer->body.state;
+        return version ? NEBULA_OK : NEBULA_NOT_FOUND;
+}
+
+static enum nebula_status request_find(struct connection *connection, const void *payload, struct answer *answer,
+                                       struct nebula_error *error)
+{
+        struct ipc_find *find = malloc(sizeof *find);
+        enum nebula_status status;
+
+        if (!find)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a request");
+        memcpy(find, payload, sizeof *find);
+        location_settle(connection->catalogue, find->persist_path);
+        status = restore_find(connection->catalogue, connection->session, find, &answer->body.found, error);
+        free(find);
+        answer->size = sizeof answer->body.found;
+        return status;
+}
+
+/* What is loaded is what this run goes on from. */
+static void note_read(struct connection *connection, uint64_t version_id)
+{
+        const struct version *version;
+
+        catalogue_lock(connection->catalogue);
+        version = catalogue_version(connection->catalogue, version_id);
+        if (version)
+                lineage_read(connection->session, version);
+        if (version && version->job == connection->session->job && strcmp(version->run, connection->session->run))
+                ancestry_follow(connection->session, version->run, version->sequence);
+        catalogue_unlock(connection->catalogue);
+}
+
+static enum nebula_status request_open(struct connection *connection, const void *payload, struct answer *answer,
+                                       struct nebula_error *error)
+{
+        const struct ipc_open *request = payload;
+        struct ipc_opened *opened = NULL;
+        enum nebula_status status = restore_open(connection->catalogue, payload, &opened, &answer->fd, error);
+
+        if (!status) {
+                answer->data = answer->text = (char *)opened;
+                answer->size = sizeof *opened + opened->chunk_count * sizeof opened->crc64[0];
+                note_read(connection, request->version_id);
+        }
+        return status;
+}
+
+static enum nebula_status take_text(struct answer *answer, struct nebula_error *error)
+{
+        answer->data = answer->text;
+        answer->size = strlen(answer->text);
+        answer->is_text = true;
+        if (answer->size > IPC_REPORT_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "the report is too long (%zu bytes)", answer->size);
+        return NEBULA_OK;
+}
+
+static enum nebula_status request_report(struct connection *connection, const void *payload, struct answer *answer,
+                                         struct nebula_error *error)
+{
+        const struct ipc_report *request = payload;
+        char path[IPC_PATH_MAX];
+        enum nebula_status status;
+
+        strcpy(path, request->persist_path);
+        location_settle(connection->catalogue, path);
+        status = report_text(connection->catalogue, connection->session, (enum nebula_report)request->report, path, &answer->text, error);
+
+        return status ? status : take_text(answer, error);
+}
+
+static enum nebula_status request_describe(struct connection *connection, const void *payload, struct answer *answer,
+                                           struct nebula_error *error)
+{
+        const struct ipc_version *request = payload;
+        enum nebula_status status = report_version(connection->catalogue, request->version_id, &answer->text, error);
+
+        return status ? status : take_text(answer, error);
+}
+
+static enum nebula_status request_publish(struct connection *connection, const void *payload, struct answer *answer,
+                                          struct nebula_error *error)
+{
+        struct ipc_publish *request = malloc(sizeof *request); /* large for a thread's stack */
+        struct version *version;
+        enum nebula_status status = NEBULA_NOT_FOUND;
+
+        if (!request)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a request");
+        memcpy(request, payload, sizeof *request);
+        if (!(status = publish_check_path(request->path, error)) && *request->staging)
+                status = publish_check_path(request->staging, error);
+        if (status)
+                goto done;
+        location_settle_name(connection->catalogue, request->path);
+        location_settle_name(connection->catalogue, request->staging);
+        catalogue_lock(connection->catalogue);
+        version = session_version(connection, request->version_id, error);
+        if (version)
+                status = publish_request(connection->catalogue, version, request, error);
+        catalogue_unlock(connection->catalogue);
+done:
+        free(request);
+        return status;
+}
+
+static enum nebula_status request_unpublish(struct connection *connection, const void *payload, struct answer *answer,
+                                            struct nebula_error *error)
+{
+        const struct ipc_path *request = payload;
+        char path[IPC_PATH_MAX];
+        enum nebula_status status = publish_check_path(request->path, error);
+
+        if (status)
+                return status;
+        strcpy(path, request->path);
+        location_settle_name(connection->catalogue, path);
+        catalogue_lock(connection->catalogue);
+        status = publish_remove(connection->catalogue, connection->session->job, path, error);
+        catalogue_unlock(connection->catalogue);
+        return status;
+}
+
+static const struct {
+        request_run *run;
+        bool is_quick; /* waits for nothing, or says so (answer.is_slow, answer.is_later) */
+        bool is_of_storage; /* the answer depends on what lies there */
+} requests[] = {
+        [IPC_HELLO] = { request_hello, false },       [IPC_CONFIGURE] = { request_configure, false },
+        [IPC_BEGIN] = { request_begin, true },        [IPC_IMAGE] = { request_image, true },
+        [IPC_CAPTURED] = { request_captured, true },  [IPC_COPIED] = { request_copied, true },
+        [IPC_ABANDON] = { request_abandon, true },    [IPC_COMMIT] = { request_commit, true },
+        [IPC_FAIL] = { request_fail, true },          [IPC_WAIT] = { request_wait, true },
+        [IPC_STATE] = { request_state, true },        [IPC_FIND] = { request_find, false, true },
+        [IPC_OPEN] = { request_open, false, true },   [IPC_FLUSH] = { request_flush, false },
+        [IPC_REPORT] = { request_report, false, true }, [IPC_DESCRIBE] = { request_describe, false, true },
+        [IPC_STOP] = { request_stop, false },         [IPC_PUBLISH] = { request_publish, false },
+        [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false },
+        [IPC_WATCH] = { request_watch, false },
+};
+
+/* Only what will be sent is cleared: the largest answer takes kilobytes, most take none. */
+static void answer_init(struct answer *answer, enum ipc_type type)
+{
+        size_t size = ipc_answer_size(type);
+
+        answer->data = &answer->body;
+        answer->size = 0;
+        answer->fd = -1;
+        answer->text = NULL;
+        answer->is_text = answer->is_later = answer->is_slow = false;
+        answer->version_id = 0;
+        memset(&answer->body, 0, size < sizeof answer->body ? size : sizeof answer->body);
+}
+
+/* The answer is on its way. */
+static void end_as_told(struct connection *connection)
+{
+        const struct ipc_stop *request = connection->frame.payload;
+        struct catalogue *catalogue = connection->catalogue;
+
+        catalogue_lock(catalogue);
+        catalogue->dropping |= request->now != 0;
+        catalogue_signal(catalogue); /* a signal may have asked for the end before, and who saw it waits for storage */
+        catalogue_unlock(catalogue);
+        if (catalogue->end)
+                catalogue->end(catalogue);
+}
+
+/* The request in the frame. */
+static enum session_step serve_one(struct connection *connection)
+{
+        enum ipc_type type = (enum ipc_type)connection->frame.header.type;
+        struct nebula_error error = { 0 };
+        struct answer answer;
+        enum nebula_status status, sent;
+
+        connection->has_request = false;
+        status = ipc_request_check(&connection->frame, &error);
+        if (status) {
+                ipc_send_error(connection->fd, type, &error, 0, NULL);
+                return SESSION_ENDED;
+        }
+        answer_init(&answer, type);
+        if (connection->session && requests[type].is_of_storage)
+                session_await_scan(connection);
+        if (!connection->session && type != IPC_HELLO)
+                status = error_set(&error, NEBULA_INVALID, 0, "the first request of a connection is HELLO");
+        else
+                status = requests[type].run(connection, connection->frame.payload, &answer, &error);
+        if (!status && answer.is_slow)
+                connection->has_request = true;
+        if (!status && (answer.is_slow || answer.is_later))
+                return answer.is_slow ? SESSION_SLOW : SESSION_IDLE;
+        if (status)
+                sent = ipc_send_error(connection->fd, type, &error, answer.version_id, NULL);
+        else if (answer.is_text)
+                sent = ipc_send_text(connection->fd, type, answer.text, answer.size, NULL);
+        else
+                sent = ipc_send(connection->fd, type, NEBULA_OK, answer.size ? answer.data : NULL, answer.size, answer.fd, NULL);
+        if (answer.fd >= 0)
+                os->close(answer.fd);
+        free(answer.text);
+        if (type == IPC_IMAGE && !status)
+                image_loan_record(connection->catalogue, answer.body.granted.version_id);
+        if (type == IPC_STOP && !status)
+                end_as_told(connection);
+        return sent || connection->catalogue->broken ? SESSION_ENDED : SESSION_IDLE;
+}
+
+/* A request that is held whole. Its answer may be for a client that reads none. */
+static enum session_step serve_held(struct connection *connection)
+{
+        if (ipc_receive_request(connection->fd, &connection->inbox, &connection->frame, NULL))
+                return SESSION_ENDED;
+        connection->has_request = true;
+        if (!requests[connection->frame.header.type].is_quick || os->can_send(connection->fd) != 1)
+                return SESSION_SLOW;
+        return serve_one(connection);
+}
+
+enum session_step session_read(struct connection *connection, bool has_come)
+{
+        enum session_step step = has_come ? session_end_wait(connection) : SESSION_IDLE;
+        enum ipc_held held;
+
+        if (has_come && step == SESSION_IDLE && ipc_inbox_fill(connection->fd, &connection->inbox, NULL))
+                step = SESSION_ENDED;
+        while (step == SESSION_IDLE && (held = ipc_inbox_held(&connection->inbox)) != IPC_HELD_PART) {
+                step = session_end_wait(connection);
+                if (step == SESSION_IDLE)
+                        step = held == IPC_HELD_LARGE ? SESSION_SLOW : serve_held(connection);
+        }
+        return step;
+}
+
+enum session_step session_serve(struct connection *connection)
+{
+        enum session_step step;
+
+        session_await_answer(connection);
+        if (!connection->has_request && ipc_receive_request(connection->fd, &connection->inbox, &connection->frame, NULL))
+                return SESSION_ENDED;
+        connection->may_wait = true;
+        step = serve_one(connection);
+        connection->may_wait = false;
+        return step;
+}
+
+struct connection *session_open(struct catalogue *catalogue, int fd)
+{
+        struct connection *connection = calloc(1, sizeof *connection);
+
+        if (!connection)
+                return NULL;
+        connection->catalogue = catalogue;
+        connection->fd = fd;
+        connection->frame.fd = -1;
+        connection->look_ns = INT64_MAX;
+        sem_init(&connection->answered, 0, 0);
+        return connection;
+}
+
+void session_close(struct connection *connection)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        struct session *session = connection->session;
+
+        if (session_end_wait(connection) == SESSION_SLOW)
+                session_await_answer(connection);
+        catalogue_lock(catalogue);
+        if (session && !--session->connection_count) {
+                session->left_ns = os->now_ns();
+                catalogue_signal(catalogue);
+        }
+        catalogue_unlock(catalogue);
+        ipc_frame_done(&connection->frame);
+        sem_destroy(&connection->answered);
+        free(connection);
+}

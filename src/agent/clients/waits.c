@@ -1,0 +1,574 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/commit.h"
+#include "agent/clients/events.h"
+#include "agent/clients/location.h"
+#include "agent/log.h"
+#include "agent/publish/publish.h"
+#include "agent/clients/session_private.h"
+#include "agent/persist/worker.h"
+#include "agent/commit/world.h"
+#include "base/error.h"
+#include "os/os.h"
+
+#define FIND_OPEN_NS 30000000000 /* a version that nobody completes fails long before */
+#define FIRST_SCAN_NS 2000000000 /* storage that takes longer is not waited for: a job that does would not train */
+#define MISSING_CURE \
+        " (each rank is to commit, with or without files; if one rank alone saves, it gives init() world=1)"
+#define WAIT_SLICE_MS 1000 /* between looks at whether a waiting client is still there */
+
+/* Why a version will never be durable as things stand; NEBULA_OK: it may be. */
+static enum nebula_status durable_refused(const struct version *version, struct nebula_error *error)
+{
+        if (!version->job->persist_path[0])
+                return error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" cannot become durable: no persistent storage path is set",
+                                 version->tag);
+        if (version->remote)
+                return error_set(error, NEBULA_FAILED, 0,
+                                 "checkpoint \"%.200s\" lies in other nodes' memory alone, and this node does not make it durable",
+                                 version->tag);
+        if (version->superseded)
+                return error_set(error, NEBULA_FAILED, 0,
+                                 "checkpoint \"%.200s\" gave way to a newer one before it was due to be persisted", version->tag);
+        return NEBULA_OK;
+}
+
+/* Likewise for a copy on another node. Asks for one. */
+static enum nebula_status replica_refused(struct catalogue *catalogue, struct version *version, struct nebula_error *error)
+{
+        if (!version->job->replica_count)
+                return error_set(error, NEBULA_INVALID, 0, "no copies in other nodes' memory are asked for");
+        if (lifecycle_complete(version->life.state) && !version->in_memory)
+                return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" left memory before a copy was made", version->tag);
+        if (!version->replica_wanted)
+                catalogue_signal(catalogue);
+        version->replica_wanted = true;
+        return NEBULA_OK;
+}
+
+static enum nebula_status wait_timeout(const struct version *version, struct nebula_error *error)
+{
+        const struct job *job = version->job;
+        char missing[160];
+
+        world_missing(version, missing, sizeof missing);
+        if (missing[0])
+                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it %s" MISSING_CURE, version->tag,
+                                 nebula_state_name(version->life.state), missing);
+        if (commit_open(version))
+                return error_set(error, NEBULA_TIMEOUT, 0,
+                                 "checkpoint \"%.100s\" is %s; it waits for a commit, the files that were announced, or a copy that still runs",
+                                 version->tag, nebula_state_name(version->life.state));
+        if (version->replica_wanted && job->replica_error.message[0])
+                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
+                                 version->tag, nebula_state_name(version->life.state), job->replica_error.message);
+        if (version->attempt || job->store_error.message[0])
+                return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; storage fails: %.350s", version->tag,
+                                 nebula_state_name(version->life.state),
+                                 version->attempt ? version->error.message : job->store_error.message);
+        return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.150s\" is %s%s%.250s", version->tag,
+                         nebula_state_name(version->life.state), version->error.message[0] ? "; " : "", version->error.message);
+}
+
+/* Ranks of other nodes are to come, and for so long nothing has been heard of them that no call waits on: their node may be gone
+ * for good. The version stays as it is, for they may come yet. */
+static bool others_are_silent(const struct catalogue *catalogue, const struct version *version)
+{
+        return commit_open(version) && version->spread && os->now_ns() - version->heard_ns >= (int64_t)catalogue->give_up_s * 1000000000;
+}
+
+/* What other ranks are to bring has not come for so long that a flush of everything waits no longer: they may never save. */
+static bool others_are_late(const struct catalogue *catalogue, const struct version *version)
+{
+        return commit_open(version) && !version->loans && event_is_late(catalogue, version);
+}
+
+static enum nebula_status waited_in_vain(const struct catalogue *catalogue, const struct version *version, struct nebula_error *error)
+{
+        enum nebula_status status = wait_timeout(version, error);
+
+        error_prefix(error, "given up, for %" PRIu64 " s other nodes have not been heard of", catalogue->give_up_s);
+        return status;
+}
+
+static void want_durable(struct connection *connection, struct version *version)
+{
+        if (version->wanted)
+                return;
+        version->wanted = true;
+        if (!connection->has_asked)
+                version->retry_at_ns = 0;
+        connection->has_asked = true;
+        catalogue_signal(connection->catalogue);
+}
+
+/* One look. True: the wait is over, with *ret_status. Else what is waited for is asked for. */
+static bool wait_over(struct connection *connection, enum nebula_status *ret_status, struct nebula_error *error)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        enum nebula_state state = (enum nebula_state)connection->wait.state;
+        struct version *version = session_version(connection, connection->wait.version_id, error);
+        bool is_publishing = version && state == NEBULA_STATE_DURABLE && version->stored && publish_waits(version);
+
+        *ret_status = NEBULA_OK;
+        if (!version)
+                *ret_status = NEBULA_NOT_FOUND;
+        else if (version->life.state == NEBULA_STATE_FAILED)
+                *ret_status = error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
+                                        version->error.message);
+        else if (!is_publishing && commit_rank_reached(version, connection->session, state)) {
+                if (state == NEBULA_STATE_DURABLE)
+                        *ret_status = publish_failure(version->job, version, error);
+                return true;
+        } else if (state == NEBULA_STATE_REPLICATED)
+                *ret_status = replica_refused(catalogue, version, error);
+        else if (state == NEBULA_STATE_DURABLE && !is_publishing)
+                *ret_status = durable_refused(version, error);
+        if (!*ret_status && (catalogue->stopping || catalogue->broken))
+                *ret_status = error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
+        if (!*ret_status && state == NEBULA_STATE_DURABLE)
+                want_durable(connection, version);
+        if (!*ret_status && others_are_silent(catalogue, version))
+                *ret_status = waited_in_vain(catalogue, version, error);
+        return *ret_status != NEBULA_OK;
+}
+
+/* Waits for a change. NEBULA_OK: look again. */
+static enum nebula_status wait_slice(struct connection *connection, pthread_cond_t *cond, int64_t until_ns, bool *ret_timeout,
+                                     struct nebula_error *error)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        int64_t left_ms = until_ns == INT64_MAX ? WAIT_SLICE_MS : (until_ns - os->now_ns()) / 1000000;
+
+        *ret_timeout = until_ns != INT64_MAX && left_ms <= 0;
+        if (*ret_timeout)
+                return NEBULA_OK;
+        catalogue_wait(catalogue, cond, left_ms < WAIT_SLICE_MS ? left_ms : WAIT_SLICE_MS);
+        if (catalogue->stopping || catalogue->broken)
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
+        if (session_client_gone(connection))
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the client has gone");
+        return NEBULA_OK;
+}
+
+static int64_t deadline(int64_t timeout_ms)
+{
+        return timeout_ms < 0 || timeout_ms > INT64_MAX / 2000000 ? INT64_MAX : os->now_ns() + timeout_ms * 1000000;
+}
+
+static void look_later(struct connection *connection)
+{
+        int64_t slice_ns = os->now_ns() + (int64_t)WAIT_SLICE_MS * 1000000;
+
+        connection->look_ns = connection->wait_until_ns < slice_ns ? connection->wait_until_ns : slice_ns;
+}
+
+static bool waiter_is_over(struct waiter *waiter)
+{
+        struct connection *connection = (struct connection *)waiter;
+
+        if (!wait_over(connection, &connection->wait_status, &connection->wait_error))
+                return false;
+        connection->is_waiting = false;
+        return true;
+}
+
+static void send_wait_answer(struct connection *connection)
+{
+        if (connection->wait_status)
+                ipc_send_error(connection->fd, IPC_WAIT, &connection->wait_error, 0, NULL);
+        else
+                ipc_send(connection->fd, IPC_WAIT, NEBULA_OK, NULL, 0, -1, NULL);
+}
+
+/* A send that fails is the end of the connection, which who reads from it finds too. */
+static void waiter_tell(struct waiter *waiter)
+{
+        struct connection *connection = (struct connection *)waiter;
+
+        send_wait_answer(connection);
+        sem_post(&connection->answered);
+}
+
+enum nebula_status request_wait(struct connection *connection, const void *payload, struct answer *answer,
+                                       struct nebula_error *error)
+{
+        const struct ipc_wait *request = payload;
+        struct catalogue *catalogue = connection->catalogue;
+        enum nebula_status status;
+
+        if (request->state > NEBULA_STATE_DURABLE)
+                return error_set(error, NEBULA_INVALID, 0, "there is no state %u to wait for", request->state);
+        /* Who ends the wait sends the answer, and has others to serve. Where may_wait is not set, this was looked at before. */
+        if (connection->may_wait && os->can_send(connection->fd) != 1)
+                return error_set(error, NEBULA_INVALID, 0, "who waits has to read the answers to its earlier requests first");
+        catalogue_lock(catalogue);
+        connection->wait = *request;
+        connection->wait_until_ns = deadline(request->timeout_ms);
+        connection->has_asked = false;
+        connection->is_waiting = connection->has_waited = answer->is_later = !wait_over(connection, &status, error);
+        if (connection->is_waiting) {
+                look_later(connection);
+                connection->waiter.is_over = waiter_is_over;
+                connection->waiter.tell = waiter_tell;
+                catalogue_await(catalogue, &connection->waiter, request->version_id, (enum nebula_state)request->state);
+        }
+        catalogue_unlock(catalogue);
+        return status;
+}
+
+/* Its time is over, or one more look is due. True: it is to be answered here. */
+static bool wait_slice_over(struct connection *connection)
+{
+        bool over = wait_over(connection, &connection->wait_status, &connection->wait_error);
+
+        if (!over && os->now_ns() >= connection->wait_until_ns) {
+                connection->wait_status = wait_timeout(catalogue_version(connection->catalogue, connection->wait.version_id),
+                                                       &connection->wait_error);
+                over = true;
+        }
+        if (over) {
+                catalogue_forget_waiter(connection->catalogue, &connection->waiter);
+                connection->is_waiting = false;
+        }
+        return over;
+}
+
+int64_t session_look_ns(const struct connection *connection)
+{
+        return connection->look_ns;
+}
+
+enum session_step session_look(struct connection *connection)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        bool is_over;
+
+        catalogue_lock(catalogue);
+        is_over = connection->is_waiting && wait_slice_over(connection);
+        if (connection->is_waiting)
+                look_later(connection);
+        else
+                connection->look_ns = INT64_MAX;
+        catalogue_unlock(catalogue);
+        if (is_over) {
+                connection->has_waited = false;
+                send_wait_answer(connection);
+        }
+        return catalogue->broken ? SESSION_ENDED : SESSION_IDLE;
+}
+
+enum session_step session_end_wait(struct connection *connection)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        bool was_waiting;
+
+        if (!connection->has_waited)
+                return SESSION_IDLE;
+        catalogue_lock(catalogue);
+        was_waiting = connection->is_waiting;
+        if (was_waiting)
+                catalogue_forget_waiter(catalogue, &connection->waiter);
+        connection->is_waiting = false;
+        catalogue_unlock(catalogue);
+        connection->has_waited = !was_waiting && sem_trywait(&connection->answered);
+        return was_waiting ? SESSION_ENDED : connection->has_waited ? SESSION_SLOW : SESSION_IDLE;
+}
+
+void session_await_answer(struct connection *connection)
+{
+        while (connection->has_waited && sem_wait(&connection->answered))
+                ;
+        connection->has_waited = false;
+}
+
+/* Whether this version, which is not whole, is one that FLUSH of everything answers for: this rank has closed its part, or is about to. */
+static bool flush_covers_open(const struct version *version, const struct session *session, const struct part *own)
+{
+        if (own && (version->loans || version->file_goal == NEBULA_FILES_OPEN) && commit_parts_end(version))
+                return true;
+        return own && own->closed && !own->spoken_for && version->file_goal != NEBULA_FILES_OPEN && !strcmp(version->run, session->run);
+}
+
+/* Whether this version is one that FLUSH answers for, and not done with. */
+static bool flush_covers(const struct version *version, const struct session *session, const char *tag)
+{
+        const struct part *own = version_part((struct version *)version, session->rank);
+
+        if (*tag && strcmp(tag, version->tag))
+                return false;
+        if (version->life.state == NEBULA_STATE_FAILED || version->superseded || version->remote)
+                return false;
+        if (!commit_open(version))
+                return version->job->persist_path[0] &&
+                       ((!version->stored && version->life.state != NEBULA_STATE_DURABLE) || publish_waits(version));
+        if (*tag)
+                return own != NULL;
+        return flush_covers_open(version, session, own);
+}
+
+/* Why the newest of what it waits for is not there yet. */
+static enum nebula_status flush_timeout(const struct connection *connection, const char *tag, struct nebula_error *error)
+{
+        struct nebula_error why = { 0 };
+
+        for (const struct version *version = connection->session->job->versions; version; version = version->next)
+                if (flush_covers(version, connection->session, tag)) {
+                        if (others_are_silent(connection->catalogue, version))
+                                waited_in_vain(connection->catalogue, version, &why);
+                        else
+                                wait_timeout(version, &why);
+                        return error_set(error, NEBULA_TIMEOUT, 0, "not everything is %s yet: %.450s",
+                                         version->job->persist_path[0] ? "durable" : "complete", why.message);
+                }
+        return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet");
+}
+
+/* Whether all that it still waits for is for other ranks, which are silent. */
+static bool flush_in_vain(const struct connection *connection, const char *tag)
+{
+        bool any = false;
+
+        for (const struct version *version = connection->session->job->versions; version; version = version->next)
+                if (flush_covers(version, connection->session, tag)) {
+                        if (!others_are_silent(connection->catalogue, version) &&
+                            (*tag || !others_are_late(connection->catalogue, version)))
+                                return false;
+                        any = true;
+                }
+        return any;
+}
+
+/* One look: asks for what is not durable. True when all is. */
+static bool flush_done(struct connection *connection, const char *tag)
+{
+        struct job *job = connection->session->job;
+        bool done = *tag || !publish_pending(connection->catalogue, job, INT64_MAX);
+
+        for (struct version *version = job->versions; version; version = version->next)
+                if (flush_covers(version, connection->session, tag)) {
+                        done = false;
+                        if (!version->wanted) {
+                                version->wanted = true;
+                                version->retry_at_ns = 0;
+                                catalogue_signal(connection->catalogue);
+                        }
+                }
+        return done;
+}
+
+/* Versions that have given way to another run's since this session was told so last: what it has saved is lost for somebody. */
+static enum nebula_status given_way(struct session *session, struct nebula_error *error)
+{
+        const struct job *job = session->job;
+        uint64_t count = job->given_way_count - session->given_way_told;
+
+        session->given_way_told = job->given_way_count;
+        for (const struct version *version = count ? job->versions : NULL; version; version = version->next)
+                if (version->gives_way && version->life.state == NEBULA_STATE_FAILED && !strcmp(version->run, session->run))
+                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.80s\", and %" PRIu64 " others, failed: %.380s", version->tag,
+                                         count - 1, version->error.message);
+        return NEBULA_OK;
+}
+
+/*
+ * What became of the newest version of the tag; or, when "", of the newest that was whole, whenever it failed, and of any that
+ * failed meanwhile, or has given way to another run's.
+ */
+static enum nebula_status flush_result(struct session *session, struct job *job, const char *tag, int64_t since_ns, struct nebula_error *error)
+{
+        bool is_newest = true, was_whole;
+
+        if (!*tag && session->job == job && given_way(session, error))
+                return error->status;
+
+        for (const struct version *version = job->versions; version; version = version->next) {
+                if (*tag && strcmp(tag, version->tag))
+                        continue;
+                was_whole = lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0;
+                if (version->life.state == NEBULA_STATE_FAILED &&
+                    (*tag || (was_whole && (is_newest || version->activity_ns >= since_ns))))
+                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.100s\" failed: %.380s", version->tag,
+                                         version->error.message);
+                if (*tag)
+                        return version->stored ? publish_failure(job, version, error) : durable_refused(version, error);
+                is_newest = is_newest && !was_whole;
+        }
+        return *tag ? error_set(error, NEBULA_NOT_FOUND, 0, "there is no checkpoint \"%s\" to flush", tag) :
+                      publish_failure(job, NULL, error);
+}
+
+enum nebula_status request_flush(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        const struct ipc_flush *request = payload;
+        struct catalogue *catalogue = connection->catalogue;
+        struct job *job;
+        int64_t until = deadline(request->timeout_ms), since = os->now_ns();
+        enum nebula_status status = NEBULA_OK;
+        bool timeout = false;
+
+        catalogue_lock(catalogue);
+        job = connection->session->job;
+        commit_close_open(catalogue, job, connection->session->rank, NULL);
+        if (!job->persist_path[0] && *request->tag) {
+                catalogue_unlock(catalogue);
+                return error_set(error, NEBULA_INVALID, 0, "nothing can be flushed: no persistent storage path is set");
+        }
+        job->pins++; /* another connection may take the session to another job meanwhile */
+        while (!status && !timeout && !flush_done(connection, request->tag)) {
+                timeout = flush_in_vain(connection, request->tag);
+                if (!timeout)
+                        status = wait_slice(connection, &catalogue->moved, until, &timeout, error);
+        }
+        if (!status && timeout && !flush_done(connection, request->tag))
+                status = flush_timeout(connection, request->tag, error);
+        else if (!status && job->persist_path[0])
+                status = flush_result(connection->session, job, request->tag, since, error);
+        job->pins--;
+        catalogue_unlock(catalogue);
+        return status;
+}
+
+/* The first of what is still pending that says why; NULL: nothing is. */
+static const struct nebula_error *failure_of(const struct catalogue *catalogue)
+{
+        const struct nebula_error *found = NULL;
+
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                if (!worker_pending(catalogue, job))
+                        continue;
+                for (const struct version *version = job->live; version && !found; version = version->next_live)
+                        if (version_unsaved(version) && version->error.message[0])
+                                found = &version->error;
+                found = found ? found : &job->store_error;
+        }
+        return found;
+}
+
+enum nebula_status request_stop(struct connection *connection, const void *payload, struct answer *answer,
+                                       struct nebula_error *error)
+{
+        const struct ipc_stop *request = payload;
+        struct catalogue *catalogue = connection->catalogue;
+        int64_t since_ns = os->now_ns();
+        enum nebula_status status = NEBULA_OK;
+        bool timeout;
+
+        catalogue_lock(catalogue);
+        log_event(LOG_LEVEL_INFO, "%s", request->now ? "told to end at once" : "told to end");
+        if (!request->now) {
+                catalogue->draining = true;
+                worker_want_all(catalogue, NULL);
+                while (!status && worker_draining(catalogue, since_ns))
+                        status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
+                if (!status && worker_pending(catalogue, NULL)) {
+                        const struct nebula_error *why = failure_of(catalogue);
+
+                        status = error_set(error, why && why->status ? why->status : NEBULA_STORAGE, 0,
+                                           "not everything could be persisted, the agent goes on: %.380s", why ? why->message : "");
+                }
+                if (status)
+                        catalogue->draining = false;
+        }
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        return status;
+}
+
+/* The first look at the job's storage is about to be taken, or is being taken, and may change what memory says. */
+static bool first_scan_matters(const struct job *job)
+{
+        if (!job->persist_path[0] || job->scanned || !job->versions)
+                return false;
+        return job->scan_due ? !job->attempt : job->persisting;
+}
+
+void session_await_scan(struct connection *connection)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        int64_t until = os->now_ns() + FIRST_SCAN_NS;
+        bool timeout = false;
+        struct job *job;
+
+        catalogue_lock(catalogue);
+        job = connection->session->job;
+        job->pins++; /* another connection may take the session to another job meanwhile */
+        while (!timeout && first_scan_matters(job) && !wait_slice(connection, &catalogue->moved, until, &timeout, NULL))
+                ;
+        job->pins--;
+        catalogue_unlock(catalogue);
+}
+
+static struct version *find_published(struct connection *connection, const char *path, const struct publish_look *look,
+                                      char ret_name[IPC_NAME_MAX], bool *ret_open)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        struct job *own = connection->session->job;
+        struct version *version = publish_find(catalogue, own, path, look, ret_name, ret_open);
+
+        for (struct job *job = catalogue->jobs; job && !version && !*ret_open; job = job->next)
+                if (job != own)
+                        version = publish_find(catalogue, job, path, look, ret_name, ret_open);
+        return version;
+}
+
+/* A version that is just being captured is waited for: whoever asks may have saved it a moment ago. */
+enum nebula_status request_find_path(struct connection *connection, const void *payload, struct answer *answer,
+                                            struct nebula_error *error)
+{
+        const struct ipc_path *request = payload;
+        struct ipc_found_path *found = &answer->body.found_path;
+        char path[IPC_PATH_MAX];
+        int64_t until = os->now_ns() + FIND_OPEN_NS;
+        enum nebula_status status = NEBULA_OK;
+        bool timeout = false, open = false;
+        struct publish_look look;
+        struct version *version;
+
+        strcpy(path, request->path);
+        location_settle_name(connection->catalogue, path);
+        for (;;) {
+                publish_look(path, &look);
+                catalogue_lock(connection->catalogue);
+                version = find_published(connection, path, &look, found->name, &open);
+                if (version || !open || status || timeout)
+                        break;
+                status = wait_slice(connection, &connection->catalogue->moved, until, &timeout, error);
+                catalogue_unlock(connection->catalogue);
+        }
+        if (version) {
+                found->found = (struct ipc_found){ .version_id = version->id, .generation = version->generation,
+                                                   .step = version->step, .state = (uint32_t)version->life.state };
+                strcpy(found->found.tag, version->tag);
+                status = NEBULA_OK;
+        } else if (!status) {
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint was published as %.400s", request->path);
+        }
+        catalogue_unlock(connection->catalogue);
+        answer->size = sizeof *found;
+        return status;
+}
+
+/* The next thing that a program's own log should say. Asks for nothing. */
+enum nebula_status request_watch(struct connection *connection, const void *payload, struct answer *answer,
+                                        struct nebula_error *error)
+{
+        const struct ipc_watch *request = payload;
+        struct catalogue *catalogue = connection->catalogue;
+        int64_t until = deadline(request->timeout_ms);
+        enum nebula_status status = NEBULA_OK;
+        bool timeout = false;
+
+        catalogue_lock(catalogue);
+        while (!status && !event_next(catalogue, connection->session->job, request->since, &answer->body.event)) {
+                status = timeout ? error_set(error, NEBULA_TIMEOUT, 0, "nothing has happened") :
+                                   wait_slice(connection, &catalogue->event, until, &timeout, error);
+        }
+        catalogue_unlock(catalogue);
+        answer->size = sizeof answer->body.event;
+        return status;
+}

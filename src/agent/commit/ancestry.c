@@ -1,0 +1,219 @@
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/commit/carry_over.h"
+#include "agent/log.h"
+#include "base/error.h"
+#include "os/os.h"
+
+/* Storage that answers later may hold what a run that began after this one has written: then the clock says which is which. */
+#define PROMPT_NS (INT64_C(30) * 1000000000)
+
+static struct ancestor *find(const struct job *job, const char *run)
+{
+        for (size_t i = 0; i < job->ancestor_count; i++)
+                if (!strcmp(job->ancestors[i].run, run))
+                        return &job->ancestors[i];
+        return NULL;
+}
+
+static struct ancestor *find_or_add(struct job *job, const char *run)
+{
+        struct ancestor *found = find(job, run), *grown;
+
+        if (found)
+                return found;
+        grown = realloc(job->ancestors, (job->ancestor_count + 1) * sizeof *grown);
+        if (!grown)
+                return NULL;
+        job->ancestors = grown;
+        found = &grown[job->ancestor_count++];
+        memset(found, 0, sizeof *found);
+        strcpy(found->run, run);
+        return found;
+}
+
+void ancestry_add(struct job *job, const char *run, uint64_t until)
+{
+        struct ancestor *ancestor = find_or_add(job, run);
+
+        if (ancestor && until > ancestor->until)
+                ancestor->until = until;
+}
+
+void ancestry_set_rival(struct job *job, const char *run)
+{
+        struct ancestor *ancestor = find_or_add(job, run);
+
+        if (ancestor)
+                ancestor->is_rival = true;
+}
+
+bool ancestry_is_rival(const struct job *job, const char *run)
+{
+        const struct ancestor *ancestor = find(job, run);
+
+        return ancestor && ancestor->is_rival;
+}
+
+void ancestry_done(struct job *job)
+{
+        free(job->ancestors);
+        job->ancestors = NULL;
+        job->ancestor_count = 0;
+}
+
+/* Later than all that this agent knows of the job, whatever the clock says. */
+static uint64_t moment(const struct job *job)
+{
+        uint64_t now = (uint64_t)os->wall_ns();
+
+        return now > job->last_sequence ? now : job->last_sequence;
+}
+
+static void add_stored(struct job *job, uint64_t until)
+{
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (!strcmp(job->stored.manifests[i].job, job->name))
+                        ancestry_add(job, job->stored.manifests[i].run, until);
+}
+
+static void add_versions(struct job *job, uint64_t until)
+{
+        for (const struct version *version = job->versions; version; version = version->next)
+                ancestry_add(job, version->run, until);
+}
+
+void ancestry_begin(struct job *job, const char *run)
+{
+        for (struct version *version = job->versions; version; version = version->next)
+                version->base_sequence = ancestry_base(version); /* who made it is not the newest run any more */
+        ancestry_done(job);
+        strcpy(job->newest_run, run);
+        job->has_newest_run = true;
+        job->beginning++;
+        job->begun_sequence = moment(job);
+        job->begun_ns = os->now_ns();
+        add_stored(job, job->begun_sequence);
+        add_versions(job, job->begun_sequence);
+        job->scanned = false;
+}
+
+/* A process that was here before the agent was, or before its connection broke, has begun long ago. */
+static bool has_worked_here(const struct job *job, const struct ipc_hello *hello)
+{
+        for (const struct version *version = job->versions; version; version = version->next)
+                for (size_t i = 0; i < version->part_count; i++)
+                        if (IPC_NONCE_FAMILY(version->parts[i].nonce) == IPC_NONCE_FAMILY(hello->session_nonce))
+                                return true;
+        return false;
+}
+
+bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, bool known)
+{
+        if (!job->has_newest_run || strcmp(job->newest_run, hello->run))
+                return true;
+        /* The name of a run may be that of the one before: not every launcher gives a new one. */
+        return !known && !catalogue_session_count(catalogue, job) && !has_worked_here(job, hello);
+}
+
+void ancestry_adopt(struct job *job, const char *run, uint64_t begun)
+{
+        if (job->has_newest_run && job->begun_sequence >= begun)
+                return;
+        strcpy(job->newest_run, run);
+        job->has_newest_run = true;
+        job->begun_sequence = begun;
+        job->begun_ns = INT64_MIN / 2; /* it looked at storage long ago */
+}
+
+void ancestry_looked(struct job *job)
+{
+        if (!job->has_newest_run)
+                return;
+        add_versions(job, job->begun_sequence);
+        if (os->now_ns() - job->begun_ns < PROMPT_NS)
+                job->begun_sequence = moment(job);
+        add_stored(job, job->begun_sequence);
+}
+
+void ancestry_follow(const struct session *session, const char *run, uint64_t sequence)
+{
+        uint64_t until = moment(session->job);
+
+        struct ancestor *ancestor;
+
+        if (session->role != IPC_ROLE_TRAINER || strcmp(session->run, session->job->newest_run))
+                return;
+        ancestry_add(session->job, run, sequence > until ? sequence : until);
+        ancestor = find(session->job, run);
+        if (ancestor)
+                ancestor->is_rival = false;
+}
+
+bool ancestry_run_covers(const struct job *job, const char *run, uint64_t sequence)
+{
+        const struct ancestor *ancestor = find(job, run);
+
+        return !strcmp(job->newest_run, run) || (ancestor && sequence <= ancestor->until);
+}
+
+bool ancestry_covers(const struct version *version, const char *run, uint64_t sequence)
+{
+        const struct job *job = version->job;
+
+        if (!strcmp(version->run, run) || (version->base_sequence && version->base_sequence == sequence))
+                return true;
+        return job->has_newest_run && version->beginning == job->beginning && !strcmp(version->run, job->newest_run) &&
+               ancestry_run_covers(job, run, sequence);
+}
+
+uint64_t ancestry_base(const struct version *version)
+{
+        const struct manifest *stored = carry_over_stored_manifest(version->job, version->tag);
+
+        return stored && ancestry_covers(version, stored->run, stored->sequence) ? stored->sequence : version->base_sequence;
+}
+
+enum nebula_status ancestry_judge(struct version *version, const struct manifest *manifest, struct nebula_error *error)
+{
+        const struct job *job = version->job;
+
+        if (!manifest->generation || strcmp(manifest->job, job->name) || version->stored)
+                return NEBULA_OK;
+        if (!ancestry_covers(version, manifest->run, manifest->sequence))
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "run \"%.60s\"%s%.60s of job \"%.60s\" has made \"%.100s\" durable in this storage path, and run \"%.60s\" did not "
+                                 "come after it: that checkpoint stays. If two jobs run at once, end one, or give it a path or a `job` name of "
+                                 "its own", manifest->run, *manifest->host ? " on host " : "", manifest->host, job->name, version->tag,
+                                 version->run);
+        if (!version->spread && !strcmp(manifest->run, version->run) && manifest->sequence > version->sequence &&
+            manifest->generation >= version->generation)
+                return error_set(error, NEBULA_INVALID, 0, "a later writing of \"%.200s\" by the same run is durable in this storage path%s%.60s",
+                                 version->tag, *manifest->host ? ", from host " : "", manifest->host);
+        return NEBULA_OK;
+}
+
+enum nebula_status ancestry_check(struct catalogue *catalogue, struct version *version, const struct manifest *manifest,
+                                 struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        status = ancestry_judge(version, manifest, error);
+        version->gives_way = status != NEBULA_OK;
+        if (status && strcmp(manifest->run, version->run))
+                ancestry_set_rival(version->job, manifest->run);
+        catalogue_unlock(catalogue);
+        return status;
+}
+
+void ancestry_give_way(struct catalogue *catalogue, struct version *version, const struct manifest *manifest, const char *why)
+{
+        if (strcmp(manifest->run, version->run))
+                ancestry_set_rival(version->job, manifest->run);
+        version->gives_way = true;
+        version_fail(catalogue, version, NEBULA_INVALID, "%s", why);
+}

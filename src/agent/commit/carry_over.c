@@ -1,0 +1,210 @@
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/commit/carry_over.h"
+#include "agent/commit/commit.h"
+#include "agent/commit/lineage.h"
+#include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "store/document.h"
+
+const struct manifest *carry_over_stored_manifest(const struct job *job, const char *tag)
+{
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (!strcmp(job->stored.manifests[i].tag, tag) && !strcmp(job->stored.manifests[i].job, job->name))
+                        return &job->stored.manifests[i];
+        return NULL;
+}
+
+static struct agent_file *carry_over_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
+                                          uint64_t generation)
+{
+        /* Ranks of other nodes may be writing theirs again: what carries over of them, the manifest says. A rank that is no more writes
+         * nothing again. */
+        bool foreign = rank >= version->world || (version->spread && !version_part(version, rank));
+        struct agent_file *file = foreign || version_file(version, name) ? NULL : version_file_add(version, name);
+
+        if (!file)
+                return NULL;
+        file->rank = rank;
+        file->size = size;
+        file->generation = generation;
+        return file;
+}
+
+static void carry_over_version(struct version *version, const struct version *before)
+{
+        for (size_t i = 0; i < before->file_count; i++) {
+                const struct agent_file *old = &before->files[i];
+                struct agent_file *file;
+
+                if (!old->image && !before->stored)
+                        continue; /* its memory is gone, and it was never persisted */
+                file = carry_over_file(version, old->name, old->rank, old->size, old->generation);
+                if (!file)
+                        continue;
+                file->format = old->format;
+                file->stored = old->stored || before->stored;
+                if (old->image && !old->image->restored) {
+                        file->image = old->image;
+                        memory_hold(file->image);
+                }
+        }
+}
+
+static void carry_over_manifest(struct version *version, const struct manifest *manifest)
+{
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                const struct manifest_file *old = &manifest->files[i];
+                struct agent_file *file = carry_over_file(version, old->name, old->rank, old->size, old->generation);
+
+                if (file)
+                        file->stored = true;
+        }
+}
+
+void carry_over(struct version *version)
+{
+        const struct version *before = NULL;
+        const struct manifest *manifest;
+
+        if (version->generation <= 1)
+                return; /* the first of its tag */
+        manifest = carry_over_stored_manifest(version->job, version->tag);
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                if (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->generation < version->generation &&
+                    (lifecycle_complete(other->life.state) || other->failed_by_storage) &&
+                    ancestry_covers(version, other->run, other->sequence) && (!before || other->generation > before->generation))
+                        before = other;
+        if (before)
+                carry_over_version(version, before);
+        if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
+                carry_over_manifest(version, manifest);
+}
+
+/* The oldest of those whose place among what lies in storage is this agent's to give; NULL: none. */
+static struct version *oldest_committed(const struct job *job)
+{
+        struct version *oldest = NULL;
+
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->sequence && !version->stored && !version->adopted && !version->spread && !version->remote &&
+                    version->beginning == job->beginning && (!oldest || version->sequence < oldest->sequence))
+                        oldest = version;
+        return oldest;
+}
+
+/* What was committed before the first scan is newer than what lay in storage, also where the clock was behind that. */
+static void renumber(struct catalogue *catalogue, struct job *job, bool is_first)
+{
+        struct version *version = is_first ? oldest_committed(job) : NULL;
+        uint64_t newest = 0, last;
+
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (job->stored.manifests[i].sequence > newest && !strcmp(job->stored.manifests[i].job, job->name))
+                        newest = job->stored.manifests[i].sequence;
+        commit_saw_sequence(job, newest);
+        last = job->last_sequence;
+        if (!version || version->sequence > newest || last == DOCUMENT_SEQUENCE_MAX)
+                return;
+        /* Oldest first, and those after it too: their order among each other stays. */
+        for (; version->sequence <= last; version = oldest_committed(job)) {
+                version->sequence = commit_next_sequence(job);
+                survival_log_write(catalogue, version);
+        }
+}
+
+/* Lines that were given before it was known what lies in storage, oldest first: each continues the one before it. */
+static void set_lines_again(struct job *job)
+{
+        uint64_t last = 0;
+
+        for (struct version *next = job->versions; next;) {
+                next = NULL;
+                for (struct version *version = job->versions; version; version = version->next)
+                        if (version->line_due && version->sequence > last && (!next || version->sequence < next->sequence))
+                                next = version;
+                if (!next)
+                        break;
+                last = next->sequence;
+                next->line_due = false;
+                if (!next->stored && !next->spread)
+                        lineage_set(next, next->sequence);
+        }
+}
+
+static bool is_numbered_here(const struct version *version)
+{
+        return !version->stored && !version->adopted && !version->remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
+}
+
+/* Nobody else has seen the numbers yet: generations are given in one process. If one was given without knowing of what lies in storage
+ * all were, and they move together: two writings with one number could not be told apart. */
+static bool moves(const struct version *version, const struct manifest *manifest)
+{
+        if (!is_numbered_here(version))
+                return false;
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                if (is_numbered_here(other) && !strcmp(other->tag, version->tag) && other->generation <= manifest->generation)
+                        return true;
+        return false;
+}
+
+/* Files that it carries over from a writing that moves too follow that. */
+static void move_generation(struct version *version, uint64_t by)
+{
+        for (size_t i = 0; i < version->file_count; i++) {
+                struct agent_file *file = &version->files[i];
+
+                if (file->generation != version->generation && file->image && !file->stored)
+                        file->generation += by;
+        }
+        version_set_generation(version, version->generation + by);
+}
+
+/* Newest first, which is the order of the list: that one of them moves is seen by the oldest. */
+static void move_generations(struct job *job)
+{
+        for (struct version *version = job->versions; version; version = version->next) {
+                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+
+                if (manifest && moves(version, manifest))
+                        move_generation(version, manifest->generation);
+        }
+}
+
+/* Memory has what an older run left, and storage what the run after it, on another node, has made durable. */
+static bool give_way_to_other_run(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
+{
+        struct nebula_error error = { 0 };
+
+        if (!version->in_memory || version->stored || version->superseded || !lifecycle_complete(version->life.state) ||
+            ancestry_covers(version, manifest->run, manifest->sequence) || !ancestry_judge(version, manifest, &error))
+                return false;
+        ancestry_give_way(catalogue, version, manifest, error.message);
+        return true;
+}
+
+void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_first)
+{
+        renumber(catalogue, job, is_first);
+        ancestry_looked(job);
+        set_lines_again(job);
+        for (struct version *version = job->versions; version; version = version->next) {
+                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+
+                if (manifest && !give_way_to_other_run(catalogue, version, manifest))
+                        version_give_way(catalogue, version, manifest->generation, manifest->sequence);
+        }
+        move_generations(job);
+        for (struct version *version = job->versions; version; version = version->next) {
+                const struct manifest *manifest = carry_over_stored_manifest(job, version->tag);
+
+                if (!manifest || version->stored || version->adopted || version->superseded)
+                        continue;
+                if (lifecycle_complete(version->life.state) && version->in_memory && /* pinned or not: who works on it holds no file */
+                    ancestry_covers(version, manifest->run, manifest->sequence))
+                        carry_over_manifest(version, manifest);
+                survival_log_write(catalogue, version);
+        }
+}

@@ -1,0 +1,439 @@
+/* What a rank does: it begins a tag, saves files, and closes its part. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/carry_over.h"
+#include "agent/commit/commit_private.h"
+#include "agent/commit/lineage.h"
+#include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "agent/commit/world.h"
+#include "base/error.h"
+#include "image/image.h"
+#include "os/os.h"
+#include "store/document.h"
+
+bool commit_open(const struct version *version)
+{
+        return version->life.state == NEBULA_STATE_CAPTURING || version->life.state == NEBULA_STATE_CAPTURED;
+}
+
+uint64_t commit_next_sequence(struct job *job)
+{
+        int64_t now = os->wall_ns();
+
+        commit_saw_sequence(job, job->last_sequence + 1);
+        if (now > 0)
+                commit_saw_sequence(job, (uint64_t)now);
+        return job->last_sequence;
+}
+
+void commit_saw_sequence(struct job *job, uint64_t sequence)
+{
+        if (sequence > job->last_sequence)
+                job->last_sequence = sequence < DOCUMENT_SEQUENCE_MAX ? sequence : DOCUMENT_SEQUENCE_MAX;
+}
+
+static struct part *own_part(struct version *version, const struct session *session, struct nebula_error *error)
+{
+        struct part *part = version_part_get(version, session->rank);
+
+        if (!part) {
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe rank %u", session->rank);
+                return NULL;
+        }
+        part->nonce = session->nonce;
+        part->pid = session->pid;
+        part->seen_pid = session->seen_pid;
+        lineage_save(version, session);
+        return part;
+}
+
+/* Whether this rank may still add to `version`. A rank that committed starts anew; an open-ended or counted part reopens. What
+ * another run left open, whose ranks were killed together with the agent, is not to be mixed with what this one saves. */
+static bool rank_may_add(struct version *version, const struct session *session)
+{
+        const struct part *part = version_part(version, session->rank);
+
+        if (strcmp(version->run, session->run))
+                return false;
+        /* A launcher that starts more ranks need not call that another run. */
+        if (session->rank >= version->world)
+                return false;
+        /* What was announced to other nodes stays as it is; a rank that was not yet there may still join. */
+        if (version->spread && part && version->file_goal <= 0)
+                return commit_open(version) && !part->closed;
+        return commit_open(version) &&
+               (!part || !part->closed || part->spoken_for || version->file_goal != NEBULA_FILES_ALL_RANKS);
+}
+
+static struct version *open_version(const struct session *session, const char *tag)
+{
+        for (struct version *version = session->job->live; version; version = version->next_live)
+                if (!strcmp(version->tag, tag) && rank_may_add(version, session))
+                        return version;
+        return NULL;
+}
+
+static struct version *new_generation(struct catalogue *catalogue, struct session *session, const char *tag,
+                                      int64_t file_goal, struct nebula_error *error)
+{
+        struct job *job = session->job;
+        const struct manifest *stored = carry_over_stored_manifest(job, tag);
+        uint64_t generation = stored ? stored->generation : 0;
+        struct version *before = NULL, *version;
+
+        for (struct version *other = job_may_have(job, tag) ? job->versions : NULL; other; other = other->next) {
+                if (strcmp(other->tag, tag))
+                        continue;
+                if (!before)
+                        before = other;
+                if (other->generation > generation)
+                        generation = other->generation;
+        }
+        version = version_new(catalogue, job, tag, error);
+        if (!version)
+                return NULL;
+        if (strcmp(version->run, session->run)) { /* the job's is that of a later one by now */
+                memcpy(version->run, session->run, sizeof version->run);
+                version->writing = 0; /* it is no writing before itself */
+                version->writing = world_next_writing(job, tag, version->run);
+        }
+        version->generation = generation + 1;
+        version->world = session->world;
+        version->file_goal = file_goal;
+        for (size_t i = 0; before && i < before->idle_count; i++) {
+                struct part *part = before->idle_parts[i].rank == session->rank ?
+                                            NULL : version_part_get(version, before->idle_parts[i].rank);
+
+                if (!part)
+                        continue;
+                *part = before->idle_parts[i];
+                part->closed = part->spoken_for = true;
+        }
+        if (before)
+                before->idle_count = 0;
+        return version;
+}
+
+static void forget_idle(struct job *job, const char *tag, uint32_t rank)
+{
+        bool any = false;
+
+        for (struct version *version = job->may_have_idle ? job->versions : NULL; version; version = version->next) {
+                for (size_t i = 0; !strcmp(version->tag, tag) && i < version->idle_count; i++)
+                        if (version->idle_parts[i].rank == rank)
+                                version->idle_parts[i--] = version->idle_parts[--version->idle_count];
+                any = any || version->idle_count;
+        }
+        job->may_have_idle = any;
+}
+
+struct version *commit_begin(struct catalogue *catalogue, struct session *session, const char *tag, int64_t file_goal,
+                             struct nebula_error *error)
+{
+        struct job *job = session->job;
+        struct version *version;
+        char encoded[256];
+
+        if (name_encode(tag, encoded, error))
+                return NULL;
+        if (file_goal < NEBULA_FILES_ALL_RANKS || !file_goal) {
+                error_set(error, NEBULA_INVALID, 0, "checkpoint \"%s\" cannot have %" PRId64 " files", tag, file_goal);
+                return NULL;
+        }
+        session->has_begun = true;
+        commit_close_open(catalogue, job, session->rank, tag);
+        forget_idle(job, tag, session->rank);
+        version = open_version(session, tag);
+        for (struct version *other = !version && job_may_have(job, tag) ? job->versions : NULL; other; other = other->next)
+                if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED) {
+                        other->next_goal = file_goal;
+                        return other; /* whole, or closed by this rank: its next save begins the next generation */
+                }
+        if (!version)
+                version = new_generation(catalogue, session, tag, file_goal, error);
+        if (!version || !own_part(version, session, error))
+                return NULL;
+        if (version->file_goal == NEBULA_FILES_OPEN)
+                version->file_goal = file_goal;
+        version->activity_ns = os->now_ns();
+        return version;
+}
+
+struct version *commit_known(struct job *job, const char *tag, uint64_t generation, struct nebula_error *error)
+{
+        struct version *known = NULL;
+
+        for (struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
+                if (!strcmp(version->tag, tag) && version->generation >= generation &&
+                    (!known || version->generation < known->generation))
+                        known = version;
+        if (!known)
+                error_set(error, NEBULA_NOT_FOUND, 0, "memory has no checkpoint \"%s\"", tag);
+        return known;
+}
+
+struct version *commit_target(struct catalogue *catalogue, struct session *session, struct version *version,
+                              struct nebula_error *error)
+{
+        struct version *target = version;
+        struct part *part;
+
+        if (version->life.state == NEBULA_STATE_FAILED && version->file_count) {
+                error_set(error, NEBULA_FAILED, 0, "checkpoint \"%s\" has failed, begin it again: %.300s", version->tag,
+                          version->error.message);
+                return NULL;
+        }
+        if (!rank_may_add(version, session)) {
+                target = open_version(session, version->tag);
+                if (!target)
+                        target = new_generation(catalogue, session, version->tag,
+                                                version->next_goal ? version->next_goal : version->file_goal, error);
+        }
+        part = target ? own_part(target, session, error) : NULL;
+        if (!part)
+                return NULL;
+        part->closed = part->spoken_for = false;
+        return target;
+}
+
+static void drop_loan(struct catalogue *catalogue, struct version *version, struct image_loan *loan)
+{
+        struct image_loan **link = &version->loans;
+
+        while (*link != loan)
+                link = &(*link)->next;
+        *link = loan->next;
+        memory_set_copied(loan->image, IMAGE_GIVEN_UP);
+        memory_drop(&catalogue->memory, loan->image);
+        free(loan);
+}
+
+/* A trainer that asks for a name again saves it again, while its earlier copy still runs; or the answer to its earlier request was lost
+ * with an agent that was killed after it had noted the loan. Either way that image will not be of the version, and is lent to nobody:
+ * the trainer may be writing into it. */
+static void drop_earlier_loan(struct catalogue *catalogue, const struct session *session, struct version *version, const char *name)
+{
+        for (struct image_loan *loan = version->loans, *next; loan; loan = next) {
+                next = loan->next;
+                if (loan->nonce != session->nonce || loan->rank != session->rank || strcmp(loan->name, name))
+                        continue;
+                loan->image->exposed = true;
+                drop_loan(catalogue, version, loan);
+        }
+}
+
+/* The last save of a name stands, as of one rank; of two ranks' shards one is lost, which nobody would find before it is needed. */
+static void warn_of_other_rank(struct version *version, const struct session *session, const char *name)
+{
+        const struct agent_file *file = version_file(version, name);
+        const struct image_loan *loan = version->loans;
+        uint32_t other;
+
+        while (loan && (loan->rank == session->rank || strcmp(loan->name, name)))
+                loan = loan->next;
+        if (file && file->generation == version->generation && file->rank != session->rank)
+                other = file->rank;
+        else if (loan)
+                other = loan->rank;
+        else
+                return;
+        log_event(LOG_LEVEL_WARN, "%s: rank %u replaces file \"%s\" that rank %u has saved", version->tag, session->rank, name, other);
+}
+
+struct image_loan *commit_loan(struct catalogue *catalogue, struct session *session, struct version *version,
+                               const struct ipc_image *request, struct image *image, struct nebula_error *error)
+{
+        struct image_loan *loan = calloc(1, sizeof *loan);
+
+        if (!loan) {
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe file \"%s\"", request->name);
+                return NULL;
+        }
+        *loan = (struct image_loan){
+                .image = image,
+                .size = request->size,
+                .nonce = session->nonce,
+                .format = (enum ipc_format)request->format,
+                .rank = session->rank,
+        };
+        snprintf(loan->name, sizeof loan->name, "%s", request->name);
+        warn_of_other_rank(version, session, loan->name);
+        drop_earlier_loan(catalogue, session, version, loan->name);
+        loan->next = version->loans;
+        image->owner_nonce = session->nonce;
+        image->job = session->job;
+        memory_set_copied(image, 0);
+        memory_hold(image);
+        version->loans = loan;
+        version->in_memory = true;
+        version->activity_ns = os->now_ns();
+        return loan;
+}
+
+void commit_end_loan(struct catalogue *catalogue, struct version *version, struct image_loan *loan)
+{
+        drop_loan(catalogue, version, loan);
+        survival_log_write(catalogue, version);
+        commit_check(catalogue, version);
+}
+
+const struct image_loan *commit_loan_of(const struct version *version, uint32_t rank)
+{
+        const struct image_loan *loan = version->loans;
+
+        while (loan && loan->rank != rank)
+                loan = loan->next;
+        return loan;
+}
+
+bool commit_rank_copies(const struct version *version, uint32_t rank)
+{
+        return commit_loan_of(version, rank) != NULL;
+}
+
+void commit_check_and_note(struct catalogue *catalogue, struct version *version)
+{
+        commit_check(catalogue, version);
+        if (commit_open(version))
+                survival_log_write(catalogue, version);
+}
+
+static void part_close(struct part *part)
+{
+        part->closed = true;
+        part->spoken_for = false;
+}
+
+/* Others may wait for this part alone: other nodes, the clock of commit_quiet. */
+static void signal_closed(struct catalogue *catalogue, const struct version *version)
+{
+        if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
+                catalogue_signal(catalogue);
+}
+
+/* What the trainer summed while it copied. */
+static enum nebula_status take_sums(const struct image_loan *loan, uint32_t count, struct nebula_error *error)
+{
+        if (count > image_sums_room(loan->size, loan->image->capacity))
+                return error_set(error, NEBULA_INVALID, 0, "%u sums cannot lie behind \"%.150s\"", count, loan->name);
+        atomic_store(&loan->image->sum_count, count);
+        return NEBULA_OK;
+}
+
+enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct image_loan *loan,
+                                   const struct ipc_captured *request, struct nebula_error *error)
+{
+        struct agent_file *file = version_file(version, loan->name);
+        struct part *part = version_part_get(version, loan->rank);
+        struct image_loan **link = &version->loans;
+        bool again = file && file->generation == version->generation && file->rank == loan->rank;
+        enum nebula_status status = take_sums(loan, request->sum_count, error);
+
+        if (status)
+                return status;
+        if (part && file)
+                version_file_change(catalogue, version, file);
+        else if (part)
+                file = version_file_add(version, loan->name);
+        if (!part || !file)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe file \"%s\"", loan->name);
+        file->rank = loan->rank;
+        file->format = loan->format;
+        file->size = loan->size;
+        file->generation = version->generation;
+        file->image = loan->image; /* the loan's hold passes to the file */
+        memory_set_copied(file->image, IMAGE_WHOLE);
+        while (*link != loan)
+                link = &(*link)->next;
+        *link = loan->next;
+        free(loan);
+        part->file_count += !again;
+        part->blocked_ns += request->blocked_ns;
+        part->copy_ns += request->copy_ns;
+        part->cpu_ns += request->cpu_ns;
+        part->fault_count += request->fault_count;
+        if (!commit_rank_copies(version, part->rank))
+                part->captured = catalogue_now();
+        if (request->commits)
+                part_close(part);
+        version->activity_ns = os->now_ns();
+        commit_check_and_note(catalogue, version);
+        version_signal_captured(catalogue, version);
+        if (request->commits)
+                signal_closed(catalogue, version);
+        else if (version->spread || version->file_goal == NEBULA_FILES_OPEN)
+                catalogue_signal_work(catalogue); /* the clock of commit_quiet */
+        return NEBULA_OK;
+}
+
+enum nebula_status commit_copied(struct catalogue *catalogue, struct version *version, struct image_loan *loan,
+                                 const struct ipc_copied *request, struct nebula_error *error)
+{
+        if (request->size > loan->size)
+                return error_set(error, NEBULA_INVALID, 0, "%" PRIu64 " of %" PRIu64 " bytes of \"%.150s\" cannot be copied", request->size,
+                                 loan->size, loan->name);
+        if (request->size > atomic_load(&loan->image->copied)) {
+                enum nebula_status status = take_sums(loan, request->sum_count, error);
+
+                if (status)
+                        return status;
+                memory_set_copied(loan->image, request->size);
+        }
+        loan->commits = request->commits != 0;
+        if (!version->tried_ahead)
+                catalogue_signal_workers(catalogue);
+        return NEBULA_OK;
+}
+
+static enum nebula_status remember_idle(struct version *version, const struct session *session, struct nebula_error *error)
+{
+        struct part *parts;
+
+        for (size_t i = 0; i < version->idle_count; i++)
+                if (version->idle_parts[i].rank == session->rank)
+                        return NEBULA_OK;
+        parts = realloc(version->idle_parts, (version->idle_count + 1) * sizeof *parts);
+        if (!parts)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe rank %u", session->rank);
+        version->idle_parts = parts;
+        version->job->may_have_idle = true;
+        parts[version->idle_count++] = (struct part){
+                .rank = session->rank, .nonce = session->nonce, .pid = session->pid, .seen_pid = session->seen_pid,
+                .begun = catalogue_now()
+        };
+        return NEBULA_OK;
+}
+
+enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
+                               struct nebula_error *error)
+{
+        struct part *part = version_part(version, session->rank);
+        bool of_other_run = strcmp(version->run, session->run);
+
+        if (!commit_open(version) || (part && part->closed && !part->spoken_for) || of_other_run) {
+                struct version *next = session->world > 1 ? open_version(session, version->tag) : NULL;
+
+                if (version->file_goal > 0 && part && !part->closed && !of_other_run && lifecycle_complete(version->life.state)) {
+                        part_close(part); /* the file that made it complete came before this */
+                        return NEBULA_OK;
+                }
+                if (version->life.state == NEBULA_STATE_FAILED && !of_other_run)
+                        return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%s\" has failed: %.400s", version->tag,
+                                         version->error.message);
+                if (!next)
+                        return session->world > 1 ? remember_idle(version, session, error) : NEBULA_OK;
+                version = next;
+        }
+        part = own_part(version, session, error);
+        if (!part)
+                return NEBULA_NO_MEMORY;
+        part_close(part);
+        version->activity_ns = os->now_ns();
+        commit_check_and_note(catalogue, version);
+        signal_closed(catalogue, version);
+        return NEBULA_OK;
+}

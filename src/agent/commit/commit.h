@@ -1,0 +1,74 @@
+/*
+ * commit.h - when a version is complete. Nobody else commits.
+ *
+ * A rank begins a tag, saves files, and closes its part; no rank waits for
+ * another. A version is complete when nothing is still being copied and
+ *
+ *      N > 0                     N distinct files were captured, over all ranks
+ *      NEBULA_FILES_ALL_RANKS    every rank of the world closed its part
+ *      NEBULA_FILES_OPEN         every part that was begun is closed, and no other rank is about to begin one
+ *
+ * A tag that is saved again starts the next generation, a version of its own;
+ * files that it does not write carry over from the generation before (carry_over.h) when it
+ * becomes complete. A rank that has nothing to write may close the whole tag again
+ * before another rank's first save has begun the next generation; that is
+ * remembered (idle_parts), so that the new one does not wait for it for ever.
+ *
+ * All functions need the catalogue's lock.
+ */
+#ifndef NB_AGENT_COMMIT_COMMIT_H
+#define NB_AGENT_COMMIT_COMMIT_H
+
+#include "agent/catalogue/catalogue.h"
+
+/* BEGIN of one rank: the tag's version that it may add to, or a new one. NULL, with an error: an impossible tag or goal, no memory. */
+struct version *commit_begin(struct catalogue *catalogue, struct session *session, const char *tag, int64_t file_goal,
+                             struct nebula_error *error);
+/* Looks only: the tag's version in memory of this writing or, where that is gone, of the next later one. NULL: NEBULA_NOT_FOUND. */
+struct version *commit_known(struct job *job, const char *tag, uint64_t generation, struct nebula_error *error);
+/* The version that a file saved to `version` belongs to: itself, or the next generation. */
+struct version *commit_target(struct catalogue *catalogue, struct session *session, struct version *version,
+                              struct nebula_error *error);
+/* Lends `image` for a file. */
+struct image_loan *commit_loan(struct catalogue *catalogue, struct session *session, struct version *version,
+                               const struct ipc_image *request, struct image *image, struct nebula_error *error);
+/* Its trainer never got the image, and cannot give it up. */
+void commit_end_loan(struct catalogue *catalogue, struct version *version, struct image_loan *loan);
+/* The loan's image holds the file. It may be the last of its rank's part, which is closed with it then. */
+enum nebula_status commit_captured(struct catalogue *catalogue, struct version *version, struct image_loan *loan,
+                                   const struct ipc_captured *request, struct nebula_error *error);
+/* The beginning of the loan's image is as it will be. */
+enum nebula_status commit_copied(struct catalogue *catalogue, struct version *version, struct image_loan *loan,
+                                 const struct ipc_copied *request, struct nebula_error *error);
+/* COMMIT of one rank. */
+enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
+                               struct nebula_error *error);
+/* Closes the open-ended parts of a rank but for tag `except`; NULL: all. */
+void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except);
+/* The rank's process has gone: closes, removes or fails its part. False: the version held nothing and was freed. */
+bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank);
+/* Open-ended parts of processes that have died are closed now: the end of their connections may not have been read yet. */
+void commit_close_dead(struct catalogue *catalogue, struct job *job);
+/* A trainer has joined its job; or left it, by its end or for another job. */
+void commit_session_began(const struct session *session);
+void commit_session_ended(struct catalogue *catalogue, struct session *session);
+/* Open-ended versions that have been quiet; returns when to call again, INT64_MAX: no need. */
+int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);
+/* Completes `version` if its rule is met. */
+void commit_check(struct catalogue *catalogue, struct version *version);
+/* Whether WAIT for `state` by this session is over. */
+bool commit_rank_reached(const struct version *version, const struct session *session, enum nebula_state state);
+bool commit_open(const struct version *version);
+/* It will be complete when what is being copied is whole, with no file carried over, unless somebody dies or changes his mind; and
+ * some of it can be written to storage already. */
+bool commit_foreseen(const struct catalogue *catalogue, struct version *version);
+/* Every part is closed, or its rank still copies: the commit may come with the last copy. */
+bool commit_parts_end(const struct version *version);
+/*
+ * The sequence of the next version of this job: the time, or one more than the last where the clock is behind that. What storage or
+ * a peer says of a job moves on this job's sequences alone, and not beyond what a document may say (store/document.h).
+ */
+uint64_t commit_next_sequence(struct job *job);
+void commit_saw_sequence(struct job *job, uint64_t sequence);
+
+#endif

@@ -1,0 +1,181 @@
+/* Ranks that leave: by the end of their process or for another job, and what becomes of versions that wait for them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/commit_private.h"
+#include "agent/clients/session.h"
+#include "os/os.h"
+
+void commit_session_began(const struct session *session)
+{
+        struct job *job = session->job;
+
+        if (strcmp(job->gone_run, session->run))
+                job->gone_count = 0;
+        memcpy(job->gone_run, session->run, sizeof job->gone_run);
+        for (size_t i = 0; i < job->gone_count; i++)
+                if (job->gone[i].rank == session->rank)
+                        job->gone[i--] = job->gone[--job->gone_count];
+}
+
+static bool has_come_back(const struct catalogue *catalogue, const struct session *session)
+{
+        for (const struct session *other = catalogue->sessions; other; other = other->next)
+                if (other != session && other->job == session->job && other->rank == session->rank && other->role == IPC_ROLE_TRAINER &&
+                    other->connection_count)
+                        return true;
+        return false;
+}
+
+/* Without memory for it, those who wait for this rank do so until their time is up. */
+static void remember_gone(const struct catalogue *catalogue, const struct session *session)
+{
+        struct job *job = session->job;
+        struct gone *gone;
+
+        if (!session->run[0] || strcmp(session->run, job->run) || has_come_back(catalogue, session))
+                return;
+        commit_session_began(session);
+        gone = realloc(job->gone, (job->gone_count + 1) * sizeof *gone);
+        if (!gone)
+                return;
+        gone[job->gone_count++] = (struct gone){ session->rank, session->pid };
+        job->gone = gone;
+}
+
+/* A rank whom this version waits for, as every one of its run, and who left before it had begun it; NULL: none. */
+static const struct gone *missed_rank(struct version *version)
+{
+        const struct job *job = version->job;
+
+        if (version->file_goal != NEBULA_FILES_ALL_RANKS || version->adopted || strcmp(version->run, job->gone_run))
+                return NULL;
+        for (size_t i = 0; i < job->gone_count; i++)
+                if (job->gone[i].rank < version->world && !version_part(version, job->gone[i].rank))
+                        return &job->gone[i];
+        return NULL;
+}
+
+void commit_fail_without(struct catalogue *catalogue, struct version *version)
+{
+        const struct gone *gone = missed_rank(version);
+
+        if (gone)
+                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,
+                             version->tag);
+}
+
+void commit_close_open(struct catalogue *catalogue, struct job *job, uint32_t rank, const char *except)
+{
+        for (struct version *version = job->live; version; version = version->next_live) {
+                struct part *part = commit_open(version) ? version_part(version, rank) : NULL;
+
+                if (version->file_goal != NEBULA_FILES_OPEN || !part || part->closed ||
+                    (except && !strcmp(version->tag, except)) || (!part->file_count && !commit_rank_copies(version, rank)))
+                        continue;
+                part->closed = true;
+                commit_check(catalogue, version);
+        }
+}
+
+void commit_close_dead(struct catalogue *catalogue, struct job *job)
+{
+        for (struct version *version = job->versions; version; version = version->next) {
+                bool closes = false;
+
+                if (!commit_open(version) || version->file_goal != NEBULA_FILES_OPEN)
+                        continue;
+                for (size_t i = 0; i < version->part_count; i++) {
+                        struct part *part = &version->parts[i];
+
+                        /* What it was still copying, or had not begun, is judged when its connection ends. */
+                        if (part->closed || !part->file_count || commit_rank_copies(version, part->rank) ||
+                            session_may_live(part->seen_pid))
+                                continue;
+                        part->closed = closes = true;
+                }
+                if (closes)
+                        commit_check_and_note(catalogue, version);
+        }
+}
+
+static void remove_part(struct version *version, struct part *part)
+{
+        *part = version->parts[--version->part_count];
+}
+
+bool commit_rank_ended(struct catalogue *catalogue, struct version *version, uint32_t rank)
+{
+        struct part *part = version_part(version, rank);
+        const struct image_loan *loan;
+
+        if (!part || !commit_open(version))
+                return true;
+        loan = commit_loan_of(version, rank);
+        if (loan) {
+                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before \"%s\" was whole and committed",
+                             part->rank, part->pid, loan->name);
+        } else if (part->closed) {
+                return true;
+        } else if (!version->file_count && !version->loans && version->part_count == 1 && !version->pins) {
+                version_free(catalogue, version); /* attached to, for reading perhaps, and nothing more */
+                return false;
+        } else if (version->file_goal == NEBULA_FILES_OPEN) {
+                if (part->file_count)
+                        part->closed = true;
+                else
+                        remove_part(version, part);
+                commit_check(catalogue, version);
+        } else {
+                version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it committed \"%s\"",
+                             part->rank, part->pid, version->tag);
+        }
+        return true;
+}
+
+/* Nobody is left who could complete it. */
+static void job_deserted(struct catalogue *catalogue, struct job *job)
+{
+        for (struct version *version = job->versions; version; version = version->next)
+                if (commit_open(version) && !version->adopted) {
+                        commit_check(catalogue, version);
+                        if (commit_open(version) && !version->spread)
+                                version_fail(catalogue, version, NEBULA_FAILED,
+                                             "all trainers left before checkpoint \"%s\" was complete", version->tag);
+                }
+        job->idle_since_ns = os->now_ns();
+}
+
+/* Where one trainer ended the others soon do, and the next ones may be there before the last has left. */
+static void want_newest(struct job *job)
+{
+        struct version *newest = NULL;
+
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->in_memory && lifecycle_complete(version->life.state) &&
+                    (!newest || version->sequence > newest->sequence))
+                        newest = version;
+        if (newest)
+                newest->wanted = true;
+}
+
+void commit_session_ended(struct catalogue *catalogue, struct session *session)
+{
+        struct version *next;
+
+        remember_gone(catalogue, session);
+        for (struct version *version = session->job->versions; version; version = next) {
+                struct part *part = version_part(version, session->rank);
+
+                next = version->next;
+                if (commit_open(version) && !part)
+                        commit_fail_without(catalogue, version);
+                if (commit_open(version) && part && part->nonce == session->nonce &&
+                    commit_rank_ended(catalogue, version, session->rank))
+                        next = version->next; /* when this one became complete, the one behind it may have been forgotten */
+        }
+        if (!catalogue_session_count(catalogue, session->job))
+                job_deserted(catalogue, session->job);
+        want_newest(session->job);
+        catalogue_signal(catalogue);
+}

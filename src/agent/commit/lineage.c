@@ -1,0 +1,122 @@
+#include <inttypes.h>
+#include <string.h>
+
+#include "agent/commit/commit.h"
+#include "agent/commit/lineage.h"
+#include "agent/log.h"
+#include "agent/catalogue/retention.h"
+#include "image/image.h"
+
+void lineage_read(struct session *session, const struct version *version)
+{
+        if (version->job != session->job || !name_follows_step(version->tag) || !version->sequence)
+                return;
+        session->loaded = (struct lineage_base){ .read_at = commit_next_sequence(session->job), .step = version->step, .line = version->line };
+}
+
+void lineage_save(struct version *version, const struct session *session)
+{
+        if (session->loaded.read_at > version->base.read_at)
+                version->base = session->loaded;
+}
+
+/* The newest that follows its step, of what can be loaded and of what storage is known to have. */
+struct head {
+        struct retain_entry entry;
+        const char *run; /* NULL: there is none */
+};
+
+static void compare(struct head *head, const char *tag, uint64_t sequence, const struct line *line, const char *run)
+{
+        struct retain_entry entry = retain_complete(tag, sequence, line);
+
+        if (entry.follows_step && (!head->run || retain_is_newer(&entry, &head->entry)))
+                *head = (struct head){ entry, run };
+}
+
+/* Of what was committed before `version`, which need not be the last one when it is asked for again. */
+static struct head find_head(const struct version *version)
+{
+        const struct job *job = version->job;
+        struct head head = { 0 };
+
+        for (const struct version *other = job->versions; other; other = other->next)
+                if (other != version && !other->is_gone && other->sequence && (!version->sequence || other->sequence < version->sequence) &&
+                    (other->stored || other->remote || (other->in_memory && (lifecycle_complete(other->life.state) || other->failed_by_storage))))
+                        compare(&head, other->tag, other->sequence, &other->line, other->run);
+        for (size_t i = 0; i < job->stored.count; i++) {
+                const struct manifest *manifest = &job->stored.manifests[i];
+
+                if (!strcmp(manifest->job, job->name))
+                        compare(&head, manifest->tag, manifest->sequence, &manifest->line, manifest->run);
+        }
+        return head;
+}
+
+static bool is_own(const struct head *head, const struct version *version)
+{
+        return !strcmp(head->run, version->run);
+}
+
+/* The run has begun from a version that a later line had abandoned: that one's history goes on. */
+static bool comes_from_abandoned(const struct head *head, const struct version *version)
+{
+        return version->base.read_at && !is_own(head, version) && version->base.step < version->step &&
+               !line_holds(head->entry.line, &version->base.line, version->base.step);
+}
+
+static bool is_back(const struct head *head, const struct version *version)
+{
+        const struct lineage_base *base = &version->base;
+
+        if (version->step >= head->entry.step)
+                return comes_from_abandoned(head, version);
+        if (is_own(head, version))
+                return base->read_at > head->entry.sequence && base->step < head->entry.step;
+        return !(base->read_at && base->step >= head->entry.step && line_holds(head->entry.line, &base->line, base->step));
+}
+
+int64_t lineage_goes_back(const struct version *version)
+{
+        struct head head = find_head(version);
+
+        if (!name_follows_step(version->tag) || !head.run || !is_back(&head, version))
+                return LINEAGE_GOES_ON;
+        return version->base.read_at && version->base.step < version->step ? version->base.step : version->step - 1;
+}
+
+/* Several nodes say so of versions that were saved before the first of them was committed. */
+static bool has_gone_back(const struct head *head, const struct version *version, int64_t after)
+{
+        const struct line *line = head->entry.line;
+
+        return is_own(head, version) && line && line->count && line->forks[line->count - 1].after == after &&
+               version->base.read_at < line_began(line);
+}
+
+void lineage_find(const struct version *version, uint64_t sequence, int64_t after, struct line *ret_line)
+{
+        struct head head = find_head(version);
+        uint64_t before;
+
+        memset(ret_line, 0, sizeof *ret_line);
+        if (!name_follows_step(version->tag) || !head.run)
+                return;
+        *ret_line = *head.entry.line;
+        if (after == LINEAGE_GOES_ON || has_gone_back(&head, version, after))
+                return;
+        before = line_began(ret_line);
+        if (before >= DOCUMENT_SEQUENCE_MAX)
+                return; /* as only a planted document can have it: nobody would read a line that begins later */
+        if (version->base.read_at)
+                *ret_line = version->base.line;
+        line_fork(ret_line, sequence > before ? sequence : before + 1, after);
+        log_event(LOG_LEVEL_WARN, "%s begins a new line of history behind step %" PRId64 ": later steps of the line before, up to %" PRId64
+                  ", are abandoned, and stay until they are removed", version->tag, after, head.entry.step);
+}
+
+void lineage_set(struct version *version, uint64_t sequence)
+{
+        lineage_find(version, sequence, lineage_goes_back(version), &version->line);
+        version->line_due = version->job->persist_path[0] && !version->job->scanned;
+}

@@ -1,0 +1,284 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/log.h"
+#include "agent/commit/world_private.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "store/document.h"
+
+#define CLOCK_SLACK_NS (10ull * SECOND_NS)        /* by which the clocks of nodes may differ */
+
+static enum nebula_status key_of(const char *tag, const char *path, char key[MANIFEST_KEY_MAX], struct nebula_error *error)
+{
+        char directory[256];
+        enum nebula_status status = name_encode(tag, directory, error);
+
+        if (!status)
+                snprintf(key, MANIFEST_KEY_MAX, "%s/%s", directory, path);
+        return status;
+}
+
+enum nebula_status world_write_captured(struct store *store, struct captured *captured, struct nebula_error *error)
+{
+        char path[64], key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status;
+
+        if (os->host_name(captured->host, sizeof captured->host) < 0)
+                captured->host[0] = 0;
+        status = captured_format(captured, &text, &size, error);
+        if (status)
+                return status;
+        captured_path(captured->ranks[0].rank, captured->of.writing, path);
+        status = key_of(captured->of.tag, path, key, error);
+        if (!status)
+                status = store->ops->write(store, key, text, size, error);
+        free(text);
+        return status;
+}
+
+enum nebula_status world_read_committed(struct store *store, const char *tag, struct committed *ret_committed,
+                                         struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
+
+        if (!status)
+                status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        if (status)
+                return status;
+        status = committed_parse(text, size, ret_committed, error);
+        free(text);
+        return status;
+}
+
+static enum nebula_status put_committed(struct store *store, const struct committed *committed, bool is_first, struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status = key_of(committed->of.tag, MANIFEST_DIRECTORY "/committed.json", key, error);
+
+        if (!status)
+                status = committed_format(committed, &text, &size, error);
+        if (status)
+                return status;
+        status = (is_first ? store->ops->create : store->ops->write)(store, key, text, size, error);
+        free(text);
+        return status;
+}
+
+enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error)
+{
+        return put_committed(store, committed, false, error);
+}
+
+void world_describe_committed(const struct version *version, struct committed *ret_committed)
+{
+        memset(ret_committed, 0, sizeof *ret_committed);
+        world_fill_of(version, &ret_committed->of);
+        ret_committed->generation = version->generation;
+        ret_committed->sequence = version->sequence;
+        ret_committed->line = version->line;
+        ret_committed->persist = version->wanted;
+        ret_committed->ranks = version->decided ? calloc(version->decided_count, sizeof *version->decided) : NULL;
+        if (!ret_committed->ranks)
+                return;
+        memcpy(ret_committed->ranks, version->decided, version->decided_count * sizeof *version->decided);
+        ret_committed->rank_count = version->decided_count;
+}
+
+/* Of one run they are counted; runs follow each other. */
+static bool is_later(const struct committed *found, const struct committed *own)
+{
+        if (strcmp(found->of.job, own->of.job))
+                return true; /* not ours to replace */
+        if (!strcmp(found->of.run, own->of.run))
+                return found->of.writing > own->of.writing;
+        return found->sequence > own->sequence;
+}
+
+enum nebula_status world_repair_committed(struct store *store, const struct committed *own, bool *ret_told, struct nebula_error *error)
+{
+        struct committed found = { 0 };
+        enum nebula_status status = world_read_committed(store, own->of.tag, &found, error);
+
+        *ret_told = false;
+        if (status)
+                return status;
+        if (announce_same(&own->of, &found.of)) {
+                *ret_told = found.persist;
+                if (own->persist && !found.persist) {
+                        found.persist = true;
+                        status = world_write_committed(store, &found, error);
+                        *ret_told = !status;
+                }
+        } else if (own->rank_count && !is_later(&found, own)) {
+                status = world_write_committed(store, own, error);
+                *ret_told = !status && own->persist;
+        } else {
+                *ret_told = own->persist; /* a later writing has taken its place */
+        }
+        committed_done(&found);
+        return status;
+}
+
+void world_keep_committed(struct catalogue *catalogue, struct store *store, struct version *version)
+{
+        struct nebula_error error = { 0 };
+        struct committed own;
+        bool told;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        world_describe_committed(version, &own);
+        catalogue_unlock(catalogue);
+        status = world_repair_committed(store, &own, &told, &error);
+        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
+                log_event(LOG_LEVEL_WARN, "%s: whether other nodes are still told to persist it is not known: %s", own.of.tag, error.message);
+        committed_done(&own);
+}
+
+/* Another job on this path, or the same job twice at the same time, is refused with both names. */
+static enum nebula_status check_other(const struct captured *own, const struct captured *other, struct nebula_error *error)
+{
+        if (strcmp(own->of.job, other->of.job))
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "\"%.150s\" in this storage path is being written by job \"%.80s\" (host %.60s) and by job \"%.80s\" "
+                                 "(host %.60s): give each job its own path", own->of.tag, other->of.job, other->host, own->of.job,
+                                 own->host);
+        if (strcmp(own->of.run, other->of.run) && other->sequence > own->sequence + CLOCK_SLACK_NS)
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "\"%.120s\" is being written by two runs of job \"%.60s\" at once, \"%.60s\" (process %u on %.50s) and "
+                                 "\"%.60s\" (process %u on %.50s): end one, or give it a `job` name of its own", own->of.tag, own->of.job,
+                                 other->of.run, other->pid, other->host, own->of.run, own->pid, own->host);
+        return NEBULA_OK;
+}
+
+static void cover(struct coverage *coverage, const struct captured *captured)
+{
+        bool fresh = false;
+
+        for (size_t i = 0; i < captured->rank_count; i++) {
+                uint8_t *seen = &coverage->ranks[captured->ranks[i].rank];
+
+                if (*seen)
+                        continue;
+                *seen = 1;
+                fresh = true;
+                coverage->count++;
+                coverage->files += captured->ranks[i].files;
+        }
+        if (!fresh)
+                return;
+        coverage->documents++;
+        if (captured->goes_back && (!coverage->goes_back || captured->after < coverage->after))
+                coverage->after = captured->after;
+        coverage->goes_back = coverage->goes_back || captured->goes_back;
+        coverage->generation = captured->generation > coverage->generation ? captured->generation : coverage->generation;
+        coverage->sequence = captured->sequence > coverage->sequence ? captured->sequence : coverage->sequence;
+}
+
+enum nebula_status world_look_around(struct store *store, const struct captured *own, struct coverage *coverage,
+                                      struct nebula_error *error)
+{
+        char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX + 300], *text;
+        struct store_list list;
+        size_t size;
+        enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY, prefix, error);
+
+        cover(coverage, own);
+        if (!status)
+                status = store->ops->list(store, prefix, &list, error);
+        if (status)
+                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+        for (size_t i = 0; i < list.count && !status; i++) {
+                struct captured captured;
+
+                if (!captured_is_of(list.entries[i].name, own->of.writing))
+                        continue;
+                snprintf(key, sizeof key, "%s/%s", prefix, list.entries[i].name);
+                if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                        continue; /* it is being replaced, or was there in a stale listing only */
+                if (!captured_parse(text, size, &captured, NULL)) {
+                        status = check_other(own, &captured, error);
+                        if (!status && announce_same(&own->of, &captured.of))
+                                cover(coverage, &captured);
+                        captured_done(&captured);
+                }
+                free(text);
+        }
+        store_list_done(&list);
+        return status;
+}
+
+/* Another node may have decided while this one looked around: that stands, for others have read it. */
+static enum nebula_status write_first(struct store *store, struct committed *committed, struct committed *ret_committed, struct nebula_error *error)
+{
+        struct committed found = { 0 };
+        enum nebula_status status = world_read_committed(store, committed->of.tag, &found, NULL);
+
+        if (!status && announce_same(&found.of, &committed->of)) {
+                committed_done(committed);
+                *ret_committed = found;
+                return NEBULA_OK;
+        }
+        if (!status)
+                committed_done(&found);
+        status = put_committed(store, committed, status == NEBULA_NOT_FOUND, error);
+        if (!status)
+                *ret_committed = *committed;
+        return status;
+}
+
+enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage,
+                                          const struct line *line, bool persist, struct committed *ret_committed, struct nebula_error *error)
+{
+        struct committed committed = { .of = own->of, .generation = coverage->generation, .sequence = coverage->sequence,
+                                       .line = *line, .persist = persist };
+        struct manifest before = { 0 };
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = manifest_load(store, own->of.tag, &before, &failure);
+
+        if (!status) {
+                if (committed.generation <= before.generation)
+                        committed.generation = before.generation + 1;
+                if (committed.sequence <= before.sequence)
+                        committed.sequence = before.sequence + 1;
+                manifest_done(&before);
+        } else if (status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT) {
+                if (error)
+                        *error = failure;
+                return status;
+        }
+        committed.ranks = calloc(coverage->count, sizeof *committed.ranks);
+        if (!committed.ranks)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %" PRIu32 " ranks", coverage->count);
+        for (uint32_t rank = 0; rank < own->of.world; rank++)
+                if (coverage->ranks[rank])
+                        committed.ranks[committed.rank_count++] = rank;
+        status = write_first(store, &committed, ret_committed, error);
+        if (status)
+                committed_done(&committed);
+        return status;
+}
+
+void world_remove_captured(struct store *store, const struct captured *own, uint32_t rank)
+{
+        struct captured captured;
+        char path[64], key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+
+        captured_path(rank, own->of.writing, path);
+        if (key_of(own->of.tag, path, key, NULL) || store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                return;
+        if (!captured_parse(text, size, &captured, NULL)) {
+                if (announce_same(&own->of, &captured.of))
+                        store->ops->remove(store, key, NULL);
+                captured_done(&captured);
+        }
+        free(text);
+}

@@ -1,0 +1,499 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/commit.h"
+#include "agent/commit/lineage.h"
+#include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "agent/persist/storage.h"
+#include "agent/commit/world_private.h"
+#include "base/error.h"
+#include "os/os.h"
+
+#define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
+#define LIST_AFTER_NS ((int64_t)SECOND_NS)        /* who does not commit looks only to say who is missing */
+
+int64_t world_back_off(uint32_t count)
+{
+        int64_t delay = POLL_FIRST_NS;
+
+        while (count-- && delay < WORLD_POLL_MOST_NS)
+                delay += delay / 2;
+        return delay < WORLD_POLL_MOST_NS ? delay : WORLD_POLL_MOST_NS;
+}
+
+/* Ranks of the job that have a session here. */
+static uint32_t ranks_here(const struct catalogue *catalogue, const struct version *version)
+{
+        uint32_t count = (uint32_t)version->part_count;
+
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                count += session->job == version->job && session->role == IPC_ROLE_TRAINER && session->connection_count &&
+                         session->rank < version->world && !version_part((struct version *)version, session->rank);
+        return count;
+}
+
+/* Some launchers say of every rank that it is alone on its node, so the ranks that are here count too. But what was announced
+ * stays so also when the last of them joins: agents that have read that wait for committed.json, and so does persisting. */
+bool world_is_spread(const struct catalogue *catalogue, const struct version *version)
+{
+        return version->spread || (version->world > 1 && version->job->persist_path[0] && version->job->local_world < version->world &&
+                                   ranks_here(catalogue, version) < version->world);
+}
+
+uint64_t world_next_writing(const struct job *job, const char *tag, const char *run)
+{
+        uint64_t writing = 0;
+
+        for (const struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
+                if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->writing > writing)
+                        writing = version->writing;
+        for (size_t i = 0; i < job->stored.count && !writing; i++)
+                writing = !strcmp(job->stored.manifests[i].tag, tag) && !strcmp(job->stored.manifests[i].run, run);
+        return writing + 1;
+}
+
+void world_captured(struct catalogue *catalogue, struct version *version)
+{
+        size_t size = 0;
+
+        for (size_t i = 0; i < version->part_count; i++)
+                size += 1 + version->parts[i].file_count;
+        if (version->spread && version->announced_size == size)
+                return;
+        version->announced_size = size;
+        version->to_announce = version->spread = true;
+        version->in_memory = true; /* where its ranks saved nothing, too: the others wait for their records */
+        version->poll_count = 0;
+        version->poll_at_ns = 0;
+        version->waiting_since_ns = version->heard_ns = os->now_ns();
+        if (!version->announce_sequence)
+                version->announce_sequence = commit_next_sequence(version->job);
+        if (version->life.state == NEBULA_STATE_CAPTURING)
+                version_move(catalogue, version, NEBULA_STATE_CAPTURED);
+        survival_log_write(catalogue, version);
+        catalogue_signal(catalogue);
+}
+
+static bool has_come(const struct version *version, uint32_t rank)
+{
+        const struct part *part = version_part((struct version *)version, rank);
+
+        return (part && part->closed) || (version->covered && version->covered[rank]);
+}
+
+static bool waits_for_several(const struct version *version)
+{
+        uint32_t missing = 0;
+
+        for (uint32_t rank = 0; rank < version->world && missing < 2; rank++)
+                missing += !has_come(version, rank);
+        return missing > 1;
+}
+
+void world_missing(const struct version *version, char *text, size_t size)
+{
+        uint32_t missing = 0;
+        size_t used;
+
+        text[0] = 0;
+        if (!commit_open(version) || !version->part_count)
+                return;
+        if (version->file_goal > 0) {
+                snprintf(text, size, "waits for %" PRId64 " files, and %zu are on this node", version->file_goal, version->file_count);
+                return;
+        }
+        if (version->world < 2)
+                return;
+        used = (size_t)snprintf(text, size, "waits for rank%s", waits_for_several(version) ? "s" : "");
+        for (uint32_t rank = 0; rank < version->world && used < size; rank++) {
+                if (has_come(version, rank))
+                        continue;
+                if (++missing <= 8)
+                        used += (size_t)snprintf(text + used, size - used, "%s%" PRIu32, missing > 1 ? ", " : " ", rank);
+        }
+        if (!missing)
+                text[0] = 0;
+        else if (used < size)
+                snprintf(text + used, size - used, "%s of %" PRIu32, missing > 8 ? ", ..." : "", version->world);
+}
+
+void world_fill_of(const struct version *version, struct announce_of *of)
+{
+        memset(of, 0, sizeof *of);
+        snprintf(of->tag, sizeof of->tag, "%s", version->tag);
+        snprintf(of->job, sizeof of->job, "%s", version->job->name);
+        snprintf(of->run, sizeof of->run, "%s", version->run);
+        of->writing = version->writing;
+        of->world = version->world;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+        const struct captured_rank *x = a, *y = b;
+
+        return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+/* Whether this rank's share may be spoken for: one that has just begun joins with a later announcement. */
+static bool has_captured(const struct version *version, const struct part *part)
+{
+        for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
+                if (loan->rank == part->rank)
+                        return false;
+        return version->file_goal > 0 ? part->file_count > 0 : part->closed;
+}
+
+bool world_describe(const struct version *version, struct captured *captured)
+{
+        memset(captured, 0, sizeof *captured);
+        world_fill_of(version, &captured->of);
+        captured->generation = version->generation;
+        captured->sequence = version->announce_sequence;
+        captured->after = lineage_goes_back(version);
+        captured->goes_back = captured->after != LINEAGE_GOES_ON;
+        captured->ranks = calloc(version->part_count + 1, sizeof *captured->ranks);
+        if (!captured->ranks)
+                return false;
+        for (size_t i = 0; i < version->part_count; i++) {
+                if (!has_captured(version, &version->parts[i]))
+                        continue;
+                captured->ranks[captured->rank_count++] = (struct captured_rank){ version->parts[i].rank, version->parts[i].file_count };
+                captured->pid = captured->pid ? captured->pid : version->parts[i].pid;
+        }
+        qsort(captured->ranks, captured->rank_count, sizeof *captured->ranks, by_rank);
+        return captured->rank_count > 0;
+}
+
+static bool lists(const struct committed *committed, uint32_t rank)
+{
+        for (size_t i = 0; i < committed->rank_count; i++)
+                if (committed->ranks[i] == rank)
+                        return true;
+        return false;
+}
+
+/* Who committed had not heard of a rank of this node that has files in it: storage would never have those. Lock held. */
+static bool fail_unlisted(struct catalogue *catalogue, struct version *version, const struct committed *committed)
+{
+        for (size_t i = 0; i < version->part_count; i++) {
+                const struct part *part = &version->parts[i];
+
+                if (!part->file_count || lists(committed, part->rank))
+                        continue;
+                version_fail(catalogue, version, NEBULA_FAILED,
+                             "checkpoint \"%.150s\" was committed without what rank %" PRIu32 " (process %" PRIu32
+                             ") saved to it: it came too late", version->tag, part->rank, part->pid);
+                return true;
+        }
+        return false;
+}
+
+/* Without memory for it this node can't put the document back, should somebody write another over it. */
+static void keep_decision(struct version *version, const struct committed *committed)
+{
+        version->decided = calloc(committed->rank_count, sizeof *version->decided);
+        if (!version->decided)
+                return;
+        memcpy(version->decided, committed->ranks, committed->rank_count * sizeof *version->decided);
+        version->decided_count = committed->rank_count;
+}
+
+/* Lock held. */
+static void adopt(struct catalogue *catalogue, struct version *version, const struct committed *committed)
+{
+        struct job *job = version->job;
+
+        if (!commit_open(version) || fail_unlisted(catalogue, version, committed))
+                return;
+        version_set_generation(version, committed->generation);
+        version->sequence = committed->sequence;
+        version->line = committed->line;
+        keep_decision(version, committed);
+        commit_saw_sequence(job, committed->sequence);
+        if (committed->persist) {
+                version->wanted = version->wanted_told = true;
+                job->spread_start_ns = os->now_ns();
+        } else if (!catalogue_session_count(catalogue, job)) {
+                version->wanted = true; /* nobody is left: the newest becomes durable */
+        }
+        memset(&version->error, 0, sizeof version->error);
+        version->poll_count = 0;
+        version->poll_at_ns = os->now_ns();
+        job->spare_due = true;
+        if (version->loans) {
+                log_event(LOG_LEVEL_WARN, "%s was committed without what was still being copied here", version->tag);
+                version_drop_loans(catalogue, version);
+        }
+        if (version->life.state == NEBULA_STATE_CAPTURING)
+                version_move(catalogue, version, NEBULA_STATE_CAPTURED);
+        version_move(catalogue, version, NEBULA_STATE_COMMITTED);
+        catalogue_retain(catalogue, job, job->retention_count);
+}
+
+static bool goal_met(struct catalogue *catalogue, const struct version *version, const struct coverage *coverage,
+                     int64_t now)
+{
+        int64_t goal, heard_ns;
+
+        catalogue_lock(catalogue); /* a rank that begins the version may set its goal, one that captures is heard of */
+        goal = version->file_goal;
+        heard_ns = version->heard_ns;
+        catalogue_unlock(catalogue);
+        if (goal > 0)
+                return coverage->files >= (uint64_t)goal;
+        if (coverage->count >= version->world)
+                return true;
+        /* Ranks that never begin an open-ended version are not waited for for ever. */
+        return goal == NEBULA_FILES_OPEN && now - heard_ns >= (int64_t)catalogue->quiet_s * SECOND_NS;
+}
+
+static void look_again(struct version *version, int64_t now)
+{
+        version->poll_at_ns = now + world_back_off(version->poll_count++);
+}
+
+static void survival_log_trouble(struct catalogue *catalogue, struct version *version, const struct nebula_error *error)
+{
+        struct job *job = version->job;
+
+        if (error->status == NEBULA_INVALID) {
+                version_fail(catalogue, version, error->status, "%s", error->message);
+                return;
+        }
+        if (version->poll_count == 0 || job->store_error.status == NEBULA_OK) { /* not at each look */
+                log_event(LOG_LEVEL_WARN, "%s waits for storage: %s", version->tag, error->message);
+                job->store_error_at = catalogue_moment(catalogue);
+                catalogue_signal_event(catalogue);
+        }
+        job->store_error = *error;
+        job->failure_count++;
+        version->failed_ns = os->now_ns();
+        version->poll_count = version->poll_count < 14 ? 14 : version->poll_count;
+        look_again(version, os->now_ns());
+}
+
+/* What was committed with ranks of this node before this version was announced is an earlier writing, also when this agent has not
+ * heard of it: the agent before this one has taken what it knew along. Others count that too. */
+static bool is_earlier(const struct version *version, const struct committed *committed)
+{
+        if (strcmp(committed->of.job, version->job->name) || strcmp(committed->of.run, version->run) || committed->of.writing < version->writing)
+                return false;
+        for (size_t i = 0; i < committed->rank_count; i++)
+                if (version_part((struct version *)version, committed->ranks[i]))
+                        return true;
+        return false;
+}
+
+/* Before the first announcement. */
+static void count_writings(struct catalogue *catalogue, struct version *version)
+{
+        struct committed committed = { 0 };
+        uint64_t before = version->writing;
+        struct store *store;
+        char tag[IPC_NAME_MAX];
+        enum nebula_status status;
+
+        if (version->is_counted || version->adopted)
+                return;
+        strcpy(tag, version->tag);
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, NULL);
+        if (!status)
+                status = world_read_committed(store, tag, &committed, NULL);
+        catalogue_lock(catalogue);
+        version->pins--;
+        version->is_counted = !status || status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT;
+        if (!status && is_earlier(version, &committed))
+                version->writing = committed.of.writing + 1;
+        for (const struct version *older = version->next; older; older = older->next)
+                if (older->writing >= version->writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
+                        version->writing = older->writing + 1;
+        if (version->writing != before)
+                survival_log_write(catalogue, version);
+        committed_done(&committed);
+}
+
+static void announce(struct catalogue *catalogue, struct version *version)
+{
+        struct nebula_error error = { 0 };
+        struct captured captured;
+        struct store *store;
+        enum nebula_status status;
+
+        version->to_announce = false;
+        count_writings(catalogue, version);
+        if (!commit_open(version))
+                return;
+        if (!world_describe(version, &captured)) {
+                captured_done(&captured);
+                return;
+        }
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, &error);
+        if (!status)
+                status = world_write_captured(store, &captured, &error);
+        catalogue_lock(catalogue);
+        version->pins--;
+        captured_done(&captured);
+        if (status) {
+                version->to_announce = true;
+                survival_log_trouble(catalogue, version, &error);
+        } else {
+                memset(&version->job->store_error, 0, sizeof version->job->store_error);
+        }
+        catalogue_signal(catalogue);
+}
+
+/* The agent of rank 0 writes what only one needs to write. */
+static bool has_rank_zero(const struct catalogue *catalogue, const struct version *version)
+{
+        bool has = version_part((struct version *)version, 0) != NULL;
+
+        for (const struct session *session = catalogue->sessions; session && !has; session = session->next)
+                has = session->job == version->job && session->role == IPC_ROLE_TRAINER && session->rank == 0;
+        return has;
+}
+
+static bool interval_passed(const struct job *job, int64_t now)
+{
+        return job->persist_interval_s <= 0 || job->spread_start_ns == 0 ||
+               now - job->spread_start_ns >= (int64_t)(job->persist_interval_s * 1e9);
+}
+
+/* What lies in storage may be of nodes that are not of this run. */
+static enum nebula_status commit_for_all(struct catalogue *catalogue, struct store *store, struct version *version, const struct captured *own,
+                                         struct coverage *coverage, bool persist, struct committed *ret_committed,
+                                         struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+        struct line line;
+        int64_t after;
+        bool scanned;
+
+        catalogue_lock(catalogue);
+        scanned = version->job->scanned;
+        catalogue_unlock(catalogue);
+        if (!scanned)
+                status = storage_scan(catalogue, version->job, error);
+        if (status)
+                return status;
+        catalogue_lock(catalogue);
+        after = lineage_goes_back(version);
+        if (coverage->goes_back && (after == LINEAGE_GOES_ON || coverage->after < after))
+                after = coverage->after;
+        lineage_find(version, coverage->sequence, after, &line);
+        if (coverage->sequence < line_began(&line)) /* it was captured before what began the line, and is committed after it */
+                coverage->sequence = line_began(&line);
+        catalogue_unlock(catalogue);
+        return world_commit_document(store, own, coverage, &line, persist, ret_committed, error);
+}
+
+static void look_for_commit(struct catalogue *catalogue, struct version *version, int64_t now)
+{
+        struct nebula_error error = { 0 };
+        struct committed committed = { 0 };
+        struct coverage coverage = { .ranks = calloc(version->world, 1) };
+        struct captured own;
+        struct store *store;
+        bool found = false, superseded = false, decide, persist = interval_passed(version->job, now) || version->wanted;
+        int64_t waited = now - version->waiting_since_ns;
+        enum nebula_status status;
+
+        decide = version->leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
+        if (!world_describe(version, &own) || !coverage.ranks) {
+                captured_done(&own);
+                free(coverage.ranks);
+                look_again(version, now);
+                return;
+        }
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, version->job, &store, &error);
+        if (!status && !world_read_committed(store, own.of.tag, &committed, NULL)) {
+                found = announce_same(&own.of, &committed.of);
+                superseded = !found && !strcmp(own.of.job, committed.of.job) && !strcmp(own.of.run, committed.of.run) &&
+                             committed.of.writing > own.of.writing;
+                if (!found)
+                        committed_done(&committed);
+        }
+        if (!status && !found && (decide || waited > LIST_AFTER_NS))
+                status = world_look_around(store, &own, &coverage, &error);
+        if (!status && !found && decide && goal_met(catalogue, version, &coverage, now)) {
+                status = commit_for_all(catalogue, store, version, &own, &coverage, persist, &committed, &error);
+                found = !status;
+        }
+        catalogue_lock(catalogue);
+        version->pins--;
+        if (coverage.documents > version->heard) {
+                version->heard = coverage.documents;
+                version->heard_ns = now;
+        }
+        if (coverage.count) {
+                free(version->covered);
+                version->covered = coverage.ranks;
+                coverage.ranks = NULL;
+        }
+        free(coverage.ranks);
+        captured_done(&own);
+        if (status)
+                survival_log_trouble(catalogue, version, &error);
+        else if (found)
+                adopt(catalogue, version, &committed);
+        else if (superseded)
+                version_fail(catalogue, version, NEBULA_FAILED, "checkpoint \"%.150s\" was written again before it was complete",
+                             version->tag);
+        else if (!world_is_hopeless(catalogue, version, now))
+                look_again(version, now);
+        committed_done(&committed);
+        catalogue_signal(catalogue);
+}
+
+static bool work_on(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
+{
+        bool open = commit_open(version), waits = open || (lifecycle_complete(version->life.state) && !version->stored && !version->superseded);
+
+        if (version->life.state == NEBULA_STATE_FAILED || version->stored || version->superseded)
+                return world_tidy(catalogue, version, now, due);
+        if (!waits || (!open && version->wanted && version->wanted_told && !world_is_given_up(version, now)))
+                return false;
+        if (!open && world_is_given_up(version, now)) {
+                log_event(LOG_LEVEL_WARN, "%s is not made durable any more: another node let it go, and a newer one is durable", version->tag);
+                version_forget_memory(catalogue, version);
+                return true;
+        }
+        if (version->poll_at_ns > now && !(!open && version->wanted && !version->tell_failed)) {
+                *due = version->poll_at_ns < *due ? version->poll_at_ns : *due;
+                return false;
+        }
+        if (version->to_announce)
+                announce(catalogue, version);
+        else if (open)
+                look_for_commit(catalogue, version, now);
+        else
+                world_exchange_wanted(catalogue, version, now);
+        return true;
+}
+
+bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due_ns)
+{
+        struct version *oldest = NULL;
+
+        if (!job->persist_path[0])
+                return false; /* nothing that the nodes could tell each other through */
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->spread && version->to_announce && version->poll_at_ns <= now_ns && commit_open(version))
+                        oldest = version; /* newest first: the last one found was begun first */
+        if (oldest) {
+                announce(catalogue, oldest);
+                return true;
+        }
+        for (struct version *version = job->versions; version; version = version->next)
+                if (version->spread && work_on(catalogue, version, now_ns, due_ns))
+                        return true;
+        return false;
+}

@@ -1,0 +1,135 @@
+#include <string.h>
+
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/persist/storage.h"
+#include "agent/commit/world_private.h"
+#include "os/os.h"
+
+#define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* at most: whether another node wants a version that this one need not persist */
+#define WANTED_LEAST_NS ((int64_t)SECOND_NS / 20)
+#define BEHIND_NS (5 * (int64_t)SECOND_NS)        /* a newer version is complete: listings may be stale for so long */
+
+const struct version *world_newer_complete(const struct version *version)
+{
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                if (other != version && lifecycle_complete(other->life.state) && !(other->remote && !strcmp(other->tag, version->tag)) &&
+                    other->sequence > (version->sequence ? version->sequence : version->announce_sequence))
+                        return other;
+        return NULL;
+}
+
+bool world_is_hopeless(struct catalogue *catalogue, struct version *version, int64_t now)
+{
+        const struct version *newer = world_newer_complete(version);
+        int64_t patience = (int64_t)catalogue->takeover_s * SECOND_NS;
+        char missing[160];
+
+        world_missing(version, missing, sizeof missing);
+        if (!newer)
+                version->behind_ns = 0;
+        else if (!version->behind_ns)
+                version->behind_ns = now;
+        if (newer && now - version->behind_ns >= BEHIND_NS) {
+                version_fail(catalogue, version, NEBULA_FAILED, "never became complete (%s), and \"%.150s\" has by now",
+                             missing, newer->tag);
+                return true;
+        }
+        if ((strcmp(version->run, version->job->run) || !catalogue_session_count(catalogue, version->job)) &&
+            now - version->waiting_since_ns > 2 * patience) {
+                version_fail(catalogue, version, NEBULA_FAILED, "its run ended before checkpoint \"%.150s\" was complete (%s)",
+                             version->tag, missing);
+                return true;
+        }
+        return false;
+}
+
+/* Mostly a version is flushed soon after it was complete, if at all: a look a quarter as late as the version is old. */
+static int64_t wanted_delay(const struct version *version, int64_t now)
+{
+        int64_t delay = (now - version->waiting_since_ns) / 4;
+
+        if (delay < WANTED_LEAST_NS)
+                return WANTED_LEAST_NS;
+        return delay < WANTED_POLL_NS ? delay : WANTED_POLL_NS;
+}
+
+/* Told through committed.json, and looked for there. */
+void world_exchange_wanted(struct catalogue *catalogue, struct version *version, int64_t now)
+{
+        struct nebula_error error = { 0 };
+        struct committed own;
+        struct store *store;
+        bool wanted = version->wanted, told = false;
+
+        world_describe_committed(version, &own);
+        version->pins++;
+        catalogue_unlock(catalogue);
+        if (!storage_open(catalogue, version->job, &store, &error))
+                world_repair_committed(store, &own, &told, &error);
+        catalogue_lock(catalogue);
+        version->pins--;
+        committed_done(&own);
+        version->wanted_told = told;
+        version->tell_failed = wanted && !told;
+        version->wanted = version->wanted || told;
+        version->poll_at_ns = now + (version->wanted && !told ? WORLD_POLL_MOST_NS : version->wanted ? 0 : wanted_delay(version, now));
+        catalogue_signal(catalogue);
+}
+
+/*
+ * Takes the documents of this node's share away, whichever of its ranks was the lowest when they were written, and nothing
+ * that other nodes may be at work on. What lies there of a version that was committed, and that nobody makes durable, goes
+ * once all of it is too old for that: `late`.
+ */
+static void clean(struct catalogue *catalogue, struct version *version, bool late)
+{
+        int64_t age_ns = (int64_t)catalogue->sweep_age_s * SECOND_NS;
+        struct captured own;
+        struct store *store;
+        char directory[256];
+        bool in_use = false, described = world_describe(version, &own);
+        size_t removed = 0;
+
+        for (const struct version *other = version->job->versions; other; other = other->next)
+                in_use = in_use || (other != version && !other->remote && !strcmp(other->tag, version->tag) && other->life.state != NEBULA_STATE_FAILED);
+        version->pins++;
+        catalogue_unlock(catalogue);
+        if (described && !in_use && !storage_open(catalogue, version->job, &store, NULL)) {
+                for (size_t i = 0; i < own.rank_count && !late; i++)
+                        world_remove_captured(store, &own, own.ranks[i].rank);
+                if (late)
+                        manifest_sweep_tag(store, own.of.tag, age_ns, &removed, NULL);
+                else if (!name_encode(own.of.tag, directory, NULL))
+                        manifest_remove_directories(store, directory);
+        }
+        captured_done(&own);
+        catalogue_lock(catalogue);
+        version->pins--;
+}
+
+bool world_tidy(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)
+{
+        bool late = version->withdrawn;
+
+        if (!version->stored && !world_newer_complete(version))
+                return false;
+        if (late && version->poll_at_ns > now) {
+                *due = version->poll_at_ns < *due ? version->poll_at_ns : *due;
+                return false;
+        }
+        /* Before it was committed nobody wrote more of it than documents. */
+        version->spread = !late && !version->stored && version->sequence;
+        version->poll_at_ns = now + ((int64_t)catalogue->sweep_age_s + 1) * SECOND_NS;
+        version->withdrawn = true;
+        clean(catalogue, version, late);
+        return true;
+}
+
+bool world_is_given_up(const struct version *version, int64_t now)
+{
+        const struct version *newer = world_newer_complete(version);
+
+        return version->recorded_here && !version->pins && newer && newer->life.state == NEBULA_STATE_DURABLE &&
+               now - version->waiting_since_ns > 2 * WANTED_POLL_NS;
+}

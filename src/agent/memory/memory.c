@@ -1,0 +1,735 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/memory/memory.h"
+#include "base/error.h"
+#include "image/image.h"
+#include "ipc/ipc.h"
+#include "os/bulk.h"
+#include "os/os.h"
+
+#define MIB (1u << 20)
+#define DESCRIPTORS_LEAST 1024 /* what every system gives */
+
+uint64_t memory_random_id(void)
+{
+        uint64_t id = 0;
+
+        while (!id)
+                if (os->random(&id, sizeof id) < 0)
+                        id = (uint64_t)os->wall_ns() * 0x9e3779b97f4a7c15u;
+        return id;
+}
+
+bool memory_image_name(const char *name, const char *suffix, uint64_t *ret_id)
+{
+        char *end;
+
+        if (strlen(name) != 16 + strlen(suffix) || strcmp(name + 16, suffix) || strspn(name, "0123456789abcdef") < 16)
+                return false;
+        *ret_id = strtoull(name, &end, 16);
+        return *ret_id != 0;
+}
+
+uint64_t memory_default_budget(void)
+{
+        return os->memory_free() / 2;
+}
+
+static void image_path(const struct memory *memory, uint64_t id, char path[MEMORY_PATH_MAX])
+{
+        snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 ".img", memory->directory, id);
+}
+
+/* Whoever holds the lock has written into it who it is. */
+static void name_rival(struct memory *memory, const char *directory)
+{
+        int64_t length = memory->lock_fd < 0 ? 0 : os->pread(memory->lock_fd, memory->rival, sizeof memory->rival - 1, 0);
+
+        snprintf(memory->rival_directory, sizeof memory->rival_directory, "%s", directory);
+        if (length <= 0)
+                length = snprintf(memory->rival, sizeof memory->rival, "of this user");
+        memory->rival[length] = 0;
+}
+
+static int directory_take(struct memory *memory, const char *directory, char *ret_why, size_t why_size)
+{
+        char path[MEMORY_PATH_MAX], text[32];
+        int length;
+        struct os_stat stat, named;
+        int result = os->mkdir(directory, 0700);
+
+        if (result < 0 && result != -EEXIST) {
+                snprintf(ret_why, why_size, "cannot create %s: %s", directory, os_error_text(result));
+                return result;
+        }
+        result = ipc_place_stat(directory, &stat);
+        /* Whoever may only look into it sees names: all files have mode 0600. */
+        if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 022)))
+                result = -EPERM;
+        if (result < 0) {
+                snprintf(ret_why, why_size, "%s is no directory of this user that nobody else may write to", directory);
+                return result;
+        }
+        snprintf(path, sizeof path, "%s/lock", directory);
+        memory->lock_fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_NOFOLLOW);
+        result = memory->lock_fd < 0 ? memory->lock_fd : os->lock(memory->lock_fd, false);
+        /* An agent that ended may have removed the file between the two calls. */
+        if (result >= 0 && (os->fstat(memory->lock_fd, &stat) < 0 || os->stat(path, false, &named) < 0 || stat.inode != named.inode))
+                result = -EBUSY;
+        if (result < 0) {
+                name_rival(memory, directory);
+                snprintf(ret_why, why_size, "%s is in use by another agent, %s: %s", directory, memory->rival, os_error_text(result));
+                return result;
+        }
+        length = snprintf(text, sizeof text, "process %u", os->pid());
+        os->truncate(memory->lock_fd, 0);
+        os->pwrite(memory->lock_fd, text, (size_t)length, 0); /* for the log of another that finds it taken */
+        strcpy(memory->directory, directory);
+        result = memory_measure(memory);
+        if (result < 0)
+                snprintf(ret_why, why_size, "no answer about the space in %s: %s", directory, os_error_text(result));
+        return result;
+}
+
+int memory_measure(struct memory *memory)
+{
+        struct os_space space;
+        int result = os->space(memory->directory, &space);
+
+        if (result >= 0)
+                memory->named_limit = (space.free_bytes + memory->named_used) / 10 * 9;
+        return result;
+}
+
+static uint32_t descriptor_limit(void)
+{
+        uint64_t limit;
+
+        if (os->probe(OS_PROBE_DESCRIPTORS, &limit) < 0)
+                limit = DESCRIPTORS_LEAST;
+        return limit < UINT32_MAX ? (uint32_t)limit : UINT32_MAX;
+}
+
+void memory_init(struct memory *memory, const char *directory, uint64_t budget, char *ret_why, size_t why_size)
+{
+        memset(memory, 0, sizeof *memory);
+        memory->lock_fd = -1;
+        ret_why[0] = 0;
+        if (!directory || !*directory) {
+                snprintf(ret_why, why_size, "no memory directory is set");
+        } else if (strlen(directory) >= sizeof memory->directory) {
+                snprintf(ret_why, why_size, "the memory directory's path is too long");
+        } else if (directory_take(memory, directory, ret_why, why_size) < 0) {
+                if (memory->lock_fd >= 0)
+                        os->close(memory->lock_fd);
+                memory->lock_fd = -1;
+                memory->directory[0] = 0;
+        }
+        memory->descriptor_limit = descriptor_limit();
+        memory_configure(memory, budget);
+}
+
+void memory_configure(struct memory *memory, uint64_t budget)
+{
+        uint64_t most = os->memory_free() / 16 * 15 + memory->used; /* more would end in the machine's or the cgroup's OOM */
+
+        if (!budget)
+                budget = memory_default_budget() + memory->used;
+        memory->budget = budget < most ? budget : most;
+}
+
+static void count_descriptor(struct memory *memory, struct image *image)
+{
+        image->memory = memory;
+        if (image->fd < 0 || image->is_counted)
+                return;
+        image->is_counted = true;
+        atomic_fetch_add(&memory->descriptor_count, 1);
+}
+
+void memory_close(struct image *image)
+{
+        if (image->fd >= 0)
+                os->close(image->fd);
+        if (image->is_counted)
+                atomic_fetch_sub(&image->memory->descriptor_count, 1);
+        image->fd = -1;
+        image->is_counted = false;
+}
+
+static void image_free(struct image *image)
+{
+        memory_unmap(image);
+        memory_close(image);
+        free(image);
+}
+
+/* Named images take no more than half of what there are: connections and storage have the rest. */
+static void keep_descriptor(struct memory *memory, struct image *image)
+{
+        count_descriptor(memory, image);
+        if (image->named && atomic_load(&memory->descriptor_count) > memory->descriptor_limit / 2)
+                memory_close(image);
+}
+
+/* memfds have no other way; a quarter is left for all else. */
+static bool has_descriptor(const struct memory *memory)
+{
+        return atomic_load(&memory->descriptor_count) < memory->descriptor_limit / 4 * 3;
+}
+
+void memory_lacks(const struct memory *memory, char *text, size_t size)
+{
+        text[0] = 0;
+        if (!has_descriptor(memory))
+                snprintf(text, size, "%u of the %u files that the agent may have open are images without a name: raise the limit (ulimit -Hn), "
+                         "or give it a larger memory directory", atomic_load(&memory->descriptor_count), memory->descriptor_limit);
+}
+
+/* The image's descriptor, or one more, which *ret_own says. A negative errno. */
+static int image_open(const struct image *image, int flags, bool *ret_own)
+{
+        char path[MEMORY_PATH_MAX];
+
+        *ret_own = image->fd < 0;
+        if (image->fd >= 0)
+                return image->fd;
+        image_path(image->memory, image->id, path);
+        return os->open(path, flags | OS_NOFOLLOW);
+}
+
+void memory_settle(struct memory *memory, bool forget)
+{
+        memory->settled = !forget;
+}
+
+void memory_done(struct memory *memory, bool forget)
+{
+        char path[MEMORY_PATH_MAX];
+
+        for (struct image *image; (image = memory_next_doomed(memory));)
+                memory_release(memory, image);
+        while (memory->images) {
+                struct image *image = memory->images;
+
+                memory->images = image->next;
+                if (image->named && forget) {
+                        image_path(memory, image->id, path);
+                        os->unlink(path);
+                }
+                image_free(image);
+        }
+        if (memory->lock_fd < 0)
+                return;
+        if (forget) {
+                snprintf(path, sizeof path, "%s/lock", memory->directory);
+                os->unlink(path);
+                os->rmdir(memory->directory); /* stays if anything foreign is in it */
+        }
+        os->close(memory->lock_fd);
+        memory->lock_fd = -1;
+}
+
+uint64_t memory_capacity(uint64_t size)
+{
+        uint64_t piece = MEMORY_PAGE;
+
+        if (size > INT64_MAX)
+                return UINT64_MAX;
+        size = image_size_with_sums(size);
+        while (piece < MEMORY_ROUND && piece <= size / MEMORY_ROUND_PART / 2)
+                piece *= 2;
+        return size ? (size + piece - 1) / piece * piece : piece;
+}
+
+bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named)
+{
+        if (capacity > memory->budget || memory->used > memory->budget - capacity)
+                return false;
+        /* The trainers have grown since the budget was set, or somebody else has: the kernel would kill one of them. */
+        if (os->memory_free() < capacity + MEMORY_LEFT)
+                return false;
+        *ret_named = memory->directory[0] && memory->named_used + capacity <= memory->named_limit;
+        if (!*ret_named && !has_descriptor(memory))
+                return false;
+        memory->used += capacity;
+        return true;
+}
+
+void memory_unreserve(struct memory *memory, uint64_t capacity)
+{
+        memory->used -= capacity;
+}
+
+bool memory_follows(const struct memory *memory)
+{
+        return memory->settling > 0 || memory->doomed;
+}
+
+static int create_named(struct memory *memory, struct image *image)
+{
+        char path[MEMORY_PATH_MAX];
+        int result;
+
+        image_path(memory, image->id, path);
+        image->fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW);
+        if (image->fd < 0)
+                return image->fd;
+        do
+                result = os->allocate(image->fd, 0, image->capacity);
+        while (result == -EINTR);
+        if (result < 0) {
+                os->unlink(path);
+                os->close(image->fd);
+                image->fd = -1;
+        }
+        return result;
+}
+
+static int create_memfd(struct image *image)
+{
+        int result;
+
+        image->fd = os->memfd("nebula-image");
+        if (image->fd < 0)
+                return image->fd;
+        do
+                result = os->allocate(image->fd, 0, image->capacity);
+        while (result == -EINTR);
+        if (result < 0) {
+                os->close(image->fd);
+                image->fd = -1;
+        }
+        return result;
+}
+
+enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool named, struct image **ret_image,
+                                 struct nebula_error *error)
+{
+        struct image *image = calloc(1, sizeof *image);
+        int named_result = 0, result = -ENOSYS;
+
+        if (!image)
+                return error_set(error, NEBULA_NO_MEMORY, ENOMEM, "no memory to describe an image");
+        *image = (struct image){ .id = memory_random_id(), .capacity = capacity, .fd = -1 };
+        if (named) {
+                named_result = result = create_named(memory, image);
+                image->named = result >= 0;
+        }
+        if (image->fd < 0)
+                result = create_memfd(image);
+        if (result < 0) {
+                free(image);
+                return error_set(error, NEBULA_NO_MEMORY, -result,
+                                 "cannot get %" PRIu64 " MiB of memory for a checkpoint%s", capacity / MIB,
+                                 named_result ? ", neither in the memory directory nor as a memfd" : " as a memfd");
+        }
+        keep_descriptor(memory, image);
+        *ret_image = image;
+        return NEBULA_OK;
+}
+
+/* Four slots to each power of two, so that what fits one need lies in three of them. */
+static size_t size_slot(uint64_t capacity)
+{
+        unsigned power = 63 - (unsigned)__builtin_clzll(capacity);
+
+        return power * 4 + (capacity >> (power - 2) & 3);
+}
+
+static void free_add(struct memory *memory, struct image *image)
+{
+        struct image **slot = &memory->free[size_slot(image->capacity)];
+
+        image->next_free = *slot;
+        image->previous_free = NULL;
+        if (*slot)
+                (*slot)->previous_free = image;
+        *slot = image;
+        image->is_free = true;
+}
+
+static void free_remove(struct image *image)
+{
+        if (!image->is_free)
+                return;
+        if (image->previous_free)
+                image->previous_free->next_free = image->next_free;
+        else
+                image->memory->free[size_slot(image->capacity)] = image->next_free;
+        if (image->next_free)
+                image->next_free->previous_free = image->previous_free;
+        image->is_free = false;
+}
+
+struct image *memory_next_free(const struct memory *memory, const struct image *image, const void *job)
+{
+        size_t slot = image ? size_slot(image->capacity) : 0;
+        struct image *next = image ? image->next_free : memory->free[0];
+
+        for (;;) {
+                while (next && job && next->job != job)
+                        next = next->next_free;
+                if (next || ++slot == MEMORY_SIZE_SLOTS)
+                        return next;
+                next = memory->free[slot];
+        }
+}
+
+void memory_add(struct memory *memory, struct image *image)
+{
+        struct image **slot = &memory->by_id[image->id % MEMORY_ID_SLOTS];
+
+        image->next_of_id = *slot;
+        *slot = image;
+        image->next = memory->images;
+        image->previous = NULL;
+        if (memory->images)
+                memory->images->previous = image;
+        memory->images = image;
+        image->is_listed = true;
+        memory->large_count += image->capacity >= MEMORY_ROUND;
+        count_descriptor(memory, image);
+        free_add(memory, image);
+        if (image->named)
+                memory->named_used += image->capacity;
+}
+
+enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image **ret_image, struct nebula_error *error)
+{
+        struct image *image = calloc(1, sizeof *image);
+        char path[MEMORY_PATH_MAX];
+        struct os_stat stat;
+        int result;
+
+        if (!image)
+                return error_set(error, NEBULA_NO_MEMORY, ENOMEM, "no memory to describe an image");
+        *image = (struct image){ .id = id, .fd = -1, .named = true };
+        image_path(memory, id, path);
+        image->fd = os->open(path, OS_READ | OS_WRITE | OS_NOFOLLOW);
+        result = image->fd < 0 ? image->fd : os->fstat(image->fd, &stat);
+        if (result >= 0 && (stat.kind != OS_KIND_FILE || stat.uid != os->uid() || !stat.size || stat.size % MEMORY_PAGE))
+                result = -EINVAL;
+        if (result < 0) {
+                image_free(image);
+                return error_set(error, result == -ENOENT || result == -ELOOP || result == -EINVAL ? NEBULA_CORRUPT : NEBULA_NO_MEMORY,
+                                 -result, "the image %s cannot be taken over", path);
+        }
+        image->capacity = stat.size;
+        keep_descriptor(memory, image);
+        memory->used += image->capacity;
+        memory_add(memory, image);
+        *ret_image = image;
+        return NEBULA_OK;
+}
+
+struct image *memory_find(const struct memory *memory, uint64_t id)
+{
+        struct image *image = memory->by_id[id % MEMORY_ID_SLOTS];
+
+        while (image && image->id != id)
+                image = image->next_of_id;
+        return image;
+}
+
+/* Of two that fit the better one: this session still has it mapped, or it is smaller. */
+static bool is_better(const struct image *image, const struct image *best, uint64_t owner_nonce)
+{
+        bool is_own = image->owner_nonce == owner_nonce;
+
+        if (best && is_own != (best->owner_nonce == owner_nonce))
+                return is_own;
+        return !best || image->capacity < best->capacity;
+}
+
+/* Of this job, large enough, not wastefully large. */
+static struct image *find_free(const struct memory *memory, uint64_t need, uint64_t owner_nonce, const void *job)
+{
+        uint64_t most = need + need / 4;
+        struct image *best = NULL;
+        size_t left = MEMORY_SEARCH_MAX;
+
+        for (size_t slot = size_slot(need); slot <= size_slot(most); slot++)
+                for (struct image *image = memory->free[slot]; image && left; image = image->next_free, left--) {
+                        if (image->exposed || image->spilled || image->job != job || image->capacity < need || image->capacity > most)
+                                continue;
+                        if (is_better(image, best, owner_nonce))
+                                best = image;
+                        if (best->capacity == need && best->owner_nonce == owner_nonce)
+                                return best;
+                }
+        return best;
+}
+
+struct image *memory_take(struct memory *memory, uint64_t size, uint64_t owner_nonce, const void *job)
+{
+        uint64_t need = memory_capacity(size);
+        struct image *image = need > INT64_MAX ? NULL : find_free(memory, need, owner_nonce, job);
+
+        if (image) {
+                int64_t now_ns = os->now_ns();
+
+                image->served++;
+                image->pause_ns = now_ns - image->taken_ns;
+                image->taken_ns = now_ns;
+                atomic_store(&image->sum_count, 0);
+        }
+        return image;
+}
+
+uint64_t memory_join_size(const struct image *image)
+{
+        return image->capacity / MEMORY_ROUND * MEMORY_ROUND;
+}
+
+bool memory_is_small(const struct image *image, int64_t now_ns)
+{
+        if (image->exposed || image->restored || image->spilled || image->joined >= memory_join_size(image))
+                return false;
+        return image->served >= MEMORY_SERVED && now_ns - image->taken_ns <= image->pause_ns;
+}
+
+void memory_hold(struct image *image)
+{
+        image->users++;
+        free_remove(image);
+}
+
+void memory_drop(struct memory *memory, struct image *image)
+{
+        if (--image->users)
+                return;
+        if (image->exposed || image->restored || image->spilled)
+                memory_doom(memory, image);
+        else if (image->is_listed)
+                free_add(memory, image);
+}
+
+/* False: it is not on the list. */
+static bool take_off(struct memory *memory, struct image *image)
+{
+        struct image **link = &memory->by_id[image->id % MEMORY_ID_SLOTS];
+
+        if (!image->is_listed)
+                return false;
+        while (*link != image)
+                link = &(*link)->next_of_id;
+        *link = image->next_of_id;
+        if (image->previous)
+                image->previous->next = image->next;
+        else
+                memory->images = image->next;
+        if (image->next)
+                image->next->previous = image->previous;
+        free_remove(image);
+        image->is_listed = false;
+        memory->large_count -= image->capacity >= MEMORY_ROUND;
+        if (image->named)
+                memory->named_used -= image->capacity;
+        return true;
+}
+
+void memory_leave(struct memory *memory, struct image *image)
+{
+        take_off(memory, image);
+        memory_unreserve(memory, image->capacity);
+        image_free(image);
+}
+
+void memory_doom(struct memory *memory, struct image *image)
+{
+        if (memory->settled || !take_off(memory, image))
+                return;
+        image->next = memory->doomed;
+        memory->doomed = image;
+}
+
+struct image *memory_next_doomed(struct memory *memory)
+{
+        struct image **link = &memory->doomed, *image;
+
+        while (*link && (*link)->faulting)
+                link = &(*link)->next;
+        image = *link;
+        if (image)
+                *link = image->next;
+        return image;
+}
+
+/* The pages of an image that the trainer still has mapped go now too, unless a loader may be reading them. Its name goes first: were the
+ * agent killed in between, the next one would find an image of zeros there. */
+void memory_release(struct memory *memory, struct image *image)
+{
+        char path[MEMORY_PATH_MAX];
+        bool is_own = false;
+        int fd = image->exposed || (image->fd < 0 && !image->named) ? -1 : image_open(image, OS_READ | OS_WRITE, &is_own);
+
+        if (image->named) {
+                image_path(memory, image->id, path);
+                os->unlink(path);
+        }
+        if (fd >= 0)
+                os->punch(fd, 0, image->capacity);
+        if (fd >= 0 && is_own)
+                os->close(fd);
+        image_free(image);
+}
+
+uint64_t memory_free_bytes(const struct memory *memory, const void *job)
+{
+        uint64_t bytes = 0;
+
+        for (const struct image *image = NULL; (image = memory_next_free(memory, image, job));)
+                bytes += image->capacity;
+        return bytes;
+}
+
+enum nebula_status memory_map(struct image *image, void **ret_data, struct nebula_error *error)
+{
+        if (!image->data) {
+                bool is_own;
+                int fd = image_open(image, OS_READ | OS_WRITE, &is_own), result;
+
+                result = fd < 0 ? fd : os->map(fd, 0, image->capacity, OS_MAP_READ | OS_MAP_WRITE, &image->data);
+                if (fd >= 0 && is_own)
+                        os->close(fd);
+                if (result < 0) {
+                        image->data = NULL;
+                        return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map an image of %" PRIu64 " KiB",
+                                         image->capacity / 1024);
+                }
+                if (image->memory)
+                        atomic_fetch_add(&image->memory->mapped_count, 1);
+        }
+        *ret_data = image->data;
+        return NEBULA_OK;
+}
+
+void memory_unmap(struct image *image)
+{
+        if (!image->data)
+                return;
+        memory_unpin(image);
+        os->unmap(image->data, image->capacity);
+        image->data = NULL;
+        if (image->memory)
+                atomic_fetch_sub(&image->memory->mapped_count, 1);
+}
+
+bool memory_stays_mapped(const struct image *image)
+{
+        return image->capacity >= MEMORY_ROUND && atomic_load(&image->memory->mapped_count) <= MEMORY_MAPPED_MAX;
+}
+
+bool memory_wants_pin(const struct image *image)
+{
+        return image->capacity >= MEMORY_ROUND && image->served && !image->joined && !image->faulting && !image->pinned && !image->unpinnable && !image->exposed &&
+               !image->restored && !image->spilled;
+}
+
+bool memory_pin(const struct image *image)
+{
+        return bulk_pin(image->data, image->capacity) == 0;
+}
+
+void memory_unpin(const struct image *image)
+{
+        bulk_unpin(image->data);
+}
+
+void memory_set_copied(struct image *image, uint64_t copied)
+{
+        atomic_store(&image->copied, copied);
+        atomic_fetch_add(&image->copied_turn, 1);
+        os->futex_wake(&image->copied_turn);
+}
+
+uint64_t memory_await_copied(struct image *image, uint64_t size, int64_t timeout_ms)
+{
+        uint32_t turn = atomic_load(&image->copied_turn);
+
+        if (atomic_load(&image->copied) < size)
+                os->futex_wait(&image->copied_turn, turn, timeout_ms);
+        return atomic_load(&image->copied);
+}
+
+void memory_prefault(struct image *image)
+{
+        /* In pieces, so that a low-priority thread does not hold the process's memory map for long. */
+        for (uint64_t at = 0; image->data && at < image->capacity; at += 16 * MIB) {
+                uint64_t piece = image->capacity - at < 16 * MIB ? image->capacity - at : 16 * MIB;
+
+                if (os->advise((char *)image->data + at, piece, OS_ADVISE_POPULATE_WRITE) < 0)
+                        return; /* an old kernel: the trainer takes the faults */
+        }
+}
+
+/* By a mapping of its own: image->data may be another thread's by now. One page at a time, so that faults of others wait for no more. */
+int memory_join(const struct image *image, uint64_t offset, uint64_t size)
+{
+        void *data;
+        bool is_own;
+        int fd = image_open(image, OS_READ | OS_WRITE, &is_own), result;
+
+        result = fd < 0 ? fd : os->map(fd, offset, size, OS_MAP_READ | OS_MAP_WRITE, &data);
+        if (fd >= 0 && is_own)
+                os->close(fd);
+        if (result < 0)
+                return result;
+        for (uint64_t at = 0; at < size && result != -EINVAL; at += MEMORY_ROUND)
+                result = os->advise((char *)data + at, MEMORY_ROUND, OS_ADVISE_COLLAPSE);
+        os->unmap(data, size);
+        return result == -EINVAL ? result : 0;
+}
+
+enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, struct nebula_error *error)
+{
+        bool is_own;
+        int fd = image_open(image, OS_READ | OS_WRITE, &is_own);
+
+        if (fd >= 0 && !is_own)
+                fd = os->duplicate(fd);
+        if (fd < 0)
+                return error_set(error, NEBULA_NO_MEMORY, -fd, "no descriptor of an image for its trainer");
+        *ret_fd = fd;
+        return NEBULA_OK;
+}
+
+enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struct nebula_error *error)
+{
+        char path[MEMORY_PATH_MAX];
+        int fd;
+
+        /* By its name only where there is no other way: it may be gone. At the user's logout systemd empties /dev/shm (RemoveIPC), say. */
+        if (image->fd >= 0)
+                snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
+        else
+                image_path(image->memory, image->id, path);
+        fd = os->open(path, OS_READ);
+        if (fd < 0)
+                return error_set(error, error_status_of_errno(-fd), -fd, "cannot open an image for reading");
+        image->exposed = true;
+        *ret_fd = fd;
+        return NEBULA_OK;
+}
+
+static void unlink_named(const struct memory *memory, const struct image *image)
+{
+        char path[MEMORY_PATH_MAX];
+
+        for (; image; image = image->next)
+                if (image->named) {
+                        image_path(memory, image->id, path);
+                        os->unlink(path);
+                }
+}
+
+void memory_unlink_all(struct memory *memory)
+{
+        unlink_named(memory, memory->images);
+        unlink_named(memory, memory->doomed);
+}

@@ -1,0 +1,303 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "agent/memory/survival_record.h"
+#include "os/os.h"
+
+#define NOTE_BYTES_MAX (256u << 20)
+#define NOTE_GROWS_TO (64u << 10) /* a file that is larger, by more than twice its first record, begins anew with the next */
+
+static void survival_log_path(const struct catalogue *catalogue, uint64_t id, const char *suffix, char path[MEMORY_PATH_MAX])
+{
+        snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 "%s", catalogue->memory.directory, id, suffix);
+}
+
+void survival_log_close(struct catalogue *catalogue)
+{
+        if (catalogue->note_fd >= 0)
+                os->close(catalogue->note_fd);
+        catalogue->note_fd = -1;
+}
+
+/* Ranks that save together write to one survival log, one after the other, so that the last one stays open. */
+static void survival_log_keep(struct catalogue *catalogue, const struct version *version, int fd)
+{
+        catalogue->note_fd = fd;
+        catalogue->survival_log_id = version->id;
+}
+
+/* A file of its own name at first, so that there is never one without a whole record. */
+static int begin_note(struct catalogue *catalogue, const struct version *version, const void *data, size_t size)
+{
+        char path[MEMORY_PATH_MAX], temporary[MEMORY_PATH_MAX];
+        int fd, result;
+
+        survival_log_close(catalogue);
+        survival_log_path(catalogue, version->id, ".version", path);
+        survival_log_path(catalogue, version->id, ".tmp", temporary);
+        fd = os->open(temporary, OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW);
+        if (fd < 0)
+                return fd;
+        survival_log_keep(catalogue, version, fd);
+        result = os_write_at(fd, data, size, 0);
+        if (!result)
+                result = os->rename(temporary, path);
+        if (result < 0)
+                os->unlink(temporary);
+        return result;
+}
+
+/* Whether the survival log that was written before is open, to be gone on with. Somebody may have taken the file away, which is looked
+ * for once there is something to lose. */
+static bool open_note(struct catalogue *catalogue, const struct version *version)
+{
+        char path[MEMORY_PATH_MAX];
+        struct os_stat stat;
+        int fd;
+
+        if (catalogue->note_fd >= 0 && catalogue->survival_log_id == version->id)
+                return commit_open(version) || (!os->fstat(catalogue->note_fd, &stat) && stat.link_count);
+        survival_log_close(catalogue);
+        survival_log_path(catalogue, version->id, ".version", path);
+        fd = os->open(path, OS_WRITE | OS_NOFOLLOW);
+        if (fd >= 0)
+                survival_log_keep(catalogue, version, fd);
+        return fd >= 0;
+}
+
+void survival_log_write(struct catalogue *catalogue, struct version *version)
+{
+        void *data;
+        size_t size;
+        bool appends;
+        size_t first;
+        int result = -ENOMEM;
+
+        if (!catalogue->memory.directory[0] || !version->in_memory)
+                return;
+        if (version->gives_way && version->life.state == NEBULA_STATE_FAILED) {
+                survival_log_remove(catalogue, version); /* the next agent is not to take it for the newest writing of its tag */
+                return;
+        }
+        appends = version->note_bytes && version->note_bytes < NOTE_GROWS_TO + 2 * version->note_begun_bytes &&
+                  open_note(catalogue, version);
+        first = appends ? version->noted_count : 0;
+        data = survival_record_format(version, first, &size);
+        if (data && appends)
+                result = os_write_at(catalogue->note_fd, data, size, version->note_bytes);
+        else if (data)
+                result = begin_note(catalogue, version, data, size);
+        free(data);
+        if (result < 0) {
+                log_event(LOG_LEVEL_WARN, "%s would not survive the agent: no survival log in the memory directory: %s", version->tag,
+                         os_error_text(result));
+                survival_log_close(catalogue);
+                version->note_bytes = 0; /* what is there may have half a record at its end, or be gone */
+                return;
+        }
+        version->note_begun_bytes = appends ? version->note_begun_bytes : size;
+        version->note_bytes = (appends ? version->note_bytes : 0) + size;
+        version->noted_count = version->file_count;
+        version->noted = true;
+}
+
+void survival_log_remove(struct catalogue *catalogue, struct version *version)
+{
+        char path[MEMORY_PATH_MAX];
+
+        if (!version->noted)
+                return;
+        if (catalogue->survival_log_id == version->id)
+                survival_log_close(catalogue);
+        survival_log_path(catalogue, version->id, ".version", path);
+        os->unlink(path);
+        version->noted = false;
+        version->note_bytes = 0;
+}
+
+/* False: it may be sound, and cannot be read just now. */
+static bool adopt_note(struct catalogue *catalogue, const char *path, uint64_t id)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+        struct os_stat stat;
+        char *data;
+        size_t size;
+        int result = os->stat(path, false, &stat);
+
+        if (!result && (stat.kind != OS_KIND_FILE || stat.uid != os->uid()))
+                return true;
+        if (!result)
+                result = os_read_file(path, NOTE_BYTES_MAX, &data, &size);
+        if (result < 0)
+                return result == -ENOENT || result == -EFBIG;
+        status = survival_record_read(catalogue, id, data, size, &error);
+        free(data);
+        if (status)
+                log_event(LOG_LEVEL_WARN, "a version in memory could not be taken over: %s", error.message);
+        if (status == NEBULA_CORRUPT)
+                os->unlink(path);
+        return !status || status == NEBULA_CORRUPT;
+}
+
+/* Creation order, newest first, is what the job's list promises. */
+static void sort_versions(struct job *job)
+{
+        struct version *sorted = NULL;
+
+        while (job->versions) {
+                struct version *version = job->versions, **link = &sorted;
+
+                job->versions = version->next;
+                /* Open ones have no sequence yet and are the newest. */
+                while (*link && ((*link)->sequence ? (*link)->sequence : UINT64_MAX) >
+                                        (version->sequence ? version->sequence : UINT64_MAX))
+                        link = &(*link)->next;
+                version->next = *link;
+                *link = version;
+        }
+        job->versions = job->live = sorted;
+        for (struct version *version = sorted; version; version = version->next)
+                version->next_live = version->next;
+}
+
+static void remove_debris(struct catalogue *catalogue, const char *name)
+{
+        char path[MEMORY_PATH_MAX];
+        struct os_stat stat;
+        uint64_t id;
+
+        if (memory_image_name(name, ".img", &id)) {
+                if (memory_find(&catalogue->memory, id))
+                        return;
+        } else if (!memory_image_name(name, ".tmp", &id)) {
+                return;
+        }
+        if ((size_t)snprintf(path, sizeof path, "%s/%s", catalogue->memory.directory, name) >= sizeof path)
+                return;
+        if (!os->stat(path, false, &stat) && stat.kind == OS_KIND_FILE && stat.uid == os->uid() && !os->unlink(path))
+                log_event(LOG_LEVEL_INFO, "removed %s, the rest of an interrupted save", name);
+}
+
+/* False: not all that is there was seen. */
+static bool each_name(struct catalogue *catalogue, bool notes)
+{
+        char name[300], path[MEMORY_PATH_MAX];
+        struct os_dir *dir;
+        bool all = true;
+        uint64_t id;
+        int result;
+
+        if (os->opendir(catalogue->memory.directory, &dir) < 0)
+                return false;
+        while ((result = os->readdir(dir, name, sizeof name)) > 0) {
+                if (!notes) {
+                        remove_debris(catalogue, name);
+                } else if (memory_image_name(name, ".version", &id)) {
+                        survival_log_path(catalogue, id, ".version", path);
+                        all = adopt_note(catalogue, path, id) && all;
+                }
+        }
+        os->closedir(dir);
+        return all && !result;
+}
+
+bool note_rival_has(const struct catalogue *catalogue, const char *persist_path)
+{
+        const char *directory = catalogue->memory.rival_directory;
+        char name[300], path[MEMORY_PATH_MAX + 300], *data;
+        struct os_dir *dir;
+        bool found = false;
+        size_t size;
+        uint64_t id;
+
+        if (!*directory || !*persist_path || os->opendir(directory, &dir) < 0)
+                return false;
+        while (!found && os->readdir(dir, name, sizeof name) > 0) {
+                snprintf(path, sizeof path, "%s/%s", directory, name);
+                if (!memory_image_name(name, ".version", &id) || os_read_file(path, NOTE_BYTES_MAX, &data, &size))
+                        continue;
+                found = memmem(data, size, persist_path, strlen(persist_path)) != NULL;
+                free(data);
+        }
+        os->closedir(dir);
+        return found;
+}
+
+void survival_log_adopt_all(struct catalogue *catalogue)
+{
+        bool all;
+
+        if (!catalogue->memory.directory[0])
+                return;
+        all = each_name(catalogue, true);
+        if (!all)
+                log_event(LOG_LEVEL_WARN, "not all of %s could be read: what was not taken over stays there", catalogue->memory.directory);
+        /* Images of refused survival logs are still listed, held by nobody. */
+        for (struct image *image = catalogue->memory.images, *next; image; image = next) {
+                next = image->next;
+                image->exposed = true; /* the agent before may have handed it to a loader */
+                if (!image->users && all)
+                        memory_doom(&catalogue->memory, image);
+                else if (!image->users)
+                        memory_leave(&catalogue->memory, image);
+        }
+        if (all)
+                each_name(catalogue, false);
+        memory_measure(&catalogue->memory); /* what was taken over was not free before */
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                sort_versions(job);
+        survival_log_check_owners(catalogue);
+}
+
+/* False: the version is gone. */
+static bool check_owners(struct catalogue *catalogue, struct version *version, bool *waiting)
+{
+        /* A trainer that cannot be seen from here comes back with its next request, or not. */
+        int64_t unseen_ns = (int64_t)catalogue->give_up_s * 1000000000;
+
+        for (size_t i = 0; i < version->part_count && commit_open(version); i++) {
+                const struct part *part = &version->parts[i];
+                size_t before = version->part_count;
+
+                if (part->spoken_for || catalogue_session(catalogue, part->nonce))
+                        continue;
+                if (part->seen_pid ? os->alive(part->seen_pid) : os->now_ns() < version->adopted_ns + unseen_ns) {
+                        *waiting = true;
+                        continue;
+                }
+                if (!commit_rank_ended(catalogue, version, part->rank))
+                        return false;
+                if (version->part_count < before)
+                        i--;
+        }
+        if (commit_open(version))
+                commit_check(catalogue, version);
+        if (commit_open(version) && !version->spread && !*waiting && !catalogue_session_count(catalogue, version->job))
+                version_fail(catalogue, version, NEBULA_FAILED, "all trainers left before checkpoint \"%s\" was complete",
+                             version->tag);
+        return true;
+}
+
+bool survival_log_check_owners(struct catalogue *catalogue)
+{
+        bool any = false;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->live, *next; version; version = next) {
+                        bool waiting = false;
+
+                        next = version->next_live;
+                        if (!version->adopted || !commit_open(version) || !check_owners(catalogue, version, &waiting))
+                                continue;
+                        any = any || waiting;
+                        next = version->next_live; /* when this one became complete, the one behind it may have been forgotten */
+                }
+        return any;
+}

@@ -1,0 +1,580 @@
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/commit/commit.h"
+#include "agent/clients/location.h"
+#include "agent/log.h"
+#include "agent/memory/survival_record.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "store/document.h"
+#include "sum/sum.h"
+
+#define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
+#define RECORD_VERSION 3u
+#define CRC_BYTES 8u
+/* Bounds of what is written, so that one piece of memory is enough. */
+#define FIXED_BYTES (512u + 2 * sizeof(struct line))
+#define PART_BYTES 64u
+#define FILE_BYTES 64u
+
+enum { SPREAD = 1, WANTED = 2 };    /* flags of a version */
+enum { CLOSED = 1, SPOKEN_FOR = 2 }; /* of a part */
+enum { STORED = 128 };               /* of a file, with its format */
+
+struct record_head {
+        uint32_t magic, version;
+        uint64_t size;       /* of all, head and checksum included */
+        uint64_t first_file; /* so many are in the records before this one; 0: the record stands alone */
+        uint64_t files_at;   /* where its files begin */
+};
+
+static void put(char **at, const void *data, size_t size)
+{
+        memcpy(*at, data, size);
+        *at += size;
+}
+
+static void put_u8(char **at, uint8_t value)
+{
+        put(at, &value, sizeof value);
+}
+
+static void put_u32(char **at, uint32_t value)
+{
+        put(at, &value, sizeof value);
+}
+
+static void put_u64(char **at, uint64_t value)
+{
+        put(at, &value, sizeof value);
+}
+
+static void put_real(char **at, double value)
+{
+        put(at, &value, sizeof value);
+}
+
+static void put_text(char **at, const char *text)
+{
+        size_t length = strlen(text);
+
+        put_u32(at, (uint32_t)length);
+        put(at, text, length);
+}
+
+static void put_file(char **at, const char *name, uint32_t rank, enum ipc_format format, bool stored, uint64_t size,
+                     uint64_t generation, const struct image *image)
+{
+        put_text(at, name);
+        put_u32(at, rank);
+        put_u8(at, (uint8_t)((uint32_t)format | (stored ? STORED : 0)));
+        put_u64(at, size);
+        put_u64(at, generation);
+        put_u64(at, image && image->named ? image->id : 0);
+}
+
+static void put_line(char **at, const struct line *line)
+{
+        put_u32(at, line->count);
+        put(at, line->forks, line->count * sizeof line->forks[0]);
+}
+
+/* Without the storage path, an agent that takes over could not go on persisting. */
+static void put_job(char **at, const struct job *job)
+{
+        put_text(at, job->persist_path);
+        put_text(at, job->name);
+        put_text(at, job->output_dir);
+        put_text(at, job->run);
+        put_real(at, job->persist_interval_s);
+        put_u32(at, job->retention_count);
+        put_u32(at, job->keep_last);
+        put_u64(at, job->keep_every);
+        put_u32(at, job->world);
+        put_u32(at, job->local_world);
+        put_text(at, job->spelling);
+        put_text(at, job->newest_run);
+        put_u64(at, job->has_newest_run ? job->begun_sequence : 0);
+        put_u32(at, job->umask);
+        put_u32(at, job->group);
+}
+
+/* What storage failed is whole, and the next agent tries it anew. */
+static void put_version(char **at, const struct version *version)
+{
+        bool given_up = version->failed_by_storage;
+
+        put_text(at, version->tag);
+        put_text(at, version->run);
+        put_u64(at, version->generation);
+        put_u64(at, version->sequence);
+        put_u64(at, (uint64_t)version->file_goal);
+        put_u64(at, version->writing);
+        put_u64(at, version->announce_sequence);
+        put_line(at, &version->line);
+        put_u64(at, version->base.read_at);
+        put_u64(at, (uint64_t)version->base.step);
+        put_line(at, &version->base.line);
+        put_u64(at, ancestry_base(version));
+        put_real(at, given_up ? lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) : version->life.moves[version->life.move_count - 1].at);
+        put_u32(at, version->world);
+        put_u8(at, (uint8_t)(given_up ? NEBULA_STATE_COMMITTED : version->life.state));
+        put_u8(at, (uint8_t)((version->spread ? SPREAD : 0) | (version->wanted ? WANTED : 0)));
+}
+
+/* A number for the pid namespace in which this agent sees processes; 0: /proc does not tell. */
+static uint64_t pid_namespace(void)
+{
+        char text[64];
+        unsigned long long inode = 0;
+
+        if (os->readlink("/proc/self/ns/pid", text, sizeof text) > 0)
+                sscanf(text, "pid:[%llu]", &inode);
+        return inode;
+}
+
+static void put_parts(char **at, const struct version *version)
+{
+        put_u64(at, pid_namespace());
+        put_u32(at, (uint32_t)version->part_count);
+        for (size_t i = 0; i < version->part_count; i++) {
+                const struct part *part = &version->parts[i];
+
+                put_u32(at, part->rank);
+                put_u32(at, part->pid);
+                put_u32(at, part->seen_pid);
+                put_u32(at, part->file_count);
+                put_u64(at, part->nonce);
+                put_u8(at, (uint8_t)((part->closed ? CLOSED : 0) | (part->spoken_for ? SPOKEN_FOR : 0)));
+                put_real(at, part->begun);
+                put_real(at, part->captured);
+        }
+}
+
+static void put_files(char **at, const struct version *version, size_t first)
+{
+        put_u32(at, (uint32_t)(version->file_count - first));
+        for (size_t i = first; i < version->file_count; i++) {
+                const struct agent_file *file = &version->files[i];
+
+                put_file(at, file->name, file->rank, file->format, file->stored, file->size, file->generation, file->image);
+        }
+}
+
+static void put_loans(char **at, const struct version *version, uint32_t loan_count)
+{
+        put_u32(at, loan_count);
+        for (const struct image_loan *loan = version->loans; loan; loan = loan->next) {
+                put_file(at, loan->name, loan->rank, loan->format, false, loan->size, version->generation, loan->image);
+                put_u64(at, loan->nonce);
+        }
+}
+
+/* No less than what is written. */
+static size_t bound(const struct version *version, size_t first_file, uint32_t *ret_loan_count)
+{
+        size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 3 * IPC_PATH_MAX + 5 * IPC_NAME_MAX;
+
+        *ret_loan_count = 0;
+        for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
+                ++*ret_loan_count;
+        return size + version->part_count * PART_BYTES + (version->file_count - first_file + *ret_loan_count) * (FILE_BYTES + IPC_NAME_MAX);
+}
+
+void *survival_record_format(const struct version *version, size_t first_file, size_t *ret_size)
+{
+        struct record_head head = { .magic = RECORD_MAGIC, .version = RECORD_VERSION, .first_file = first_file };
+        uint32_t loan_count;
+        char *data = malloc(bound(version, first_file, &loan_count)), *at = data;
+
+        if (!data)
+                return NULL;
+        at += sizeof head;
+        put_job(&at, version->job);
+        put_version(&at, version);
+        put_parts(&at, version);
+        head.files_at = (uint64_t)(at - data);
+        put_files(&at, version, first_file);
+        put_loans(&at, version, loan_count);
+        head.size = (size_t)(at - data) + CRC_BYTES;
+        memcpy(data, &head, sizeof head);
+        put_u64(&at, sum_crc64(0, data, (size_t)(at - data)));
+        *ret_size = (size_t)(at - data);
+        return data;
+}
+
+/* The first thing that is wrong stays, and all that is read after it is zeros. */
+struct reader {
+        const char *at, *end, *wrong;
+};
+
+/* Wrong with this agent or the machine, and not with the survival log. */
+static const char no_memory[] = "finds no memory", no_image[] = "names an image that cannot be had just now";
+
+static enum nebula_status blame(const struct reader *reader)
+{
+        return reader->wrong == no_memory || reader->wrong == no_image ? NEBULA_NO_MEMORY : NEBULA_CORRUPT;
+}
+
+static void get(struct reader *reader, void *ret_data, size_t size)
+{
+        memset(ret_data, 0, size);
+        if (reader->wrong)
+                return;
+        if ((size_t)(reader->end - reader->at) < size) {
+                reader->wrong = "ends too early";
+                return;
+        }
+        memcpy(ret_data, reader->at, size);
+        reader->at += size;
+}
+
+static uint64_t bounded(struct reader *reader, uint64_t value, uint64_t most)
+{
+        if (value > most && !reader->wrong)
+                reader->wrong = "holds an impossible number";
+        return reader->wrong ? 0 : value;
+}
+
+static uint64_t get_u64(struct reader *reader, uint64_t most)
+{
+        uint64_t value;
+
+        get(reader, &value, sizeof value);
+        return bounded(reader, value, most);
+}
+
+static uint32_t get_u32(struct reader *reader, uint32_t most)
+{
+        uint32_t value;
+
+        get(reader, &value, sizeof value);
+        return (uint32_t)bounded(reader, value, most);
+}
+
+static uint8_t get_u8(struct reader *reader, uint8_t most)
+{
+        uint8_t value;
+
+        get(reader, &value, sizeof value);
+        return (uint8_t)bounded(reader, value, most);
+}
+
+static double get_real(struct reader *reader)
+{
+        double value;
+
+        get(reader, &value, sizeof value);
+        if (!isfinite(value) && !reader->wrong)
+                reader->wrong = "holds an impossible number";
+        return reader->wrong ? 0 : value;
+}
+
+static void get_text(struct reader *reader, bool may_be_empty, char *ret_text, size_t size)
+{
+        uint32_t length = get_u32(reader, (uint32_t)size - 1);
+
+        get(reader, ret_text, length);
+        ret_text[length] = 0;
+        if (!reader->wrong && (strlen(ret_text) != length || (!length && !may_be_empty)))
+                reader->wrong = "holds an impossible text";
+}
+
+static void get_line(struct reader *reader, struct line *line)
+{
+        line->count = get_u32(reader, LINE_FORKS_MAX);
+        get(reader, line->forks, line->count * sizeof line->forks[0]);
+        if (!reader->wrong && !line_is_sound(line))
+                reader->wrong = "holds an impossible line of history";
+        if (reader->wrong)
+                memset(line, 0, sizeof *line);
+}
+
+static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
+{
+        struct ipc_hello *settings = calloc(1, sizeof *settings); /* large for a stack */
+        char *spelling = calloc(1, IPC_PATH_MAX);
+        char newest_run[IPC_NAME_MAX];
+        struct job *job = NULL;
+        uint64_t begun;
+
+        if (!settings || !spelling) {
+                reader->wrong = no_memory;
+                goto done;
+        }
+        get_text(reader, true, settings->persist_path, sizeof settings->persist_path);
+        get_text(reader, true, settings->job, sizeof settings->job);
+        get_text(reader, true, settings->output_dir, sizeof settings->output_dir);
+        get_text(reader, true, settings->run, sizeof settings->run);
+        settings->persist_interval_s = get_real(reader);
+        settings->retention_count = get_u32(reader, UINT32_MAX);
+        settings->keep_last = get_u32(reader, UINT32_MAX);
+        settings->keep_every = get_u64(reader, INT64_MAX);
+        settings->world = get_u32(reader, WORLD_MAX);
+        settings->local_world = get_u32(reader, WORLD_MAX);
+        get_text(reader, true, spelling, IPC_PATH_MAX);
+        get_text(reader, true, newest_run, sizeof newest_run);
+        begun = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        settings->umask = get_u32(reader, UINT32_MAX);
+        settings->group = get_u32(reader, UINT32_MAX);
+        if (!reader->wrong)
+                job = catalogue_job(catalogue, settings->persist_path, settings->job);
+        if (!reader->wrong && !job) {
+                location_settle(catalogue, settings->persist_path); /* an agent before this one may have known it by another spelling */
+                job = catalogue_job(catalogue, settings->persist_path, settings->job);
+        }
+        if (!reader->wrong && !job) {
+                job = catalogue_job_get(catalogue, settings->persist_path, settings->job);
+                if (job)
+                        catalogue_job_configure(catalogue, job, settings, spelling);
+                else
+                        reader->wrong = no_memory;
+        }
+        if (job && begun)
+                ancestry_adopt(job, newest_run, begun);
+done:
+        free(settings);
+        free(spelling);
+        return job;
+}
+
+static void get_parts(struct reader *reader, struct version *version)
+{
+        bool is_same_namespace = get_u64(reader, UINT64_MAX) == pid_namespace();
+
+        for (uint32_t left = get_u32(reader, WORLD_MAX); left && !reader->wrong; left--) {
+                struct part *part = version_part_get(version, get_u32(reader, WORLD_MAX));
+                uint8_t flags;
+
+                if (!part) {
+                        reader->wrong = no_memory;
+                        return;
+                }
+                part->pid = get_u32(reader, UINT32_MAX);
+                part->seen_pid = get_u32(reader, UINT32_MAX);
+                if (!is_same_namespace)
+                        part->seen_pid = 0;
+                part->file_count = get_u32(reader, UINT32_MAX);
+                part->nonce = get_u64(reader, UINT64_MAX);
+                flags = get_u8(reader, CLOSED | SPOKEN_FOR);
+                part->closed = flags & CLOSED;
+                part->spoken_for = flags & SPOKEN_FOR;
+                part->begun = get_real(reader);
+                part->captured = get_real(reader);
+        }
+}
+
+/* What a file and a loan have in common. Its image, if it has one: taken over for another generation already, or now. */
+static struct image *get_file(struct catalogue *catalogue, struct reader *reader, const struct job *job, struct agent_file *file)
+{
+        struct nebula_error error;
+        struct image *image;
+        uint8_t format;
+        uint64_t id;
+
+        get_text(reader, false, file->name, sizeof file->name);
+        file->rank = get_u32(reader, WORLD_MAX);
+        format = get_u8(reader, UINT8_MAX);
+        file->stored = format & STORED;
+        file->format = (enum ipc_format)bounded(reader, format & ~STORED, IPC_FORMAT_RAW);
+        file->size = get_u64(reader, DOCUMENT_SIZE_MAX);
+        file->generation = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        id = get_u64(reader, UINT64_MAX);
+        if (reader->wrong || !id)
+                return NULL;
+        image = memory_find(&catalogue->memory, id);
+        if (!image && memory_adopt(&catalogue->memory, id, &image, &error)) {
+                reader->wrong = error.status == NEBULA_CORRUPT ? "names an image that is not there" : no_image;
+                return NULL;
+        }
+        if (image->capacity < file->size) {
+                reader->wrong = "names an image that is too small";
+                return NULL;
+        }
+        image->job = job;
+        memory_hold(image);
+        return image;
+}
+
+static void get_files(struct catalogue *catalogue, struct reader *reader, struct version *version)
+{
+        for (uint32_t left = get_u32(reader, UINT32_MAX); left && !reader->wrong; left--) {
+                struct agent_file read = { 0 }, *file;
+
+                read.image = get_file(catalogue, reader, version->job, &read);
+                if (reader->wrong)
+                        return;
+                file = version_file_add(version, read.name);
+                if (!file) {
+                        version_file_done(catalogue, &read);
+                        reader->wrong = no_memory;
+                        return;
+                }
+                *file = read;
+                /* What is durable may have files of other nodes, which storage has. */
+                if (!file->image && file->generation == version->generation && version->life.state != NEBULA_STATE_DURABLE)
+                        reader->wrong = "describes an image that was no named one and ended with its agent";
+        }
+}
+
+static void get_loans(struct catalogue *catalogue, struct reader *reader, struct version *version)
+{
+        for (uint32_t left = get_u32(reader, UINT32_MAX); left && !reader->wrong; left--) {
+                struct image_loan *loan = calloc(1, sizeof *loan);
+                struct agent_file file;
+
+                if (!loan) {
+                        reader->wrong = no_memory;
+                        return;
+                }
+                loan->image = get_file(catalogue, reader, version->job, &file);
+                loan->nonce = get_u64(reader, UINT64_MAX);
+                if (!loan->image) {
+                        free(loan);
+                        if (!reader->wrong)
+                                reader->wrong = "describes an image that was no named one and ended with its agent";
+                        return;
+                }
+                memcpy(loan->name, file.name, sizeof loan->name);
+                loan->rank = file.rank;
+                loan->format = file.format;
+                loan->size = file.size;
+                loan->image->owner_nonce = loan->nonce;
+                loan->next = version->loans;
+                version->loans = loan;
+        }
+}
+
+/* The whole records that count: the last that stands alone, and those behind it. What follows them is a write that the end of
+ * the agent cut off. Both NULL: there is none. */
+struct chain {
+        const char *first, *last;
+};
+
+static struct chain find_chain(const char *data, size_t size)
+{
+        struct chain chain = { 0 };
+        struct record_head head;
+        uint64_t crc;
+
+        while (size >= sizeof head + CRC_BYTES) {
+                memcpy(&head, data, sizeof head);
+                if (head.magic != RECORD_MAGIC || head.version != RECORD_VERSION || head.size > size ||
+                    head.size < sizeof head + CRC_BYTES || head.files_at < sizeof head || head.files_at > head.size - CRC_BYTES ||
+                    (head.first_file && !chain.first))
+                        break;
+                memcpy(&crc, data + head.size - CRC_BYTES, sizeof crc);
+                if (crc != sum_crc64(0, data, head.size - CRC_BYTES))
+                        break;
+                chain.first = head.first_file ? chain.first : data;
+                chain.last = data;
+                data += head.size;
+                size -= head.size;
+        }
+        return chain;
+}
+
+static struct reader read_record(const char *record, size_t offset)
+{
+        struct record_head head;
+
+        memcpy(&head, record, sizeof head);
+        return (struct reader){ .at = record + offset, .end = record + head.size - CRC_BYTES };
+}
+
+/* The files of the records before the last, whose own follow where `reader` stands. */
+static void get_all_files(struct catalogue *catalogue, const struct chain *chain, struct reader *reader, struct version *version)
+{
+        struct record_head head;
+
+        for (const char *record = chain->first; !reader->wrong; record += head.size) {
+                struct reader files;
+
+                memcpy(&head, record, sizeof head);
+                if (head.first_file != version->file_count) {
+                        reader->wrong = "lacks files";
+                        return;
+                }
+                if (record == chain->last)
+                        break;
+                files = read_record(record, head.files_at);
+                get_files(catalogue, &files, version);
+                reader->wrong = files.wrong;
+        }
+        get_files(catalogue, reader, version);
+}
+
+static void get_version(struct reader *reader, struct version *version)
+{
+        enum nebula_state state;
+        uint8_t flags;
+        double at;
+
+        get_text(reader, true, version->run, sizeof version->run);
+        version->generation = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        version->sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        version->file_goal = (int64_t)get_u64(reader, UINT64_MAX);
+        version->writing = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        version->announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        get_line(reader, &version->line);
+        version->base.read_at = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        version->base.step = (int64_t)get_u64(reader, INT64_MAX);
+        get_line(reader, &version->base.line);
+        version->base_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        at = get_real(reader);
+        version->world = get_u32(reader, WORLD_MAX);
+        state = (enum nebula_state)get_u8(reader, NEBULA_STATE_FAILED);
+        flags = get_u8(reader, SPREAD | WANTED);
+        version->spread = version->to_announce = flags & SPREAD;
+        version->wanted = flags & WANTED;
+        lifecycle_init(&version->life, state, at);
+        if (!reader->wrong && state == NEBULA_STATE_FAILED)
+                reader->wrong = "is of a version that had failed";
+        if (!reader->wrong && (!version->file_goal || version->file_goal < NEBULA_FILES_ALL_RANKS))
+                reader->wrong = "holds an impossible number";
+}
+
+enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id, const void *data, size_t size,
+                                        struct nebula_error *error)
+{
+        struct chain chain = find_chain(data, size);
+        struct reader reader;
+        struct version *version;
+        struct job *job;
+        char tag[IPC_NAME_MAX];
+
+        if (!chain.last)
+                return error_set(error, NEBULA_CORRUPT, 0, "its survival log holds no whole record");
+        reader = read_record(chain.last, sizeof(struct record_head));
+        job = get_job(catalogue, &reader);
+        get_text(&reader, false, tag, sizeof tag);
+        if (reader.wrong)
+                return error_set(error, blame(&reader), 0, "its survival log %s", reader.wrong);
+        version = version_new(catalogue, job, tag, error);
+        if (!version)
+                return NEBULA_NO_MEMORY;
+        version->id = id;
+        version->adopted = version->in_memory = version->noted = true;
+        get_version(&reader, version);
+        version->adopted_ns = version->waiting_since_ns = version->heard_ns = os->now_ns();
+        get_parts(&reader, version);
+        get_all_files(catalogue, &chain, &reader, version);
+        get_loans(catalogue, &reader, version);
+        if (!reader.wrong && reader.at != reader.end)
+                reader.wrong = "is longer than what it describes";
+        if (reader.wrong) {
+                version->noted = false; /* the caller removes it */
+                version_free(catalogue, version);
+                return error_set(error, blame(&reader), 0, "the survival log of \"%s\" %s", tag, reader.wrong);
+        }
+        version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
+        commit_saw_sequence(job, version->sequence);
+        log_event(LOG_LEVEL_INFO, "took over %s generation %" PRIu64 ", %s, %" PRIu64 " MiB", version->tag, version->generation,
+                  nebula_state_name(version->life.state), version_size(version) >> 20);
+        return NEBULA_OK;
+}

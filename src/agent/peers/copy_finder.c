@@ -1,0 +1,628 @@
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/peers/replica_private.h"
+#include "agent/catalogue/retention.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+#define ASKED_AT_ONCE 16              /* a node that is gone takes all its time to say nothing */
+#define LISTING_NS (2 * SECOND_NS)    /* what peers hold is asked anew after this */
+#define WINDOW 4                      /* pieces that are asked for ahead */
+#define GATHERING_NODES 16u           /* of a job of no more each asks the others for what they have */
+
+/* What one member holds of a job. */
+struct source {
+        struct member member;
+        struct peer_listing listing;
+};
+struct inventory {
+        struct inventory *next;
+        struct job *job;
+        struct source *sources;
+        size_t count;
+        int64_t at_ns;
+};
+static void inventory_clear(struct inventory *inventory)
+{
+        for (size_t i = 0; i < inventory->count; i++)
+                peer_listing_done(&inventory->sources[i].listing);
+        free(inventory->sources);
+        inventory->sources = NULL;
+        inventory->count = 0;
+}
+void replica_forget(struct replica *replica)
+{
+        while (replica->inventories) {
+                struct inventory *inventory = replica->inventories;
+
+                replica->inventories = inventory->next;
+                inventory_clear(inventory);
+                free(inventory);
+        }
+}
+
+static enum nebula_status ask_listing(const struct member *member, const struct tls_key *key, const struct peer_hello *hello,
+                                      uint64_t own_nonce, struct peer_listing *ret_listing, struct nebula_error *error)
+{
+        struct peer *peer;
+        enum nebula_status status = peer_open(member, key, hello, &peer, error);
+
+        if (status)
+                return status;
+        if (peer->hello.nonce == own_nonce) {
+                peer_free(peer);
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this node itself");
+        }
+        status = peer_send(peer, PEER_LIST, "", 0, error);
+        if (!status)
+                status = peer_receive(peer, error);
+        if (!status && peer->header.type != PEER_LISTED)
+                status = error_set(error, NEBULA_CORRUPT, 0, "a frame of type %u came where a listing is due", (unsigned)peer->header.type);
+        if (!status)
+                status = peer_listing_parse(peer->body, peer->header.size, ret_listing, error);
+        peer_free(peer);
+        return status;
+}
+
+struct question {
+        struct replica *replica;
+        const struct job *job;
+        const struct tls_key *key;
+        const struct peer_hello *hello;
+        const char *name; /* of the member; NULL: this node */
+        struct source source;
+        enum nebula_status status;
+        struct nebula_error error;
+};
+
+/* This node at its own listener: what it keeps for others may be what they have lost. */
+static void ask_own(struct question *question)
+{
+        struct replica *replica = question->replica;
+        struct source *source = &question->source;
+
+        pthread_mutex_lock(&replica->own_lock);
+        source->member = replica->own;
+        pthread_mutex_unlock(&replica->own_lock);
+        question->status = !source->member.port ? NEBULA_NOT_FOUND /* it was not opened yet */ :
+                           ask_listing(&source->member, question->key, question->hello, 0, &source->listing, &question->error);
+}
+
+static void *ask_one(void *argument)
+{
+        struct question *question = argument;
+        struct source *source = &question->source;
+
+        if (!question->name) {
+                ask_own(question);
+                return NULL;
+        }
+        question->status = member_load(question->job->persist_path, question->name, &source->member, &question->error);
+        if (!question->status)
+                question->status = ask_listing(&source->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
+                                               &source->listing, &question->error);
+        if (question->status == NEBULA_UNAVAILABLE)
+                member_bury(question->job->persist_path, question->name, question->replica->node);
+        return NULL;
+}
+
+static void ask_at_once(struct question *questions, size_t count)
+{
+        pthread_t threads[ASKED_AT_ONCE];
+        bool started[ASKED_AT_ONCE];
+
+        for (size_t i = 0; i < count; i++) {
+                started[i] = !os_thread_start(&threads[i], ask_one, &questions[i], false);
+                if (!started[i])
+                        ask_one(&questions[i]);
+        }
+        for (size_t i = 0; i < count; i++)
+                if (started[i])
+                        pthread_join(threads[i], NULL);
+}
+
+/* Adds what was heard, in the order of the questions. */
+static void inventory_add(struct inventory *inventory, const struct question *questions, size_t count)
+{
+        for (size_t i = 0; i < count; i++) {
+                if (!questions[i].status)
+                        inventory->sources[inventory->count++] = questions[i].source;
+                else if (questions[i].status != NEBULA_NOT_FOUND)
+                        log_event(LOG_LEVEL_WARN, "what a peer holds is not known: %s", questions[i].error.message);
+        }
+}
+
+/* inventory_lock held. Asks this node, and then every member, in the order in which the lost copies are likely to be found. */
+static enum nebula_status inventory_fill(struct replica *replica, struct inventory *inventory, struct nebula_error *error)
+{
+        const struct job *job = inventory->job;
+        struct peer_hello *hello = replica_hello(replica, job);
+        struct question *questions = calloc(ASKED_AT_ONCE, sizeof *questions);
+        struct member_list members = { 0 };
+        size_t *order = NULL, count = 0, at = 0;
+        struct tls_key key;
+        int64_t until = os->now_ns() + ASKING_NS;
+        enum nebula_status status = hello && questions ? member_key(job->persist_path, &key, error) :
+                                                         error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
+
+        inventory_clear(inventory);
+        if (!status)
+                status = replica_members(replica, job, &members, &order, &count, error);
+        if (!status) {
+                inventory->sources = calloc(count + 1, sizeof *inventory->sources);
+                if (!inventory->sources)
+                        status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
+        }
+        if (!status) {
+                questions[0] = (struct question){ replica, job, &key, hello, NULL };
+                ask_at_once(questions, 1);
+                inventory_add(inventory, questions, 1);
+        }
+        while (!status && at < count && os->now_ns() <= until) {
+                size_t some = 0;
+
+                for (; some < ASKED_AT_ONCE && at < count; some++)
+                        questions[some] = (struct question){ replica, job, &key, hello, members.names[order[at++]] };
+                ask_at_once(questions, some);
+                inventory_add(inventory, questions, some);
+        }
+        if (!status && at < count)
+                log_event(LOG_LEVEL_WARN, "%zu of %zu nodes were not asked for copies: time was up", count - at, count);
+        inventory->at_ns = os->now_ns();
+        free(order);
+        free(questions);
+        member_list_done(&members);
+        free(hello);
+        return status;
+}
+
+/* inventory_lock held. */
+static enum nebula_status inventory_get(struct replica *replica, struct job *job, bool fresh, struct inventory **ret_inventory,
+                                        struct nebula_error *error)
+{
+        struct inventory *inventory = replica->inventories;
+        enum nebula_status status = NEBULA_OK;
+
+        while (inventory && inventory->job != job)
+                inventory = inventory->next;
+        if (!inventory) {
+                inventory = calloc(1, sizeof *inventory);
+                if (!inventory)
+                        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
+                inventory->job = job;
+                inventory->at_ns = INT64_MIN / 2;
+                inventory->next = replica->inventories;
+                replica->inventories = inventory;
+        }
+        if (fresh && os->now_ns() - inventory->at_ns > LISTING_NS)
+                status = inventory_fill(replica, inventory, error);
+        *ret_inventory = inventory;
+        return status;
+}
+
+/* The ranks of one node, of whose files some must be there. */
+struct share {
+        uint32_t first, count;
+};
+
+static struct share share_of(const struct session *session, const struct job *job)
+{
+        uint32_t count = job->local_world ? job->local_world : 1;
+
+        return (struct share){ session->rank / count * count, count };
+}
+
+static bool is_of(const struct share *share, uint32_t rank)
+{
+        return rank >= share->first && rank - share->first < share->count;
+}
+
+bool replica_serves(const struct session *session, const struct version *version)
+{
+        struct share share;
+
+        if (!version->remote || !session)
+                return version->remote;
+        share = share_of(session, version->job);
+        if (version->world <= share.count)
+                return true;
+        for (size_t i = 0; i < version->file_count; i++)
+                if (is_of(&share, version->files[i].rank))
+                        return true;
+        return false;
+}
+
+static bool same_version(const struct peer_copy *copy, const char *tag, uint64_t generation, uint64_t sequence)
+{
+        return copy->generation == generation && copy->sequence == sequence && !strcmp(copy->tag, tag);
+}
+
+/* Likewise, of what all members hold of the version that `one` is a share of. */
+static bool copies_serve(const struct inventory *inventory, const struct peer_copy *one, const struct share *share)
+{
+        if (one->world <= share->count)
+                return true;
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
+                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+
+                        for (size_t k = 0; same_version(copy, one->tag, one->generation, one->sequence) && k < copy->file_count; k++)
+                                if (is_of(share, copy->files[k].rank))
+                                        return true;
+                }
+        return false;
+}
+
+static const struct peer_copy *newest_copy(const struct inventory *inventory, const struct ipc_find *wanted, const struct share *share)
+{
+        const char *tag = wanted->tag;
+        const struct peer_copy *best = NULL;
+        struct retain_entry newest = { 0 };
+
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
+                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+                        const struct retain_entry entry = retain_complete(copy->tag, copy->sequence, &copy->line);
+
+                        if ((*tag && strcmp(tag, copy->tag)) || !version_wanted(wanted, copy->generation, copy->sequence))
+                                continue;
+                        if (best && *tag && copy->sequence <= best->sequence)
+                                continue;
+                        if ((!best || *tag || retain_is_newer(&entry, &newest)) && copies_serve(inventory, copy, share)) {
+                                best = copy;
+                                newest = entry;
+                        }
+                }
+        return best;
+}
+
+/* What any member has of it; NULL: nothing. */
+static const struct peer_copy *any_copy(const struct inventory *inventory, const char *tag, uint64_t generation, uint64_t sequence)
+{
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++)
+                        if (same_version(&inventory->sources[i].listing.copies[j], tag, generation, sequence))
+                                return &inventory->sources[i].listing.copies[j];
+        return NULL;
+}
+
+/* The same writing as this node knows it, whatever is left of it here; or one that a peer was told is complete before this node. */
+static struct version *own_share(const struct job *job, const struct peer_copy *copy)
+{
+        struct version *own = job->versions;
+
+        while (own && (own->remote || !(same_version(copy, own->tag, own->generation, own->sequence) ||
+                                        (!own->sequence && !strcmp(own->tag, copy->tag) && !strcmp(own->run, copy->run)))))
+                own = own->next;
+        return own;
+}
+
+/* What is saved under its tag next follows this node's own share, and the newest version of a tag is looked for from the head of the list. */
+static void put_behind(struct version *version, struct version *own)
+{
+        struct job *job = version->job;
+
+        version->writing = own->writing;
+        job->versions = version->next;
+        version->next = own->next;
+        own->next = version;
+        if (own->is_tombstone)
+                return;
+        job->live = version->next_live;
+        version->next_live = own->next_live;
+        own->next_live = version;
+}
+
+/* Who has a file knows more of it than who was told of it. */
+static void learn_file(struct version *version, const struct peer_file *what)
+{
+        struct agent_file *file = version_file(version, what->name);
+
+        if (file && (!what->held || file->image || file->reading))
+                return;
+        if (!file)
+                file = version_file_add(version, what->name);
+        if (!file)
+                return;
+        file->rank = what->rank;
+        file->format = what->format;
+        file->size = what->size;
+        file->generation = what->generation;
+}
+
+/* Lock held. The files of all nodes' copies of one version together. */
+static struct version *remote_version(struct catalogue *catalogue, struct job *job, const struct inventory *inventory,
+                                      const struct peer_copy *best, struct nebula_error *error)
+{
+        struct version *version = job->versions, *own;
+
+        while (version && !(version->remote && same_version(best, version->tag, version->generation, version->sequence)))
+                version = version->next;
+        if (!version) {
+                version = version_new(catalogue, job, best->tag, error);
+                if (!version)
+                        return NULL;
+                version->remote = version->recorded = true;
+                version->generation = best->generation;
+                version->sequence = best->sequence;
+                version->line = best->line;
+                version->world = best->world;
+                strcpy(version->run, best->run);
+                version->writing = 0; /* not one of this node's, or the same */
+                own = own_share(job, best);
+                if (own)
+                        put_behind(version, own);
+                lifecycle_init(&version->life, NEBULA_STATE_REPLICATED, (double)best->sequence / 1e9);
+                commit_saw_sequence(job, best->sequence);
+        }
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
+                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+
+                        for (size_t k = 0; same_version(copy, best->tag, best->generation, best->sequence) && k < copy->file_count; k++)
+                                learn_file(version, &copy->files[k]);
+                }
+        if (version->world_heard < inventory->count)
+                version->world_heard = (uint32_t)inventory->count;
+        return version;
+}
+
+enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct session *session, const struct ipc_find *wanted,
+                                uint64_t *ret_version_id, struct nebula_error *error)
+{
+        struct replica *replica = catalogue->replica;
+        const struct peer_copy *best = NULL;
+        struct inventory *inventory;
+        struct version *version;
+        struct share share;
+        bool asked;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        asked = replica && job->replica_count;
+        share = share_of(session, job);
+        catalogue_unlock(catalogue);
+        if (!asked)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "no copies in other nodes' memory are asked for");
+        pthread_mutex_lock(&replica->inventory_lock);
+        status = inventory_get(replica, job, true, &inventory, error);
+        if (!status) {
+                best = newest_copy(inventory, wanted, &share);
+                if (!best)
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds a copy");
+        }
+        if (!status) {
+                catalogue_lock(catalogue);
+                version = remote_version(catalogue, job, inventory, best, error);
+                if (version)
+                        *ret_version_id = version->id;
+                else
+                        status = NEBULA_NO_MEMORY;
+                catalogue_unlock(catalogue);
+        }
+        pthread_mutex_unlock(&replica->inventory_lock);
+        return status;
+}
+
+void replica_learn(struct catalogue *catalogue, struct job *job)
+{
+        struct replica *replica = catalogue->replica;
+        struct nebula_error error = { 0 };
+        struct inventory *inventory;
+        bool asked;
+
+        catalogue_lock(catalogue);
+        asked = replica && job->replica_count;
+        for (const struct version *version = job->versions; version && asked; version = version->next)
+                asked = !version_whole_in_memory(version);
+        catalogue_unlock(catalogue);
+        if (!asked)
+                return;
+        pthread_mutex_lock(&replica->inventory_lock);
+        if (inventory_get(replica, job, true, &inventory, &error)) {
+                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+        } else {
+                catalogue_lock(catalogue);
+                for (size_t i = 0; i < inventory->count; i++)
+                        for (size_t j = 0; j < inventory->sources[i].listing.count; j++)
+                                remote_version(catalogue, job, inventory, &inventory->sources[i].listing.copies[j], NULL);
+                catalogue_unlock(catalogue);
+        }
+        pthread_mutex_unlock(&replica->inventory_lock);
+}
+
+/* Of many nodes all would ask all the others, and then one of them for its file: they wait for storage, unless that will never have it. */
+static bool may_gather(const struct version *version)
+{
+        const struct job *job = version->job;
+        bool is_small = job->world <= (uint64_t)GATHERING_NODES * (job->local_world ? job->local_world : 1);
+
+        if (!job->replica_count || version->stored || !version->sequence)
+                return false;
+        return version->remote || (version->spread && (is_small || version->life.state == NEBULA_STATE_FAILED));
+}
+
+bool replica_gather(struct catalogue *catalogue, struct version *version)
+{
+        struct replica *replica = catalogue->replica;
+        const struct peer_copy *one = NULL;
+        struct nebula_error error = { 0 };
+        struct inventory *inventory;
+
+        if (!replica || !may_gather(version))
+                return false;
+        version->pins++;
+        catalogue_unlock(catalogue);
+        pthread_mutex_lock(&replica->inventory_lock);
+        if (inventory_get(replica, version->job, true, &inventory, &error))
+                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+        else
+                one = any_copy(inventory, version->tag, version->generation, version->sequence);
+        catalogue_lock(catalogue);
+        if (one)
+                remote_version(catalogue, version->job, inventory, one, NULL);
+        version->pins--;
+        catalogue_signal(catalogue); /* somebody may wait for it to be let go of */
+        pthread_mutex_unlock(&replica->inventory_lock);
+        return true;
+}
+
+const struct version *replica_rest(const struct version *version)
+{
+        const struct version *other = version->sequence ? version->job->versions : NULL;
+
+        while (other && !(other->remote != version->remote && (other->remote || other->in_memory) && !strcmp(other->tag, version->tag) &&
+                          version_is(other, version->generation, version->sequence)))
+                other = other->next;
+        return other;
+}
+
+static bool has_file_of(const struct version *version, uint32_t rank)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].rank == rank)
+                        return true;
+        return false;
+}
+
+bool replica_gathered_all(const struct version *version)
+{
+        const struct version *rest = replica_rest(version);
+        uint32_t local_world = version->job->local_world ? version->job->local_world : 1;
+
+        if (!rest || !rest->remote)
+                return false;
+        if ((uint64_t)rest->world_heard * local_world >= version->world)
+                return true;
+        for (uint32_t rank = 0; rank < version->world; rank++)
+                if (!has_file_of(version, rank) && !has_file_of(rest, rank))
+                        return false;
+        return true;
+}
+
+/* Fetching. */
+
+static enum nebula_status ask_piece(struct peer *peer, uint64_t copy, uint32_t file, uint64_t offset, struct nebula_error *error)
+{
+        struct peer_fetch fetch = { .copy = copy, .file = file, .offset = offset };
+        char *text;
+        size_t size;
+        enum nebula_status status = peer_fetch_format(&fetch, &text, &size, error);
+
+        if (status)
+                return status;
+        status = peer_send(peer, PEER_FETCH, text, size, error);
+        free(text);
+        return status;
+}
+
+static enum nebula_status take_piece(struct peer *peer, uint64_t copy, uint32_t file, uint64_t offset, char *data, uint64_t size,
+                                     struct nebula_error *error)
+{
+        uint64_t left = size - offset;
+        struct peer_answer answer;
+        enum nebula_status status = peer_receive(peer, error);
+
+        if (status)
+                return status;
+        if (peer->header.type == PEER_ANSWER) {
+                status = peer_answer_parse(peer->body, peer->header.size, &answer, error);
+                return status ? status : error_set(error, NEBULA_NOT_FOUND, 0, "%s", answer.message);
+        }
+        if (peer->header.type != PEER_DATA || peer->data.copy != copy || peer->data.file != file || peer->data.offset != offset ||
+            peer_take_size(peer) != (left < PEER_PIECE_BYTES ? left : PEER_PIECE_BYTES))
+                return error_set(error, NEBULA_CORRUPT, 0, "the peer sent something else than was asked for");
+        return peer_take(peer, data + offset, error);
+}
+
+static enum nebula_status fetch_from(struct replica *replica, const struct job *job, const struct member *member, uint64_t copy,
+                                     uint32_t file, char *data, uint64_t size, struct nebula_error *error)
+{
+        struct peer_hello *hello = replica_hello(replica, job);
+        struct peer *peer = NULL;
+        struct tls_key key;
+        uint64_t asked = 0;
+        enum nebula_status status = hello ? member_key(job->persist_path, &key, error) :
+                                            error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
+
+        if (!status)
+                status = peer_open(member, &key, hello, &peer, error);
+        for (uint64_t at = 0; !status && at < size; at += PEER_PIECE_BYTES) {
+                while (!status && asked < size && asked < at + WINDOW * (uint64_t)PEER_PIECE_BYTES) {
+                        status = ask_piece(peer, copy, file, asked, error);
+                        asked += PEER_PIECE_BYTES;
+                }
+                if (!status)
+                        status = take_piece(peer, copy, file, at, data, size, error);
+        }
+        peer_free(peer);
+        free(hello);
+        return status;
+}
+
+struct place {
+        struct member member;
+        uint64_t copy;
+        uint32_t file;
+};
+
+/* Every place that holds the file, as far as is known. */
+static struct place *find_places(struct replica *replica, struct job *job, bool fresh, const char *tag, uint64_t generation,
+                                 uint64_t sequence, const char *name, uint64_t size, size_t *ret_count)
+{
+        struct inventory *inventory;
+        struct place *places = NULL, *grown;
+        size_t count = 0;
+
+        pthread_mutex_lock(&replica->inventory_lock);
+        if (inventory_get(replica, job, fresh, &inventory, NULL))
+                goto done;
+        for (size_t i = 0; i < inventory->count; i++)
+                for (size_t j = 0; j < inventory->sources[i].listing.count; j++) {
+                        const struct peer_copy *copy = &inventory->sources[i].listing.copies[j];
+
+                        for (size_t k = 0; same_version(copy, tag, generation, sequence) && k < copy->file_count; k++) {
+                                if (!copy->files[k].held || copy->files[k].size != size || strcmp(copy->files[k].name, name))
+                                        continue;
+                                grown = realloc(places, (count + 1) * sizeof *places);
+                                if (!grown)
+                                        goto done;
+                                places = grown;
+                                places[count++] = (struct place){ inventory->sources[i].member, copy->id, (uint32_t)k };
+                        }
+                }
+done:
+        pthread_mutex_unlock(&replica->inventory_lock);
+        *ret_count = count;
+        return places;
+}
+
+enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
+                                 const char *name, void *data, uint64_t size, struct nebula_error *error)
+{
+        struct replica *replica = catalogue->replica;
+        enum nebula_status status = NEBULA_NOT_FOUND;
+
+        if (!replica)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "there are no peers");
+        error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds \"%.100s\" of \"%.100s\" any more", name, tag);
+        /* What was found may have moved since: then all are asked once more. */
+        for (int round = 0; round < 2 && status; round++) {
+                size_t count = 0;
+                struct place *places = find_places(replica, job, round > 0, tag, generation, sequence, name, size, &count);
+
+                for (size_t i = 0; status && i < count; i++) {
+                        status = fetch_from(replica, job, &places[i].member, places[i].copy, places[i].file, data, size, error);
+                        if (status)
+                                log_event(LOG_LEVEL_WARN, "\"%s\" of %s does not come from node \"%s\": %s", name, tag, places[i].member.node,
+                                          error ? error->message : "");
+                }
+                free(places);
+        }
+        return status;
+}

@@ -1,0 +1,34 @@
+/*
+ * copy_server.h - the copies that this agent keeps for others, and the listener through which they come.
+ *
+ * The listener opens when the first job of this node asks for replicas, at $NEBULA_LISTEN
+ * (host:port; else 127.0.0.1 when NEBULA_NODE_ID plays several nodes on one host, else this
+ * host's address; port 0 and a chosen one). Who knocks proves that it holds the secret of
+ * a job of this node; it then sees the copies of that job and storage path alone, and what this node
+ * itself has of that job's complete versions, which is read where it lies (copy_server_own.c).
+ *
+ * Copies lie in memory of their own, outside the catalogue, and are never written to storage from here.
+ * Their budget is $NEBULA_PEER_MEMORY (half of the memory tier), within that of the tier. A copy goes when
+ * its owner says so, or, where a new one needs the room and the owner has gone, as a whole. It counts when
+ * every byte of it came and was sound.
+ *
+ * Locks: copy_server_lock guards everything below it in the struct; it is never held
+ * during input or output, and the catalogue's lock may be taken inside it, not the other way round.
+ */
+#ifndef NB_AGENT_PEERS_COPY_SERVER_H
+#define NB_AGENT_PEERS_COPY_SERVER_H
+
+#include "agent/catalogue/catalogue.h"
+#include "agent/peers/peer.h"
+
+struct copy_server;
+
+enum nebula_status copy_server_new(struct catalogue *catalogue, const char *node, struct copy_server **ret_server, struct nebula_error *error);
+/* Opens the listener if it is not open; *ret_own is what others need to know. */
+enum nebula_status copy_server_open(struct copy_server *server, struct member *ret_own, struct nebula_error *error);
+/* A secret of a job of this node. */
+enum nebula_status copy_server_add_key(struct copy_server *server, const struct tls_key *key, struct nebula_error *error);
+/* Ends its threads and gives the memory back; the catalogue still stands. */
+void copy_server_free(struct copy_server *server);
+
+#endif

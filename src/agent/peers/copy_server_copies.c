@@ -1,0 +1,225 @@
+/* The copies that are kept for others, and their budget. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/peers/copy_server_private.h"
+#include "agent/memory/page_maker.h"
+#include "base/error.h"
+
+static size_t piece_count(uint64_t size)
+{
+        return (size_t)((size + PEER_PIECE_BYTES - 1) / PEER_PIECE_BYTES);
+}
+
+static uint64_t capacity_of(const struct peer_copy *what)
+{
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < what->file_count; i++) {
+                uint64_t capacity = what->files[i].held ? memory_capacity(what->files[i].size) : 0;
+
+                if (capacity > UINT64_MAX / 4 || sum > UINT64_MAX / 4)
+                        return UINT64_MAX;
+                sum += capacity;
+        }
+        return sum;
+}
+
+static void copy_free(struct copy_server *server, struct copy *copy)
+{
+        struct catalogue *catalogue = server->catalogue;
+
+        if (!copy)
+                return;
+        catalogue_lock(catalogue);
+        catalogue->memory.settling++;
+        catalogue_unlock(catalogue);
+        for (size_t i = 0; i < copy->what.file_count; i++) {
+                if (copy->images && copy->images[i])
+                        memory_release(&catalogue->memory, copy->images[i]);
+                if (copy->chunks)
+                        free(copy->chunks[i]);
+        }
+        catalogue_lock(catalogue);
+        memory_unreserve(&catalogue->memory, copy->capacity);
+        catalogue->memory.settling--;
+        catalogue_signal(catalogue); /* a save may wait for room */
+        catalogue_unlock(catalogue);
+        free(copy->images);
+        free(copy->chunks);
+        peer_copy_done(&copy->what);
+        free(copy);
+}
+
+struct copy *copy_server_copies_collect(struct copy_server *server)
+{
+        struct copy *taken = NULL;
+
+        for (struct copy **link = &server->copies; *link;) {
+                struct copy *copy = *link;
+
+                if (!copy->dropped || copy->users) {
+                        link = &copy->next;
+                        continue;
+                }
+                *link = copy->next;
+                server->used -= copy->capacity;
+                copy->next = taken;
+                taken = copy;
+        }
+        return taken;
+}
+
+void copy_server_copies_free(struct copy_server *server, struct copy *taken)
+{
+        while (taken) {
+                struct copy *next = taken->next;
+
+                copy_free(server, taken);
+                taken = next;
+        }
+}
+
+static bool owner_connected(const struct copy_server *server, const struct copy *copy)
+{
+        for (size_t i = 0; i < VISITOR_MAX; i++) {
+                const struct visitor *visitor = server->visitors[i];
+
+                if (visitor && visitor->is_owner && visitor->peer && !strcmp(visitor->peer->hello.node, copy->what.owner))
+                        return true;
+        }
+        return false;
+}
+
+/* Its owner has gone, and nobody reads it. */
+static bool may_go(const struct copy_server *server, const struct copy *copy)
+{
+        return !copy->users && !owner_connected(server, copy);
+}
+
+/* copy_server_lock held. The oldest copies go whose owners have gone, if that is enough. True: there is room. */
+static bool make_room(struct copy_server *server, uint64_t capacity, struct copy **ret_taken)
+{
+        uint64_t staying = server->used;
+
+        for (const struct copy *copy = server->copies; copy; copy = copy->next)
+                staying -= may_go(server, copy) ? copy->capacity : 0;
+        if (staying > server->budget || capacity > server->budget - staying)
+                return false;
+        while (server->used > server->budget || capacity > server->budget - server->used) {
+                struct copy *oldest = NULL, *taken, *last;
+
+                for (struct copy *copy = server->copies; copy; copy = copy->next)
+                        if (may_go(server, copy) && (!oldest || copy->age < oldest->age))
+                                oldest = copy;
+                oldest->dropped = true;
+                taken = last = copy_server_copies_collect(server);
+                while (last && last->next)
+                        last = last->next;
+                if (last) {
+                        last->next = *ret_taken;
+                        *ret_taken = taken;
+                }
+        }
+        return true;
+}
+
+bool copy_server_copy_is_for(const struct copy *copy, const struct peer *peer)
+{
+        return !strcmp(copy->identity, peer->key.identity) && !strcmp(copy->job, peer->hello.job) && !strcmp(copy->path, peer->hello.path);
+}
+
+static enum nebula_status fill_copy(struct copy_server *server, struct copy *copy, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        copy->images = calloc(copy->what.file_count + 1, sizeof *copy->images);
+        copy->chunks = calloc(copy->what.file_count + 1, sizeof *copy->chunks);
+        if (!copy->images || !copy->chunks)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe a copy");
+        for (size_t i = 0; !status && i < copy->what.file_count; i++) {
+                const struct peer_file *file = &copy->what.files[i];
+                void *data;
+
+                if (!file->held)
+                        continue;
+                status = memory_create(&server->catalogue->memory, memory_capacity(file->size), false, &copy->images[i], error);
+                if (!status)
+                        status = memory_map(copy->images[i], &data, error);
+                if (!status)
+                        memory_close(copy->images[i]);
+                copy->chunks[i] = calloc(piece_count(file->size) + 1, sizeof *copy->chunks[i]);
+                if (!status && !copy->chunks[i])
+                        status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe a copy");
+        }
+        return status;
+}
+
+struct copy *copy_server_copy_new(struct copy_server *server, const struct peer *peer, struct peer_copy *offer, struct nebula_error *error)
+{
+        struct catalogue *catalogue = server->catalogue;
+        struct copy *copy = calloc(1, sizeof *copy), *taken = NULL;
+        uint64_t capacity = capacity_of(offer);
+        bool fits, named, reserved = false;
+
+        if (!copy) {
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe a copy");
+                return NULL;
+        }
+        pthread_mutex_lock(&server->copy_server_lock);
+        fits = make_room(server, capacity, &taken);
+        if (fits)
+                server->used += capacity;
+        pthread_mutex_unlock(&server->copy_server_lock);
+        copy_server_copies_free(server, taken);
+        if (fits) {
+                catalogue_lock(catalogue);
+                do
+                        reserved = memory_reserve(&catalogue->memory, capacity, &named);
+                while (!reserved && page_maker_discard(catalogue));
+                catalogue_unlock(catalogue);
+        }
+        if (!reserved) {
+                pthread_mutex_lock(&server->copy_server_lock);
+                server->used -= fits ? capacity : 0;
+                error_set(error, NEBULA_NO_MEMORY, 0,
+                          "\"%.100s\" needs %" PRIu64 " MiB here, and of %" PRIu64 " MiB for copies %" PRIu64 " are in use: raise "
+                          "NEBULA_PEER_MEMORY or NEBULA_MEMORY_BUFFER_SIZE", offer->tag, capacity >> 20, server->budget >> 20,
+                          server->used >> 20);
+                pthread_mutex_unlock(&server->copy_server_lock);
+                free(copy);
+                return NULL;
+        }
+        copy->capacity = capacity;
+        copy->what = *offer;
+        memset(offer, 0, sizeof *offer);
+        copy->owner_id = copy->what.id;
+        copy->owner_nonce = peer->hello.nonce;
+        copy->what.id = memory_random_id();
+        snprintf(copy->what.owner, sizeof copy->what.owner, "%s", peer->hello.node);
+        strcpy(copy->identity, peer->key.identity);
+        strcpy(copy->job, peer->hello.job);
+        strcpy(copy->path, peer->hello.path);
+        if (!fill_copy(server, copy, error))
+                return copy;
+        pthread_mutex_lock(&server->copy_server_lock);
+        server->used -= capacity;
+        pthread_mutex_unlock(&server->copy_server_lock);
+        copy_free(server, copy);
+        return NULL;
+}
+
+void copy_server_drop_incoming(struct visitor *visitor)
+{
+        struct copy_server *server = visitor->server;
+
+        if (!visitor->incoming)
+                return;
+        pthread_mutex_lock(&server->copy_server_lock);
+        server->used -= visitor->incoming->capacity;
+        pthread_mutex_unlock(&server->copy_server_lock);
+        copy_free(server, visitor->incoming);
+        visitor->incoming = NULL;
+}

@@ -1,0 +1,408 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/log.h"
+#include "agent/peers/placement.h"
+#include "agent/peers/replica_private.h"
+#include "base/conf.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+#define RETRY_NS (5 * SECOND_NS)      /* after a failure */
+#define LOOK_MS 1000                  /* while a connection is open: whether the peer is still there */
+
+struct peer_hello *replica_hello(const struct replica *replica, const struct job *job)
+{
+        struct peer_hello *hello = calloc(1, sizeof *hello);
+
+        if (!hello)
+                return NULL;
+        snprintf(hello->node, sizeof hello->node, "%s", replica->node);
+        snprintf(hello->job, sizeof hello->job, "%s", job->name);
+        snprintf(hello->path, sizeof hello->path, "%s", job->spelling);
+        hello->nonce = replica->catalogue->agent_nonce;
+        return hello;
+}
+
+_Static_assert(sizeof((struct job *)0)->peer_identity == sizeof((struct tls_key *)0)->identity, "an identity fits");
+
+/* Channels. */
+
+static struct fan *fan_get(struct replica *replica, struct job *job)
+{
+        struct fan *fan = replica->fans;
+
+        while (fan && fan->job != job)
+                fan = fan->next;
+        if (fan)
+                return fan;
+        fan = calloc(1, sizeof *fan);
+        if (!fan)
+                return NULL;
+        fan->job = job;
+        for (size_t i = 0; i < REPLICA_MAX; i++) {
+                fan->channels[i].job = job;
+                fan->channels[i].index = i;
+        }
+        fan->next = replica->fans;
+        replica->fans = fan;
+        return fan;
+}
+
+static void channel_close(struct channel *channel)
+{
+        peer_free(channel->peer);
+        channel->peer = NULL;
+}
+
+/* The listener, the key and the record of this node, once per job. */
+static enum nebula_status announce(struct replica *replica, struct fan *fan, struct nebula_error *error)
+{
+        struct member own;
+        enum nebula_status status;
+
+        catalogue_lock(replica->catalogue);
+        catalogue_create_as(fan->job);
+        catalogue_unlock(replica->catalogue);
+        status = member_key(fan->job->persist_path, &fan->key, error);
+
+        if (!status)
+                status = copy_server_add_key(replica->server, &fan->key, error);
+        if (!status)
+                status = copy_server_open(replica->server, &own, error);
+        if (!status) {
+                pthread_mutex_lock(&replica->own_lock);
+                replica->own = own;
+                pthread_mutex_unlock(&replica->own_lock);
+                status = member_announce(fan->job->persist_path, &own, error);
+        }
+        fan->announced |= !status;
+        return status;
+}
+
+enum nebula_status replica_members(struct replica *replica, const struct job *job, struct member_list *ret_list,
+                                   size_t **ret_order, size_t *ret_count, struct nebula_error *error)
+{
+        char self[IPC_NAME_MAX + 16];
+        enum nebula_status status = member_names(job->persist_path, ret_list, error);
+
+        if (status)
+                return status;
+        *ret_order = calloc(ret_list->count + 1, sizeof **ret_order);
+        if (!*ret_order) {
+                member_list_done(ret_list);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of nodes");
+        }
+        if (conf_env("NEBULA_PEERS")) {
+                pthread_mutex_lock(&replica->own_lock);
+                snprintf(self, sizeof self, "%s:%u", replica->own.address, replica->own.port);
+                pthread_mutex_unlock(&replica->own_lock);
+        } else {
+                snprintf(self, sizeof self, "%s", replica->node);
+        }
+        *ret_count = placement_order((const char *const *)ret_list->names, ret_list->count, self, *ret_order);
+        return NEBULA_OK;
+}
+
+/* A copy goes to that agent already, or it is this one. */
+static bool is_taken(const struct replica *replica, const struct fan *fan, uint64_t nonce)
+{
+        bool taken = nonce == replica->catalogue->agent_nonce;
+
+        for (size_t i = 0; i < REPLICA_MAX; i++)
+                taken = taken || (fan->channels[i].peer && fan->channels[i].peer->hello.nonce == nonce);
+        return taken;
+}
+
+/* To the first member in order that answers and has no copy yet. When time is up before all were asked, the next try goes on
+ * there: records of nodes that are gone for good stay, and there may be many. */
+static enum nebula_status channel_open(struct replica *replica, const struct fan *fan, struct channel *channel, struct nebula_error *error)
+{
+        struct peer_hello *hello = replica_hello(replica, channel->job);
+        struct member_list members = { 0 };
+        struct nebula_error first = { 0 }, failure;
+        size_t *order = NULL, count = 0, i;
+        enum nebula_status status = hello ? replica_members(replica, channel->job, &members, &order, &count, error) :
+                                            error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
+        int64_t until = os->now_ns() + ASKING_NS;
+
+        i = channel->passed_over < count ? channel->passed_over : 0;
+        for (; !status && !channel->peer && i < count && os->now_ns() < until; i++) {
+                struct member member;
+                struct peer *peer;
+                enum nebula_status result = member_load(channel->job->persist_path, members.names[order[i]], &member, &failure);
+
+                if (!result && member.nonce && is_taken(replica, fan, member.nonce))
+                        continue;
+                if (!result)
+                        result = peer_open(&member, &fan->key, hello, &peer, &failure);
+                if (!result && is_taken(replica, fan, peer->hello.nonce))
+                        peer_free(peer); /* NEBULA_PEERS names it, or this node, by another word */
+                else if (!result)
+                        channel->peer = peer;
+                else if (!first.status)
+                        first = failure;
+                if (result == NEBULA_UNAVAILABLE)
+                        member_bury(channel->job->persist_path, members.names[order[i]], replica->node);
+        }
+        channel->passed_over = channel->peer || i == count ? 0 : i;
+        if (!status && !channel->peer) {
+                status = NEBULA_UNAVAILABLE;
+                if (first.status && error)
+                        *error = first;
+                else
+                        error_set(error, status, 0, "there is no other node yet%s", channel->index ? " for one more copy" : "");
+        }
+        if (channel->peer && first.status)
+                log_event(LOG_LEVEL_WARN, "copies of job \"%s\" go to node \"%s\" instead: %s", channel->job->name, channel->peer->hello.node, first.message);
+        free(order);
+        member_list_done(&members);
+        free(hello);
+        return status;
+}
+
+/* Once per reason. */
+static void complain(struct channel *channel, const char *what, const struct nebula_error *error)
+{
+        if (!strcmp(channel->failed_text, error->message))
+                return;
+        snprintf(channel->failed_text, sizeof channel->failed_text, "%s", error->message);
+        log_event(LOG_LEVEL_WARN, channel->index ? "%s lacks a copy in one more node's memory: %s" : "%s has no copy in another node's memory yet: %s",
+                  what, error->message);
+}
+
+/* Lock held. The next version to send: any that is waited for, oldest first, else the newest. */
+static struct version *candidate(const struct channel *channel)
+{
+        const struct job *job = channel->job;
+        struct version *newest = NULL, *wanted = NULL;
+        uint64_t nonce;
+
+        for (struct version *version = job->versions; version; version = version->next) {
+                if (!version->in_memory || version->remote || !lifecycle_complete(version->life.state))
+                        continue;
+                if (!newest || version->sequence > newest->sequence)
+                        newest = version;
+                if (version->replica_wanted && !version->replica_nonces[channel->index] && (!wanted || version->sequence < wanted->sequence))
+                        wanted = version;
+        }
+        if (wanted)
+                return wanted;
+        nonce = newest ? newest->replica_nonces[channel->index] : 0;
+        return nonce && (!channel->peer || nonce == channel->peer->hello.nonce) ? NULL : newest;
+}
+
+/* Every copy that is asked for is there. Lock held. */
+static bool all_copied(const struct version *version)
+{
+        for (size_t i = 0; i < version->job->replica_count; i++)
+                if (!version->replica_nonces[i])
+                        return false;
+        return true;
+}
+
+/* Lock held; dropped while sending. */
+static void replicate_one(struct replica *replica, const struct fan *fan, struct channel *channel, struct version *version)
+{
+        struct catalogue *catalogue = replica->catalogue;
+        struct job *job = channel->job;
+        struct nebula_error error = { 0 };
+        bool broken = true;
+        enum nebula_status status;
+
+        version->pins++;
+        catalogue_unlock(catalogue);
+        status = channel->peer ? NEBULA_OK : channel_open(replica, fan, channel, &error);
+        if (!status)
+                status = replica_send(replica, channel, version, &broken, &error);
+        if (status)
+                complain(channel, version->tag, &error);
+        else
+                channel->failed_text[0] = 0;
+        if (status && broken && channel->peer)
+                channel_close(channel);
+        catalogue_lock(catalogue);
+        version->pins--;
+        if (status) {
+                job->replica_error = error;
+                channel->retry_at_ns = os->now_ns() + RETRY_NS;
+        } else {
+                channel->retry_at_ns = 0;
+                version->replica_nonces[channel->index] = channel->peer->hello.nonce;
+        }
+        if (!status && all_copied(version)) {
+                memset(&job->replica_error, 0, sizeof job->replica_error);
+                version->replica_wanted = false;
+                if (version->life.state == NEBULA_STATE_COMMITTED)
+                        version_move(catalogue, version, NEBULA_STATE_REPLICATED);
+        }
+        catalogue_retain(catalogue, job, job->retention_count);
+        catalogue_signal(catalogue);
+}
+
+/* Lock held. When to look again; *ret_worked: something was done, look at once. */
+static int64_t tend_channel(struct replica *replica, const struct fan *fan, struct channel *channel, bool *ret_worked)
+{
+        struct job *job = fan->job;
+        struct version *version;
+        int64_t now = os->now_ns();
+
+        if (channel->peer && peer_gone(channel->peer)) {
+                log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", channel->peer->hello.node, job->name);
+                channel_close(channel);
+                for (version = job->versions; version; version = version->next)
+                        version->replica_nonces[channel->index] = 0; /* what is newest goes to another one */
+        }
+        version = candidate(channel);
+        if (version && channel->retry_at_ns <= now) {
+                replicate_one(replica, fan, channel, version);
+                *ret_worked = true;
+                return now;
+        }
+        /* Nobody trains and nothing is to be sent: the peer may end when it likes. */
+        if (!version && channel->peer && !catalogue_session_count(replica->catalogue, job))
+                channel_close(channel);
+        if (version)
+                return channel->retry_at_ns;
+        return channel->peer ? now + LOOK_MS * (SECOND_NS / 1000) : INT64_MAX;
+}
+
+/* Likewise, for all copies of a job. */
+static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
+{
+        struct catalogue *catalogue = replica->catalogue;
+        struct fan *fan = fan_get(replica, job);
+        int64_t now = os->now_ns(), due = INT64_MAX;
+        struct nebula_error error = { 0 };
+        struct channel *first;
+        enum nebula_status status;
+
+        if (!fan)
+                return now + RETRY_NS;
+        first = &fan->channels[0];
+        if (!fan->announced || job->announce_due) {
+                if (!fan->announced && first->retry_at_ns > now)
+                        return first->retry_at_ns;
+                job->announce_due = false;
+                catalogue_unlock(catalogue);
+                status = announce(replica, fan, &error);
+                if (status)
+                        complain(first, "this node", &error);
+                catalogue_lock(catalogue);
+                if (!status)
+                        memcpy(job->peer_identity, fan->key.identity, sizeof job->peer_identity);
+                job->replica_error = error;
+                first->retry_at_ns = status ? os->now_ns() + RETRY_NS : 0;
+                *ret_worked = true;
+                return now;
+        }
+        for (size_t i = 0; i < REPLICA_MAX; i++) {
+                struct channel *channel = &fan->channels[i];
+                int64_t at;
+
+                if (i >= job->replica_count) {
+                        channel_close(channel); /* the job asks for fewer than it did */
+                        continue;
+                }
+                at = tend_channel(replica, fan, channel, ret_worked);
+                due = at < due ? at : due;
+        }
+        return due;
+}
+
+static void *replica_main(void *argument)
+{
+        struct replica *replica = argument;
+        struct catalogue *catalogue = replica->catalogue;
+
+        catalogue_lock(catalogue);
+        while (!catalogue->stopping) {
+                int64_t due = INT64_MAX, now;
+                uint64_t changes = catalogue->change_count;
+                bool worked = false;
+
+                for (struct job *job = catalogue->jobs; job; job = job->next)
+                        if (job->replica_count && !catalogue->stopping) {
+                                int64_t at = tend(replica, job, &worked);
+
+                                due = at < due ? at : due;
+                        }
+                now = os->now_ns();
+                if (!worked && catalogue->change_count == changes && due > now && !catalogue->stopping)
+                        catalogue_wait(catalogue, &catalogue->copy, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+        }
+        catalogue_unlock(catalogue);
+        for (const struct fan *fan = replica->fans; fan; fan = fan->next)
+                if (fan->announced)
+                        member_withdraw(fan->job->persist_path, &replica->own);
+        catalogue_lock(catalogue);
+        replica->ended = true;
+        pthread_cond_broadcast(&catalogue->moved);
+        catalogue_unlock(catalogue);
+        return NULL;
+}
+
+bool replica_ended(const struct catalogue *catalogue)
+{
+        return !catalogue->replica || catalogue->replica->ended;
+}
+
+enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_error *error)
+{
+        struct replica *replica = calloc(1, sizeof *replica);
+        const char *text = conf_env("NEBULA_PEER_MBPS");
+        uint64_t mbps = 1000;
+        enum nebula_status status;
+
+        if (!replica)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for replicas");
+        replica->catalogue = catalogue;
+        status = member_own_name(replica->node, error);
+        if (!status && text)
+                status = conf_parse_count("NEBULA_PEER_MBPS", text, 1000000, &mbps, error);
+        if (!status)
+                status = copy_server_new(catalogue, replica->node, &replica->server, error);
+        if (status) {
+                free(replica);
+                return status;
+        }
+        replica->bytes_per_s = mbps * 1000000;
+        pthread_mutex_init(&replica->inventory_lock, NULL);
+        pthread_mutex_init(&replica->own_lock, NULL);
+        if (os_thread_start(&replica->thread, replica_main, replica, false)) {
+                pthread_mutex_destroy(&replica->inventory_lock);
+                pthread_mutex_destroy(&replica->own_lock);
+                copy_server_free(replica->server);
+                free(replica);
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "cannot start a thread for replicas");
+        }
+        catalogue->replica = replica;
+        return NEBULA_OK;
+}
+
+void replica_stop(struct catalogue *catalogue)
+{
+        struct replica *replica = catalogue->replica;
+
+        if (!replica)
+                return;
+        pthread_join(replica->thread, NULL);
+        while (replica->fans) {
+                struct fan *fan = replica->fans;
+
+                replica->fans = fan->next;
+                for (size_t i = 0; i < REPLICA_MAX; i++)
+                        channel_close(&fan->channels[i]);
+                explicit_bzero(&fan->key, sizeof fan->key);
+                free(fan);
+        }
+        copy_server_free(replica->server);
+        replica_forget(replica);
+        pthread_mutex_destroy(&replica->inventory_lock);
+        pthread_mutex_destroy(&replica->own_lock);
+        catalogue->replica = NULL;
+        free(replica);
+}

@@ -1,0 +1,54 @@
+/*
+ * replica.h - copies of this node's versions in other nodes' memory, and the way back.
+ *
+ * One thread sends: of each job that asks for replicas, the newest complete
+ * version (and any that somebody waits for) goes to the nodes that placement.h
+ * names, one for each copy, or, when nobody answers there, to the next on the ring. When as many peers as the job
+ * asks for say that all of it has come and is sound, the version moves to `replicated`. The peers keep what this node keeps
+ * in memory. A peer that loses its memory gets the newest version again.
+ *
+ * Whatever goes wrong here costs the copy and nothing else: training, committing and persisting do not
+ * wait for it. NEBULA_PEER_MBPS bounds what is sent, in 10^6 bytes per second (1000; 0: no bound).
+ *
+ * The other way: a node that has lost its memory, or of which a rank loads a file that another node saved, asks all members what they have
+ * of its job: copies, and shares of their own. An answer serves for a few seconds, for all ranks.
+ *
+ * replica_find and replica_fetch are called without the lock.
+ */
+#ifndef NB_AGENT_PEERS_REPLICA_H
+#define NB_AGENT_PEERS_REPLICA_H
+
+#include "agent/catalogue/catalogue.h"
+
+struct replica;
+
+enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_error *error);
+/* Lock held; the catalogue is stopping. False: storage may hold the thread still. */
+bool replica_ended(const struct catalogue *catalogue);
+/* The catalogue is stopping, or stands still. Waits for the thread. */
+void replica_stop(struct catalogue *catalogue);
+/*
+ * The newest version of the job, or of one tag, that peers hold: *ret_version_id is of a version in the job's list that
+ * is marked as remote. NEBULA_NOT_FOUND when nobody has one that serves this session, or the job asks for no replicas.
+ */
+enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, const struct session *session, const struct ipc_find *wanted,
+                                uint64_t *ret_version_id, struct nebula_error *error);
+/* Whether a version is one that peers hold, and of use here: of several nodes' shares, that of the session's node must be there.
+ * session NULL: any. Lock held. */
+bool replica_serves(const struct session *session, const struct version *version);
+/* Puts every version that peers hold into the job's list, marked as remote; nothing when memory has one, or no replicas are asked for. */
+void replica_learn(struct catalogue *catalogue, struct job *job);
+/*
+ * Likewise of one version that storage does not have, beside this node's share of it: its other files are those of other nodes. False: nobody
+ * was asked. Lock held, dropped meanwhile.
+ */
+bool replica_gather(struct catalogue *catalogue, struct version *version);
+/* What replica_gather has put beside this node's share, and the other way round; NULL: nothing. Lock held. */
+const struct version *replica_rest(const struct version *version);
+/* Whether these are the files of all: as many members have answered as the version had nodes, or of every rank there is one. Lock held. */
+bool replica_gathered_all(const struct version *version);
+/* The bytes of a file of such a version into `data`, every piece checked. `size` is the file's. */
+enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, const char *tag, uint64_t generation, uint64_t sequence,
+                                 const char *name, void *data, uint64_t size, struct nebula_error *error);
+
+#endif

@@ -1,0 +1,60 @@
+/*
+ * replica_private.h - what the three files behind replica.h share.
+ *
+ *   replica.c        the thread: which version goes to which member, and when
+ *   copy_sender.c   one version to one peer
+ *   copy_finder.c   what peers hold, and the way back
+ */
+#ifndef NB_AGENT_PEERS_REPLICA_PRIVATE_H
+#define NB_AGENT_PEERS_REPLICA_PRIVATE_H
+
+#include "agent/peers/copy_server.h"
+#include "agent/peers/peer.h"
+#include "agent/peers/replica.h"
+
+#define SECOND_NS INT64_C(1000000000)
+#define ASKING_NS (10 * SECOND_NS)    /* all members together */
+
+/* The connection through which one copy of each of a job's versions is sent. */
+struct channel {
+        struct job *job;
+        size_t index;             /* which copy */
+        struct peer *peer;        /* NULL: none */
+        int64_t retry_at_ns;
+        size_t passed_over;       /* members, best first, for which the last try had all its time and no answer */
+        char failed_text[512];    /* said already */
+};
+/* All connections of one job, each to another member. Only the replica thread uses them. */
+struct fan {
+        struct fan *next;
+        struct job *job;
+        struct tls_key key;
+        bool announced;
+        struct channel channels[REPLICA_MAX];
+};
+struct replica {
+        struct catalogue *catalogue;
+        struct copy_server *server;
+        char node[IPC_NAME_MAX];
+        pthread_mutex_t own_lock; /* guards own, which the replica thread alone writes */
+        struct member own;
+        pthread_t thread;
+        bool ended; /* the thread has, or is about to; catalogue_lock guards it */
+        struct fan *fans;
+        uint64_t bytes_per_s; /* of all copies together; 0: no bound */
+        pthread_mutex_t inventory_lock; /* guards inventories; held while members are asked, so that ranks ask once */
+        struct inventory *inventories;
+};
+
+/* This agent's greeting for a connection about `job`, the caller's; NULL: no memory. */
+struct peer_hello *replica_hello(const struct replica *replica, const struct job *job);
+/* Members but this one, best first. */
+enum nebula_status replica_members(struct replica *replica, const struct job *job, struct member_list *ret_list,
+                                   size_t **ret_order, size_t *ret_count, struct nebula_error *error);
+/* All of a pinned version, acknowledged. A failure with *ret_broken unset leaves the connection whole. */
+enum nebula_status replica_send(struct replica *replica, struct channel *channel, struct version *version, bool *ret_broken,
+                                struct nebula_error *error);
+/* What peers were found to hold. */
+void replica_forget(struct replica *replica);
+
+#endif

@@ -1,0 +1,275 @@
+/* What is to be written of a version, and what storage has of it already. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/persist/persist_private.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "store/document.h"
+#include "sum/sum.h"
+
+void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *store)
+{
+        for (size_t i = 0; i < plan->staged_count; i++)
+                if (plan->staged[i])
+                        store->ops->unstage(store, plan->staged[i]);
+        free(plan->staged);
+        catalogue_lock(catalogue);
+        for (size_t i = 0; plan->is_ahead && i < plan->file_count; i++)
+                if (plan->files[i].image)
+                        memory_drop(&catalogue->memory, plan->files[i].image);
+        catalogue_unlock(catalogue);
+        for (size_t i = 0; i < plan->file_count; i++) {
+                bulk_feed_done(&plan->files[i].feed);
+                if (plan->files[i].keeps_chunks)
+                        free(plan->files[i].chunks);
+        }
+        free(plan->files);
+        free(plan->parts);
+        manifest_done(&plan->before);
+        manifest_done(&plan->manifest);
+}
+
+static enum nebula_status set_file(struct plan *plan, size_t at, const struct plan_file *file, const char *name,
+                                   struct nebula_error *error)
+{
+        struct plan_file *to = &plan->files[at];
+
+        *to = *file;
+        snprintf(to->name, sizeof to->name, "%s", name);
+        if (plan->is_ahead && to->image)
+                memory_hold(to->image);
+        return name_encode(to->name, to->path, error);
+}
+
+/* What is still being copied, in the order of that: the list begins with the newest. Whoever fails the version lets its images go. */
+static enum nebula_status set_loans(struct plan *plan, const struct version *version, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+        size_t at = plan->file_count;
+
+        for (const struct image_loan *loan = version->loans; loan && !status; loan = loan->next) {
+                struct plan_file file = {
+                        .rank = loan->rank, .is_zip = loan->format == IPC_FORMAT_ZIP, .size = loan->size,
+                        .generation = version->generation, .image = loan->image,
+                };
+
+                status = set_file(plan, --at, &file, loan->name, error);
+        }
+        return status;
+}
+
+static enum nebula_status take_parts(struct plan *plan, const struct version *version, struct nebula_error *error)
+{
+        struct part *parts = realloc(plan->parts, (version->part_count + 1) * sizeof *parts);
+
+        if (!parts)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", version->tag);
+        memcpy(parts, version->parts, version->part_count * sizeof *parts);
+        plan->parts = parts;
+        plan->part_count = version->part_count;
+        plan->sequence = version->sequence;
+        plan->line = version->line;
+        return NEBULA_OK;
+}
+
+/* Whether the commit brought what was written, and nothing else. */
+static bool is_as_planned(struct plan *plan, struct version *version)
+{
+        bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->spread &&
+                    version->generation == plan->generation && version->file_count == plan->file_count;
+
+        for (size_t i = 0; same && i < plan->file_count; i++) {
+                const struct plan_file *file = &plan->files[i];
+                const struct agent_file *own = version_file(version, file->name);
+
+                same = own && own->image == file->image && own->generation == file->generation && own->rank == file->rank;
+        }
+        return same;
+}
+
+enum nebula_status plan_await_commit(struct catalogue *catalogue, struct version *version, struct plan *plan,
+                                     struct nebula_error *error)
+{
+        int64_t left_ns, until_ns = os->now_ns() + AHEAD_PATIENCE_NS;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        while (commit_open(version) && !catalogue->stopping && (left_ns = until_ns - os->now_ns()) > 0)
+                catalogue_wait(catalogue, &catalogue->moved, left_ns / 1000000 + 1);
+        if (is_as_planned(plan, version))
+                status = take_parts(plan, version, error);
+        else
+                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written ahead of a commit that did not come", plan->tag);
+        for (size_t i = 0; i < plan->file_count && !status; i++)
+                if (plan->files[i].keeps_chunks)
+                        sealing_keep_chunks(version, &plan->files[i]);
+        catalogue_unlock(catalogue);
+        return status;
+}
+
+enum nebula_status plan_init(struct catalogue *catalogue, struct version *version, struct plan *plan,
+                             struct nebula_error *error)
+{
+        enum nebula_status status = name_encode(version->tag, plan->directory, error);
+        size_t loan_count = 0;
+
+        if (status)
+                return status;
+        catalogue_lock(catalogue);
+        snprintf(plan->tag, sizeof plan->tag, "%s", version->tag);
+        snprintf(plan->run, sizeof plan->run, "%s", version->run);
+        plan->generation = version->generation;
+        plan->spread = version->spread;
+        plan->is_ahead = commit_open(version);
+        if (plan->is_ahead ? version->spread : !lifecycle_complete(version->life.state)) {
+                catalogue_unlock(catalogue);
+                return error_set(error, NEBULA_BUSY, 0, "\"%.200s\" is no longer what was to be written", plan->tag);
+        }
+        for (const struct image_loan *loan = version->loans; loan; loan = loan->next)
+                loan_count++;
+        plan->files = calloc(version->file_count + loan_count + 1, sizeof *plan->files);
+        plan->file_count = plan->files ? version->file_count + (plan->is_ahead ? loan_count : 0) : 0;
+        status = plan->files ? take_parts(plan, version, error)
+                             : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", version->tag);
+        for (size_t i = 0; !status && i < version->file_count; i++) {
+                const struct agent_file *own = &version->files[i];
+                struct plan_file file = {
+                        .rank = own->rank, .is_zip = own->format == IPC_FORMAT_ZIP, .size = own->size,
+                        .generation = own->generation, .image = own->image && !own->image->restored ? own->image : NULL,
+                        .chunks = own->chunks, .chunk_count = own->chunk_count,
+                };
+
+                file.stored = own->stored || !file.image;
+                status = set_file(plan, i, &file, own->name, error);
+        }
+        if (!status && plan->is_ahead)
+                status = set_loans(plan, version, error);
+        catalogue_unlock(catalogue);
+        return status;
+}
+
+/* Empty: storage has none, or a damaged one. */
+static enum nebula_status load(struct store *store, const struct plan *plan, struct manifest *ret_manifest, struct nebula_error *failure)
+{
+        enum nebula_status status = manifest_load(store, plan->tag, ret_manifest, failure);
+
+        if (status)
+                memset(ret_manifest, 0, sizeof *ret_manifest);
+        return status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT ? NEBULA_OK : status;
+}
+
+static enum nebula_status check_owner(struct catalogue *catalogue, struct version *version, const struct manifest *manifest,
+                                      struct nebula_error *error)
+{
+        const struct job *job = version->job;
+
+        if (!manifest->generation)
+                return NEBULA_OK;
+        if (strcmp(manifest->job, job->name))
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "\"%.200s\" in this storage path belongs to job \"%.100s\", and this is job \"%.100s\": give each job "
+                                 "its own path", manifest->tag, manifest->job, job->name);
+        return ancestry_check(catalogue, version, manifest, error);
+}
+
+enum nebula_status plan_load_before(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan,
+                                    struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = load(store, plan, &plan->before, &failure);
+
+        if (status) {
+                if (error)
+                        *error = failure;
+                return status;
+        }
+        if (failure.status == NEBULA_CORRUPT)
+                log_event(LOG_LEVEL_WARN, "%s in %s is damaged and is written anew: %s", plan->tag, version->job->persist_path, failure.message);
+        if (plan->before.generation == plan->generation && plan->before.sequence == plan->sequence && !strcmp(plan->before.run, plan->run))
+                return NEBULA_OK; /* it is this version */
+        return check_owner(catalogue, version, &plan->before, error);
+}
+
+/* Whether the record that this plan has written first is as it was written. */
+static enum nebula_status check_claim(struct store *store, const struct plan *plan, struct nebula_error *error)
+{
+        char *text;
+        size_t size;
+        enum nebula_status status;
+        bool same;
+
+        if (!*plan->claim_key)
+                return NEBULA_OK;
+        status = store_read_text(store, plan->claim_key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
+                return status;
+        same = !status && sum_crc64(0, text, size) == plan->claim_crc64;
+        if (!status)
+                free(text);
+        return same ? NEBULA_OK : error_set(error, NEBULA_STORAGE, 0, "another run or program has replaced or removed %.300s", plan->claim_key);
+}
+
+enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan,
+                                   struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        struct manifest now = { 0 };
+        enum nebula_status status = load(store, plan, &now, &failure);
+
+        if (status) {
+                if (error)
+                        *error = failure;
+                return status;
+        }
+        if (now.generation == plan->before.generation && now.sequence == plan->before.sequence) {
+                status = check_claim(store, plan, error);
+        } else {
+                status = check_owner(catalogue, version, &now, error);
+                if (!status)
+                        status = error_set(error, NEBULA_STORAGE, 0, "\"%.200s\" was %s while it was written", plan->tag,
+                                           now.generation ? "written by another agent" : "removed");
+        }
+        manifest_done(&now);
+        return status;
+}
+
+/* Which files storage has already, from an older generation; and numbers that are later than what it holds. */
+enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error)
+{
+        uint64_t own = plan->generation;
+        size_t kept = 0;
+
+        if (plan->spread && plan->before.generation >= plan->generation)
+                return error_set(error, NEBULA_CORRUPT, 0,
+                                 "\"%.150s\" in storage was written by run \"%.100s\" while run \"%.100s\" wrote it too", plan->tag,
+                                 plan->before.run, plan->run);
+        if (plan->before.generation >= plan->generation)
+                plan->generation = plan->before.generation + 1;
+        if (plan->before.sequence >= plan->sequence)
+                plan->sequence = plan->before.sequence + 1;
+        for (size_t i = 0; i < plan->file_count; i++) {
+                struct plan_file *file = &plan->files[i];
+                const struct manifest_file *stored = manifest_find_file(&plan->before, file->name);
+
+                file->carried = file->stored && file->generation != own && stored && stored->generation == file->generation &&
+                                stored->rank == file->rank && stored->size == file->size;
+                if (plan->spread && (file->carried || !file->image))
+                        continue; /* who writes the manifest carries it over */
+                if (!file->carried && !file->image)
+                        return error_set(error, NEBULA_CORRUPT, 0,
+                                         "file \"%.200s\" of \"%.100s\" was carried over from an older generation that is gone from storage",
+                                         file->name, plan->tag);
+                if (!file->carried)
+                        file->generation = plan->generation;
+                if (plan->spread)
+                        plan->files[kept++] = *file;
+        }
+        if (plan->spread)
+                plan->file_count = kept;
+        return NEBULA_OK;
+}

@@ -1,0 +1,379 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/commit/carry_over.h"
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/catalogue/retention.h"
+#include "agent/persist/storage.h"
+#include "base/error.h"
+#include "image/image.h"
+#include "os/os.h"
+
+#define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
+
+enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, struct store **ret_store,
+                                struct nebula_error *error)
+{
+        struct store *store;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        store = job->store;
+        catalogue_unlock(catalogue);
+        if (!store) {
+                if (!job->persist_path[0])
+                        return error_set(error, NEBULA_NOT_FOUND, 0, "no persistent storage path is set");
+                status = store_open(job->persist_path, &store, error);
+                if (status)
+                        return status;
+                catalogue_lock(catalogue);
+                if (job->store) {
+                        store_close(store);
+                        store = job->store;
+                }
+                job->store = store;
+                catalogue_unlock(catalogue);
+        }
+        *ret_store = store;
+        return NEBULA_OK;
+}
+
+/* Half of a finished write is rolled forward; half of an unfinished one goes, once it is too old to be anybody's work. */
+static void settle_all(struct catalogue *catalogue, struct job *job, struct store *store, const struct manifest_scan *scan)
+{
+        struct nebula_error error = { 0 };
+        size_t removed = 0;
+
+        for (size_t i = 0; i < scan->count; i++)
+                if (!strcmp(scan->manifests[i].job, job->name) && manifest_settle(store, &scan->manifests[i], &error))
+                        log_event(LOG_LEVEL_WARN, "%s in %s could not be settled: %s", scan->manifests[i].tag, job->persist_path, error.message);
+        if (manifest_sweep(store, (int64_t)catalogue->sweep_age_s * 1000000000, &removed, &error))
+                log_event(LOG_LEVEL_WARN, "%s could not be swept: %s", job->persist_path, error.message);
+        else if (removed)
+                log_event(LOG_LEVEL_INFO, "removed the rest of interrupted writes from %s: %zu objects", job->persist_path, removed);
+}
+
+static bool has_directory(struct store *store, const char *key)
+{
+        struct store_list list;
+        enum nebula_status status = store->ops->list(store, key, &list, NULL);
+
+        if (!status)
+                store_list_done(&list);
+        return status != NEBULA_NOT_FOUND;
+}
+
+/* A version that this job's list does not have, though storage had it. Lock held. */
+static struct version *next_missing(struct job *job, uint64_t after_id)
+{
+        struct version *version = job->versions;
+
+        while (after_id && version && version->id != after_id)
+                version = version->next;
+        for (version = after_id && version ? version->next : version; version; version = version->next)
+                if (version->stored && !version->pins && !carry_over_stored_manifest(job, version->tag))
+                        return version;
+        return NULL;
+}
+
+/* Versions whose directory somebody has removed or moved. A listing may be old, so each is looked for by its name. */
+static void find_gone(struct catalogue *catalogue, struct job *job, struct store *store)
+{
+        struct version *version;
+        uint64_t id = 0;
+
+        catalogue_lock(catalogue);
+        while ((version = next_missing(job, id))) {
+                struct manifest there = { 0 };
+                enum nebula_status status;
+                char tag[IPC_NAME_MAX];
+
+                id = version->id;
+                memcpy(tag, version->tag, sizeof tag);
+                version->pins++;
+                catalogue_unlock(catalogue);
+                status = manifest_load(store, tag, &there, NULL);
+                manifest_done(&there);
+                catalogue_lock(catalogue);
+                version->pins--;
+                if (status != NEBULA_NOT_FOUND)
+                        continue;
+                log_event(LOG_LEVEL_WARN, "%s is not in %s any more: somebody has removed or moved its directory", tag, job->persist_path);
+                version->stored = false;
+                version->is_gone = version->in_memory;
+        }
+        catalogue_unlock(catalogue);
+}
+
+/* The hint, if it names a step that is gone. Another name may be the user's own text, and a link is. "": it does not. */
+static void find_dead_hint(struct store *store, char ret_directory[IPC_NAME_MAX + 2])
+{
+        struct manifest there = { 0 };
+        struct store_entry entry;
+        char *hint, *end, tag[256];
+        size_t size;
+
+        ret_directory[0] = 0;
+        if (store->ops->stat(store, "latest", &entry, NULL))
+                return;
+        store_entry_done(&entry);
+        if (store_read_text(store, "latest", IPC_NAME_MAX, &hint, &size, NULL))
+                return;
+        end = strchr(hint, '\n');
+        if (end && end + 1 == hint + size) {
+                *end = 0;
+                if (!name_decode(hint, tag, NULL) && name_follows_step(tag) && !has_directory(store, hint) &&
+                    manifest_load(store, tag, &there, NULL) == NEBULA_NOT_FOUND)
+                        snprintf(ret_directory, IPC_NAME_MAX + 2, "%s", hint);
+        }
+        manifest_done(&there);
+        free(hint);
+}
+
+static void mend_latest(struct catalogue *catalogue, struct job *job, struct store *store)
+{
+        char text[IPC_NAME_MAX + 2] = "", dead[IPC_NAME_MAX + 2], directory[256];
+        int64_t newest;
+
+        catalogue_lock(catalogue);
+        newest = manifest_scan_newest(&job->stored, job->name);
+        if (newest >= 0 && !name_encode(job->stored.manifests[newest].tag, directory, NULL))
+                snprintf(text, sizeof text, "%s\n", directory);
+        catalogue_unlock(catalogue);
+        if (!*text)
+                return;
+        find_dead_hint(store, dead);
+        if (*dead && store->ops->write(store, "latest", text, strlen(text), NULL))
+                log_event(LOG_LEVEL_WARN, "the hint \"latest\" in %s names %s, which is gone", job->persist_path, dead);
+}
+
+enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error)
+{
+        struct manifest_scan scan = { 0 };
+        struct nebula_error failure = { 0 };
+        struct store *store;
+        bool is_first;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (status)
+                return status;
+        status = manifest_scan(store, &scan, &failure);
+        if (status == NEBULA_NOT_FOUND) {
+                memset(&scan, 0, sizeof scan); /* the path need not exist yet */
+        } else if (status) {
+                if (error)
+                        *error = failure;
+                return status;
+        } else {
+                settle_all(catalogue, job, store, &scan);
+        }
+        if (scan.broken_count)
+                log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s, the first: %s", scan.broken_count, job->persist_path, scan.broken);
+        if (scan.link_count)
+                log_event(LOG_LEVEL_INFO, "%zu symbolic links in %s are not followed, the first is \"%s\": to have a checkpoint found that lies "
+                          "behind one, move its directory there", scan.link_count, job->persist_path, scan.link);
+        catalogue_lock(catalogue);
+        manifest_scan_done(&job->stored);
+        job->stored = scan;
+        catalogue_unlock(catalogue);
+        if (!status) {
+                find_gone(catalogue, job, store);
+                mend_latest(catalogue, job, store);
+        }
+        catalogue_lock(catalogue);
+        is_first = !job->was_scanned;
+        job->scanned = job->was_scanned = true;
+        carry_over_stored(catalogue, job, is_first);
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        return NEBULA_OK;
+}
+
+/* To become the tag's next generation in storage, perhaps with files of the one that is there. */
+static bool is_to_follow(const struct version *version)
+{
+        return commit_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
+}
+
+/* It is being read, or written again. */
+static bool in_use(const struct job *job, const struct manifest *manifest)
+{
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, manifest->tag) &&
+                    ((version->stored && version_is(version, manifest->generation, manifest->sequence) && version->pins) ||
+                     (version->generation > manifest->generation && is_to_follow(version))))
+                        return true;
+        return false;
+}
+
+/* Takes the manifests that may go out of the job's list, so that nobody is sent to them any more; with those that went half. */
+static struct manifest *take_dropped(struct job *job, size_t *ret_count)
+{
+        size_t count = job->stored.count, dropped = 0, kept = 0;
+        struct retain_entry *entries = calloc(count + 1, sizeof *entries);
+        struct manifest *taken = calloc(count + job->half_removed_count + 1, sizeof *taken);
+        bool *drop = calloc(count + 1, sizeof *drop);
+
+        if (entries && taken && drop) {
+                while (job->half_removed_count)
+                        taken[dropped++] = job->half_removed[--job->half_removed_count];
+                for (size_t i = 0; i < count; i++) {
+                        const struct manifest *manifest = &job->stored.manifests[i];
+
+                        entries[i] = (struct retain_entry){
+                                .step = manifest->step, .follows_step = name_follows_step(manifest->tag),
+                                .sequence = manifest->sequence, .line_began = line_began(&manifest->line),
+                                .line = &manifest->line, .durable = true,
+                                .complete = !strcmp(manifest->job, job->name) && !ancestry_is_rival(job, manifest->run),
+                                .busy = in_use(job, manifest),
+                        };
+                }
+                retain_mark(entries, count);
+                retain_storage(entries, count, job->keep_last, job->keep_every, drop);
+                for (size_t i = 0; i < count; i++) {
+                        if (drop[i])
+                                taken[dropped++] = job->stored.manifests[i];
+                        else
+                                job->stored.manifests[kept++] = job->stored.manifests[i];
+                }
+                job->stored.count = kept;
+        }
+        free(entries);
+        free(drop);
+        *ret_count = dropped;
+        return taken;
+}
+
+static void mark_removed(struct job *job, const struct manifest *manifest)
+{
+        for (struct version *version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, manifest->tag) && version_is(version, manifest->generation, manifest->sequence))
+                        version->stored = false;
+}
+
+/* Somebody else's version in our job's name: it may be superseded for us, but it is not ours to remove. */
+static bool is_foreign(struct store *store, const struct manifest *manifest)
+{
+        struct nebula_error error;
+        struct store_entry entry;
+        char directory[256], key[600];
+        bool result;
+
+        if (name_encode(manifest->tag, directory, &error))
+                return true;
+        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
+        if (store->ops->stat(store, key, &entry, &error))
+                return false;
+        result = entry.is_foreign;
+        store_entry_done(&entry);
+        return result;
+}
+
+/* What could not be removed stays, and its turn comes again after the next version. Where the manifest is there still the version
+ * is one of the job's list again; what is left of another must not be, or files would be carried over from it. */
+static void put_back(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest)
+{
+        bool is_gone = manifest_is_gone(store, manifest);
+        struct manifest **list = is_gone ? &job->half_removed : &job->stored.manifests, *grown;
+        size_t *count = is_gone ? &job->half_removed_count : &job->stored.count, at;
+
+        catalogue_lock(catalogue);
+        grown = *count < PUT_BACK_MAX || !is_gone ? realloc(*list, (*count + 1) * sizeof *grown) : NULL;
+        if (grown) {
+                *list = grown;
+                for (at = (*count)++; at && grown[at - 1].sequence > manifest->sequence; at--)
+                        grown[at] = grown[at - 1];
+                grown[at] = *manifest;
+                memset(manifest, 0, sizeof *manifest);
+        }
+        catalogue_unlock(catalogue);
+}
+
+/* Runs that are known to have come before this one may go on all the same: what they have committed since it began tells so. */
+static void find_rivals(struct catalogue *catalogue, struct job *job, struct store *store)
+{
+        struct manifest_scan scan = { 0 };
+
+        if (manifest_scan(store, &scan, NULL))
+                return;
+        catalogue_lock(catalogue);
+        for (size_t i = 0; i < scan.count && job->has_newest_run; i++) {
+                const struct manifest *manifest = &scan.manifests[i];
+
+                if (strcmp(manifest->job, job->name) || ancestry_is_rival(job, manifest->run) ||
+                    ancestry_run_covers(job, manifest->run, manifest->sequence))
+                        continue;
+                ancestry_set_rival(job, manifest->run);
+                log_event(LOG_LEVEL_WARN, "run \"%s\"%s%s of job \"%s\" writes to %s beside run \"%s\": keep_last removes none of its "
+                          "checkpoints. End one, or give it a path or a `job` name of its own", manifest->run, *manifest->host ? " on host " : "",
+                          manifest->host, job->name, job->persist_path, job->newest_run);
+        }
+        catalogue_unlock(catalogue);
+        manifest_scan_done(&scan);
+}
+
+/* Of runs that are not this agent's own: they may go on elsewhere. */
+static bool any_of_other_runs(const struct job *job, const struct manifest *manifests, size_t count)
+{
+        for (size_t i = 0; i < count; i++)
+                if (strcmp(manifests[i].run, job->newest_run))
+                        return true;
+        return false;
+}
+
+/* What was let go of. `manifest` is the caller's still, if only an empty one. */
+static void remove_one(struct catalogue *catalogue, struct job *job, struct store *store, struct manifest *manifest)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+        bool is_rivals;
+
+        catalogue_lock(catalogue);
+        is_rivals = ancestry_is_rival(job, manifest->run);
+        if (!is_rivals)
+                mark_removed(job, manifest);
+        catalogue_unlock(catalogue);
+        if (is_rivals) {
+                put_back(catalogue, job, store, manifest);
+                return;
+        }
+        if (is_foreign(store, manifest)) {
+                log_event(LOG_LEVEL_INFO, "%s stays in %s: it belongs to another user", manifest->tag, job->persist_path);
+                return;
+        }
+        status = manifest_remove(store, manifest, &error);
+        if (!status) {
+                log_event(LOG_LEVEL_INFO, "removed %s from %s: newer ones are kept", manifest->tag, job->persist_path);
+                return;
+        }
+        log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", manifest->tag, job->persist_path, error.message);
+        if (status != NEBULA_BUSY)
+                put_back(catalogue, job, store, manifest);
+}
+
+void storage_retain(struct catalogue *catalogue, struct job *job)
+{
+        struct nebula_error error = { 0 };
+        struct manifest *dropped;
+        struct store *store;
+        size_t count;
+        bool looks;
+
+        if (storage_open(catalogue, job, &store, &error))
+                return;
+        catalogue_lock(catalogue);
+        dropped = take_dropped(job, &count);
+        looks = any_of_other_runs(job, dropped, count);
+        catalogue_unlock(catalogue);
+        if (looks)
+                find_rivals(catalogue, job, store);
+        for (size_t i = 0; i < count; i++) {
+                remove_one(catalogue, job, store, &dropped[i]);
+                manifest_done(&dropped[i]);
+        }
+        free(dropped);
+}

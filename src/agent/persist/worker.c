@@ -1,0 +1,570 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/commit.h"
+#include "agent/clients/history.h"
+#include "agent/clients/location.h"
+#include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "agent/publish/publish.h"
+#include "agent/catalogue/retention.h"
+#include "agent/clients/session.h"
+#include "agent/persist/storage.h"
+#include "agent/persist/worker.h"
+#include "agent/commit/world.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+#define SECOND_NS 1000000000
+#define OWNER_CHECK_NS (2 * (int64_t)SECOND_NS)  /* for trainers of an earlier agent that have not come back */
+#define SESSION_GRACE_NS (2 * (int64_t)SECOND_NS) /* a client whose connection broke reconnects at once */
+#define SPARE_IDLE_NS (30 * (int64_t)SECOND_NS)   /* a trainer that restarts finds its spare images warm */
+#define RETRY_FIRST_NS (SECOND_NS / 2)
+#define RETRY_MOST_NS (30 * (int64_t)SECOND_NS)
+
+static int64_t earlier(int64_t a, int64_t b)
+{
+        return a < b ? a : b;
+}
+
+static bool to_persist(const struct version *version)
+{
+        return version->in_memory && !version->stored && !version->superseded && lifecycle_complete(version->life.state) &&
+               version->life.state != NEBULA_STATE_DURABLE && version->job->persist_path[0];
+}
+
+/* Of what is pending: all, or what has not failed since a moment. */
+static bool is_pending(const struct catalogue *catalogue, const struct job *job, int64_t since_ns)
+{
+        if (job->persisting && (!job->written || job->written->failed_ns < since_ns))
+                return true;
+        if (publish_pending((struct catalogue *)catalogue, (struct job *)job, since_ns))
+                return true;
+        for (const struct version *version = job->live; version; version = version->next_live)
+                if (to_persist(version) && version_unsaved(version) && version->failed_ns < since_ns)
+                        return true;
+        return false;
+}
+
+bool worker_pending(const struct catalogue *catalogue, const struct job *only)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                if ((!only || job == only) && is_pending(catalogue, job, INT64_MAX))
+                        return true;
+        return false;
+}
+
+bool worker_draining(const struct catalogue *catalogue, int64_t since_ns)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                if (is_pending(catalogue, job, since_ns))
+                        return true;
+        return false;
+}
+
+static void want(struct job *job)
+{
+        for (struct version *version = job->live; version; version = version->next_live)
+                version->wanted = version->wanted || to_persist(version);
+}
+
+/* Somebody waits: no long back-off is sat out. */
+static void try_now(struct job *job)
+{
+        for (struct version *version = job->live; version; version = version->next_live)
+                version->retry_at_ns = 0;
+}
+
+void worker_want_all(struct catalogue *catalogue, struct job *only)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (!only || job == only) {
+                        want(job);
+                        try_now(job);
+                }
+        catalogue_signal(catalogue);
+}
+
+/*
+ * What lives on several nodes is persisted by all of them or by none, so one decides (world.c). A version that could not be written
+ * waits by itself: what is in its way, or is too large for the disk, need not concern the others.
+ */
+static bool is_ready(const struct version *version, int64_t now, int64_t *due)
+{
+        int64_t at = version->retry_at_ns;
+
+        if (!to_persist(version) || (version->spread && !version->wanted))
+                return false;
+        if (version->spread && version->poll_at_ns > at)
+                at = version->poll_at_ns;
+        if (at <= now)
+                return true;
+        *due = earlier(*due, at);
+        return false;
+}
+
+/* While there is nothing else to write: one that is still being copied, and would be written as soon as it is complete. */
+static struct version *version_ahead(const struct catalogue *catalogue, const struct job *job, int64_t now, int64_t *due)
+{
+        struct persist_entry entry = { .committed = true };
+        int64_t at;
+
+        if (!job->persist_path[0] || job->attempt || catalogue->draining)
+                return NULL;
+        for (struct version *version = job->live; version; version = version->next_live) {
+                if (version->tried_ahead || !commit_foreseen(catalogue, version))
+                        continue;
+                entry.wanted = version->wanted;
+                if (persist_due(&entry, 1, (int64_t)(job->persist_interval_s * 1e9), job->last_start_ns, now, &at) == 0)
+                        return version;
+                *due = earlier(*due, at);
+        }
+        return NULL;
+}
+
+static struct version *due_version(struct job *job, int64_t now, int64_t *due)
+{
+        struct persist_entry *entries;
+        struct version **versions;
+        size_t count = 0, used = 0;
+        int64_t at, index;
+
+        for (struct version *version = job->live; version; version = version->next_live)
+                count += is_ready(version, now, due);
+        if (!count)
+                return NULL;
+        entries = calloc(count, sizeof *entries);
+        versions = calloc(count, sizeof *versions);
+        for (struct version *version = job->live; entries && versions && version; version = version->next_live)
+                if (is_ready(version, now, due)) {
+                        entries[used] = (struct persist_entry){ version->sequence, true, version->wanted };
+                        versions[used++] = version;
+                }
+        index = persist_due(entries, used, (int64_t)(job->persist_interval_s * 1e9), job->last_start_ns, now, &at);
+        *due = earlier(*due, at);
+        struct version *version = index < 0 ? NULL : versions[index];
+
+        free(entries);
+        free(versions);
+        return version;
+}
+
+/* Of all jobs of the lane, which take turns: the one that started longest ago comes first. */
+static struct version *next_version(const struct catalogue *catalogue, const struct lane *lane, bool is_ahead, int64_t now, int64_t *due)
+{
+        struct version *next = NULL;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                struct version *version = job->lane != lane ? NULL : is_ahead ? version_ahead(catalogue, job, now, due)
+                                                                              : due_version(job, now, due);
+
+                if (version && (!next || job->last_start_ns < next->job->last_start_ns))
+                        next = version;
+        }
+        return next;
+}
+
+bool worker_has_other(struct catalogue *catalogue, const struct version *version)
+{
+        const struct lane *lane = version->job->lane;
+        int64_t now = os->now_ns(), due = INT64_MAX;
+        const struct version *next = next_version(catalogue, lane, false, now, &due);
+
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && (job->scan_due || publish_pending(catalogue, job, INT64_MAX)))
+                        return true;
+        return next && next != version;
+}
+
+/* 0.5 s, doubling to 30 s, each by up to a quarter longer or shorter, so that many agents do not ask at the same moments. */
+static int64_t back_off(uint32_t attempt)
+{
+        int64_t delay = RETRY_FIRST_NS;
+        uint32_t random = 0;
+
+        while (attempt-- > 1 && delay < RETRY_MOST_NS)
+                delay *= 2;
+        if (delay > RETRY_MOST_NS)
+                delay = RETRY_MOST_NS;
+        os->random(&random, sizeof random);
+        return delay * 3 / 4 + (int64_t)((double)delay / 2 * ((double)random / UINT32_MAX));
+}
+
+/* The newest version came perhaps when storage had failed for long: it has all the time, or what a job saved last would have
+ * one try. Those before it only take up memory. */
+static int64_t tried_since(const struct job *job, const struct version *version)
+{
+        for (const struct version *other = job->live; other; other = other->next_live)
+                if (to_persist(other) && other->sequence > version->sequence)
+                        return earlier(job->failing_since_ns, version->failing_since_ns);
+        return version->failing_since_ns;
+}
+
+static void survival_log_failure(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
+{
+        struct job *job = version->job;
+
+        if (version->gives_way) { /* which is no fault of storage */
+                version_fail(catalogue, version, error->status, "%s", error->message);
+                return;
+        }
+        job->store_error = *error;
+        job->store_error_at = catalogue_moment(catalogue);
+        job->failure_count++;
+        catalogue_signal_event(catalogue);
+        if (error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT) {
+                version_fail(catalogue, version, error->status, "%s", error->message);
+                return;
+        }
+        if (!job->attempt++)
+                job->failing_since_ns = now;
+        if (!version->attempt++)
+                version->failing_since_ns = now;
+        version->failed_ns = now;
+        version->retry_at_ns = now + back_off(version->attempt);
+        log_event(LOG_LEVEL_WARN, "%s cannot be written, again in %.1f s: %s", version->tag, (double)(version->retry_at_ns - now) / 1e9,
+                  error->message);
+        if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS)
+                version_fail(catalogue, version, error->status, "given up after %" PRIu64 " s of tries: %.400s",
+                             catalogue->give_up_s, error->message);
+        else
+                version->error = *error;
+        catalogue_signal(catalogue);
+}
+
+/* This node's share is in storage. Another that died for good leaves nothing to be told by, and is given no longer than storage is. */
+static void await_others(struct catalogue *catalogue, struct version *version, const struct nebula_error *error, int64_t now)
+{
+        if (now - version->waiting_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
+                version_fail(catalogue, version, NEBULA_FAILED, "given up after %" PRIu64 " s: %.400s", catalogue->give_up_s, error->message);
+                return;
+        }
+        version->error = *error;
+        version->poll_at_ns = now + world_back_off(version->poll_count++);
+}
+
+/* Saves to this storage may wait for memory again, and those of jobs without one: whatever becomes durable makes room for these. */
+static void end_vain_waits(struct catalogue *catalogue, const struct lane *lane)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane || !job->persist_path[0])
+                        job->lane->waited_in_vain = false;
+}
+
+static void survival_log_success(struct catalogue *catalogue, struct job *job, struct version *version, double seconds)
+{
+        version->persist_seconds = seconds;
+        version->persist_bytes = version_size(version);
+        version->stored = true;
+        memset(&version->error, 0, sizeof version->error);
+        memset(&job->store_error, 0, sizeof job->store_error);
+        job->attempt = version->attempt = 0;
+        end_vain_waits(catalogue, job->lane);
+        version_move(catalogue, version, NEBULA_STATE_DURABLE);
+        for (struct version *other = job->live; other; other = other->next_live)
+                if (!strcmp(other->tag, version->tag))
+                        version_give_way(catalogue, other, version->generation, version->sequence);
+        log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is durable: %" PRIu64 " MiB in %.2f s", version->tag, version->generation,
+                 version->persist_bytes >> 20, seconds);
+}
+
+static bool is_spilled(const struct version *version)
+{
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].image && version->files[i].image->spilled)
+                        return true;
+        return false;
+}
+
+static void persist_one(struct catalogue *catalogue, struct version *version)
+{
+        struct job *job = version->job;
+        struct nebula_error error = { 0 };
+        int64_t start = os->now_ns(), last_start = job->last_start_ns;
+        enum nebula_status status = NEBULA_OK;
+        bool scanned = job->scanned, is_ahead = commit_open(version);
+
+        version->tried_ahead = true;
+        job->last_start_ns = start;
+        job->persisting = true;
+        job->written = version;
+        version->pins++;
+        catalogue_unlock(catalogue);
+        if (!scanned)
+                status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
+        if (!status && !version->superseded && version->life.state != NEBULA_STATE_FAILED) /* storage turned out to hold a later writing, or another run's */
+                status = storage_persist(catalogue, job, version, &error);
+        if (!status)
+                location_learn(catalogue, job->persist_path);
+        catalogue_lock(catalogue);
+        version->pins--;
+        job->persisting = false;
+        job->written = NULL;
+        if (version->superseded || version->life.state == NEBULA_STATE_FAILED || (is_ahead && status)) {
+                job->last_start_ns = last_start; /* what was ahead of its commit is written as if this had not been, once it is complete */
+        } else if (status == NEBULA_BUSY) {
+                await_others(catalogue, version, &error, os->now_ns());
+        } else if (status) {
+                job->last_start_ns = last_start; /* it is due still: the back-off says when, and not the interval */
+                survival_log_failure(catalogue, version, &error, os->now_ns());
+        } else {
+                survival_log_success(catalogue, job, version, (double)(os->now_ns() - start) / 1e9);
+        }
+        if (version->stored && !version->pins && is_spilled(version))
+                version_forget_memory(catalogue, version); /* it was never meant to be kept beside the storage */
+        catalogue_retain(catalogue, job, job->retention_count);
+        catalogue_signal(catalogue);
+        if (!status && job->keep_last && !catalogue_resumes(catalogue, job)) {
+                job->persisting = true;
+                catalogue_unlock(catalogue);
+                storage_retain(catalogue, job);
+                catalogue_lock(catalogue);
+                job->persisting = false;
+                catalogue_signal(catalogue);
+        }
+}
+
+static void scan_one(struct catalogue *catalogue, struct job *job)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        job->scan_due = false;
+        job->persisting = true;
+        catalogue_unlock(catalogue);
+        status = storage_scan(catalogue, job, &error);
+        if (!status)
+                location_learn(catalogue, job->persist_path);
+        catalogue_lock(catalogue);
+        job->persisting = false;
+        if (status)
+                log_event(LOG_LEVEL_WARN, "%s cannot be looked through yet: %s", job->persist_path, error.message);
+        catalogue_signal(catalogue);
+}
+
+/* One piece of storage work of the lane. False when none is due. */
+static bool work_once(struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
+{
+        struct version *version;
+
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                if (job->lane != lane)
+                        continue;
+                catalogue_create_as(job);
+                if (world_work(catalogue, job, now, due))
+                        return true;
+        }
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && job->scan_due) {
+                        catalogue_create_as(job);
+                        scan_one(catalogue, job);
+                        return true;
+                }
+        /* What frameworks wait for costs a link, and removals make room. */
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                if (job->lane != lane)
+                        continue;
+                catalogue_create_as(job);
+                if (publish_work(catalogue, job, now, due))
+                        return true;
+        }
+        version = next_version(catalogue, lane, false, now, due);
+        if (!version)
+                version = next_version(catalogue, lane, true, now, due);
+        if (!version)
+                return false;
+        catalogue_create_as(version->job);
+        persist_one(catalogue, version);
+        return true;
+}
+
+static bool lane_is_needed(const struct catalogue *catalogue, const struct lane *lane)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next) {
+                if (job->lane != lane)
+                        continue;
+                if (catalogue_session_count(catalogue, job) || job->scan_due || worker_pending(catalogue, job) || history_pending(job))
+                        return true;
+                for (const struct version *version = job->versions; version; version = version->next)
+                        if (version->spread)
+                                return true;
+        }
+        return false;
+}
+
+static void *lane_main(void *argument)
+{
+        struct lane *lane = argument;
+        struct catalogue *catalogue = lane->catalogue;
+
+        catalogue_lock(catalogue);
+        while (!catalogue->stopping && lane_is_needed(catalogue, lane)) {
+                int64_t now = os->now_ns(), due = INT64_MAX;
+                uint64_t changes;
+
+                for (struct job *job = catalogue->draining ? catalogue->jobs : NULL; job; job = job->next)
+                        if (job->lane == lane)
+                                want(job);
+                if (work_once(catalogue, lane, now, &due))
+                        continue;
+                changes = catalogue->change_count;
+                catalogue_unlock(catalogue);
+                history_flush(catalogue, lane);
+                catalogue_lock(catalogue);
+                now = os->now_ns();
+                if (!catalogue->stopping && catalogue->change_count == changes && due > now)
+                        catalogue_wait(catalogue, &catalogue->work, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+        }
+        if (catalogue->stopping) {
+                catalogue_unlock(catalogue);
+                history_flush(catalogue, lane);
+                catalogue_lock(catalogue);
+        }
+        lane->is_running = false;
+        catalogue->lane_count--;
+        catalogue_signal(catalogue);
+        catalogue_unlock_last(catalogue);
+        return NULL;
+}
+
+/* Workers for the lanes that need one and have none. When to look again; INT64_MAX: no need. */
+static int64_t start_lanes(struct catalogue *catalogue, int64_t now)
+{
+        int64_t due = INT64_MAX;
+
+        for (struct lane *lane = catalogue->lanes; lane; lane = lane->next) {
+                if (lane->is_running || !lane_is_needed(catalogue, lane))
+                        continue;
+                if (os_thread_start(NULL, lane_main, lane, false)) {
+                        due = now + SECOND_NS; /* out of threads or memory */
+                        continue;
+                }
+                lane->is_running = true; /* it waits for the lock */
+                catalogue->lane_count++;
+        }
+        return due;
+}
+
+static int64_t end_sessions(struct catalogue *catalogue, int64_t now)
+{
+        int64_t due = INT64_MAX;
+
+        for (struct session **link = &catalogue->sessions; *link;) {
+                struct session *session = *link;
+
+                if (session->connection_count) {
+                        link = &session->next;
+                } else if (now < session->left_ns + SESSION_GRACE_NS && session_may_live(session->seen_pid)) {
+                        due = earlier(due, session->left_ns + SESSION_GRACE_NS);
+                        link = &session->next;
+                } else {
+                        *link = session->next;
+                        if (session->role == IPC_ROLE_TRAINER) {
+                                log_event(LOG_LEVEL_INFO, "rank %u (process %u) has left job \"%s\" in %s", session->rank, session->pid,
+                                         session->job->name, session->job->persist_path);
+                                commit_session_ended(catalogue, session);
+                        }
+                        free(session);
+                }
+        }
+        return due;
+}
+
+static bool has_trainers(const struct catalogue *catalogue, const struct job *job)
+{
+        const struct session *session = catalogue->sessions;
+
+        while (session && (session->job != job || session->role != IPC_ROLE_TRAINER))
+                session = session->next;
+        return session != NULL;
+}
+
+/*
+ * A job whose trainers have left may be about to restart, and loads its newest version then. What it takes counts for the machine and the
+ * cgroup, where the next job needs it: so the newest stays as long as an agent that has nothing to do, and the others go at once. What
+ * storage does not have stays.
+ */
+static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64_t now)
+{
+        int64_t since = job->idle_since_ns > catalogue->started_ns ? job->idle_since_ns : catalogue->started_ns;
+        int64_t until = since + (int64_t)catalogue->linger_s * SECOND_NS;
+        bool is_kept = now < until;
+
+        if (!job->live || has_trainers(catalogue, job))
+                return INT64_MAX;
+        if (catalogue_release(catalogue, job, is_kept) && !is_kept)
+                log_event(LOG_LEVEL_INFO, "what job \"%s\" has in %s leaves memory: nobody has come for %" PRIu64 " s", job->name,
+                          job->persist_path, catalogue->linger_s);
+        return is_kept ? until : INT64_MAX;
+}
+
+static int64_t release_idle(struct catalogue *catalogue, int64_t now)
+{
+        int64_t spare_ns = (int64_t)catalogue->linger_s * SECOND_NS < SPARE_IDLE_NS ? (int64_t)catalogue->linger_s * SECOND_NS : SPARE_IDLE_NS;
+        int64_t due = INT64_MAX;
+
+        while (!catalogue->connection_count && catalogue_drop_restored(catalogue))
+                pthread_cond_signal(&catalogue->keep);
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                due = earlier(due, release_ended(catalogue, job, now));
+                if (catalogue_session_count(catalogue, job) || !memory_free_bytes(&catalogue->memory, job))
+                        continue;
+                if (now < job->idle_since_ns + spare_ns) {
+                        due = earlier(due, job->idle_since_ns + spare_ns);
+                        continue;
+                }
+                for (struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next; image; image = next) {
+                        next = memory_next_free(&catalogue->memory, image, job);
+                        memory_doom(&catalogue->memory, image);
+                }
+                pthread_cond_signal(&catalogue->keep);
+        }
+        return due;
+}
+
+/* When the agent may end by itself; INT64_MAX while it is needed. */
+static int64_t check_linger(struct catalogue *catalogue, int64_t now)
+{
+        int64_t until;
+
+        if (catalogue->connection_count || catalogue->peer_count || worker_pending(catalogue, NULL) || catalogue->in_process) {
+                catalogue->idle_since_ns = now;
+                return INT64_MAX;
+        }
+        until = catalogue->idle_since_ns + (int64_t)catalogue->linger_s * SECOND_NS;
+        if (now < until)
+                return until;
+        if (catalogue->end) {
+                log_event(LOG_LEVEL_INFO, "nothing to do for %" PRIu64 " s: ending", catalogue->linger_s);
+                catalogue->end(catalogue);
+        }
+        return INT64_MAX;
+}
+
+void *worker_main(void *argument)
+{
+        struct catalogue *catalogue = argument;
+
+        catalogue_lock(catalogue);
+        while (!catalogue->stopping) {
+                int64_t now = os->now_ns(), due = INT64_MAX;
+
+                due = earlier(due, end_sessions(catalogue, now));
+                due = earlier(due, commit_quiet(catalogue, now));
+                if (survival_log_check_owners(catalogue))
+                        due = earlier(due, now + OWNER_CHECK_NS);
+                due = earlier(due, release_idle(catalogue, now));
+                due = earlier(due, catalogue_forget_jobs(catalogue, now));
+                due = earlier(due, start_lanes(catalogue, now));
+                due = earlier(due, check_linger(catalogue, now));
+                now = os->now_ns();
+                if (!catalogue->stopping && due > now)
+                        catalogue_wait(catalogue, &catalogue->clock, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+        }
+        while (catalogue->lane_count)
+                catalogue_wait(catalogue, &catalogue->clock, -1);
+        catalogue_unlock(catalogue);
+        return NULL;
+}

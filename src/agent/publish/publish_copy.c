@@ -1,0 +1,219 @@
+/*
+ * A file of a version outside storage. It shares blocks with the stored file where the file system can, and else is a verified copy,
+ * from memory when that has it. It never is the stored file under another name, unless the user has asked for that: whoever writes to
+ * the published file later, as torch.save does in place, must not change what is durable.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/publish/publish_private.h"
+#include "agent/restore/restore.h"
+#include "agent/persist/storage.h"
+#include "base/error.h"
+#include "os/bulk.h"
+#include "os/os.h"
+#include "sum/sum.h"
+
+#define DIRECT_MIN (1u << 20)     /* below it O_DIRECT costs more than it saves */
+#define DIRTY_MAX (256u << 20)    /* of the page cache, while a copy passes through it */
+
+/* The version's file as storage has it now. */
+struct stored {
+        struct store *store; /* NULL: it is not the file meant, or no file of this machine */
+        struct manifest manifest;
+        char key[MANIFEST_KEY_MAX], path[PUBLISH_PATH_MAX];
+};
+
+static void find_stored(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
+                        struct stored *ret_stored)
+{
+        const struct manifest_file *file;
+        struct nebula_error error;
+        struct store *store;
+
+        if (storage_open(catalogue, job, &store, &error) || store->ops != &store_file ||
+            manifest_load(store, publish->tag, &ret_stored->manifest, &error))
+                return;
+        file = manifest_find_file(&ret_stored->manifest, name);
+        /* A later writing of the tag may have replaced the file, or carried it over. */
+        if (!file || strcmp(ret_stored->manifest.job, job->name) ||
+            (ret_stored->manifest.generation != publish->generation && file->generation > publish->generation) ||
+            manifest_file_key(store, &ret_stored->manifest, file, ret_stored->key, &error))
+                return;
+        snprintf(ret_stored->path, sizeof ret_stored->path, "%.4000s/%.600s", store->root, ret_stored->key);
+        ret_stored->store = store;
+}
+
+static int open_new(const char *path, bool is_direct)
+{
+        return os->open(path, OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW | OS_SHARED | (is_direct ? OS_DIRECT : 0));
+}
+
+/* Syncs and closes it when `result` is 0, else closes and removes it. */
+static int end_new(int fd, const char *path, int result)
+{
+        int closed;
+
+        if (!result)
+                result = os_sync(fd);
+        closed = os->close(fd);
+        if (!result && closed < 0)
+                result = -EIO;
+        if (result)
+                os->unlink(path);
+        return result;
+}
+
+static int share_blocks(const struct stored *stored, const char *own)
+{
+        int source = os->open_below(stored->store->root, stored->key, OS_READ), fd, result;
+
+        if (source < 0)
+                return source;
+        fd = open_new(own, false);
+        result = fd < 0 ? fd : end_new(fd, own, os->clone(fd, source));
+        os->close(source);
+        return result;
+}
+
+static int link_stored(const struct stored *stored, const char *own)
+{
+        char parent[PUBLISH_PATH_MAX];
+
+        publish_parent_of(own, parent);
+        return os->link_below(stored->store->root, stored->key, parent, strrchr(own, '/') + 1);
+}
+
+/* Memory to a new file, past the page cache where that is possible. */
+static int write_new(const char *own, const void *data, uint64_t size, bool is_direct)
+{
+        int fd = open_new(own, is_direct), result;
+
+        if (fd < 0)
+                return fd;
+        if (size < DIRECT_MIN)
+                return end_new(fd, own, os_write_at(fd, data, size, 0));
+        result = os->allocate(fd, 0, size); /* a full disk is found out before gigabytes are written */
+        result = result == -ENOSPC || result == -EDQUOT || result == -EFBIG ? result : bulk_write(fd, is_direct, data, size, NULL);
+        return end_new(fd, own, result);
+}
+
+/* The file as the agent hands it out: from memory, or verified when it was read back into memory. */
+static enum nebula_status copy_opened(struct catalogue *catalogue, const struct publish *publish, const char *name, const char *own,
+                                      struct nebula_error *error)
+{
+        struct ipc_open request = { .version_id = publish->version_id };
+        struct ipc_opened *opened = NULL;
+        void *data = NULL;
+        int source = -1, result = 0;
+        enum nebula_status status;
+
+        strcpy(request.name, name);
+        status = restore_open(catalogue, &request, &opened, &source, error);
+        if (status)
+                return status;
+        if (opened->size)
+                result = os->map(source, 0, opened->size, OS_MAP_READ, &data);
+        if (!result) {
+                result = write_new(own, data, opened->size, opened->size >= DIRECT_MIN);
+                if (result == -EINVAL) /* a file system without O_DIRECT */
+                        result = write_new(own, data, opened->size, false);
+        }
+        if (data)
+                os->unmap(data, opened->size);
+        os->close(source);
+        free(opened);
+        return result < 0 ? publish_fail(error, "write", own, result) : NEBULA_OK;
+}
+
+static enum nebula_status copy_chunks(int source, int fd, const struct stored *stored, const struct record_file *file, const char *own,
+                                      struct nebula_error *error)
+{
+        char *chunk = malloc(file->chunk_bytes);
+        uint64_t dirty = 0;
+        int result = chunk ? 0 : -ENOMEM;
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < file->chunk_count && !result && !status; i++) {
+                uint64_t offset = (uint64_t)i * file->chunk_bytes;
+                size_t size = file->size - offset < file->chunk_bytes ? (size_t)(file->size - offset) : file->chunk_bytes;
+
+                result = os_read_at(source, chunk, size, offset);
+                if (result)
+                        status = publish_fail(error, "read", stored->path, result);
+                else if (sum_crc64(0, chunk, size) != file->chunks[i])
+                        status = error_set(error, NEBULA_CORRUPT, 0, "%.300s is damaged at offset %" PRIu64, stored->path, offset);
+                else
+                        result = os_write_at(fd, chunk, size, offset);
+                dirty += size;
+                if (!result && !status && dirty >= DIRTY_MAX) {
+                        result = os_sync(fd);
+                        dirty = 0;
+                }
+        }
+        free(chunk);
+        return status || !result ? status : publish_fail(error, "write", own, result);
+}
+
+/* From storage, chunk by chunk: a large file need not fit into the memory tier for that. */
+static enum nebula_status copy_stored(const struct stored *stored, const char *name, const char *own, struct nebula_error *error)
+{
+        struct record_file file = { 0 };
+        int source, fd, result;
+        enum nebula_status status = manifest_load_file(stored->store, &stored->manifest, name, &file, error);
+
+        if (status)
+                return status;
+        source = os->open_below(stored->store->root, stored->key, OS_READ);
+        if (source < 0) {
+                status = publish_fail(error, "read", stored->path, source);
+                goto done;
+        }
+        fd = open_new(own, false);
+        if (fd < 0) {
+                status = publish_fail(error, "write", own, fd);
+        } else {
+                status = copy_chunks(source, fd, stored, &file, own, error);
+                result = end_new(fd, own, status ? -ECANCELED : 0);
+                if (!status && result)
+                        status = publish_fail(error, "write", own, result);
+        }
+        os->close(source);
+done:
+        record_file_done(&file);
+        return status;
+}
+
+static bool in_memory(struct catalogue *catalogue, const struct publish *publish, const char *name)
+{
+        const struct agent_file *file;
+        struct version *version;
+        bool found;
+
+        catalogue_lock(catalogue);
+        version = catalogue_version(catalogue, publish->version_id);
+        file = version ? version_file(version, name) : NULL;
+        found = file && file->image;
+        catalogue_unlock(catalogue);
+        return found;
+}
+
+enum nebula_status publish_make_file(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
+                                     const char *own, struct nebula_error *error)
+{
+        struct stored stored = { 0 };
+        enum nebula_status status = NEBULA_NOT_FOUND;
+
+        find_stored(catalogue, job, publish, name, &stored);
+        if (stored.store && !(catalogue->publish_links ? link_stored(&stored, own) : share_blocks(&stored, own)))
+                status = NEBULA_OK;
+        if (status && stored.store && !in_memory(catalogue, publish, name))
+                status = copy_stored(&stored, name, own, error);
+        if (status && status != NEBULA_NO_SPACE) /* it may have moved meanwhile, or lie somewhere else */
+                status = copy_opened(catalogue, publish, name, own, error);
+        manifest_done(&stored.manifest);
+        return status;
+}

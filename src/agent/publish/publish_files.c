@@ -1,0 +1,142 @@
+/* The files of a version at the paths where they are wanted. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/publish/publish_private.h"
+#include "agent/persist/storage.h"
+#include "base/error.h"
+#include "os/os.h"
+
+/* One file of the version at `to`, whole or not at all; durable but for its directory's entry. */
+static enum nebula_status put(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
+                              const char *to, struct nebula_error *error)
+{
+        char own[PUBLISH_PATH_MAX], parent[PUBLISH_PATH_MAX];
+        enum nebula_status status;
+        int result;
+
+        publish_parent_of(to, parent);
+        result = os_make_dirs(parent, PUBLISH_DIRECTORY_MODE);
+        if (result < 0)
+                return publish_fail(error, "make", parent, result);
+        publish_unfinished_name(to, publish, own);
+        os->unlink(own);
+        status = publish_make_file(catalogue, job, publish, name, own, error);
+        if (status)
+                return status;
+        result = os->rename(own, to);
+        os->unlink(own); /* renaming one name of a file to another name of it leaves both */
+        return result < 0 ? publish_fail(error, "rename to", to, result) : NEBULA_OK;
+}
+
+enum nebula_status publish_put_file(struct catalogue *catalogue, struct job *job, const struct publish *publish,
+                                    struct nebula_error *error)
+{
+        enum nebula_status status = put(catalogue, job, publish, publish->name, publish->path, error);
+        int result;
+
+        if (status)
+                return status;
+        result = publish_sync_way(publish->path);
+        return result < 0 ? publish_fail(error, "sync the directory of", publish->path, result) : NEBULA_OK;
+}
+
+/* A name's place below a directory: never above it. */
+static bool stays_below(const char *name)
+{
+        for (const char *part = name;; part++) {
+                size_t length = strcspn(part, "/");
+
+                if (!length || (length == 1 && part[0] == '.') || (length == 2 && part[0] == '.' && part[1] == '.'))
+                        return false;
+                part += length;
+                if (!*part)
+                        return true;
+        }
+}
+
+struct names {
+        char (*names)[IPC_NAME_MAX];
+        size_t count;
+};
+
+/* The version's files: as the agent knows it, or as its manifest says. */
+static enum nebula_status list_files(struct catalogue *catalogue, struct job *job, const struct publish *publish,
+                                     struct names *ret_names, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct version *version;
+        struct names names = { 0 };
+        struct store *store;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        version = catalogue_version(catalogue, publish->version_id);
+        if (version) {
+                names.names = calloc(version->file_count + 1, sizeof *names.names);
+                for (size_t i = 0; names.names && i < version->file_count; i++)
+                        strcpy(names.names[names.count++], version->files[i].name);
+        }
+        catalogue_unlock(catalogue);
+        if (!version) {
+                status = storage_open(catalogue, job, &store, error);
+                if (!status)
+                        status = manifest_load(store, publish->tag, &manifest, error);
+                if (!status && (strcmp(manifest.job, job->name) || manifest.generation != publish->generation))
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.200s\" was lost or written again", publish->tag);
+                if (status) {
+                        manifest_done(&manifest);
+                        return status;
+                }
+                names.names = calloc(manifest.file_count + 1, sizeof *names.names);
+                for (size_t i = 0; names.names && i < manifest.file_count; i++)
+                        strcpy(names.names[names.count++], manifest.files[i].name);
+                manifest_done(&manifest);
+        }
+        if (!names.names)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list the files of \"%.200s\"", publish->tag);
+        *ret_names = names;
+        return NEBULA_OK;
+}
+
+/* Everything that the directory is to hold, but for what its framework staged itself. */
+static enum nebula_status fill_staging(struct catalogue *catalogue, struct job *job, const struct publish *publish,
+                                       struct nebula_error *error)
+{
+        struct names names = { 0 };
+        char to[PUBLISH_PATH_MAX];
+        enum nebula_status status = list_files(catalogue, job, publish, &names, error);
+        int result;
+
+        if (status)
+                return status;
+        result = os_make_dirs(publish->staging, PUBLISH_DIRECTORY_MODE);
+        if (result < 0)
+                status = publish_fail(error, "make", publish->staging, result);
+        for (size_t i = 0; !status && i < names.count; i++) {
+                if (!stays_below(names.names[i])) {
+                        status = error_set(error, NEBULA_INVALID, 0, "the file name \"%.200s\" leads out of its directory",
+                                           names.names[i]);
+                        break;
+                }
+                snprintf(to, sizeof to, "%.4200s/%s", publish->staging, names.names[i]);
+                status = put(catalogue, job, publish, names.names[i], to, error);
+        }
+        free(names.names);
+        return status;
+}
+
+enum nebula_status publish_put_directory(struct catalogue *catalogue, struct job *job, const struct publish *publish,
+                                         struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        /* What was staged is there only once: a second try must not replace what the first one has put there. */
+        if (!publish_is_there(publish)) {
+                status = fill_staging(catalogue, job, publish, error);
+                if (!status)
+                        status = publish_move_directory(job, publish, error);
+        }
+        return status ? status : publish_finish_directory(publish, error);
+}

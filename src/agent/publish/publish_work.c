@@ -1,0 +1,246 @@
+/* The worker's part of publishing: one request after the other, and what follows from it. */
+#include <errno.h>
+#include <string.h>
+
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/publish/publish_private.h"
+#include "agent/persist/storage.h"
+#include "base/error.h"
+#include "os/os.h"
+
+#define SECOND_NS INT64_C(1000000000)
+#define RETRY_FIRST_NS (SECOND_NS / 4)
+#define RETRY_MOST_NS (30 * SECOND_NS)
+#define LISTED_MAX 1024 /* requests that happened and are kept per job, to find paths by: some hundred KiB */
+
+static void set_failed(struct publish *publish, const struct nebula_error *error)
+{
+        publish->state = PUBLISH_FAILED;
+        publish->error = *error;
+        log_event(LOG_LEVEL_ERROR, "%s of %s does not appear as %s: %s", *publish->name ? publish->name : "the whole", publish->tag,
+                  publish->path, error->message);
+}
+
+/* `there`: the file, as it lies at its path. */
+static void set_done(struct publish *publish, const struct os_stat *there)
+{
+        publish->state = PUBLISH_DONE;
+        publish->done_ns = os->now_ns();
+        publish->inode = there->inode;
+        publish->size = there->size;
+        publish->mtime_ns = there->mtime_ns;
+        log_event(LOG_LEVEL_INFO, "%s is at %s", publish->tag, publish->path);
+}
+
+/* What happened long ago, or does not matter any more. */
+static void trim(struct job *job)
+{
+        size_t done = 0;
+
+        for (struct publish *publish = job->publishes, *next; publish; publish = next) {
+                next = publish->next;
+                if ((publish->kind == PUBLISH_REMOVAL && (publish->cancelled || publish->state == PUBLISH_DONE)) ||
+                    (publish->kind != PUBLISH_REMOVAL && publish_is_dead(publish) && publish_done_after(publish) &&
+                     (publish->cancelled || publish->told)))
+                        publish_erase(job, publish);
+                else
+                        done += publish->state == PUBLISH_DONE;
+        }
+        for (struct publish *publish = job->publishes, *next; publish && done > LISTED_MAX; publish = next) {
+                next = publish->next;
+                if (publish->state == PUBLISH_DONE && next) {
+                        publish_erase(job, publish);
+                        done--;
+                }
+        }
+}
+
+/* What was published or was to be at the path of a removal that happened. */
+static void forget_path(struct job *job, const struct publish *removal)
+{
+        for (struct publish *publish = job->publishes, *next; publish && publish != removal; publish = next) {
+                next = publish->next;
+                if (!strcmp(publish->path, removal->path) && (publish->state == PUBLISH_DONE || publish_is_dead(publish)))
+                        publish_erase(job, publish);
+        }
+}
+
+static bool hopeless(const struct nebula_error *error)
+{
+        switch (error->sys_errno) {
+        case EACCES: case EPERM: case EROFS: case ENOTDIR: case EISDIR: case ENAMETOOLONG: case EINVAL: case ELOOP: case EXDEV:
+                return true;
+        default:
+                return error->status == NEBULA_INVALID || error->status == NEBULA_CORRUPT || error->status == NEBULA_NOT_FOUND ||
+                       error->status == NEBULA_FAILED;
+        }
+}
+
+static void try_later(struct catalogue *catalogue, struct job *job, struct publish *publish, const struct nebula_error *error)
+{
+        int64_t pause = RETRY_FIRST_NS << (publish->attempt < 8 ? publish->attempt : 7);
+
+        publish->attempt++;
+        job->publish_attempt++;
+        job->failure_count++;
+        job->store_error = *error;
+        publish->failed_ns = os->now_ns();
+        publish->retry_at_ns = publish->failed_ns + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
+        log_event(LOG_LEVEL_WARN, "%s cannot be published yet: %s", publish->path, error->message);
+        catalogue_signal(catalogue);
+}
+
+/* The version whose directory was removed goes as well. The lock is free while storage works. False: it is being read, or storage failed,
+ * try later. */
+static bool drop_version(struct catalogue *catalogue, struct job *job, struct publish *removal)
+{
+        const char *tag = removal->tag;
+        uint64_t generation = removal->generation;
+        struct nebula_error error = { 0 };
+        struct manifest manifest = { 0 };
+        struct store *store = NULL;
+        enum nebula_status status;
+
+        for (struct version *version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, tag) && version->generation > generation)
+                        return true; /* written again: it is not ours to take away */
+        for (struct version *version = job->versions; version; version = version->next)
+                if (!strcmp(version->tag, tag) && version->pins)
+                        return false;
+        for (struct version *version = job->versions; version; version = version->next) {
+                if (strcmp(version->tag, tag) || commit_open(version))
+                        continue;
+                if (version->in_memory)
+                        version_forget_memory(catalogue, version);
+                version->stored = false;
+        }
+        for (size_t i = 0; i < job->stored.count; i++)
+                if (!strcmp(job->stored.manifests[i].tag, tag)) {
+                        manifest_done(&job->stored.manifests[i]);
+                        memmove(&job->stored.manifests[i], &job->stored.manifests[i + 1],
+                                (--job->stored.count - i) * sizeof job->stored.manifests[0]);
+                        break;
+                }
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, job, &store, &error);
+        if (!status)
+                status = manifest_load(store, tag, &manifest, &error);
+        if (!status && !strcmp(manifest.job, job->name) && manifest.generation <= generation)
+                status = manifest_remove(store, &manifest, &error);
+        if (status && status != NEBULA_NOT_FOUND)
+                log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", tag, job->persist_path, error.message);
+        manifest_done(&manifest);
+        catalogue_lock(catalogue);
+        if (!status || hopeless(&error))
+                return true;
+        try_later(catalogue, job, removal, &error);
+        return false;
+}
+
+static enum nebula_status refuse(const struct version *version, struct nebula_error *error)
+{
+        if (version && version->life.state == NEBULA_STATE_FAILED)
+                return error_set(error, NEBULA_FAILED, 0, "the checkpoint failed: %.400s", version->error.message);
+        if (version && version->superseded)
+                return error_set(error, NEBULA_FAILED, 0, "it left memory before it was persisted");
+        return NEBULA_OK;
+}
+
+/* The lock is free meanwhile. *ret_there: of a file. */
+static enum nebula_status in_file_systems(struct catalogue *catalogue, struct job *job, const struct publish *publish,
+                                          char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation, struct os_stat *ret_there,
+                                          struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_INTERNAL;
+
+        catalogue_unlock(catalogue);
+        switch (publish->kind) {
+        case PUBLISH_FILE:
+                status = publish_put_file(catalogue, job, publish, error);
+                if (!status)
+                        os->stat(publish->path, false, ret_there);
+                break;
+        case PUBLISH_DIRECTORY:
+                status = publish_put_directory(catalogue, job, publish, error);
+                break;
+        case PUBLISH_REMOVAL:
+                status = publish_take_away(catalogue, job, publish, ret_tag, ret_generation, error);
+                break;
+        }
+        if (!status)
+                publish_sweep(catalogue, publish->path);
+        catalogue_lock(catalogue);
+        return status;
+}
+
+/* `tag`: of the version that the removed directory was of, as its label says; "": it does not say. */
+static void end_removal(struct catalogue *catalogue, struct job *job, struct publish *removal, const char *tag,
+                        uint64_t generation, const struct nebula_error *error)
+{
+        const struct version *version = catalogue_version(catalogue, removal->version_id);
+
+        if (error->status)
+                log_event(LOG_LEVEL_WARN, "%s could not be removed: %s", removal->path, error->message);
+        if (tag[0] && strcmp(removal->path, removal->staging)) {
+                strcpy(removal->tag, tag);
+                removal->generation = generation;
+        } else if (version) {
+                removal->generation = version->generation; /* persisting may have given it another number */
+        }
+        removal->taken = true;
+        forget_path(job, removal);
+        if (error->status || !removal->tag[0] || drop_version(catalogue, job, removal))
+                removal->state = PUBLISH_DONE;
+}
+
+static void run_one(struct catalogue *catalogue, struct job *job, struct publish *publish)
+{
+        struct version *version = publish->kind == PUBLISH_REMOVAL ? NULL : catalogue_version(catalogue, publish->version_id);
+        struct nebula_error error = { 0 };
+        char tag[IPC_NAME_MAX] = "";
+        struct os_stat there = { 0 };
+        uint64_t generation = 0;
+        enum nebula_status status = refuse(version, &error);
+
+        if (version) {
+                publish->generation = version->generation; /* persisting may have given it another number */
+                version->pins++;
+        }
+        if (!status && !publish->taken)
+                status = in_file_systems(catalogue, job, publish, tag, &generation, &there, &error);
+        if (version)
+                version->pins--;
+        if (status && !hopeless(&error)) {
+                try_later(catalogue, job, publish, &error);
+                return;
+        }
+        error.status = status;
+        job->publish_attempt = 0;
+        if (publish->kind == PUBLISH_REMOVAL)
+                end_removal(catalogue, job, publish, tag, generation, &error);
+        else if (status)
+                set_failed(publish, &error);
+        else
+                set_done(publish, &there);
+        trim(job);
+        publish_keep_list(catalogue, job);
+        catalogue_signal(catalogue);
+}
+
+bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due)
+{
+        for (struct publish *publish = job->publishes; publish; publish = publish->next) {
+                if (!publish_can_happen(catalogue, job, publish))
+                        continue;
+                if (publish->retry_at_ns > now_ns) {
+                        *due = *due < publish->retry_at_ns ? *due : publish->retry_at_ns;
+                        continue;
+                }
+                job->persisting = true;
+                run_one(catalogue, job, publish);
+                job->persisting = false;
+                return true;
+        }
+        return false;
+}

@@ -1,0 +1,22 @@
+/*
+ * passed_over.h - what a search for the newest checkpoint has passed over, though it may be newer, and why: the program is to be
+ * told, who would else go on from an older one unheard.
+ */
+#ifndef NB_AGENT_RESTORE_PASSED_OVER_H
+#define NB_AGENT_RESTORE_PASSED_OVER_H
+
+#include "ipc/ipc.h"
+#include "store/manifest.h"
+
+struct passed {
+        struct ipc_passed list[IPC_PASSED_MAX];
+        uint32_t count;
+};
+
+/* Beyond the first few there is nothing more to learn: the agent's log has them all. */
+void passed_add(struct passed *passed, const char *tag, const char *reason);
+/* What the scan could not read, and directories without a manifest, unless it is known to be older than `found`. */
+void passed_scan(struct passed *passed, struct store *store, const struct manifest_scan *scan, const struct manifest *found);
+void passed_tell(const struct passed *passed, struct ipc_found *found);
+
+#endif

@@ -1,0 +1,408 @@
+/* Finding a version: in this node's memory, in peers', in storage. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "agent/restore/passed_over.h"
+#include "agent/peers/replica.h"
+#include "agent/restore/restore.h"
+#include "agent/catalogue/retention.h"
+#include "agent/persist/storage.h"
+#include "base/error.h"
+
+#define LOOKS_MAX 20 /* at storage in which every version that is found goes before it was looked at */
+
+static bool is_newer(const struct version *a, const struct version *b)
+{
+        const struct retain_entry entries[2] = { retain_complete(a->tag, a->sequence, &a->line), retain_complete(b->tag, b->sequence, &b->line) };
+
+        return retain_is_newer(&entries[0], &entries[1]);
+}
+
+/* Memory has this node's share of what the ranks of several nodes committed, and all ranks are here now: nobody has the rest. Of an
+ * open-ended version it is not known who else took part. */
+static bool lacks_shares(const struct job *job, const struct version *version)
+{
+        if (!version->spread || version->stored || job->local_world < job->world)
+                return false;
+        if (version->file_goal > 0)
+                return version->file_count < (uint64_t)version->file_goal;
+        return version->file_goal == NEBULA_FILES_ALL_RANKS && version->part_count < version->world;
+}
+
+static struct version *newest_in_memory(struct job *job, const struct session *session, const struct ipc_find *wanted)
+{
+        const char *tag = wanted->tag;
+        struct version *best = NULL;
+
+        for (struct version *version = job->versions; version; version = version->next) {
+                if (!version_whole_in_memory(version) || (version->is_gone && !*tag) || lacks_shares(job, version) || (*tag && strcmp(tag, version->tag)) ||
+                    (version->gives_way && strcmp(version->run, session->run)) || /* storage has the tag, of a run that goes on */
+                    !version_wanted(wanted, version->generation, version->sequence))
+                        continue;
+                /* Generations of one tag follow each other. */
+                if (!best || (*tag ? version->generation > best->generation :
+                                     is_newer(version, best)))
+                        best = version;
+        }
+        return best;
+}
+
+static struct version *find_in_memory(struct catalogue *catalogue, const struct session *session, const char *path,
+                                      const struct ipc_find *wanted)
+{
+        const struct job *own = session->job;
+        struct version *found = NULL;
+        struct job *job = catalogue_job(catalogue, path, own->name);
+
+        if (job)
+                found = newest_in_memory(job, session, wanted);
+        if (found || !strcmp(path, own->persist_path))
+                return found;
+        for (job = catalogue->jobs; job; job = job->next) {
+                struct version *version = strcmp(job->persist_path, path) ? NULL : newest_in_memory(job, session, wanted);
+
+                if (version && (!found || version->sequence > found->sequence))
+                        found = version;
+        }
+        return found;
+}
+
+/* The records that tell the checksums are there: a file could not be read without. */
+static enum nebula_status check_records(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        char directory[256], key[MANIFEST_KEY_MAX];
+        enum nebula_status status = name_encode(manifest->tag, directory, error);
+
+        for (size_t i = 0; i < manifest->record_count && !status; i++) {
+                struct store_entry entry;
+                uint64_t size;
+
+                snprintf(key, sizeof key, "%s/%s", directory, manifest->records[i].path);
+                status = store->ops->stat(store, key, &entry, error);
+                if (status)
+                        continue;
+                size = entry.size;
+                store_entry_done(&entry);
+                if (size != manifest->records[i].size)
+                        status = error_set(error, NEBULA_CORRUPT, 0, "%.150s/%.300s has %" PRIu64 " bytes, and its manifest says %" PRIu64,
+                                           store->root, key, size, manifest->records[i].size);
+        }
+        if (status == NEBULA_NOT_FOUND)
+                status = error_set(error, NEBULA_CORRUPT, 0, "%.150s/%.300s, which has the checksums, is missing", store->root, key);
+        return status;
+}
+
+enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        enum nebula_status status = check_records(store, manifest, &failure);
+
+        for (size_t i = 0; i < manifest->file_count && !status; i++) {
+                const struct manifest_file *file = &manifest->files[i];
+
+                status = manifest_check_file(store, manifest, file, &failure);
+                if (status == NEBULA_NOT_FOUND)
+                        status = error_set(&failure, NEBULA_CORRUPT, 0, "file \"%.200s\" of checkpoint \"%.100s\" is missing from %.150s",
+                                           file->name, manifest->tag, store->root);
+        }
+        if (status == NEBULA_CORRUPT && manifest_is_gone(store, manifest))
+                status = error_set(&failure, NEBULA_BUSY, 0, "checkpoint \"%.100s\" was removed or written again while it was looked at in %.150s",
+                                   manifest->tag, store->root);
+        if (status && error)
+                *error = failure;
+        return status;
+}
+
+/* The newest whose files are there. What is newer is marked as damaged, and described in `passed`. NEBULA_NOT_FOUND: there is none. */
+static enum nebula_status newest_sound(struct store *store, struct manifest_scan *scan, const char *job, bool any_job, struct passed *passed,
+                                       int64_t *ret_index, struct nebula_error *error)
+{
+        for (;;) {
+                struct nebula_error failure = { 0 };
+                int64_t index = manifest_scan_newest(scan, job);
+                enum nebula_status status;
+
+                if (index < 0 && any_job)
+                        index = manifest_scan_newest(scan, NULL);
+                *ret_index = index;
+                status = index < 0 ? NEBULA_NOT_FOUND : restore_check_files(store, &scan->manifests[index], &failure);
+                if (status != NEBULA_CORRUPT) {
+                        if (status && error)
+                                *error = failure;
+                        return status;
+                }
+                log_event(LOG_LEVEL_ERROR, "FALLING BACK to an older checkpoint than %s: %s", scan->manifests[index].tag, failure.message);
+                passed_add(passed, scan->manifests[index].tag, failure.message);
+                scan->manifests[index].is_damaged = true;
+        }
+}
+
+static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, struct manifest *ret_manifest,
+                                        struct passed *passed, struct nebula_error *error)
+{
+        struct manifest_scan scan = { 0 };
+        int64_t index;
+        enum nebula_status status = manifest_scan(store, &scan, error);
+
+        if (status)
+                return status;
+        if (scan.broken_count)
+                log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s are passed over, the first: %s", scan.broken_count, store->root, scan.broken);
+        *passed = (struct passed){ 0 };
+        status = newest_sound(store, &scan, job, any_job, passed, &index, error);
+        if (!status) {
+                passed_scan(passed, store, &scan, &scan.manifests[index]);
+                *ret_manifest = scan.manifests[index];
+                memset(&scan.manifests[index], 0, sizeof scan.manifests[index]); /* moved out */
+        } else if (status == NEBULA_NOT_FOUND && (passed->count || scan.broken_count)) {
+                /* That there is none means to begin from nothing: it must be true. */
+                status = error_set(error, NEBULA_CORRUPT, 0, "no checkpoint in %.150s can be loaded: %.300s", store->root,
+                                   passed->count ? passed->list[0].reason : scan.broken);
+        } else if (status == NEBULA_NOT_FOUND) {
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
+        }
+        manifest_scan_done(&scan);
+        return status;
+}
+
+static enum nebula_status stored_tag(struct store *store, const struct ipc_find *wanted, const char *job, bool any_job,
+                                     struct manifest *ret_manifest, struct nebula_error *error)
+{
+        const char *tag = wanted->tag;
+        struct manifest manifest = { 0 };
+        enum nebula_status status = manifest_load(store, tag, &manifest, error);
+
+        if (status == NEBULA_NOT_FOUND)
+                return error_set(error, status, 0, "there is no complete checkpoint \"%.200s\" in %.200s", tag, store->root);
+        if (status)
+                return status;
+        if (!any_job && strcmp(manifest.job, job))
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" in %.150s belongs to another job, \"%.100s\"",
+                                   tag, store->root, manifest.job);
+        else if (!version_wanted(wanted, manifest.generation, manifest.sequence))
+                status = error_set(error, NEBULA_NOT_FOUND, 0,
+                                   "checkpoint \"%.150s\" in %.150s is generation %" PRIu64 " (sequence %" PRIu64 "), and not %" PRIu64
+                                   " (%" PRIu64 ")", tag, store->root, manifest.generation, manifest.sequence, wanted->generation,
+                                   wanted->sequence);
+        else
+                status = restore_check_files(store, &manifest, error);
+        if (status)
+                manifest_done(&manifest);
+        else
+                *ret_manifest = manifest;
+        return status;
+}
+
+static void fill_found(const struct version *version, struct ipc_found *found)
+{
+        memset(found, 0, sizeof *found);
+        found->version_id = version->id;
+        found->generation = version->generation;
+        found->step = version->step;
+        found->state = (uint32_t)version->life.state;
+        strcpy(found->tag, version->tag);
+}
+
+/* What this agent knows of storage without looking: a newer one there than in memory makes it look. */
+static bool storage_may_be_newer(const struct job *job, const struct version *version)
+{
+        const struct retain_entry known = retain_complete(version->tag, version->sequence, &version->line);
+        int64_t newest = manifest_scan_newest(&job->stored, job->name);
+        struct retain_entry stored;
+
+        if (newest < 0)
+                return false;
+        stored = retain_complete(job->stored.manifests[newest].tag, job->stored.manifests[newest].sequence, &job->stored.manifests[newest].line);
+        return retain_is_newer(&stored, &known);
+}
+
+static enum nebula_status find_stored(struct catalogue *catalogue, const struct session *session, struct job *job,
+                                      const struct ipc_find *wanted, bool any_job, struct ipc_found *found,
+                                      struct retain_entry *ret_entry, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct passed passed = { 0 };
+        struct version *version;
+        struct store *store;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (status)
+                return status;
+        for (int look = 0; look < LOOKS_MAX && (!look || status == NEBULA_BUSY); look++)
+                status = *wanted->tag ? stored_tag(store, wanted, job->name, any_job, &manifest, error) :
+                                        stored_newest(store, job->name, any_job, &manifest, &passed, error);
+        if (status)
+                return status;
+        catalogue_lock(catalogue);
+        version = catalogue_stored(catalogue, job, &manifest);
+        if (version) {
+                fill_found(version, found);
+                passed_tell(&passed, found);
+                *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
+                if (job == session->job && !session->has_begun)
+                        ancestry_follow(session, version->run, version->sequence);
+                catalogue_tidy(catalogue, job);
+        } else {
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", manifest.tag);
+        }
+        catalogue_unlock(catalogue);
+        manifest_done(&manifest);
+        return status;
+}
+
+/* The newest that peers hold. */
+static enum nebula_status find_remote(struct catalogue *catalogue, struct job *job, const struct session *session,
+                                      const struct ipc_find *wanted, struct ipc_found *found, struct retain_entry *ret_entry)
+{
+        struct nebula_error error = { 0 };
+        struct version *version = NULL;
+        uint64_t id;
+        enum nebula_status status = replica_find(catalogue, job, session, wanted, &id, &error);
+
+        if (status && status != NEBULA_NOT_FOUND)
+                log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
+        catalogue_lock(catalogue);
+        if (!status)
+                version = catalogue_version(catalogue, id);
+        if (version) {
+                fill_found(version, found);
+                *ret_entry = retain_complete(version->tag, version->sequence, &version->line);
+        }
+        catalogue_unlock(catalogue);
+        return version ? NEBULA_OK : NEBULA_NOT_FOUND;
+}
+
+/* A job that waited for its storage would not train; one that goes back further than it has to is told. */
+static void log_older(struct catalogue *catalogue, const struct job *job, const struct ipc_find *wanted, struct ipc_found *found,
+                      struct retain_entry found_entry, enum nebula_status status, const char *why)
+{
+        const struct manifest *known = NULL;
+        struct retain_entry known_entry = { 0 };
+        int64_t newest;
+
+        catalogue_lock(catalogue);
+        newest = *wanted->tag ? -1 : manifest_scan_newest(&job->stored, job->name);
+        if (newest >= 0) {
+                known = &job->stored.manifests[newest];
+                known_entry = retain_complete(known->tag, known->sequence, &known->line);
+        }
+        if (known && retain_is_newer(&known_entry, &found_entry)) {
+                struct passed passed = { 0 };
+
+                log_event(LOG_LEVEL_ERROR, "FALLING BACK to %s, an older checkpoint than %s, which does not come from %s: %s", found->tag,
+                          known->tag, job->persist_path, why);
+                passed_add(&passed, known->tag, why);
+                passed_tell(&passed, found);
+        } else if (status != NEBULA_NOT_FOUND) {
+                log_event(LOG_LEVEL_WARN, "%s is taken from memory, and %s cannot be looked through for a newer one: %s", found->tag,
+                          job->persist_path, why);
+        }
+        catalogue_unlock(catalogue);
+}
+
+/* NULL: none. */
+static void unpin(struct job *job)
+{
+        if (job)
+                job->pins--;
+}
+
+/* Versions that another agent of this user has in memory alone are not found here. That is said once. Without the lock. */
+static void look_for_rival(struct catalogue *catalogue, struct job *job, const char *path)
+{
+        bool is_new;
+
+        if (!catalogue->memory.rival[0] || !note_rival_has(catalogue, path))
+                return;
+        catalogue_lock(catalogue);
+        is_new = job->notice_at == 0;
+        if (is_new)
+                job->notice_at = catalogue_moment(catalogue);
+        catalogue_signal_event(catalogue);
+        catalogue_unlock(catalogue);
+        if (is_new)
+                log_event(LOG_LEVEL_WARN, "another agent (%s) has versions of %s in %s", catalogue->memory.rival, path,
+                          catalogue->memory.rival_directory);
+}
+
+enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
+                                struct ipc_found *ret_found, struct nebula_error *error)
+{
+        bool own, in_memory = false, look = true, stored_first = false; /* stored_first: of the same version storage's is taken */
+        const char *path;
+        struct retain_entry memory_entry = { 0 }, stored_entry = { 0 };
+        struct ipc_found found, stored;
+        struct version *version;
+        struct job *job, *own_job;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        job = own_job = session->job;
+        path = request->persist_path[0] ? request->persist_path : job->persist_path;
+        own = !strcmp(path, job->persist_path);
+        commit_close_dead(catalogue, job); /* who asks may have seen it die */
+        version = find_in_memory(catalogue, session, path, request);
+        if (version) {
+                in_memory = true;
+                fill_found(version, &found);
+                memory_entry = retain_complete(version->tag, version->sequence, &version->line);
+                /* Another node may have made it durable since. */
+                stored_first = version->life.state == NEBULA_STATE_FAILED && version->recorded_here;
+                look = version->job->persist_path[0] && (stored_first || (!request->tag[0] && storage_may_be_newer(version->job, version)));
+        }
+        if (!own && *path)
+                job = catalogue_job_get(catalogue, path, job->name);
+        if (job && job != own_job)
+                job->last_guest = catalogue->session_number;
+        if (version && version->job != own_job)
+                version->job->last_guest = catalogue->session_number;
+        own_job->pins++;
+        if (job)
+                job->pins++;
+        catalogue_unlock(catalogue);
+        status = NEBULA_OK;
+        look_for_rival(catalogue, own_job, job ? job->persist_path : "");
+        if (!look) {
+                *ret_found = found;
+                goto done;
+        }
+        /* This node has lost its memory, or never had it: another node's. */
+        if (!in_memory && own && !find_remote(catalogue, own_job, session, request, &found, &memory_entry))
+                in_memory = stored_first = true; /* peers may have no more than this node's share */
+        if (!job) {
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look in %.300s", path);
+                goto done;
+        }
+        if (!*path && in_memory) {
+                *ret_found = found;
+                goto done;
+        }
+        if (!*path) {
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint%s%s in memory, and no storage path is set",
+                                   *request->tag ? " " : "", request->tag);
+                goto done;
+        }
+        status = find_stored(catalogue, session, job, request, !own, &stored, &stored_entry, error);
+        if (in_memory && status)
+                log_older(catalogue, job, request, &found, memory_entry, status, error ? error->message : "");
+        if (in_memory && (status || (stored_first ? retain_is_newer(&memory_entry, &stored_entry) :
+                                                    !retain_is_newer(&stored_entry, &memory_entry)))) {
+                *ret_found = found;
+                status = NEBULA_OK;
+                goto done;
+        }
+        if (status == NEBULA_NOT_FOUND && error && !*request->tag)
+                error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in memory or in %.300s", path);
+        if (!status)
+                *ret_found = stored;
+done:
+        catalogue_lock(catalogue);
+        unpin(own_job);
+        unpin(job);
+        catalogue_unlock(catalogue);
+        return status;
+}

@@ -1,0 +1,350 @@
+/* Handing out a version's files: an image that is there, one that is read back into memory, or the stored file itself. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/memory/page_maker.h"
+#include "agent/log.h"
+#include "agent/peers/replica.h"
+#include "agent/restore/restore.h"
+#include "agent/persist/storage.h"
+#include "base/error.h"
+#include "os/os.h"
+
+#define ROOM_LOOK_MS 500 /* who gives pages back says so */
+
+static enum nebula_status room_for(struct catalogue *catalogue, uint64_t capacity, const char *name, struct nebula_error *error)
+{
+        bool named;
+
+        while (!memory_reserve(&catalogue->memory, capacity, &named)) {
+                if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
+                        continue;
+                if (catalogue->stopping || !memory_follows(&catalogue->memory))
+                        return error_set(error, NEBULA_NO_MEMORY, 0,
+                                         "\"%.200s\" needs %" PRIu64 " MiB of memory to be read into; the budget is %" PRIu64
+                                         " MiB and %" PRIu64 " MiB are in use", name, (capacity >> 20) + 1, catalogue->memory.budget >> 20,
+                                         catalogue->memory.used >> 20);
+                catalogue_wait(catalogue, &catalogue->moved, ROOM_LOOK_MS);
+        }
+        return NEBULA_OK;
+}
+
+/* image NULL: there was only the room for it. */
+static void give_back(struct catalogue *catalogue, struct image *image, uint64_t capacity)
+{
+        if (image)
+                memory_release(&catalogue->memory, image);
+        catalogue_lock(catalogue);
+        memory_unreserve(&catalogue->memory, capacity);
+        catalogue_unlock(catalogue);
+}
+
+/* A fresh image for a file that is read back, mapped at *ret_data; no lock held. */
+static enum nebula_status new_image(struct catalogue *catalogue, const char *name, uint64_t size, struct image **ret_image,
+                                    void **ret_data, struct nebula_error *error)
+{
+        uint64_t capacity = memory_capacity(size);
+        struct image *image = NULL;
+        enum nebula_status status;
+
+        catalogue_lock(catalogue);
+        catalogue->memory.wanting++;
+        status = room_for(catalogue, capacity, name, error);
+        catalogue->memory.wanting--;
+        catalogue_unlock(catalogue);
+        if (status)
+                return status;
+        status = memory_create(&catalogue->memory, capacity, false, &image, error);
+        if (!status)
+                status = memory_map(image, ret_data, error);
+        if (!status) {
+                *ret_image = image;
+                return NEBULA_OK;
+        }
+        give_back(catalogue, image, capacity);
+        return status;
+}
+
+/* It holds the file, or goes. */
+static void end_image(struct catalogue *catalogue, struct image *image, enum nebula_status status, bool from_peer,
+                      struct image **ret_image)
+{
+        if (status) {
+                give_back(catalogue, image, image->capacity);
+                return;
+        }
+        image->restored = image->exposed = true;
+        image->from_peer = from_peer;
+        memory_unmap(image);
+        *ret_image = image;
+}
+
+/* What of a version is read from storage. */
+struct wanted {
+        char tag[256], name[256];
+        uint64_t generation; /* of the file, which may be carried over */
+        uint64_t sequence;   /* of the version, when storage has it; 0: it is to follow the one that is there, and takes the file over */
+};
+
+/* Lock held. */
+static void want(const struct version *version, const struct agent_file *file, struct wanted *ret_wanted)
+{
+        *ret_wanted = (struct wanted){ .generation = file->generation, .sequence = version->stored ? version->sequence : 0 };
+        snprintf(ret_wanted->tag, sizeof ret_wanted->tag, "%s", version->tag);
+        snprintf(ret_wanted->name, sizeof ret_wanted->name, "%s", file->name);
+}
+
+static bool same_writing(const struct manifest *manifest, const struct wanted *wanted)
+{
+        const struct manifest_file *file = manifest_find_file(manifest, wanted->name);
+
+        return file && file->generation == wanted->generation && (!wanted->sequence || manifest->sequence == wanted->sequence);
+}
+
+static enum nebula_status gone(const char *tag, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NOT_FOUND, 0,
+                         "checkpoint \"%.200s\" was removed or written again since it was found: look it up once more", tag);
+}
+
+/* From storage into a fresh image; no lock held. */
+static enum nebula_status read_back(struct catalogue *catalogue, struct job *job, const struct wanted *wanted, struct image **ret_image,
+                                    struct record_file *ret_file, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct record_file file = { 0 };
+        struct image *image;
+        struct store *store;
+        void *data;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (!status)
+                status = manifest_load(store, wanted->tag, &manifest, error);
+        if (status == NEBULA_NOT_FOUND || (!status && !same_writing(&manifest, wanted)))
+                status = gone(wanted->tag, error);
+        if (!status)
+                status = manifest_load_file(store, &manifest, wanted->name, &file, error);
+        if (!status)
+                status = new_image(catalogue, wanted->name, file.size, &image, &data, error);
+        if (status)
+                goto done;
+        status = manifest_read_file(store, &manifest, &file, data, error);
+        end_image(catalogue, image, status, false, ret_image);
+        if (!status) {
+                *ret_file = file;
+                memset(&file, 0, sizeof file);
+        }
+done:
+        if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && manifest.file_count && manifest_is_gone(store, &manifest))
+                status = gone(wanted->tag, error);
+        record_file_done(&file);
+        manifest_done(&manifest);
+        return status;
+}
+
+/* The same from a peer's memory. */
+static enum nebula_status read_remote(struct catalogue *catalogue, struct job *job, const struct version *version, const char *name,
+                                      uint64_t size, struct image **ret_image, struct nebula_error *error)
+{
+        struct image *image;
+        void *data;
+        enum nebula_status status = new_image(catalogue, name, size, &image, &data, error);
+
+        if (status)
+                return status;
+        status = replica_fetch(catalogue, job, version->tag, version->generation, version->sequence, name, data, size, error);
+        end_image(catalogue, image, status, true, ret_image);
+        return status;
+}
+
+/* Lock held on entry and return, free while reading. `version` is pinned. */
+static enum nebula_status bring_back(struct catalogue *catalogue, struct version *version, const char *name,
+                                     struct nebula_error *error)
+{
+        struct agent_file *file = version_file(version, name);
+        struct record_file stored = { 0 };
+        struct image *image = NULL;
+        struct wanted wanted;
+        uint64_t size;
+        enum nebula_status status = NEBULA_NOT_FOUND;
+
+        while (file->reading) {
+                catalogue_wait(catalogue, &catalogue->moved, -1);
+                file = version_file(version, name);
+        }
+        if (file->image)
+                return NEBULA_OK; /* another rank's request brought it */
+        file->reading = true;
+        want(version, file, &wanted);
+        size = file->size;
+        catalogue_unlock(catalogue);
+        if (version->remote) {
+                struct nebula_error failure = { 0 };
+
+                status = read_remote(catalogue, version->job, version, name, size, &image, &failure);
+                if (status && error)
+                        *error = failure;
+                if (status)
+                        log_event(LOG_LEVEL_WARN, "\"%s\" of %s does not come from a peer, storage is tried: %s", name, version->tag,
+                                  failure.message);
+        }
+        if (status && (!version->remote || version->job->persist_path[0]))
+                status = read_back(catalogue, version->job, &wanted, &image, &stored, error);
+        catalogue_lock(catalogue);
+        file = version_file(version, name);
+        file->reading = false;
+        if (!status) {
+                if (!image->from_peer) {
+                        file->format = stored.is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW;
+                        file->size = stored.size;
+                }
+                image->job = version->job;
+                memory_add(&catalogue->memory, image);
+                memory_hold(image);
+                file->image = image;
+        }
+        record_file_done(&stored);
+        pthread_cond_broadcast(&catalogue->moved);
+        return status;
+}
+
+/*
+ * The stored file itself, for a trainer that reads it straight into its own memory: fresh shared pages cost as much as
+ * the disk, and a copy of them more. Who asks for a file next gets an image, since then it is worth sharing.
+ */
+static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *job, const struct wanted *wanted,
+                                      struct ipc_opened **ret_opened, int *ret_fd, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        struct record_file file = { 0 };
+        struct ipc_opened *opened = NULL;
+        bool is_direct = false;
+        struct store *store;
+        enum nebula_status status = storage_open(catalogue, job, &store, error);
+
+        if (!status && !store->ops->open_read)
+                status = NEBULA_UNAVAILABLE;
+        if (!status)
+                status = manifest_load(store, wanted->tag, &manifest, error);
+        if (!status && !same_writing(&manifest, wanted))
+                status = NEBULA_NOT_FOUND;
+        if (!status)
+                status = manifest_load_file(store, &manifest, wanted->name, &file, error);
+        if (!status)
+                opened = calloc(1, sizeof *opened + file.chunk_count * sizeof opened->crc64[0]);
+        if (!status && !opened)
+                status = NEBULA_NO_MEMORY;
+        if (!status)
+                status = manifest_open_file(store, &manifest, &file, ret_fd, &is_direct, error);
+        if (!status) {
+                *opened = (struct ipc_opened){ .size = file.size, .format = file.is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW,
+                                               .source = IPC_SOURCE_STORAGE, .chunk_bytes = file.chunk_bytes,
+                                               .chunk_count = (uint32_t)file.chunk_count, .is_direct = is_direct };
+                memcpy(opened->crc64, file.chunks, file.chunk_count * sizeof opened->crc64[0]);
+                *ret_opened = opened;
+        } else {
+                free(opened);
+        }
+        record_file_done(&file);
+        manifest_done(&manifest);
+        return status;
+}
+
+static void list_names(const struct version *version, char *text, size_t size)
+{
+        size_t used = 0;
+
+        text[0] = 0;
+        for (size_t i = 0; i < version->file_count && used < size; i++)
+                used += (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "", version->files[i].name);
+}
+
+/* What a handle leads to. One that only began its tag leads to the complete version before; any other to its own writing, or none. */
+static struct version *complete_one(struct version *version, const char *name)
+{
+        struct version *best = NULL;
+
+        if (version_file(version, name) && (version_file(version, name)->image || version->stored || version->remote))
+                return version;
+        for (struct version *other = version->job->versions; other; other = other->next)
+                if (!strcmp(other->tag, version->tag) && version_file(other, name) &&
+                    (!version->sequence || version_is(other, version->generation, version->sequence)) &&
+                    (version_whole_in_memory(other) || other->stored || other->remote) && (!best || other->generation > best->generation))
+                        best = other;
+        return best;
+}
+
+enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_open *request, struct ipc_opened **ret_opened,
+                                int *ret_fd, struct nebula_error *error)
+{
+        struct version *version, *source;
+        struct agent_file *file;
+        struct ipc_opened *opened = NULL;
+        bool from_storage = false;
+        char names[300];
+        enum nebula_status status = NEBULA_OK;
+
+        catalogue_lock(catalogue);
+        version = catalogue_version(catalogue, request->version_id);
+        if (!version) {
+                catalogue_unlock(catalogue);
+                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
+        }
+        source = complete_one(version, request->name);
+        if (!source && replica_gather(catalogue, version)) /* another node may have saved it */
+                source = complete_one(version, request->name);
+        if (!source) {
+                list_names(version, names, sizeof names);
+                if (version_file(version, request->name) && version->sequence)
+                        status = gone(version->tag, error);
+                else
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" has no file \"%.100s\"; it has: %.200s",
+                                           version->tag, request->name, *names ? names : "none");
+                catalogue_unlock(catalogue);
+                return status;
+        }
+        source->pins++;
+        file = version_file(source, request->name);
+        if (request->reads_storage && !file->image && !file->reading && !file->lent && !source->remote) {
+                struct wanted wanted;
+
+                want(source, file, &wanted);
+                file->lent = true;
+                catalogue_unlock(catalogue);
+                lend_stored(catalogue, source->job, &wanted, &opened, ret_fd, NULL);
+                catalogue_lock(catalogue);
+                if (opened)
+                        goto done;
+                file = version_file(source, request->name); /* the long way tells what is wrong */
+        }
+        if (!file->image) {
+                from_storage = true;
+                status = bring_back(catalogue, source, request->name, error);
+                file = version_file(source, request->name);
+        }
+        if (!status)
+                opened = calloc(1, sizeof *opened);
+        if (!status && !opened)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
+        if (!status)
+                status = memory_open_read_only(file->image, ret_fd, error);
+        if (!status) {
+                enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
+                                       from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;
+
+                if (!file->image->restored) /* it serves no save any more, the next one may come soon */
+                        source->job->spare_due = true;
+                *opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
+        }
+done:
+        source->pins--;
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        if (status)
+                free(opened);
+        else
+                *ret_opened = opened;
+        return status;
+}

@@ -1,0 +1,204 @@
+/* The files of a version: tens of thousands are found and carried over, each belongs to one rank, and all must stand in storage. */
+#include <unistd.h>
+
+#include "agent/agent_catalogue.h"
+#include "base/log.h"
+#include "tap.h"
+#include "test_dir.h"
+
+#define STORED_COUNT 32768u
+
+/* What storage would list: a job of 16,384 ranks, two files each. */
+static void make_manifest(struct manifest *manifest)
+{
+        memset(manifest, 0, sizeof *manifest);
+        strcpy(manifest->tag, "step1");
+        manifest->generation = manifest->sequence = manifest->world = 1;
+        manifest->step = 1;
+        manifest->files = calloc(STORED_COUNT, sizeof *manifest->files);
+        if (!manifest->files)
+                abort();
+        for (; manifest->file_count < STORED_COUNT; manifest->file_count++) {
+                struct manifest_file *file = &manifest->files[manifest->file_count];
+
+                snprintf(file->name, sizeof file->name, "zero_pp_rank_%zu_mp_rank_00_optim_states.pt", manifest->file_count);
+                strcpy(file->path, file->name);
+                file->size = manifest->file_count;
+                file->generation = 1;
+        }
+}
+
+static void each_of_many_files_is_found_and_carried_over(void)
+{
+        struct manifest *manifest;
+        struct version *stored, *version;
+        struct bench bench;
+        char name[IPC_NAME_MAX];
+        uint64_t id;
+        bool found = true;
+
+        bench_init(&bench, NULL, "");
+        manifest = calloc(1, sizeof *manifest);
+        if (!manifest)
+                abort();
+        make_manifest(manifest);
+        bench.job->stored = (struct manifest_scan){ .manifests = manifest, .count = 1 };
+        catalogue_lock(&bench.catalogue);
+        stored = catalogue_stored(&bench.catalogue, bench.job, manifest);
+        version = commit_begin(&bench.catalogue, &bench.session, "step1", NEBULA_FILES_ALL_RANKS, &bench.error);
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(stored && version && stored->file_count == STORED_COUNT);
+        id = version->id;
+        REQUIRE(!bench_save(&bench, &id, "zero_pp_rank_7_mp_rank_00_optim_states.pt", 3));
+        catalogue_lock(&bench.catalogue);
+        version = catalogue_version(&bench.catalogue, id);
+        CHECK(!commit_part(&bench.catalogue, &bench.session, version, &bench.error));
+        CHECK(version->file_count == STORED_COUNT); /* one is new, and all others are carried over */
+        for (unsigned i = 0; i < STORED_COUNT; i++) {
+                const struct agent_file *file;
+
+                snprintf(name, sizeof name, "zero_pp_rank_%u_mp_rank_00_optim_states.pt", i);
+                file = version_file(version, name);
+                found = found && file && !strcmp(file->name, name) && file->size == (i == 7 ? BENCH_FILE_BYTES : i) &&
+                        file->generation == (i == 7 ? 2 : 1);
+        }
+        CHECK(found && !version_file(version, "zero_pp_rank_32768_mp_rank_00_optim_states.pt"));
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
+static enum nebula_status save_as(struct bench *bench, uint64_t id, uint32_t rank, const char *name, bool copies)
+{
+        struct ipc_image request = { .version_id = id, .size = 100, .format = IPC_FORMAT_RAW };
+        struct ipc_captured done = { 0 };
+        struct version *version;
+        struct image_loan *loan;
+        enum nebula_status status;
+
+        strcpy(request.name, name);
+        bench->session.rank = rank;
+        bench->session.nonce = rank + 1;
+        catalogue_lock(&bench->catalogue);
+        status = image_loan_open(&bench->catalogue, &bench->session, &request, never, NULL, &version, &loan, &bench->error);
+        if (!status && !copies)
+                status = commit_captured(&bench->catalogue, version, loan, &done, &bench->error);
+        catalogue_unlock(&bench->catalogue);
+        return status;
+}
+
+static void a_name_that_a_rank_saves_again_counts_once(void)
+{
+        struct version *version;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        bench.session.world = bench.job->world = 2;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", 2, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        CHECK(!save_as(&bench, id, 0, "a.pt", false));
+        CHECK(!save_as(&bench, id, 0, "a.pt", false));
+        CHECK(version->file_count == 1 && version->life.state < NEBULA_STATE_COMMITTED);
+        CHECK(!save_as(&bench, id, 0, "b.pt", false));
+        CHECK(version->file_count == 2 && version->life.state == NEBULA_STATE_COMMITTED);
+        bench_done(&bench, true);
+}
+
+/* What the agent has logged since the last look. */
+static const char *logged(int fd)
+{
+        static char text[4096];
+        int64_t size = os->read(fd, text, sizeof text - 1);
+
+        text[size > 0 ? size : 0] = '\0';
+        return text;
+}
+
+static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(void)
+{
+        struct version *version;
+        struct bench bench;
+        uint64_t id;
+        int ends[2];
+
+        if (pipe(ends))
+                abort();
+        bench_init(&bench, NULL, "");
+        log_to(ends[1], LOG_LEVEL_WARN);
+        bench.session.world = bench.job->world = 3;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        CHECK(!save_as(&bench, id, 0, "model.pt", false));
+        CHECK(!save_as(&bench, id, 0, "model.pt", false)); /* its own: nothing to say */
+        CHECK(!save_as(&bench, id, 1, "model.pt", false));
+        CHECK(strstr(logged(ends[0]), "t: rank 1 replaces file \"model.pt\" that rank 0 has saved"));
+        CHECK(!save_as(&bench, id, 2, "shard.pt", true));
+        CHECK(!save_as(&bench, id, 1, "shard.pt", true)); /* also while it is being copied */
+        CHECK(strstr(logged(ends[0]), "t: rank 1 replaces file \"shard.pt\" that rank 2 has saved"));
+        CHECK(version_file(version, "model.pt")->rank == 1 && version->file_count == 1);
+        log_to(-1, LOG_LEVEL_WARN);
+        bench_done(&bench, true);
+        close(ends[0]);
+        close(ends[1]);
+}
+
+static const struct store_ops *stored_ops;
+static const char *taken; /* the object that another program removes as soon as the manifest is there */
+static bool damages;      /* it writes something else in its place */
+
+static enum nebula_status create_and_lose(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error)
+{
+        enum nebula_status status = stored_ops->create(store, key, data, size, error);
+
+        if (taken && strstr(key, "manifest.json")) {
+                if (damages ? stored_ops->write(store, taken, "{}", 2, NULL) : stored_ops->remove(store, taken, NULL))
+                        abort();
+                taken = NULL;
+        }
+        return status;
+}
+
+/* As a program does that began to remove the tag before it was written again. */
+static void a_version_is_not_durable_when_another_program_has_removed_some_of_it(void)
+{
+        static const char *const objects[] = { "step1/b", "step1/.nebula/rank-00000.json", "step1/.nebula/manifest.json" };
+        const size_t count = sizeof objects / sizeof *objects;
+
+        /* In the last round the manifest is there, and is none. */
+        for (size_t i = 0; i <= count; i++) {
+                struct manifest manifest = { 0 };
+                struct version *version;
+                struct store_ops ops;
+                struct store *store;
+                struct bench bench;
+                char storage[256];
+
+                test_dir_make_quick(storage);
+                bench_init(&bench, NULL, storage);
+                REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, NULL));
+                stored_ops = store->ops;
+                ops = *stored_ops;
+                ops.create = create_and_lose;
+                store->ops = &ops;
+                version = bench_version(&bench, "step1", 1, 2);
+                REQUIRE(version);
+                taken = objects[i < count ? i : count - 1];
+                damages = i == count;
+                CHECK(bench_persist(&bench, version) == NEBULA_STORAGE && !taken);
+                CHECK(!bench_persist(&bench, version)); /* the next try */
+                CHECK(!manifest_load(store, "step1", &manifest, NULL) && manifest.file_count == 2);
+                CHECK(stored_holds(store, &manifest, "a", 1) && stored_holds(store, &manifest, "b", 2));
+                manifest_done(&manifest);
+                store->ops = stored_ops;
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+}
+
+TAP_MAIN(TEST(a_version_is_not_durable_when_another_program_has_removed_some_of_it),
+         TEST(each_of_many_files_is_found_and_carried_over), TEST(a_name_that_a_rank_saves_again_counts_once),
+         TEST(a_name_that_another_rank_saved_is_replaced_and_the_log_names_both))

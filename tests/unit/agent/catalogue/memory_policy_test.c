@@ -1,0 +1,447 @@
+/* What of a long run stays: a bounded number of tombstones, which answer, and which no request has to walk past. */
+#include "agent/agent_catalogue.h"
+#include "agent/clients/history.h"
+#include "agent/memory/page_maker.h"
+#include "image/image.h"
+#include "tap.h"
+#include "test_dir.h"
+
+static size_t live_count(const struct job *job)
+{
+        size_t count = 0;
+
+        for (const struct version *version = job->live; version; version = version->next_live)
+                count++;
+        return count;
+}
+
+static size_t version_count(const struct job *job)
+{
+        size_t count = 0;
+
+        for (const struct version *version = job->versions; version; version = version->next)
+                count++;
+        return count;
+}
+
+static void tombstones_are_bounded_answer_and_are_in_nobodys_way(void)
+{
+        const unsigned count = 3 * TOMBSTONE_MAX;
+        uint64_t ids[3 * TOMBSTONE_MAX];
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < count; i++) {
+                struct version *version;
+
+                snprintf(tag, sizeof tag, "step%u", i);
+                version = bench_version(&bench, tag, 1, 0);
+                REQUIRE(version);
+                ids[i] = version->id;
+                history_flush(&bench.catalogue, bench.job->lane);
+                CHECK(live_count(bench.job) <= 4);
+                CHECK(version_count(bench.job) <= TOMBSTONE_MAX + 4);
+        }
+        CHECK(!catalogue_version(&bench.catalogue, ids[0]));
+        for (unsigned i = count - TOMBSTONE_MAX; i < count; i++)
+                CHECK(catalogue_version(&bench.catalogue, ids[i]));
+        CHECK(bench.job->tombstone_count + live_count(bench.job) == version_count(bench.job));
+        bench_done(&bench, true);
+}
+
+static void a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never(void)
+{
+        const unsigned count = 2 * TOMBSTONE_MAX;
+        struct bench bench;
+        size_t counted = 0;
+        unsigned walks = 0;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < count; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                walks += job_may_have(bench.job, tag);
+                REQUIRE(bench_version(&bench, tag, 1, 0));
+                history_flush(&bench.catalogue, bench.job->lane);
+        }
+        CHECK(walks < count / 4);
+        for (const struct version *version = bench.job->versions; version; version = version->next)
+                CHECK(job_may_have(bench.job, version->tag));
+        for (size_t i = 0; i < TAG_SLOTS; i++)
+                counted += bench.job->tag_counts[i];
+        CHECK(counted == version_count(bench.job)); /* those that are forgotten are not counted any more */
+        bench_done(&bench, true);
+}
+
+static void a_tombstone_that_is_written_again_is_the_next_generation(void)
+{
+        struct version *version;
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < 10; i++) {
+                snprintf(tag, sizeof tag, "step%u", i % 5);
+                version = bench_version(&bench, tag, 1, 0);
+                REQUIRE(version);
+                CHECK(version->generation == 1 + i / 5);
+                history_flush(&bench.catalogue, bench.job->lane);
+        }
+        CHECK(bench.job->tombstone_count >= 6);
+        bench_done(&bench, true);
+}
+
+/* A rank that commits a whole tag again without a file is remembered there, and not waited for by the next generation. */
+static void a_tombstone_remembers_who_had_nothing_to_add(void)
+{
+        struct version *first, *again;
+        struct session other;
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        bench.session.world = bench.job->world = 2;
+        other = bench.session;
+        other.rank = 1;
+        other.nonce = 2;
+        bench.session.next = NULL;
+        for (unsigned i = 0; i < 6; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                first = bench_version(&bench, tag, 1, 0);
+                REQUIRE(first && !commit_part(&bench.catalogue, &other, first, &bench.error));
+                CHECK(first->life.state == NEBULA_STATE_COMMITTED);
+                history_flush(&bench.catalogue, bench.job->lane);
+        }
+        for (first = bench.job->versions; first && strcmp(first->tag, "step0");)
+                first = first->next;
+        REQUIRE(first && first->is_tombstone);
+        REQUIRE(!commit_part(&bench.catalogue, &other, first, &bench.error));
+        again = bench_version(&bench, "step0", 2, 0);
+        REQUIRE(again && again != first);
+        CHECK(again->generation == 2 && again->life.state == NEBULA_STATE_COMMITTED);
+        /* It has begun the tag anew: it is not spoken for any more. */
+        REQUIRE(!commit_part(&bench.catalogue, &other, again, &bench.error));
+        CHECK(commit_begin(&bench.catalogue, &other, "step0", NEBULA_FILES_ALL_RANKS, &bench.error) == again);
+        CHECK(!again->idle_count);
+        bench_done(&bench, true);
+}
+
+/* What a killed run left may become complete while the next run's ranks agree on an older version, and load it. */
+static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
+{
+        struct session *next = calloc(1, sizeof *next);
+        struct version *agreed, *version;
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        bench.job->retention_count = 2;
+        agreed = bench_version(&bench, "step1", 1, 0);
+        REQUIRE(agreed && next);
+        *next = bench.session;
+        next->nonce = 2;
+        next->has_begun = false;
+        catalogue_lock(&bench.catalogue);
+        next->next = bench.catalogue.sessions;
+        bench.catalogue.sessions = next;
+        catalogue_unlock(&bench.catalogue);
+        for (unsigned i = 2; i < 5; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                REQUIRE(bench_version(&bench, tag, 1, 0));
+                CHECK(version_whole_in_memory(agreed));
+        }
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, next, "step2", NEBULA_FILES_ALL_RANKS, &bench.error);
+        catalogue_retain(&bench.catalogue, bench.job, bench.job->retention_count);
+        CHECK(version && !version_whole_in_memory(agreed));
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
+static struct os_table table;
+static struct bench *failing; /* whose versions fail while memory is got for them */
+
+static int fail_meanwhile(int fd, uint64_t offset, uint64_t size)
+{
+        int result = os_linux.allocate(fd, offset, size);
+
+        if (!failing)
+                return result;
+        catalogue_lock(&failing->catalogue);
+        version_fail(&failing->catalogue, failing->job->versions, NEBULA_FAILED, "another rank gave it up");
+        catalogue_unlock(&failing->catalogue);
+        return result;
+}
+
+static int local_space(const char *path, struct os_space *ret_space)
+{
+        int result = os_linux.space(path, ret_space);
+
+        ret_space->fs_type = 0xef53;
+        return result;
+}
+
+static size_t image_count(const struct bench *bench)
+{
+        size_t count = 0;
+
+        for (const struct image *image = bench->catalogue.memory.images; image; image = image->next)
+                count++;
+        return count;
+}
+
+/* A version that fails while it gets its image. */
+static bool save_in_vain(struct bench *bench, const char *tag)
+{
+        struct version *version;
+
+        failing = bench;
+        version = bench_version(bench, tag, 1, 0);
+        failing = NULL;
+        return !version && bench->error.status == NEBULA_FAILED;
+}
+
+static void what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk(void)
+{
+        char directory[256];
+        struct bench bench;
+
+        test_dir_make(directory);
+        setenv("NEBULA_SPILL_DIR", directory, 1);
+        table = os_linux;
+        table.allocate = fail_meanwhile;
+        table.space = local_space;
+        os = &table;
+        bench_init(&bench, NULL, "");
+        CHECK(save_in_vain(&bench, "refused") && image_count(&bench) == 1);
+        REQUIRE(bench_version(&bench, "a", 1, 0));
+        catalogue_lock(&bench.catalogue);
+        page_maker_discard(&bench.catalogue);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(image_count(&bench) == 1 && bench.catalogue.memory.used == memory_capacity(BENCH_FILE_BYTES));
+        bench.job->on_full = NEBULA_ON_FULL_STREAM;
+        bench.catalogue.memory.budget = 1; /* no file fits, and none waits for room */
+        bench.session.nonce = 2;
+        CHECK(save_in_vain(&bench, "streamed") && image_count(&bench) <= 1);
+        for (const struct image *image = bench.catalogue.memory.images; image; image = image->next)
+                CHECK(!image->spilled);
+        os = &os_linux;
+        bench_done(&bench, true);
+        unsetenv("NEBULA_SPILL_DIR");
+        test_dir_remove(directory);
+}
+
+static size_t in_memory(const struct bench *bench)
+{
+        size_t count = 0;
+
+        for (const struct version *version = bench->job->versions; version; version = version->next)
+                count += version->in_memory;
+        return count;
+}
+
+static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks(void)
+{
+        struct version *version;
+        char directory[256];
+        struct bench bench;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        bench.job->retention_count = 4;
+        for (unsigned i = 0; i < 3; i++) {
+                version = bench_version(&bench, i == 0 ? "step0" : i == 1 ? "step1" : "step2", i + 1, 0);
+                REQUIRE(version && (i == 1 || !bench_persist(&bench, version)));
+                if (i != 1)
+                        version_move(&bench.catalogue, version, NEBULA_STATE_DURABLE);
+                version->stored = i != 1;
+        }
+        catalogue_lock(&bench.catalogue);
+        CHECK(in_memory(&bench) == 3);
+        version->pins++; /* a loader is being served */
+        CHECK(catalogue_release(&bench.catalogue, bench.job, true) && in_memory(&bench) == 2);
+        CHECK(!catalogue_release(&bench.catalogue, bench.job, true) && !catalogue_release(&bench.catalogue, bench.job, false));
+        CHECK(in_memory(&bench) == 2 && version->in_memory);
+        version->pins--;
+        CHECK(catalogue_release(&bench.catalogue, bench.job, false) && in_memory(&bench) == 1 && !version->in_memory);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
+/* At most a page, or a sixteenth of a large file, is given away; only what can lie in huge pages is rounded up to these. */
+static void a_file_takes_the_memory_that_it_needs(void)
+{
+        static const uint64_t sizes[] = { 0, 1, 790, 4096, 4097, 65536, 300000, 1 << 20, (2 << 20) + 5, 21 << 20, 300u << 20, UINT64_C(5) << 30 };
+
+        CHECK(memory_capacity(790) == MEMORY_PAGE && memory_capacity(0) == MEMORY_PAGE);
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+                uint64_t need = image_size_with_sums(sizes[i]), capacity = memory_capacity(sizes[i]);
+
+                CHECK(capacity >= need && capacity % MEMORY_PAGE == 0 && capacity - need <= MEMORY_PAGE + need / MEMORY_ROUND_PART);
+                CHECK(need < 16 * MEMORY_ROUND || capacity % MEMORY_ROUND == 0);
+        }
+}
+
+/* Begins, saves so many files and commits; NULL when a save fails, which begins nothing else. */
+static struct version *version_of_many(struct bench *bench, const char *tag, unsigned count)
+{
+        struct version *version;
+        char name[32];
+        bool is_saved;
+        uint64_t id;
+
+        catalogue_lock(&bench->catalogue);
+        version = commit_begin(&bench->catalogue, &bench->session, tag, NEBULA_FILES_ALL_RANKS, &bench->error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench->catalogue);
+        for (unsigned i = 0; i < count && version; i++) {
+                snprintf(name, sizeof name, "f%u", i);
+                if (bench_save_bytes(bench, &id, name, i + 1, 790))
+                        version = NULL;
+        }
+        catalogue_lock(&bench->catalogue);
+        is_saved = version;
+        version = catalogue_version(&bench->catalogue, id); /* a later writing, where the tag was there */
+        if (version && !is_saved)
+                version_fail(&bench->catalogue, version, NEBULA_FAILED, "a save failed");
+        is_saved = is_saved && version && !commit_part(&bench->catalogue, &bench->session, version, &bench->error);
+        catalogue_unlock(&bench->catalogue);
+        return is_saved ? version : NULL;
+}
+
+static size_t bury_and_count(struct bench *bench)
+{
+        catalogue_lock(&bench->catalogue);
+        page_maker_discard(&bench->catalogue);
+        catalogue_unlock(&bench->catalogue);
+        return image_count(bench);
+}
+
+static void small_images_serve_again_and_take_a_page_each(void)
+{
+        const unsigned count = 3000;
+        struct bench bench;
+        char tag[32];
+
+        bench_init(&bench, NULL, "");
+        bench.catalogue.memory.descriptor_limit = UINT32_MAX; /* they are memfds here */
+        bench.job->retention_count = 2;
+        for (unsigned i = 0; i < 6; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                REQUIRE(version_of_many(&bench, tag, count));
+                CHECK(bury_and_count(&bench) <= 3 * count);
+                CHECK(bench.catalogue.memory.used == image_count(&bench) * MEMORY_PAGE);
+        }
+        CHECK(bench.job->versions->files[0].image->served > 0 && bench.job->versions->files[count - 1].image->served > 0);
+        bench_done(&bench, true);
+}
+
+static size_t open_descriptors(void)
+{
+        char name[300];
+        struct os_dir *dir;
+        size_t count = 0;
+
+        if (os->opendir("/proc/self/fd", &dir) < 0)
+                abort();
+        while (os->readdir(dir, name, sizeof name) > 0)
+                count++;
+        os->closedir(dir);
+        return count;
+}
+
+static int tell_few_descriptors(enum os_probe what, uint64_t *ret_value)
+{
+        if (what != OS_PROBE_DESCRIPTORS)
+                return os_linux.probe(what, ret_value);
+        *ret_value = 64;
+        return 0;
+}
+
+static bool files_hold(const struct version *version, unsigned count)
+{
+        bool good = version->file_count == count;
+
+        for (unsigned i = 0; i < count && good; i++) {
+                struct image *image = version->files[i].image;
+                unsigned char byte;
+                int fd;
+
+                good = image && !memory_open_read_only(image, &fd, NULL);
+                if (!good)
+                        break;
+                good = !os_read_at(fd, &byte, 1, 700) && byte == bench_byte(i + 1, 700);
+                os->close(fd);
+        }
+        return good;
+}
+
+/* Half of what there are are kept open for images; the others have names, by which they are lent, written, read and taken over. */
+static void a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over(void)
+{
+        const unsigned count = 200;
+        size_t before;
+        struct version *version;
+        char directory[256], storage[300], memory[300];
+        struct bench bench;
+
+        test_dir_make(directory);
+        snprintf(storage, sizeof storage, "%s/storage", directory);
+        snprintf(memory, sizeof memory, "%s/memory", directory);
+        table = os_linux;
+        table.probe = tell_few_descriptors;
+        os = &table;
+        bench_init(&bench, memory, storage);
+        before = open_descriptors();
+        for (unsigned i = 0; i < 4; i++) {
+                char tag[32];
+
+                snprintf(tag, sizeof tag, "step%u", i);
+                version = version_of_many(&bench, tag, count);
+                REQUIRE(version);
+                CHECK(open_descriptors() <= before + 40 && bench.catalogue.memory.descriptor_count <= 32);
+                CHECK(!bench_persist(&bench, version));
+                CHECK(open_descriptors() <= before + 40 && bench.catalogue.memory.mapped_count < count);
+                bury_and_count(&bench);
+        }
+        bench_done(&bench, false);
+        bench_init(&bench, memory, storage);
+        CHECK(bench.job->versions && files_hold(bench.job->versions, count) && open_descriptors() <= before + 40);
+        bench_done(&bench, true);
+        os = &os_linux;
+        test_dir_remove(directory);
+}
+
+/* Images without a name need one each: the version that wants more than there are fails and says so, and the next one is none the worse. */
+static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(void)
+{
+        struct version *version;
+        struct bench bench;
+
+        table = os_linux;
+        table.probe = tell_few_descriptors;
+        os = &table;
+        bench_init(&bench, NULL, "");
+        CHECK(!version_of_many(&bench, "large", 60));
+        CHECK(bench.error.status == NEBULA_NO_MEMORY && strstr(bench.error.message, "of the 64 files that the agent may have open"));
+        for (unsigned i = 0; i < 5; i++) {
+                version = version_of_many(&bench, i % 2 ? "odd" : "even", 10);
+                REQUIRE(version);
+                CHECK(files_hold(version, 10));
+        }
+        bench_done(&bench, true);
+        os = &os_linux;
+}
+
+TAP_MAIN(TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
+         TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
+         TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
+         TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),
+         TEST(what_was_got_for_a_file_that_is_refused_then_is_the_job_s_to_use_and_leaves_the_disk),
+         TEST(tombstones_are_bounded_answer_and_are_in_nobodys_way),
+         TEST(a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never),
+        TEST(a_tombstone_that_is_written_again_is_the_next_generation),
+         TEST(a_tombstone_remembers_who_had_nothing_to_add),
+         TEST(nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing))

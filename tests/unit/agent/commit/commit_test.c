@@ -1,0 +1,783 @@
+/* Versions that become complete, and what that does to those around them. */
+#include <errno.h>
+#include <unistd.h>
+
+#include "agent/agent_catalogue.h"
+#include "agent/clients/events.h"
+#include "agent/commit/ancestry.h"
+#include "agent/clients/report.h"
+#include "agent/commit/world.h"
+#include "store/announce.h"
+#include "tap.h"
+#include "test_dir.h"
+
+/* One file by rank 0, which is all that its version asks for. */
+static bool save_one(struct bench *bench, unsigned seed)
+{
+        struct version *version;
+        char tag[32];
+        uint64_t id;
+
+        snprintf(tag, sizeof tag, "global_step%u", seed);
+        version = commit_begin(&bench->catalogue, &bench->session, tag, 1, &bench->error);
+        id = version ? version->id : 0;
+        return id && !bench_save(bench, &id, "a", seed);
+}
+
+/* A rank saved to an open-ended version, and another hundreds of versions since. */
+static void begin_long(struct bench *bench, struct session *other)
+{
+        uint64_t id = 0;
+
+        bench_init(bench, NULL, "");
+        bench->job->world = bench->session.world = 2;
+        *other = bench->session;
+        other->nonce = 2;
+        other->rank = 1;
+        CHECK(save_one(bench, 1));
+        bench->session = *other;
+        id = commit_begin(&bench->catalogue, other, "final", NEBULA_FILES_OPEN, &bench->error)->id;
+        CHECK(!bench_save(bench, &id, "b", 1));
+        bench->session.nonce = 1;
+        bench->session.rank = 0;
+        for (unsigned i = 2; i < TOMBSTONE_MAX + 5; i++)
+                CHECK(save_one(bench, i));
+        for (struct version *version = bench->job->versions; version; version = version->next)
+                version->recorded = !version->in_memory; /* as the history has them; the oldest are one look away from being forgotten */
+}
+
+static size_t count_complete(const struct bench *bench, const char *tag)
+{
+        size_t count = 0;
+
+        for (const struct version *version = bench->job->versions; version; version = version->next)
+                count += !strcmp(version->tag, tag) && lifecycle_complete(version->life.state);
+        return count;
+}
+
+static void an_old_open_version_is_closed_while_older_ones_are_forgotten(void)
+{
+        struct session other;
+        struct bench bench;
+
+        begin_long(&bench, &other);
+        commit_session_ended(&bench.catalogue, &other);
+        CHECK(count_complete(&bench, "final") == 1 && count_complete(&bench, "global_step1") == 0);
+        bench_done(&bench, true);
+
+        begin_long(&bench, &other);
+        commit_close_open(&bench.catalogue, bench.job, 1, NULL);
+        CHECK(count_complete(&bench, "final") == 1 && count_complete(&bench, "global_step1") == 0);
+        bench_done(&bench, true);
+
+        begin_long(&bench, &other);
+        for (struct version *version = bench.job->versions; version; version = version->next)
+                if (!strcmp(version->tag, "final")) {
+                        version->adopted = true;
+                        version->parts[0].pid = version->parts[0].seen_pid = 0x7ffffffe;
+                }
+        CHECK(!survival_log_check_owners(&bench.catalogue));
+        CHECK(count_complete(&bench, "final") == 1 && count_complete(&bench, "global_step1") == 0);
+        bench_done(&bench, true);
+}
+
+/* One loan of rank 0 and one of rank 1, who saved last, so that its own comes first. */
+static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
+{
+        struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW };
+        struct version *version = NULL;
+        struct image_loan *loan;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        bench.session.world = 2;
+        catalogue_lock(&bench.catalogue);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+                bench.session.rank = rank;
+                bench.session.nonce = rank + 1;
+                version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+                REQUIRE(version);
+                request.version_id = version->id;
+                snprintf(request.name, sizeof request.name, "of rank %u", rank);
+                REQUIRE(!image_loan_open(&bench.catalogue, &bench.session, &request, never, NULL, &version, &loan, &bench.error));
+        }
+        CHECK(commit_rank_ended(&bench.catalogue, version, 0));
+        CHECK(version->life.state == NEBULA_STATE_FAILED && strstr(version->error.message, "of rank 0"));
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
+/* A copy of it may just be on its way to a peer, straight from its pages. */
+static void a_version_that_another_node_let_go_keeps_its_images_while_they_are_read(void)
+{
+        struct version *version, *newer;
+        int64_t due = INT64_MAX;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "/nonexistent");
+        version = bench_version(&bench, "global_step1", 1, 0);
+        newer = bench_version(&bench, "global_step2", 2, 0);
+        REQUIRE(version && newer);
+        newer->stored = true;
+        version_move(&bench.catalogue, newer, NEBULA_STATE_DURABLE);
+        version->spread = version->recorded_here = version->wanted = version->wanted_told = true;
+        version->waiting_since_ns = os->now_ns() - 60000000000;
+        version->pins++;
+        catalogue_lock(&bench.catalogue);
+        world_work(&bench.catalogue, bench.job, os->now_ns(), &due);
+        CHECK(version->in_memory && version->files[0].image);
+        version->pins--;
+        world_work(&bench.catalogue, bench.job, os->now_ns(), &due);
+        CHECK(!version->in_memory && version->superseded);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
+/* Storage could not be looked through before, and the worker, or a loader, has the version in its hands when it can. */
+static void a_pinned_version_gets_the_files_that_storage_turns_out_to_hold(void)
+{
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version));
+        bench_done(&bench, true);
+
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "t", 3, 0);
+        REQUIRE(version);
+        version->pins++;
+        CHECK(!storage_scan(&bench.catalogue, bench.job, &bench.error));
+        version->pins--;
+        CHECK(!bench_persist(&bench, version));
+        CHECK(bench.job->stored.count == 1 && manifest_find_file(&bench.job->stored.manifests[0], "b"));
+        CHECK(bench.job->stored.count == 1 && stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 2));
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* What an earlier run left in storage, which this one has not looked through when it writes the same tag twice: `again` shares file b with
+ * `first`. Then it looks. */
+static bool write_twice_before_the_scan(struct bench *bench, const char *storage, struct version **ret_first, struct version **ret_again)
+{
+        struct version *version;
+
+        bench_init(bench, NULL, storage);
+        version = bench_version(bench, "t", 1, 2);
+        if (!version || bench_persist(bench, version))
+                return false;
+        bench_done(bench, true);
+
+        bench_init(bench, NULL, storage);
+        *ret_first = bench_version(bench, "t", 3, 4);
+        *ret_again = bench_version(bench, "t", 5, 0);
+        return *ret_first && *ret_again && !storage_scan(&bench->catalogue, bench->job, &bench->error);
+}
+
+/* Their numbers say nothing: the earlier run counted its writings of the tag from one, too. */
+static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void)
+{
+        struct version *first, *again;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        REQUIRE(write_twice_before_the_scan(&bench, storage, &first, &again));
+        CHECK(!bench_persist(&bench, again));
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "a", 5));
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        again = bench_version(&bench, "t", 6, 0); /* b is in storage now, and is not written once more */
+        REQUIRE(again && !bench_persist(&bench, again));
+        CHECK(bench.job->stored.manifests[0].generation == 4);
+        CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 3);
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* The same where an agent in between was killed, and memory tells this one only what that knew. */
+static void a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over(void)
+{
+        struct version *first, *again;
+        char storage[256], memory[256];
+        struct bench bench;
+
+        test_dir_make_quick(storage);
+        test_dir_make_quick(memory);
+        bench_init(&bench, NULL, storage);
+        first = bench_version(&bench, "t", 1, 2);
+        REQUIRE(first && !bench_persist(&bench, first));
+        bench_done(&bench, true);
+        bench_init(&bench, memory, storage);
+        REQUIRE(bench_version(&bench, "t", 3, 4) && bench_version(&bench, "t", 5, 0));
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, storage);
+        again = bench.job->versions;
+        REQUIRE(again && again->generation == 2 && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        CHECK(!bench_persist(&bench, again));
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 4));
+        bench_done(&bench, true);
+        test_dir_remove(memory);
+        test_dir_remove(storage);
+}
+
+/* The writing that it came from became durable in the meantime, and the agent was killed after that. */
+static void a_file_that_has_become_durable_is_carried_over_and_not_written_again(void)
+{
+        char storage[256], memory[256];
+        struct version *first, *again;
+        struct bench bench;
+
+        test_dir_make_quick(storage);
+        test_dir_make_quick(memory);
+        for (int killed = 0; killed < 2; killed++) {
+                bench_init(&bench, memory, storage);
+                first = bench_version(&bench, "t", 1, 2);
+                again = bench_version(&bench, "t", 3, 0);
+                REQUIRE(first && again && !bench_persist(&bench, first));
+                if (killed) {
+                        bench_done(&bench, false);
+                        bench_init(&bench, memory, storage);
+                        again = bench.job->versions;
+                        REQUIRE(again && again->generation == 2);
+                }
+                CHECK(!bench_persist(&bench, again));
+                CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 1);
+                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "b", 2));
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+        test_dir_remove(memory);
+}
+
+/* The clock is behind what lies in storage: of an earlier run, or another machine. */
+static void versions_that_become_newer_than_storage_keep_their_order(void)
+{
+        struct version *version, *newer, *newest;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        bench.job->last_sequence = UINT64_C(1) << 61;
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version));
+        bench_done(&bench, true);
+
+        for (unsigned ahead = 0; ahead < 2; ahead++) {
+                bench_init(&bench, NULL, storage);
+                version = bench_version(&bench, "u", 3, 4);
+                newer = bench_version(&bench, "v", 5, 6);
+                if (ahead)
+                        bench.job->last_sequence = UINT64_C(1) << 62;
+                newest = bench_version(&bench, "w", 7, 8);
+                REQUIRE(version && newer && newest && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+                CHECK(version->sequence > UINT64_C(1) << 61 && newer->sequence > version->sequence && newest->sequence > newer->sequence);
+                CHECK(bench.job->last_sequence == newest->sequence);
+                bench_done(&bench, true);
+        }
+        test_dir_remove(storage);
+}
+
+/* A manifest of that sequence in storage, of one file that is not there. */
+static bool plant(const char *storage, const char *tag, const char *job_name, uint64_t sequence)
+{
+        struct manifest manifest = { .generation = 1, .step = name_step(tag), .world = 1, .sequence = sequence };
+        char key[300], *text;
+        struct store *store;
+        size_t size;
+        bool done;
+
+        strcpy(manifest.tag, tag);
+        strcpy(manifest.job, job_name);
+        snprintf(key, sizeof key, "%s/.nebula/manifest.json", tag);
+        if (store_open(storage, &store, NULL) || manifest_format(&manifest, &text, &size, NULL))
+                return false;
+        done = !store->ops->write(store, key, text, size, NULL);
+        free(text);
+        store_close(store);
+        return done;
+}
+
+static void a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job(void)
+{
+        const uint64_t now = (uint64_t)os->wall_ns();
+        struct version *version;
+        struct bench bench;
+        struct job *other;
+        char storage[256], beside[300];
+
+        test_dir_make_quick(storage);
+        snprintf(beside, sizeof beside, "%s/beside", storage);
+        REQUIRE(plant(storage, "evil", "somebody", DOCUMENT_SEQUENCE_MAX) && plant(beside, "evil", "", DOCUMENT_SEQUENCE_MAX));
+        bench_init(&bench, NULL, storage);
+        other = catalogue_job_get(&bench.catalogue, beside, "");
+        REQUIRE(other && !storage_scan(&bench.catalogue, other, &bench.error) && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        CHECK(other->stored.count == 1 && bench.job->stored.count == 1);
+        version = bench_version(&bench, "t", 1, 2);
+        CHECK(version && version->sequence >= now && version->sequence < now + UINT64_C(60000000000));
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* Nothing is later than that; what is saved there becomes durable all the same, and can be read. */
+static void after_the_last_sequence_there_is_versions_are_still_readable(void)
+{
+        struct manifest manifest = { 0 };
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        REQUIRE(plant(storage, "evil", "", DOCUMENT_SEQUENCE_MAX));
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "before", 1, 2);
+        REQUIRE(version && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version) && !manifest_load(bench.job->store, "t", &manifest, &bench.error));
+        CHECK(stored_holds(bench.job->store, &manifest, "a", 1));
+        manifest_done(&manifest);
+        version = bench_version(&bench, "evil", 1, 2); /* this one would have to be later */
+        REQUIRE(version);
+        CHECK(bench_persist(&bench, version) == NEBULA_INVALID && strstr(bench.error.message, "impossible numbers"));
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* As long as the two have different numbers. */
+static void an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one(void)
+{
+        struct version *first, *again;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        REQUIRE(write_twice_before_the_scan(&bench, storage, &first, &again));
+        CHECK(first->generation == 2 && again->generation == 3);
+        CHECK(!bench_persist(&bench, again));
+        version_give_way(&bench.catalogue, first, again->generation, again->sequence);
+        CHECK(first->superseded);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* What was written again is of the later generation, as the manifest says it: a loader finds it once memory has let go of it. */
+static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it(void)
+{
+        struct version *again;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        REQUIRE(bench_version(&bench, "t", 1, 2));
+        again = bench_version(&bench, "t", 3, 0);
+        REQUIRE(again && !bench_persist(&bench, again));
+        CHECK(manifest_find_file(&bench.job->stored.manifests[0], "b")->generation == 2);
+        CHECK(version_file(again, "b")->generation == 2);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* Memory has let go of what storage holds of it. */
+static void a_stored_version_that_is_being_written_again_is_not_removed(void)
+{
+        struct version *first, *again, *other;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        first = bench_version(&bench, "best", 1, 2);
+        REQUIRE(first && !bench_persist(&bench, first));
+        other = bench_version(&bench, "last", 3, 4);
+        REQUIRE(other);
+        version_forget_memory(&bench.catalogue, first);
+        again = bench_version(&bench, "best", 5, 0);
+        REQUIRE(again && !bench_persist(&bench, other));
+        bench.job->keep_last = 1;
+        storage_retain(&bench.catalogue, bench.job);
+        CHECK(!bench_persist(&bench, again));
+        CHECK(bench.job->stored.count == 2 && stored_holds(bench.job->store, &bench.job->stored.manifests[1], "b", 2));
+        storage_retain(&bench.catalogue, bench.job);
+        CHECK(bench.job->stored.count == 1);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+static const char *unremovable; /* the key that nobody may unlink */
+
+static int unlink_refused(const char *root, const char *key)
+{
+        return !strcmp(key, unremovable) ? -EPERM : os_linux.unlink_below(root, key);
+}
+
+static void what_retention_could_not_remove_is_tried_again_after_the_next_version(void)
+{
+        static const char *const refused[] = { "x/.nebula/manifest.json", "x/a" };
+        const struct os_table *real = os;
+        struct os_table table = *os;
+
+        table.unlink_below = unlink_refused;
+        for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+                struct version *version;
+                struct bench bench;
+                struct os_stat found;
+                char storage[256], path[300];
+
+                test_dir_make_quick(storage);
+                bench_init(&bench, NULL, storage);
+                bench.job->keep_last = 1;
+                version = bench_version(&bench, "x", 1, 0);
+                REQUIRE(version && !bench_persist(&bench, version));
+                version = bench_version(&bench, "y", 2, 0);
+                REQUIRE(version && !bench_persist(&bench, version));
+                unremovable = refused[i];
+                os = &table;
+                for (int turn = 0; turn < 2; turn++)
+                        storage_retain(&bench.catalogue, bench.job);
+                os = real;
+                snprintf(path, sizeof path, "%s/%s", storage, refused[i]);
+                CHECK(!os->stat(path, true, &found));
+                CHECK(bench.job->stored.count + bench.job->half_removed_count == 2);
+                CHECK(!strcmp(bench.job->stored.manifests[bench.job->stored.count - 1].tag, "y"));
+                storage_retain(&bench.catalogue, bench.job);
+                snprintf(path, sizeof path, "%s/x", storage);
+                CHECK(os->stat(path, true, &found) == -ENOENT);
+                CHECK(bench.job->stored.count == 1 && !bench.job->half_removed_count);
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+}
+
+/* A report is JSON, which takes no half of a character: the version would be missing from every list. */
+static void why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character(void)
+{
+        char tag[] = "x\u4e16\u754c", *text = NULL;
+        struct version *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        version = commit_begin(&bench.catalogue, &bench.session, tag, 1, &bench.error);
+        REQUIRE(version);
+        version_fail(&bench.catalogue, version, NEBULA_FAILED, "\"%.5s\" failed", version->tag);
+        CHECK(!report_version(&bench.catalogue, version->id, &text, &bench.error) && strstr(text, "x\u4e16") && strstr(text, "failed"));
+        free(text);
+        bench_done(&bench, true);
+}
+
+/* A rank that begins an open-ended version long after all others of it: the decision is taken on another node. */
+static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version(void)
+{
+        struct committed committed = { .of = { .tag = "t", .world = 3, .writing = 1 }, .generation = 1, .sequence = 5,
+                                       .ranks = (uint32_t[]){ 0, 1 }, .rank_count = 2 };
+        struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "late" };
+        char storage[256], directory[300], path[350], *text;
+        struct version *version;
+        struct image_loan *loan;
+        struct bench bench;
+        uint64_t id = 0;
+        size_t size;
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        bench.job->world = bench.session.world = 3;
+        bench.session.rank = 1;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_OPEN, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(id && !bench_save(&bench, &id, "b", 1));
+        catalogue_lock(&bench.catalogue);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->spread);
+        bench.session.rank = 2;
+        bench.session.nonce = 2;
+        request.version_id = id;
+        REQUIRE(!image_loan_open(&bench.catalogue, &bench.session, &request, never, NULL, &version, &loan, &bench.error));
+        REQUIRE(version->id == id && version->loans);
+        snprintf(directory, sizeof directory, "%s/t/.nebula", storage);
+        snprintf(path, sizeof path, "%s/committed.json", directory);
+        REQUIRE(!os_make_dirs(directory, 0755) && !committed_format(&committed, &text, &size, &bench.error));
+        REQUIRE(!os_write_file_atomic(path, text, size));
+        free(text);
+        for (int i = 0; i < 5 && commit_open(version); i++) {
+                int64_t due = INT64_MAX;
+
+                world_work(&bench.catalogue, bench.job, INT64_MAX / 2, &due);
+        }
+        CHECK(version->life.state == NEBULA_STATE_COMMITTED && version->file_count == 1);
+        CHECK(!version->loans);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+/* As rank `rank` of two: begins, saves a file unless it is NULL, and commits if it is told to. */
+static struct version *share(struct bench *bench, uint32_t rank, const char *name, bool commits)
+{
+        struct version *version;
+        uint64_t id;
+
+        bench->session.rank = rank;
+        bench->session.nonce = rank + 1;
+        version = commit_begin(&bench->catalogue, &bench->session, "t", NEBULA_FILES_ALL_RANKS, &bench->error);
+        id = version ? version->id : 0;
+        if (!id || (name && bench_save(bench, &id, name, rank + 1)))
+                return NULL;
+        version = catalogue_version(&bench->catalogue, id);
+        return version && commits && commit_part(&bench->catalogue, &bench->session, version, &bench->error) ? NULL : version;
+}
+
+/* The rank may be of this node, and join when the others of the node have been announced already. */
+static void what_a_rank_that_joins_late_does_not_write_again_carries_over(void)
+{
+        struct version *first, *again;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "/nonexistent");
+        bench.job->world = bench.session.world = 2;
+        first = share(&bench, 0, "a", false);
+        REQUIRE(first && share(&bench, 1, "b", true) == first && share(&bench, 0, NULL, true) == first);
+        REQUIRE(!first->spread && first->life.state == NEBULA_STATE_COMMITTED);
+        again = share(&bench, 0, "a", true);
+        REQUIRE(again && again != first && again->spread && !version_file(again, "b"));
+        CHECK(share(&bench, 1, NULL, true) == again && commit_open(again));
+        CHECK(version_file(again, "b") && version_file(again, "b")->image == version_file(first, "b")->image);
+        bench_done(&bench, true);
+}
+
+/* Other nodes, which may know it from memory, must come to the same number, or they never commit together. */
+static void a_writing_that_was_found_in_storage_is_counted_once(void)
+{
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+
+        test_dir_make_quick(storage);
+        for (int found = 0; found < 2; found++) {
+                bench_init(&bench, NULL, storage);
+                strcpy(bench.job->run, "r");
+                strcpy(bench.session.run, "r");
+                REQUIRE(!storage_scan(&bench.catalogue, bench.job, &bench.error));
+                if (!found) {
+                        version = bench_version(&bench, "t", 1, 2);
+                        REQUIRE(version && version->writing == 1 && !bench_persist(&bench, version));
+                } else {
+                        CHECK(catalogue_stored(&bench.catalogue, bench.job, &bench.job->stored.manifests[0]));
+                        version = bench_version(&bench, "t", 3, 4);
+                        CHECK(version && version->writing == 2);
+                }
+                bench_done(&bench, true);
+        }
+        test_dir_remove(storage);
+}
+
+/* Storage is where nodes tell each other: without it such a version never comes to be written, which would be said. */
+static void who_watches_is_told_that_nodes_cannot_commit_for_storage(void)
+{
+        struct ipc_event event = { 0 };
+        int64_t due = INT64_MAX;
+        struct version *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "/dev/null/storage");
+        bench.catalogue.takeover_s = 30;
+        bench.job->world = bench.session.world = 2;
+        version = bench_version(&bench, "t", 1, 0);
+        REQUIRE(version && version->spread);
+        catalogue_lock(&bench.catalogue);
+        CHECK(!event_next(&bench.catalogue, bench.job, 0, &event));
+        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due));
+        CHECK(event_next(&bench.catalogue, bench.job, 0, &event) && event.kind == NEBULA_EVENT_STORAGE);
+        CHECK(world_work(&bench.catalogue, bench.job, INT64_MAX / 2, &due));
+        CHECK(!event_next(&bench.catalogue, bench.job, event.at, &event));
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
+static struct os_table table;
+static struct version *asked; /* all ranks of which are asked for while it is looked who has captured */
+static struct catalogue *asking;
+
+static int list_while_it_is_begun(const char *root, const char *key, struct os_dir **ret_dir)
+{
+        if (asked) {
+                catalogue_lock(asking);
+                asked->file_goal = NEBULA_FILES_ALL_RANKS;
+                catalogue_unlock(asking);
+        }
+        asked = NULL;
+        return os_linux.opendir_below(root, key, ret_dir);
+}
+
+static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(void)
+{
+        struct version *version;
+        struct bench bench;
+        char directory[256];
+        int64_t due = INT64_MAX;
+        uint64_t id;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        bench.job->world = bench.session.world = 2;
+        bench.job->local_world = 1;
+        bench.catalogue.quiet_s = 0;
+        bench.catalogue.takeover_s = 30;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_OPEN, &bench.error);
+        REQUIRE(version);
+        id = version->id;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(!bench_save(&bench, &id, "a", 1));
+        catalogue_lock(&bench.catalogue);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->spread);
+        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !version->to_announce);
+        table = os_linux;
+        table.opendir_below = list_while_it_is_begun;
+        os = &table;
+        asked = version;
+        asking = &bench.catalogue;
+        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &due) && !asked);
+        os = &os_linux;
+        CHECK(version->life.state == NEBULA_STATE_CAPTURED);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
+static void a_look_at_a_committed_version_begins_nothing(void)
+{
+        struct version *first, *second;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < 2; i++) {
+                first = commit_begin(&bench.catalogue, &bench.session, "t", 1, &bench.error);
+                REQUIRE(first);
+                id = first->id;
+                REQUIRE(!bench_save(&bench, &id, "a", i));
+        }
+        first = commit_known(bench.job, "t", 1, &bench.error);
+        second = commit_known(bench.job, "t", 2, &bench.error);
+        CHECK(first && first->generation == 1 && second && second->generation == 2);
+        CHECK(!commit_known(bench.job, "t", 3, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
+        CHECK(!commit_known(bench.job, "u", 1, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
+        CHECK(count_complete(&bench, "t") == 2 && count_complete(&bench, "u") == 0);
+        CHECK(bench.job->versions == second && second->next == first && !first->next);
+        bench_done(&bench, true);
+}
+
+/* Each rank of the world saves a file of its own, and rank 0 one that only the first writing has. */
+static struct version *save_as_world(struct bench *bench, const char *run, uint32_t world, unsigned seed, bool has_model)
+{
+        struct version *version = NULL;
+        uint64_t id = 0;
+        char name[32];
+
+        bench->job->world = bench->job->local_world = bench->session.world = world;
+        strcpy(bench->session.run, run);
+        strcpy(bench->job->run, run);
+        for (uint32_t rank = 0; rank < world; rank++) {
+                bench->session.rank = rank;
+                bench->session.nonce = 100 * seed + rank;
+                version = commit_begin(&bench->catalogue, &bench->session, "t", NEBULA_FILES_ALL_RANKS, &bench->error);
+                id = version ? version->id : 0;
+                snprintf(name, sizeof name, "rng%u", rank);
+                if (!id || bench_save(bench, &id, name, seed + rank) || (!rank && has_model && bench_save(bench, &id, "model", seed)))
+                        return NULL;
+                version = catalogue_version(&bench->catalogue, id);
+                if (!version || commit_part(&bench->catalogue, &bench->session, version, &bench->error))
+                        return NULL;
+        }
+        return version;
+}
+
+static bool has_stored(const struct bench *bench, const char *name)
+{
+        return bench->job->stored.count == 1 && manifest_find_file(&bench->job->stored.manifests[0], name);
+}
+
+/* From memory, and from storage alone. */
+static void files_of_ranks_that_are_no_more_do_not_carry_over(void)
+{
+        for (unsigned i = 0; i < 3; i++) {
+                struct version *version;
+                struct bench bench;
+                char storage[256], path[300];
+
+                test_dir_make_quick(storage);
+                bench_init(&bench, NULL, storage);
+                version = save_as_world(&bench, "r", 4, 1, true);
+                REQUIRE(version && (i == 2 || !bench_persist(&bench, version)));
+                CHECK(i == 2 || (has_stored(&bench, "rng3") && has_stored(&bench, "model")));
+                if (i == 1) {
+                        bench_done(&bench, true);
+                        bench_init(&bench, NULL, storage);
+                        REQUIRE(!storage_scan(&bench.catalogue, bench.job, &bench.error));
+                }
+                version = save_as_world(&bench, "r", 2, 10, false);
+                REQUIRE(version && !bench_persist(&bench, version));
+                CHECK(has_stored(&bench, "rng0") && has_stored(&bench, "rng1") && has_stored(&bench, "model"));
+                CHECK(!has_stored(&bench, "rng2") && !has_stored(&bench, "rng3") && bench.job->stored.manifests[0].file_count == 3);
+                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "rng1", 11));
+                CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "model", 1));
+                snprintf(path, sizeof path, "%s/t/rng3", storage);
+                CHECK(access(path, F_OK)); /* nor for a reader that knows no manifests */
+                snprintf(path, sizeof path, "%s/t/rng1", storage);
+                CHECK(!access(path, F_OK));
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+}
+
+/* `found`: it was there when the run began. */
+static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
+{
+        for (unsigned found = 0; found < 2; found++) {
+                struct version *version;
+                struct bench bench;
+                char storage[256];
+
+                test_dir_make_quick(storage);
+                bench_init(&bench, NULL, storage);
+                if (!found)
+                        ancestry_begin(bench.job, "later");
+                version = save_as_world(&bench, "first", 1, 1, true);
+                REQUIRE(version);
+                if (found)
+                        ancestry_begin(bench.job, "later");
+                version = save_as_world(&bench, "later", 1, 10, false);
+                REQUIRE(version && !bench_persist(&bench, version));
+                CHECK(has_stored(&bench, "rng0") && has_stored(&bench, "model") == (found == 1));
+                bench_done(&bench, true);
+                test_dir_remove(storage);
+        }
+}
+
+TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
+         TEST(a_look_at_a_committed_version_begins_nothing),
+         TEST(what_retention_could_not_remove_is_tried_again_after_the_next_version),
+         TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
+         TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
+         TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
+         TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
+         TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold),
+         TEST(a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over),
+         TEST(a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over),
+         TEST(a_file_that_has_become_durable_is_carried_over_and_not_written_again),
+         TEST(an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one),
+         TEST(a_manifest_of_a_far_future_moves_the_sequences_of_no_other_job),
+         TEST(after_the_last_sequence_there_is_versions_are_still_readable), TEST(versions_that_become_newer_than_storage_keep_their_order),
+         TEST(a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it),
+         TEST(a_stored_version_that_is_being_written_again_is_not_removed),
+         TEST(why_a_version_failed_is_reported_also_when_it_was_cut_within_a_character),
+         TEST(what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_version),
+         TEST(what_a_rank_that_joins_late_does_not_write_again_carries_over),
+         TEST(a_writing_that_was_found_in_storage_is_counted_once),
+         TEST(who_watches_is_told_that_nodes_cannot_commit_for_storage))

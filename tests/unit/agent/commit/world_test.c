@@ -1,0 +1,564 @@
+/* A world of two ranks, and launchers that say of each that it is alone on its node: whether it is decides how they commit. */
+#include <fcntl.h>
+#include <time.h>
+
+#include "agent/agent_client.h"
+#include "store/announce.h"
+#include "store/manifest.h"
+#include "tap.h"
+
+#define AT_MOST_MS 20000 /* no less than all that is waited for here, so that what would last for ever is told apart */
+
+static struct test_place place, other; /* two nodes */
+
+static bool enter(struct test_client *client, const struct test_place *at, uint32_t rank, double interval)
+{
+        client_init(client, at, 100 + rank);
+        client->hello.rank = rank;
+        client->hello.world = 2;
+        client->hello.persist_interval_s = interval;
+        strcpy(client->hello.run, "r");
+        return !client_connect(client, at);
+}
+
+/* Begins, saves one file, commits. */
+static uint64_t save_named(struct test_client *client, const char *tag, int64_t goal, const char *name, unsigned seed)
+{
+        uint64_t version = begin(client, tag, goal);
+        struct ipc_granted loan;
+
+        if (!version || copy_image(client, version, name, seed, FILE_BYTES, &loan) || captured(client, loan.image_id))
+                return 0;
+        return of_version(client, IPC_COMMIT, loan.version_id) ? 0 : loan.version_id;
+}
+
+/* A file of the rank's name. */
+static uint64_t save_share(struct test_client *client, const char *tag, int64_t goal, unsigned seed)
+{
+        char name[32];
+
+        snprintf(name, sizeof name, "%u.pt", client->hello.rank);
+        return save_named(client, tag, goal, name, seed);
+}
+
+/* Whether a document of the tag appears soon. */
+static bool document_comes(const char *tag, const char *name)
+{
+        char path[300];
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        for (int i = 0; i < 1000; i++) {
+                if (!access(path, F_OK))
+                        return true;
+                usleep(10000);
+        }
+        return false;
+}
+
+/* Its survival log is all that the next agent knows. */
+static pid_t agent_again(pid_t pid)
+{
+        agent_end(pid, SIGKILL);
+        return agent_fork(&place);
+}
+
+static void a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable(void)
+{
+        static const int64_t goals[] = { NEBULA_FILES_ALL_RANKS, NEBULA_FILES_OPEN, 2 };
+
+        for (size_t i = 0; i < 2 * sizeof goals / sizeof *goals; i++) {
+                int64_t goal = goals[i / 2];
+                bool agent_dies = i % 2;
+                struct test_client zero, one;
+                uint64_t version;
+                pid_t pid;
+
+                place_init(&place);
+                pid = agent_fork(&place);
+                REQUIRE(enter(&zero, &place, 0, 0));
+                version = save_share(&zero, "t", goal, 1);
+                REQUIRE(version && document_comes("t", "captured-00000.json"));
+                if (agent_dies) {
+                        client_done(&zero);
+                        pid = agent_again(pid);
+                        REQUIRE(enter(&zero, &place, 0, 0));
+                }
+                REQUIRE(enter(&one, &place, 1, 0));
+                CHECK(save_share(&one, "t", goal, 2) == version);
+                CHECK(!flush(&one, "", AT_MOST_MS) && !flush(&zero, "t", AT_MOST_MS));
+                CHECK(state_of(&zero, version) == NEBULA_STATE_DURABLE && document_comes("t", "manifest.json"));
+                CHECK(!load(&zero, version, "1.pt", 2, FILE_BYTES, NULL) && !load(&one, version, "0.pt", 1, FILE_BYTES, NULL));
+                client_done(&zero);
+                client_done(&one);
+                CHECK(agent_end(pid, SIGTERM) == 0);
+                place_done(&place);
+        }
+}
+
+static bool reports(struct test_client *client, const char *text)
+{
+        struct ipc_report request = { .report = NEBULA_REPORT_VERSIONS };
+
+        return !ask(client, IPC_REPORT, &request, sizeof request) &&
+               memmem(client->frame.payload, client->frame.header.size, text, strlen(text));
+}
+
+/* Two nodes, one version that is durable, and one that is committed and has to wait for somebody who asks for it. */
+static uint64_t commit_on_two_nodes(struct test_client *zero, struct test_client *one, pid_t *ret_agent, pid_t *ret_other)
+{
+        uint64_t version, before;
+
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        *ret_agent = agent_fork(&place);
+        *ret_other = agent_fork(&other);
+        if (!enter(zero, &place, 0, 3600) || !enter(one, &other, 1, 3600))
+                return 0;
+        before = save_share(zero, "before", NEBULA_FILES_ALL_RANKS, 1);
+        if (!before || !save_share(one, "before", NEBULA_FILES_ALL_RANKS, 2) ||
+            wait_for(zero, before, NEBULA_STATE_DURABLE, AT_MOST_MS))
+                return 0;
+        version = save_share(zero, "t", NEBULA_FILES_ALL_RANKS, 3);
+        before = save_share(one, "t", NEBULA_FILES_ALL_RANKS, 4);
+        if (!version || !before || wait_for(one, before, NEBULA_STATE_COMMITTED, AT_MOST_MS) ||
+            wait_for(zero, version, NEBULA_STATE_COMMITTED, AT_MOST_MS))
+                return 0;
+        return version;
+}
+
+static void what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back(void)
+{
+        struct test_client zero, one;
+        struct ipc_found found;
+        uint64_t version;
+        pid_t pid, pid_other;
+
+        setenv("NEBULA_PERSIST_GIVE_UP", "3", 1);
+        setenv("NEBULA_TAKEOVER_S", "1", 1);
+        version = commit_on_two_nodes(&zero, &one, &pid, &pid_other);
+        REQUIRE(version);
+        agent_end(pid_other, SIGKILL);
+        client_done(&one);
+        CHECK(flush(&zero, "", 1500) == NEBULA_TIMEOUT && strstr(zero.error.message, "rank 1"));
+        CHECK(wait_for(&zero, version, NEBULA_STATE_DURABLE, 0) == NEBULA_TIMEOUT && strstr(zero.error.message, "rank 1"));
+        CHECK(flush(&zero, "", AT_MOST_MS) == NEBULA_FAILED && strstr(zero.error.message, "rank 1"));
+        CHECK(wait_for(&zero, version, NEBULA_STATE_DURABLE, 0) == NEBULA_FAILED);
+
+        pid_other = agent_fork(&other);
+        CHECK(document_comes("t", "manifest.json"));
+        CHECK(reports(&zero, "\"failed\",\"source\":[\"memory\",\"storage\"]")); /* so that ranks can agree on it */
+        CHECK(!find(&zero, place.storage, "t", &found) && found.state == NEBULA_STATE_DURABLE);
+        CHECK(!load(&zero, found.version_id, "0.pt", 3, FILE_BYTES, NULL) && !load(&zero, found.version_id, "1.pt", 4, FILE_BYTES, NULL));
+        client_done(&zero);
+        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+        unsetenv("NEBULA_PERSIST_GIVE_UP");
+        unsetenv("NEBULA_TAKEOVER_S");
+        place_done(&place);
+        place_done(&other);
+}
+
+static char *whole_document(const char *tag, const char *name, size_t *ret_size)
+{
+        char path[300], *text;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        return os_read_file(path, 1 << 20, &text, ret_size) < 0 ? NULL : text;
+}
+
+/* As an agent does that was about to when it was stopped. */
+static void write_late(const char *tag, const char *name, const char *text, size_t size)
+{
+        char path[300], temporary[300];
+        FILE *file;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        snprintf(temporary, sizeof temporary, "%s/late", place.root);
+        file = fopen(temporary, "w");
+        if (!file || fwrite(text, 1, size, file) != size || fclose(file) || rename(temporary, path))
+                abort();
+}
+
+static bool is_persisted(const char *tag, const char *run, bool *ret_is_of_run)
+{
+        struct committed committed = { 0 };
+        size_t size;
+        char *text = whole_document(tag, "committed.json", &size);
+        bool persist = text && !committed_parse(text, size, &committed, NULL) && committed.persist;
+
+        *ret_is_of_run = !strcmp(committed.of.run, run);
+        committed_done(&committed);
+        free(text);
+        return persist;
+}
+
+/* Whoever wants a version durable has told the other node, which was stopped and has not heard of it. */
+static bool tell_who_is_stopped(struct test_client *zero, const char *tag, pid_t stopped)
+{
+        bool is_ours = false;
+
+        kill(stopped, SIGSTOP);
+        if (flush(zero, tag, 0) != NEBULA_TIMEOUT)
+                return false;
+        for (int i = 0; i < 1000 && !is_persisted(tag, "r", &is_ours); i++)
+                usleep(10000);
+        return is_ours;
+}
+
+enum late { TAKES_BACK, EARLIER_WRITING, EARLIER_RUN, LATE_COUNT };
+
+static void write_decision_late(const char *tag, enum late what)
+{
+        struct committed committed = { 0 };
+        size_t size;
+        char *text = whole_document(tag, "committed.json", &size);
+
+        if (!text || committed_parse(text, size, &committed, NULL))
+                abort();
+        free(text);
+        if (what == TAKES_BACK)
+                committed.persist = false;
+        else
+                committed.sequence--;
+        if (what == EARLIER_WRITING)
+                committed.of.writing--;
+        if (what == EARLIER_RUN)
+                strcpy(committed.of.run, "before");
+        if (committed_format(&committed, &text, &size, NULL))
+                abort();
+        write_late(tag, "committed.json", text, size);
+        free(text);
+        committed_done(&committed);
+}
+
+static bool write_again(struct test_client *zero, struct test_client *one, const char *tag)
+{
+        uint64_t version = save_share(zero, tag, NEBULA_FILES_ALL_RANKS, 5), other_version = save_share(one, tag, NEBULA_FILES_ALL_RANKS, 6);
+
+        return version && other_version && !wait_for(zero, version, NEBULA_STATE_COMMITTED, AT_MOST_MS) &&
+               !wait_for(one, other_version, NEBULA_STATE_COMMITTED, AT_MOST_MS);
+}
+
+static void what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up(void)
+{
+        for (enum late what = 0; what < LATE_COUNT; what++) {
+                const char *tag = what == EARLIER_WRITING ? "before" : "t";
+                struct test_client zero, one;
+                pid_t pid, pid_other;
+
+                REQUIRE(commit_on_two_nodes(&zero, &one, &pid, &pid_other));
+                REQUIRE(what != EARLIER_WRITING || write_again(&zero, &one, tag));
+                REQUIRE(tell_who_is_stopped(&zero, tag, pid_other));
+                write_decision_late(tag, what);
+                kill(pid_other, SIGCONT);
+                CHECK(!flush(&zero, tag, AT_MOST_MS) && !flush(&one, tag, AT_MOST_MS));
+                client_done(&zero);
+                client_done(&one);
+                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+                place_done(&place);
+                place_done(&other);
+        }
+}
+
+/* Of a run that was killed: this one's record is not there any more, and nobody else would write it. */
+static void a_record_that_an_older_run_writes_over_is_written_again(void)
+{
+        struct test_client zero, one;
+        struct record record = { 0 };
+        size_t size;
+        char *text;
+        pid_t pid, pid_other;
+
+        REQUIRE(commit_on_two_nodes(&zero, &one, &pid, &pid_other));
+        REQUIRE(tell_who_is_stopped(&zero, "t", pid_other) && document_comes("t", "rank-00000.json"));
+        text = whole_document("t", "rank-00000.json", &size);
+        REQUIRE(text && !record_parse(text, size, &record, NULL));
+        free(text);
+        strcpy(record.run, "before");
+        REQUIRE(!record_format(&record, &text, &size, NULL));
+        write_late("t", "rank-00000.json", text, size);
+        free(text);
+        record_done(&record);
+        kill(pid_other, SIGCONT);
+        CHECK(!flush(&zero, "t", AT_MOST_MS) && !flush(&one, "t", AT_MOST_MS));
+        client_done(&zero);
+        client_done(&one);
+        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+        place_done(&place);
+        place_done(&other);
+}
+
+/* Its agent ended in between, and the next one knows neither how often the run wrote the tag nor, for a moment, what storage has. */
+static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did(void)
+{
+        for (unsigned written = 1; written < 4; written++) {
+                struct test_client zero, one;
+                uint64_t version = 0, other_version = 0;
+                struct ipc_found found;
+                pid_t pid, pid_other;
+
+                place_init(&place);
+                place_init(&other);
+                strcpy(other.storage, place.storage);
+                pid = agent_fork(&place);
+                pid_other = agent_fork(&other);
+                REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
+                for (unsigned i = 0; i <= written; i++) {
+                        if (i == written) {
+                                client_done(&zero);
+                                CHECK(agent_end(pid, SIGTERM) == 0);
+                                pid = agent_fork(&place);
+                                REQUIRE(enter(&zero, &place, 0, 0));
+                        }
+                        version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 10 + i);
+                        other_version = save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 20 + i);
+                        CHECK(version && !wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+                        CHECK(other_version && !wait_for(&one, other_version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+                }
+                client_done(&zero);
+                client_done(&one);
+                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+                pid = agent_fork(&place); /* with nothing in memory */
+                REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.generation == written + 1);
+                CHECK(!load(&zero, found.version_id, "0.pt", 10 + written, FILE_BYTES, NULL));
+                CHECK(!load(&zero, found.version_id, "1.pt", 20 + written, FILE_BYTES, NULL));
+                client_done(&zero);
+                CHECK(agent_end(pid, SIGTERM) == 0);
+                place_done(&place);
+                place_done(&other);
+        }
+}
+
+static bool gives_up(const struct test_client *client, enum nebula_status status)
+{
+        return status == NEBULA_TIMEOUT && strstr(client->error.message, "given up") && strstr(client->error.message, "rank 1 of 2");
+}
+
+static void a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come(void)
+{
+        struct test_client zero, one;
+        uint64_t version;
+        pid_t pid, pid_other;
+
+        setenv("NEBULA_PERSIST_GIVE_UP", "1", 1);
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        pid = agent_fork(&place);
+        REQUIRE(enter(&zero, &place, 0, 0));
+        version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
+        REQUIRE(version);
+        CHECK(gives_up(&zero, flush(&zero, "", AT_MOST_MS)));
+        CHECK(gives_up(&zero, wait_for(&zero, version, NEBULA_STATE_COMMITTED, AT_MOST_MS)));
+        CHECK(gives_up(&zero, flush(&zero, "t", AT_MOST_MS)));
+        CHECK(state_of(&zero, version) == NEBULA_STATE_CAPTURED);
+
+        pid_other = agent_fork(&other);
+        REQUIRE(enter(&one, &other, 1, 0));
+        CHECK(save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 2) && !flush(&one, "t", AT_MOST_MS));
+        CHECK(document_comes("t", "manifest.json"));
+        for (int i = 0; i < 1000 && state_of(&zero, version) != NEBULA_STATE_DURABLE; i++)
+                usleep(10000);
+        CHECK(!wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS) && !flush(&zero, "t", AT_MOST_MS));
+        client_done(&zero);
+        client_done(&one);
+        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+        unsetenv("NEBULA_PERSIST_GIVE_UP");
+        place_done(&place);
+        place_done(&other);
+}
+
+static void a_node_whose_ranks_saved_nothing_holds_up_nothing(void)
+{
+        struct test_client zero, one;
+        uint64_t version, empty;
+        pid_t pid, pid_other;
+
+        for (int i = 0; i < 2; i++) { /* the node that saves nothing is that of rank 1, or of rank 0, which writes the manifest */
+                struct test_client *saver = i ? &one : &zero, *idle = i ? &zero : &one;
+
+                place_init(&place);
+                place_init(&other);
+                strcpy(other.storage, place.storage);
+                pid = agent_fork(&place);
+                pid_other = agent_fork(&other);
+                REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
+                version = save_share(saver, "t", NEBULA_FILES_ALL_RANKS, 1);
+                empty = begin(idle, "t", NEBULA_FILES_ALL_RANKS);
+                REQUIRE(version && empty && !of_version(idle, IPC_COMMIT, empty));
+                CHECK(!flush(saver, "t", AT_MOST_MS) && !flush(idle, "t", AT_MOST_MS) && !flush(idle, "", AT_MOST_MS));
+                CHECK(!wait_for(idle, empty, NEBULA_STATE_DURABLE, AT_MOST_MS) && document_comes("t", "manifest.json"));
+                CHECK(!load(idle, empty, i ? "1.pt" : "0.pt", 1, FILE_BYTES, NULL));
+                client_done(&zero);
+                client_done(&one);
+                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+                place_done(&place);
+                place_done(&other);
+        }
+}
+
+static bool names_both(struct test_client *client, uint64_t version)
+{
+        return wait_for(client, version, NEBULA_STATE_DURABLE, AT_MOST_MS) != NEBULA_OK && state_of(client, version) == NEBULA_STATE_FAILED &&
+               strstr(client->error.message, "model.pt") && strstr(client->error.message, "rank 0") && strstr(client->error.message, "rank 1");
+}
+
+/* Each has a file of its own in memory; in storage there is one place for them. */
+static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays(void)
+{
+        struct test_client zero, one;
+        uint64_t version, other_version;
+        struct ipc_found found;
+        pid_t pid, pid_other;
+
+        setenv("NEBULA_TAKEOVER_S", "1", 1);
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        pid = agent_fork(&place);
+        pid_other = agent_fork(&other);
+        REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
+        version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
+        other_version = save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 2);
+        CHECK(version && !wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+        CHECK(other_version && !wait_for(&one, other_version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+        version = save_named(&zero, "t", NEBULA_FILES_ALL_RANKS, "model.pt", 3);
+        other_version = save_named(&one, "t", NEBULA_FILES_ALL_RANKS, "model.pt", 4);
+        CHECK(version && names_both(&zero, version));
+        CHECK(other_version && names_both(&one, other_version));
+        client_done(&zero);
+        client_done(&one);
+        agent_end(pid, SIGKILL);
+        agent_end(pid_other, SIGKILL);
+        os_remove_tree(place.place.memory);
+        pid = agent_fork(&place); /* with nothing in memory */
+        REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.generation == 1);
+        CHECK(!load(&zero, found.version_id, "0.pt", 1, FILE_BYTES, NULL) && !load(&zero, found.version_id, "1.pt", 2, FILE_BYTES, NULL));
+        client_done(&zero);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        unsetenv("NEBULA_TAKEOVER_S");
+        place_done(&place);
+        place_done(&other);
+}
+
+static bool read_document(const char *tag, const char *name, char *text, size_t capacity, size_t *ret_size)
+{
+        char path[300];
+        FILE *file;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        file = fopen(path, "r");
+        if (!file)
+                return false;
+        *ret_size = fread(text, 1, capacity, file);
+        fclose(file);
+        return true;
+}
+
+/* As the agent of rank 0 does that has heard of its own rank only. */
+static bool commit_without_rank_one(const char *tag)
+{
+        struct committed committed = { .rank_count = 1 };
+        struct captured captured;
+        char text[4096], path[300], temporary[300], *document;
+        size_t size;
+        uint32_t zero = 0;
+        FILE *file;
+        bool written;
+
+        if (!read_document(tag, "captured-00001.json", text, sizeof text, &size) ||
+            captured_parse(text, size, &captured, NULL))
+                return false;
+        committed.of = captured.of;
+        committed.generation = captured.generation;
+        committed.sequence = captured.sequence;
+        committed.ranks = &zero;
+        captured_done(&captured);
+        if (committed_format(&committed, &document, &size, NULL))
+                return false;
+        snprintf(path, sizeof path, "%s/%s/.nebula/committed.json", place.storage, tag);
+        snprintf(temporary, sizeof temporary, "%s/%s/.nebula/.nebula-tmp-1", place.storage, tag);
+        file = fopen(temporary, "w");
+        written = file && fwrite(document, 1, size, file) == size;
+        written = file && !fclose(file) && written && !rename(temporary, path);
+        free(document);
+        return written;
+}
+
+static void a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it(void)
+{
+        static const int64_t goals[] = { NEBULA_FILES_OPEN, 2 };
+
+        for (size_t i = 0; i < sizeof goals / sizeof *goals; i++) {
+                struct test_client one;
+                uint64_t version;
+                pid_t pid;
+
+                place_init(&place);
+                pid = agent_fork(&place);
+                REQUIRE(enter(&one, &place, 1, 0));
+                version = save_share(&one, "t", goals[i], 1);
+                REQUIRE(version && document_comes("t", "captured-00001.json") && commit_without_rank_one("t"));
+                CHECK(wait_for(&one, version, NEBULA_STATE_COMMITTED, AT_MOST_MS) == NEBULA_FAILED);
+                CHECK(strstr(one.error.message, "rank 1"));
+                CHECK(state_of(&one, version) == NEBULA_STATE_FAILED);
+                client_done(&one);
+                agent_end(pid, SIGKILL);
+                place_done(&place);
+        }
+}
+
+/* Another node's, which is still being written: nothing of it has changed for a minute. */
+static bool leave_claim(const char *tag)
+{
+        struct timespec times[2] = { 0 };
+        char path[300];
+        FILE *file;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/claim-00001.json", place.storage, tag);
+        file = fopen(path, "w");
+        times[0].tv_sec = times[1].tv_sec = time(NULL) - 60;
+        return file && fputs("{}", file) >= 0 && !fclose(file) && !utimensat(AT_FDCWD, path, times, 0);
+}
+
+static bool document_goes(const char *tag, const char *name)
+{
+        char path[300];
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
+        for (int i = 0; i < 2000 && !access(path, F_OK); i++)
+                usleep(10000);
+        return access(path, F_OK) != 0;
+}
+
+static void a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others(void)
+{
+        struct test_client zero, one;
+        uint64_t torn;
+        pid_t pid;
+
+        place_init(&place);
+        pid = agent_fork(&place);
+        REQUIRE(enter(&zero, &place, 0, 0));
+        torn = save_share(&zero, "torn", NEBULA_FILES_ALL_RANKS, 1);
+        REQUIRE(torn && document_comes("torn", "captured-00000.json") && leave_claim("torn"));
+        REQUIRE(enter(&one, &place, 1, 0));
+        CHECK(save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 2) && save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 3));
+        CHECK(!flush(&zero, "t", AT_MOST_MS) && document_goes("torn", "captured-00000.json"));
+        usleep(300000);
+        CHECK(state_of(&zero, torn) == NEBULA_STATE_FAILED && document_comes("torn", "claim-00001.json"));
+        client_done(&zero);
+        client_done(&one);
+        CHECK(agent_end(pid, SIGTERM) == 0);
+        place_done(&place);
+}
+
+TAP_MAIN(TEST(what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up), TEST(a_record_that_an_older_run_writes_over_is_written_again),
+         TEST(a_node_whose_ranks_saved_nothing_holds_up_nothing),
+         TEST(a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others),
+         TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
+         TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
+         TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
+         TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
+         TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),
+         TEST(what_a_node_that_died_for_good_had_committed_fails_and_names_its_rank_and_is_durable_if_it_comes_back))

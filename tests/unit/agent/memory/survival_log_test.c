@@ -1,0 +1,435 @@
+/* The survival log of a version: whatever an agent that is killed leaves of it, the next one finds a state that there was. */
+#include "agent/agent_catalogue.h"
+#include "agent/memory/survival_record.h"
+#include "tap.h"
+
+static char root[64], memory[96];
+
+/* The survival log of a version with two files, and where in it each record ends. */
+static char *make_note(struct bench *bench, size_t *ret_size, size_t *ends, size_t *ret_count)
+{
+        struct version *version;
+        char path[200], *note = NULL;
+        uint64_t size;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-note-XXXXXX");
+        if (!mkdtemp(root))
+                abort();
+        snprintf(memory, sizeof memory, "%s/memory", root);
+        bench_init(bench, memory, "");
+        version = bench_version(bench, "t", 1, 2);
+        if (!version)
+                abort();
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        if (os_read_file(path, 1 << 20, &note, ret_size) < 0)
+                abort();
+        *ret_count = 0;
+        for (size_t at = 0; at < *ret_size; at += size) {
+                memcpy(&size, note + at + 8, sizeof size);
+                ends[(*ret_count)++] = at + size;
+        }
+        return note;
+}
+
+/* What an agent that starts now makes of it, as a number: 0 nothing, 100 the whole version, else what it holds so far. */
+static int read_again(const char *note, size_t size)
+{
+        struct nebula_error error;
+        struct version *version;
+        struct bench after;
+        int found = 0;
+
+        bench_init(&after, NULL, "");
+        strcpy(after.catalogue.memory.directory, memory);
+        memory_settle(&after.catalogue.memory, false); /* the images are for the next round too */
+        if (!survival_record_read(&after.catalogue, 7, note, size, &error)) {
+                version = after.job->versions;
+                found = 1 + 2 * (int)version->file_count + (version->loans != NULL);
+                CHECK(version->id == 7 && !strcmp(version->tag, "t") && version->part_count == 1);
+                if (lifecycle_complete(version->life.state)) {
+                        found = 100;
+                        CHECK(version->file_count == 2 && version->parts[0].closed && version->sequence && !version->loans);
+                }
+        } else {
+                CHECK(error.status == NEBULA_CORRUPT && !after.job->versions);
+        }
+        bench_done(&after, false);
+        return found;
+}
+
+static void a_note_that_was_cut_off_gives_the_last_whole_state(void)
+{
+        struct bench bench;
+        size_t size, ends[32], count;
+        char *note = make_note(&bench, &size, ends, &count);
+        size_t whole = 0;
+        int states[33] = { 0 };
+
+        CHECK(count > 4);
+        for (size_t i = 0; i < count; i++) {
+                states[i + 1] = read_again(note, ends[i]);
+                CHECK(states[i + 1] > 0);
+        }
+        CHECK(states[count] == 100);
+        for (size_t cut = 0; cut < size; cut++) {
+                while (whole < count && ends[whole] <= cut)
+                        whole++;
+                CHECK(read_again(note, cut) == states[whole]);
+        }
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void a_byte_that_flipped_is_seen(void)
+{
+        struct bench bench;
+        size_t size, ends[32], count;
+        char *note = make_note(&bench, &size, ends, &count);
+        int before = read_again(note, ends[count - 2]);
+
+        for (size_t at = ends[count - 2]; at < size; at++) {
+                note[at] ^= 0x10;
+                CHECK(read_again(note, size) == before);
+                note[at] ^= 0x10;
+        }
+        CHECK(read_again(note, size) == 100);
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void a_note_does_not_grow_without_end(void)
+{
+        struct os_stat stat;
+        struct bench bench;
+        size_t size, ends[32], count;
+        char *note = make_note(&bench, &size, ends, &count), path[200];
+        struct version *version = bench.job->versions;
+
+        free(note);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        for (int i = 0; i < 1000; i++) {
+                survival_log_write(&bench.catalogue, version);
+                CHECK(!os->stat(path, false, &stat) && stat.size <= 65536 + 1024);
+        }
+        CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
+        free(note);
+        /* Taken away by somebody: the next change makes it anew. */
+        CHECK(!os->unlink(path));
+        survival_log_write(&bench.catalogue, version);
+        CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+/* The manifest named them when the version became durable: this node never had their images. */
+static void a_durable_version_with_files_of_other_nodes_is_taken_over(void)
+{
+        struct bench bench;
+        size_t size, ends[32], count;
+        char *note = make_note(&bench, &size, ends, &count), path[200];
+        struct version *version = bench.job->versions;
+        struct agent_file *other = version_file_add(version, "of another node");
+
+        free(note);
+        REQUIRE(other);
+        other->rank = 1;
+        other->size = 1;
+        other->generation = version->generation;
+        version_move(&bench.catalogue, version, NEBULA_STATE_DURABLE);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
+        REQUIRE(!os_read_file(path, 1 << 20, &note, &size));
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, "");
+        version = bench.job->versions;
+        CHECK(version && version->in_memory && version->stored && version->file_count == 3);
+        CHECK(version && version->files[0].image && version->files[1].image && !version->files[2].image);
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+/* What each record adds must not grow with what is there: 32,768 files would be noted 65,536 times. */
+static void a_file_more_is_noted_alone(void)
+{
+        const unsigned count = 700;
+        struct bench bench;
+        struct version *version;
+        char path[200], name[20], *note;
+        uint64_t id, written = 0, last = 0;
+        size_t size;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-note-XXXXXX");
+        if (!mkdtemp(root))
+                abort();
+        snprintf(memory, sizeof memory, "%s/memory", root);
+        bench_init(&bench, memory, "");
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+        id = version->id;
+        for (unsigned i = 0; i < count; i++) {
+                struct agent_file *file;
+
+                snprintf(name, sizeof name, "f%u", i);
+                file = version_file_add(version, name);
+                if (!file)
+                        abort();
+                file->size = i; /* of an older generation, which storage alone has */
+                version->in_memory = true;
+                survival_log_write(&bench.catalogue, version);
+                written += version->note_bytes > last ? version->note_bytes - last : version->note_bytes;
+                last = version->note_bytes;
+        }
+        catalogue_unlock(&bench.catalogue);
+        CHECK(written < count * 1024u);
+        snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)id);
+        CHECK(!os_read_file(path, 1 << 20, &note, &size) && size == last);
+        for (int changed = 0; changed < 2; changed++) {
+                struct nebula_error error;
+                struct bench after;
+                bool same = true;
+
+                bench_init(&after, NULL, "");
+                strcpy(after.catalogue.memory.directory, memory);
+                REQUIRE(!survival_record_read(&after.catalogue, 7, note, size, &error));
+                version = after.job->versions;
+                CHECK(version->file_count == count);
+                for (unsigned i = 0; i < count; i++) {
+                        const struct agent_file *file;
+
+                        snprintf(name, sizeof name, "f%u", i);
+                        file = version_file(version, name);
+                        same = same && file && file->size == (changed && i == 3 ? 99 : i);
+                }
+                CHECK(same);
+                bench_done(&after, false);
+                free(note);
+                /* A file that is written again is not left as it was noted. */
+                version = catalogue_version(&bench.catalogue, id);
+                version_file_change(&bench.catalogue, version, version_file(version, "f3"));
+                version_file(version, "f3")->size = 99;
+                survival_log_write(&bench.catalogue, version);
+                CHECK(!os_read_file(path, 1 << 20, &note, &size));
+        }
+        free(note);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static const struct version *of_tag(const struct bench *bench, const char *tag)
+{
+        const struct version *version = bench->job->versions;
+
+        while (version && strcmp(version->tag, tag))
+                version = version->next;
+        return version;
+}
+
+/* The trainer has its answer, and is copying into the image; the agent is killed before or after it has noted that. */
+static void an_agent_is_killed(bool is_noted)
+{
+        struct ipc_image request = { .size = BENCH_FILE_BYTES, .file_count = NEBULA_FILES_ALL_RANKS, .tag = "later", .name = "a" };
+        size_t size, ends[32], count;
+        char path[200];
+        struct bench bench;
+        struct version *version;
+        struct image_loan *loan;
+        struct os_stat stat;
+
+        free(make_note(&bench, &size, ends, &count));
+        catalogue_lock(&bench.catalogue);
+        REQUIRE(!image_loan_open(&bench.catalogue, &bench.session, &request, never, NULL, &version, &loan, &bench.error));
+        catalogue_unlock(&bench.catalogue);
+        snprintf(path, sizeof path, "%s/%016llx.img", memory, (unsigned long long)loan->image->id);
+        if (is_noted)
+                image_loan_record(&bench.catalogue, version->id);
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, "");
+        CHECK((of_tag(&bench, "later") != NULL) == is_noted);
+        CHECK((os->stat(path, false, &stat) == 0) == is_noted);
+        REQUIRE(of_tag(&bench, "t"));
+        CHECK(lifecycle_complete(of_tag(&bench, "t")->life.state));
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+/* As a trainer maps what it loads: pages that it has not touched follow the file. */
+static unsigned char *map_first_image(const struct bench *bench)
+{
+        struct image *image = bench->job->versions->files[0].image;
+        void *data;
+        int fd;
+
+        if (!image || memory_open_read_only(image, &fd, NULL) || os->map(fd, 0, BENCH_FILE_BYTES, OS_MAP_READ | OS_MAP_PRIVATE, &data))
+                abort();
+        os->close(fd);
+        return data;
+}
+
+static bool holds(const unsigned char *data, unsigned seed)
+{
+        bool same = true;
+
+        for (size_t i = 0; i < BENCH_FILE_BYTES; i++)
+                same = same && data[i] == bench_byte(seed, i);
+        return same;
+}
+
+/* Agents are killed so often; the last one saves more versions than memory keeps. */
+static void agents_are_killed_under_a_reader(unsigned kills)
+{
+        size_t size, ends[32], count;
+        unsigned char *mapped;
+        struct bench bench;
+        char tag[20];
+
+        free(make_note(&bench, &size, ends, &count));
+        mapped = map_first_image(&bench);
+        for (unsigned i = 0; i < kills; i++) {
+                bench_done(&bench, false);
+                bench_init(&bench, memory, "");
+                REQUIRE(bench.job->versions && bench.job->versions->in_memory);
+        }
+        for (unsigned i = 0; i < 6; i++) {
+                snprintf(tag, sizeof tag, "later%u", i);
+                REQUIRE(bench_version(&bench, tag, 100 + i, 200 + i));
+        }
+        CHECK(holds(mapped, 1));
+        for (const struct version *version = bench.job->versions; version; version = version->next)
+                CHECK(!version->in_memory || strcmp(version->tag, "t"));
+        os->unmap(mapped, BENCH_FILE_BYTES);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void what_a_reader_has_mapped_is_never_written_again_whoever_took_it_over(void)
+{
+        for (unsigned kills = 0; kills < 3; kills++)
+                agents_are_killed_under_a_reader(kills);
+}
+
+/* Of an agent that was killed no reader is known: nothing of what it left is written again, mapped or not. */
+static void memory_that_was_taken_over_is_given_back_and_not_lent(void)
+{
+        size_t size, ends[32], count;
+        uint64_t ids[2];
+        struct bench bench;
+        char tag[20];
+
+        free(make_note(&bench, &size, ends, &count));
+        bench_done(&bench, false);
+        bench_init(&bench, memory, "");
+        REQUIRE(bench.job->versions && bench.job->versions->file_count == 2);
+        for (unsigned i = 0; i < 2; i++)
+                ids[i] = bench.job->versions->files[i].image->id;
+        for (unsigned i = 0; i < 6; i++) {
+                snprintf(tag, sizeof tag, "later%u", i);
+                REQUIRE(bench_version(&bench, tag, 1, 2));
+                for (unsigned k = 0; k < 2; k++)
+                        CHECK(bench.job->versions->files[k].image->id != ids[0] && bench.job->versions->files[k].image->id != ids[1]);
+        }
+        CHECK(!memory_find(&bench.catalogue.memory, ids[0]) && !memory_find(&bench.catalogue.memory, ids[1]));
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void a_loan_that_was_not_noted_leaves_no_image(void)
+{
+        an_agent_is_killed(false);
+        an_agent_is_killed(true);
+}
+
+static int in_another_namespace(const char *path, char *text, size_t size)
+{
+        return strcmp(path, "/proc/self/ns/pid") ? os_linux.readlink(path, text, size) : snprintf(text, size, "pid:[1]");
+}
+
+/* The trainer whose part is open lives, as far as the agent knows that was killed; `is_elsewhere`: the next one is in another pid namespace,
+ * where that number is another process, or none. */
+static void a_part_is_open(bool is_elsewhere, uint32_t seen_pid, uint64_t patience_s, bool is_kept)
+{
+        struct os_table table = os_linux;
+        struct version *version;
+        struct bench bench;
+        bool waits;
+
+        snprintf(root, sizeof root, "/dev/shm/nebula-note-XXXXXX");
+        REQUIRE(mkdtemp(root));
+        snprintf(memory, sizeof memory, "%s/memory", root);
+        bench_init(&bench, memory, "");
+        bench.session.seen_pid = seen_pid;
+        version = bench_version(&bench, "whole", 1, 2);
+        REQUIRE(version);
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "open", NEBULA_FILES_ALL_RANKS, &bench.error);
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(version && !bench_save(&bench, &version->id, "a", 3));
+        bench_done(&bench, false);
+
+        table.readlink = in_another_namespace;
+        os = is_elsewhere ? &table : os;
+        bench_init(&bench, NULL, "");
+        bench.catalogue.give_up_s = patience_s;
+        strcpy(bench.catalogue.memory.directory, memory);
+        survival_log_adopt_all(&bench.catalogue);
+        waits = survival_log_check_owners(&bench.catalogue);
+        version = (struct version *)of_tag(&bench, "open");
+        CHECK(version && commit_open(version) == is_kept && waits == is_kept);
+        os = &os_linux;
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+static void a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number(void)
+{
+        a_part_is_open(false, os->pid(), 0, true);
+        a_part_is_open(false, 0x7ffffffe, 600, false);
+        a_part_is_open(true, 0x7ffffffe, 600, true);
+        a_part_is_open(true, os->pid(), 0, false);
+        a_part_is_open(false, 0, 600, true);
+}
+
+static uint64_t free_bytes;
+
+static int tell_space(const char *path, struct os_space *ret_space)
+{
+        (void)path;
+        *ret_space = (struct os_space){ .total_bytes = 10u << 20, .free_bytes = free_bytes, .block_bytes = 4096 };
+        return 0;
+}
+
+/* Else each agent that dies leaves the next one less of the directory, and what is no named file does not survive that one. */
+static void what_was_taken_over_does_not_make_the_memory_directory_smaller(void)
+{
+        const struct os_table *before = os;
+        struct os_table table = *os;
+        struct bench bench;
+        size_t size, ends[32], count;
+
+        table.space = tell_space;
+        os = &table;
+        free_bytes = 5 * memory_capacity(BENCH_FILE_BYTES);
+        free(make_note(&bench, &size, ends, &count));
+        CHECK(bench.catalogue.memory.named_used == 2 * memory_capacity(BENCH_FILE_BYTES));
+        bench_done(&bench, false);
+
+        free_bytes = 3 * memory_capacity(BENCH_FILE_BYTES);
+        bench_init(&bench, memory, "");
+        REQUIRE(bench_version(&bench, "u", 3, 4));
+        CHECK(bench.catalogue.memory.named_used == 4 * memory_capacity(BENCH_FILE_BYTES));
+        bench_done(&bench, true);
+        os = before;
+        os_remove_tree(root);
+}
+
+TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_that_flipped_is_seen),
+         TEST(a_note_does_not_grow_without_end),
+         TEST(a_durable_version_with_files_of_other_nodes_is_taken_over), TEST(a_file_more_is_noted_alone),
+         TEST(what_a_reader_has_mapped_is_never_written_again_whoever_took_it_over),
+         TEST(memory_that_was_taken_over_is_given_back_and_not_lent), TEST(a_loan_that_was_not_noted_leaves_no_image),
+         TEST(a_trainer_of_another_pid_namespace_is_waited_for_and_not_judged_by_its_number),
+         TEST(what_was_taken_over_does_not_make_the_memory_directory_smaller))

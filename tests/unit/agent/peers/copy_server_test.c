@@ -1,0 +1,251 @@
+/* Copies that are kept for other nodes, and their budget. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent/agent_catalogue.h"
+#include "agent/peers/copy_server_private.h"
+#include "tap.h"
+
+#define COPY_BYTES (1u << 20)
+
+/* An offer of one file by that node. */
+static struct copy *offer(struct copy_server *server, const char *node, const char *tag, uint64_t size, struct nebula_error *error)
+{
+        struct peer *peer = calloc(1, sizeof *peer);
+        struct peer_copy what = { .files = calloc(1, sizeof *what.files), .file_count = 1 };
+        struct copy *copy;
+
+        if (!peer || !what.files)
+                abort();
+        snprintf(peer->hello.node, sizeof peer->hello.node, "%s", node);
+        snprintf(what.tag, sizeof what.tag, "%s", tag);
+        what.files[0] = (struct peer_file){ .name = "a", .size = size, .held = true };
+        copy = copy_server_copy_new(server, peer, &what, error);
+        peer_copy_done(&what);
+        free(peer);
+        return copy;
+}
+
+/* It came whole. */
+static bool keep(struct copy_server *server, const char *node, const char *tag)
+{
+        struct copy *copy = offer(server, node, tag, COPY_BYTES, NULL);
+
+        if (!copy)
+                return false;
+        copy->age = server->next_age++;
+        copy->next = server->copies;
+        server->copies = copy;
+        return true;
+}
+
+static bool holds(const struct copy_server *server, const char *tag)
+{
+        for (const struct copy *copy = server->copies; copy; copy = copy->next)
+                if (!strcmp(copy->what.tag, tag))
+                        return true;
+        return false;
+}
+
+static void a_copy_that_no_room_can_be_made_for_costs_no_other_copy(void)
+{
+        struct nebula_error error = { 0 };
+        struct copy_server *server;
+        struct copy *taken;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
+        REQUIRE(keep(server, "lost1", "old") && keep(server, "lost2", "young"));
+        server->budget = server->used;
+        CHECK(!offer(server, "third", "large", 3 * server->used, &error) && error.status == NEBULA_NO_MEMORY);
+        CHECK(holds(server, "old") && holds(server, "young"));
+        /* One that fits takes the place of the oldest. */
+        taken = offer(server, "third", "small", COPY_BYTES, &error);
+        CHECK(taken && !holds(server, "old") && holds(server, "young"));
+        if (taken) {
+                taken->next = server->copies;
+                server->copies = taken;
+        }
+        copy_server_free(server);
+        bench_done(&bench, true);
+}
+
+static void make_key(struct tls_key *key, unsigned number)
+{
+        char secret[32];
+
+        snprintf(secret, sizeof secret, "the secret of job %08u", number);
+        if (tls_key_init(key, secret, strlen(secret), NULL))
+                abort();
+}
+
+/* Jobs come and go for as long as the agent lives. */
+static void the_secrets_of_jobs_that_are_over_make_way(void)
+{
+        struct nebula_error error = { 0 };
+        struct copy_server *server;
+        struct tls_key key;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        bench.session.role = IPC_ROLE_TRAINER;
+        bench.catalogue.sessions = &bench.session;
+        REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
+        make_key(&key, 0);
+        strcpy(bench.job->peer_identity, key.identity);
+        CHECK(!copy_server_add_key(server, &key, &error)); /* its trainers are there */
+        make_key(&key, 1);
+        REQUIRE(keep(server, "lost", "old"));
+        strcpy(server->copies->identity, key.identity);
+        CHECK(!copy_server_add_key(server, &key, &error)); /* a copy is kept for it */
+        for (unsigned i = 2; i < 1000; i++) {
+                make_key(&key, i);
+                CHECK(!copy_server_add_key(server, &key, &error) && !copy_server_add_key(server, &key, &error));
+        }
+        CHECK(server->key_count == 3);
+        make_key(&key, 0);
+        CHECK(!strcmp(server->keys[0].identity, key.identity));
+        make_key(&key, 1);
+        CHECK(!strcmp(server->keys[1].identity, key.identity));
+        bench.catalogue.sessions = NULL;
+        copy_server_free(server);
+        bench_done(&bench, true);
+}
+
+/* Many that are all needed have room, and there is an end to that. */
+static void the_secrets_of_jobs_that_go_on_are_kept(void)
+{
+        struct nebula_error error = { 0 };
+        struct copy_server *server;
+        struct tls_key key;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
+        for (unsigned i = 0; i < 100; i++) {
+                REQUIRE(keep(server, "lost", "a"));
+                make_key(&key, i);
+                strcpy(server->copies->identity, key.identity);
+                CHECK(!copy_server_add_key(server, &key, &error));
+        }
+        CHECK(server->key_count == 100);
+        free(server->keys);
+        server->keys = calloc(KEY_MAX, sizeof *server->keys);
+        server->key_count = server->key_capacity = KEY_MAX;
+        for (size_t i = 0; i < KEY_MAX; i++)
+                server->keys[i] = key;
+        make_key(&key, 100);
+        CHECK(copy_server_add_key(server, &key, &error) == NEBULA_INVALID && strstr(error.message, "4096"));
+        copy_server_free(server);
+        bench_done(&bench, true);
+}
+
+/* Connections that say nothing, or begin to speak and do not go on, and come again as soon as they are sent away. */
+#define CROWD 600
+
+static atomic_bool crowding;
+static struct member crowded;
+static bool crowd_speaks;
+
+/* The first bytes of a handshake. */
+static int speak_from_elsewhere(void)
+{
+        struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000002) }, there = own;
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+        there.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        there.sin_port = htons(crowded.port);
+        if (fd < 0 || bind(fd, (struct sockaddr *)&own, sizeof own) || connect(fd, (struct sockaddr *)&there, sizeof there) ||
+            send(fd, "\x16\x03\x01\x02", 4, MSG_NOSIGNAL) != 4) {
+                close(fd);
+                return -1;
+        }
+        return fd;
+}
+
+static void *crowd(void *argument)
+{
+        int fds[CROWD / 4];
+
+        (void)argument;
+        for (size_t i = 0; i < CROWD / 4; i++)
+                fds[i] = -1;
+        while (crowding)
+                for (size_t i = 0; i < CROWD / 4 && crowding; i++) {
+                        if (fds[i] >= 0 && !os->poll(fds[i], 0))
+                                continue;
+                        if (fds[i] >= 0)
+                                os->close(fds[i]);
+                        fds[i] = crowd_speaks ? speak_from_elsewhere() : os->tcp_connect(crowded.address, crowded.port, 1000);
+                }
+        for (size_t i = 0; i < CROWD / 4; i++)
+                if (fds[i] >= 0)
+                        os->close(fds[i]);
+        return NULL;
+}
+
+static void check_crowd(bool speaks)
+{
+        struct peer_hello hello = { .node = "there", .nonce = 7 };
+        struct nebula_error error = { 0 };
+        struct copy_server *server;
+        struct tls_key key;
+        struct bench bench;
+        pthread_t threads[4];
+        unsigned served = 0;
+
+        setenv("NEBULA_LISTEN", "127.0.0.1", 1);
+        bench_init(&bench, NULL, "");
+        REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
+        REQUIRE(!copy_server_open(server, &crowded, &error));
+        bench.session.role = IPC_ROLE_TRAINER;
+        bench.catalogue.sessions = &bench.session;
+        make_key(&key, 0);
+        strcpy(bench.job->peer_identity, key.identity);
+        REQUIRE(!copy_server_add_key(server, &key, &error));
+        crowding = true;
+        crowd_speaks = speaks;
+        for (size_t i = 0; i < 4; i++)
+                REQUIRE(!pthread_create(&threads[i], NULL, crowd, NULL));
+        os->sleep_ms(1000);
+        for (int i = 0; i < 20; i++) {
+                struct peer *peer = NULL;
+
+                if (!peer_open(&crowded, &key, &hello, &peer, &error)) {
+                        served++;
+                        peer_free(peer);
+                } else {
+                        printf("# %s\n", error.message);
+                }
+        }
+        pthread_mutex_lock(&server->copy_server_lock);
+        CHECK(server->visitor_count <= 128);
+        pthread_mutex_unlock(&server->copy_server_lock);
+        crowding = false;
+        for (size_t i = 0; i < 4; i++)
+                pthread_join(threads[i], NULL);
+        CHECK(served == 20);
+        bench.catalogue.sessions = NULL;
+        copy_server_free(server);
+        bench_done(&bench, true);
+        unsetenv("NEBULA_LISTEN");
+}
+
+static void a_crowd_that_says_nothing_keeps_no_peer_out(void)
+{
+        check_crowd(false);
+}
+
+static void a_crowd_of_another_host_that_only_begins_to_speak_keeps_no_peer_out(void)
+{
+        check_crowd(true);
+}
+
+TAP_MAIN(TEST(the_secrets_of_jobs_that_are_over_make_way), TEST(the_secrets_of_jobs_that_go_on_are_kept),
+         TEST(a_crowd_that_says_nothing_keeps_no_peer_out), TEST(a_crowd_of_another_host_that_only_begins_to_speak_keeps_no_peer_out),
+         TEST(a_copy_that_no_room_can_be_made_for_costs_no_other_copy))

@@ -1,0 +1,678 @@
+#include <string.h>
+#include <unistd.h>
+#include <utime.h>
+
+#include "agent/agent_publish.h"
+#include "agent/restore/restore.h"
+#include "tap.h"
+#include "test_dir.h"
+
+static char base[256], storage[300], memory[300], out[300];
+static const unsigned seeds[] = { 1, 5, 9, 0 };
+static struct bench bench;
+
+static void begin(void)
+{
+        test_dir_make_quick(base);
+        snprintf(storage, sizeof storage, "%s/storage", base);
+        snprintf(memory, sizeof memory, "%s/memory", base);
+        snprintf(out, sizeof out, "%s/out", base);
+        bench_init(&bench, memory, storage);
+        bench.catalogue.sweep_age_s = 900;
+}
+
+static void end(void)
+{
+        bench_done(&bench, true);
+        test_dir_remove(base);
+}
+
+/* As if the agent had been killed: the next one has what lies in the memory directory. */
+static void next_agent(void)
+{
+        bench_done(&bench, false);
+        bench_init(&bench, memory, storage);
+        bench.catalogue.sweep_age_s = 900;
+        publish_adopt_all(&bench.catalogue);
+        storage_scan(&bench.catalogue, bench.job, &bench.error);
+}
+
+static const char *at(const char *name)
+{
+        static char paths[4][400];
+        static int next;
+
+        next = (next + 1) % 4;
+        snprintf(paths[next], sizeof paths[next], "%s/%s", out, name);
+        return paths[next];
+}
+
+static char found_tag(const char *path)
+{
+        char name[IPC_NAME_MAX];
+        struct publish_look look;
+        struct version *version;
+        bool open;
+
+        publish_look(path, &look);
+        catalogue_lock(&bench.catalogue);
+        version = publish_find(&bench.catalogue, bench.job, path, &look, name, &open);
+        catalogue_unlock(&bench.catalogue);
+        return version ? version->tag[0] : '-';
+}
+
+static void only_clean_absolute_paths_and_known_files_are_taken(void)
+{
+        static const char *const wrong[] = { "x", "/", "", "/a/", "/a/../b", "/a/..", "//a", "/a//b" };
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version);
+        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+                CHECK(ask(&bench, version, "a", wrong[i], "") == NEBULA_INVALID);
+                CHECK(ask_removal(&bench, wrong[i]) == NEBULA_INVALID);
+        }
+        CHECK(ask(&bench, version, "nothing", at("x"), "") == NEBULA_NOT_FOUND);
+        CHECK(ask(&bench, version, "", at("x"), "") == NEBULA_INVALID); /* a directory wants a staging directory */
+        CHECK(!ask(&bench, version, "a", "/a..b/..c", ""));
+        CHECK(bench.job->publishes && !bench.job->publishes->next);
+        end();
+}
+
+static void neither_a_storage_path_nor_what_holds_one_is_removed(void)
+{
+        char inside[400], beside[400];
+
+        begin();
+        snprintf(inside, sizeof inside, "%s/a", storage);
+        snprintf(beside, sizeof beside, "%s2", storage);
+        CHECK(ask_removal(&bench, storage) == NEBULA_INVALID && strstr(bench.error.message, "stays"));
+        CHECK(ask_removal(&bench, base) == NEBULA_INVALID);
+        CHECK(!bench.job->publishes);
+        CHECK(!ask_removal(&bench, inside) && !ask_removal(&bench, beside));
+        end();
+}
+
+static void nothing_appears_before_its_version_is_stored(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), ""));
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == '-');
+        CHECK(publish_waits(version) && found_tag(at("x")) == 'a');
+        CHECK(!bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_file(at("x"), seeds) == 'a' && !publish_waits(version) && found_tag(at("x")) == 'a');
+        end();
+}
+
+static int refuse_first(const char *from, const char *to)
+{
+        return strcmp(to, at("1")) ? os_linux.rename(from, to) : -ENOSPC;
+}
+
+/* Its path may lie on a disk that is full, theirs on others. */
+static void a_publish_that_fails_does_not_hold_up_those_after_it(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+        int64_t due = INT64_MAX;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version));
+        REQUIRE(!ask(&bench, version, "a", at("1"), "") && !ask(&bench, version, "a", at("2"), ""));
+        table.rename = refuse_first;
+        os = &table;
+        catalogue_lock(&bench.catalogue);
+        CHECK(publish_work(&bench.catalogue, bench.job, os->now_ns(), &due));
+        CHECK(publish_work(&bench.catalogue, bench.job, os->now_ns(), &due));
+        CHECK(!publish_work(&bench.catalogue, bench.job, os->now_ns(), &due) && due < INT64_MAX);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(look_file(at("1"), seeds) == '-' && look_file(at("2"), seeds) == 'a');
+        os = &os_linux;
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == 'a');
+        end();
+}
+
+static void what_cannot_be_published_is_tried_less_and_less_often(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+        int64_t last = 0;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version) && !ask(&bench, version, "a", at("1"), ""));
+        table.rename = refuse_first;
+        os = &table;
+        for (int i = 0; i < 12; i++) {
+                int64_t due = INT64_MAX, now;
+
+                CHECK(!work(&bench, 1));
+                catalogue_lock(&bench.catalogue);
+                now = os->now_ns();
+                CHECK(!publish_work(&bench.catalogue, bench.job, now, &due));
+                catalogue_unlock(&bench.catalogue);
+                CHECK(due - now > (i < 7 ? last : 25 * INT64_C(1000000000)));
+                last = due - now;
+        }
+        os = &os_linux;
+        end();
+}
+
+static void a_removal_waits_for_every_publish_before_it(void)
+{
+        struct version *first, *second;
+
+        begin();
+        first = bench_version(&bench, "a", 1, 2);
+        REQUIRE(first && !ask(&bench, first, "a", at("1"), "") && !bench_persist(&bench, first) && work(&bench, 9));
+        second = bench_version(&bench, "b", 5, 2);
+        REQUIRE(second && !ask(&bench, second, "a", at("2"), "") && !ask_removal(&bench, at("1")));
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == 'a' && found_tag(at("1")) == '-');
+        next_agent();
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == 'a');
+        second = bench.job->versions;
+        while (second && strcmp(second->tag, "b"))
+                second = second->next;
+        REQUIRE(second && !bench_persist(&bench, second));
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == '-' && look_file(at("2"), seeds) == 'b');
+        end();
+}
+
+static void a_removal_cancels_what_has_not_happened(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !ask_removal(&bench, at("x")) &&
+                !ask(&bench, version, "a", at("y"), ""));
+        CHECK(!bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_file(at("x"), seeds) == '-' && look_file(at("y"), seeds) == 'a');
+        end();
+}
+
+static bool is_stored(const char *tag)
+{
+        char path[600];
+        struct os_stat stat;
+
+        snprintf(path, sizeof path, "%s/%s", storage, tag);
+        return !os->stat(path, false, &stat);
+}
+
+static void a_directory_that_was_removed_before_it_appeared_takes_its_version_along(void)
+{
+        struct version *first, *second;
+
+        begin();
+        stage(at("staging-1"), "a");
+        stage(at("staging-2"), "b");
+        first = bench_version(&bench, "a", 1, 2);
+        second = bench_version(&bench, "b", 5, 2);
+        REQUIRE(first && second && !ask(&bench, first, "", at("1"), at("staging-1")) &&
+                !ask(&bench, second, "", at("2"), at("staging-2")) && !ask_removal(&bench, at("1")));
+        REQUIRE(!bench_persist(&bench, first) && is_stored("a") && !bench_persist(&bench, second));
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && look_directory(at("2"), seeds) == 'b');
+        CHECK(!is_stored("a") && is_stored("b"));
+        end();
+}
+
+/* Its removal is cancelled by the next publish of the path, and was to take it along. */
+static void what_was_staged_for_a_directory_that_another_one_took_the_place_of_goes(void)
+{
+        struct version *first, *second;
+        struct os_stat stat;
+
+        for (int restarts = 0; restarts < 2; restarts++) {
+                begin();
+                stage(at("staging-1"), "a");
+                stage(at("staging-2"), "b");
+                first = bench_version(&bench, "a", 1, 2);
+                second = bench_version(&bench, "b", 5, 2);
+                REQUIRE(first && second && !ask(&bench, first, "", at("1"), at("staging-1")) && !ask_removal(&bench, at("1")) &&
+                        !ask(&bench, second, "", at("1"), at("staging-2")));
+                REQUIRE(!bench_persist(&bench, first) && !bench_persist(&bench, second));
+                if (restarts)
+                        next_agent();
+                CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'b');
+                CHECK(os->stat(at("staging-1"), false, &stat) == -ENOENT && is_stored("a") && is_stored("b"));
+                end();
+        }
+}
+
+/* A framework may give each checkpoint the same staging directory. */
+static void what_was_staged_for_a_later_directory_as_well_stays(void)
+{
+        struct version *first, *second, *third;
+
+        begin();
+        stage(at("staging"), "b");
+        stage(at("staging-2"), "c");
+        first = bench_version(&bench, "a", 1, 2);
+        second = bench_version(&bench, "b", 5, 2);
+        third = bench_version(&bench, "c", 9, 2);
+        REQUIRE(first && second && third && !ask(&bench, first, "", at("1"), at("staging")) && !ask_removal(&bench, at("1")) &&
+                !ask(&bench, second, "", at("1"), at("staging")) && !ask_removal(&bench, at("1")) &&
+                !ask(&bench, third, "", at("1"), at("staging-2")) && !ask(&bench, second, "", at("2"), at("staging")));
+        REQUIRE(!bench_persist(&bench, first) && !bench_persist(&bench, second) && !bench_persist(&bench, third));
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'c' && look_directory(at("2"), seeds) == 'b');
+        end();
+}
+
+static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
+{
+        struct version *version;
+
+        begin();
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        version->pins++;
+        REQUIRE(!ask_removal(&bench, at("1")));
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'a' && is_stored("a"));
+        version->pins--;
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && !is_stored("a") && !bench.job->publishes);
+        end();
+}
+
+static int refuse_manifest(const char *root, const char *key)
+{
+        const char *name = strrchr(key, '/');
+
+        return name && !strcmp(name, "/manifest.json") ? -EIO : os_linux.unlink_below(root, key);
+}
+
+/* Else it would be found again, and be the newest one day. */
+static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+        int64_t due = INT64_MAX, now;
+
+        begin();
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        REQUIRE(!ask_removal(&bench, at("1")));
+        table.unlink_below = refuse_manifest;
+        os = &table;
+        work(&bench, 1);
+        CHECK(look_directory(at("1"), seeds) == '-' && is_stored("a") && bench.job->publishes);
+        catalogue_lock(&bench.catalogue);
+        now = os->now_ns();
+        CHECK(!publish_work(&bench.catalogue, bench.job, now, &due) && due > now && due < INT64_MAX); /* not at once, and again and again */
+        catalogue_unlock(&bench.catalogue);
+        os = &os_linux;
+        CHECK(work(&bench, 9) && !is_stored("a") && !bench.job->publishes);
+        end();
+}
+
+static struct os_table watching;
+static int looked, looked_locked;
+
+static int watch_stat(const char *path, bool follow, struct os_stat *ret_stat)
+{
+        if (!strncmp(path, out, strlen(out))) {
+                looked++;
+                if (pthread_mutex_trylock(&bench.catalogue.catalogue_lock))
+                        looked_locked++;
+                else
+                        pthread_mutex_unlock(&bench.catalogue.catalogue_lock);
+        }
+        return os_linux.stat(path, follow, ret_stat);
+}
+
+static void a_file_system_that_may_hang_is_not_looked_at_with_the_lock(void)
+{
+        struct version *version;
+
+        begin();
+        watching = os_linux;
+        watching.stat = watch_stat;
+        os = &watching;
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !ask(&bench, version, "", at("1"), at("staging")));
+        CHECK(!bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(found_tag(at("x")) == 'a' && found_tag(at("1/a")) == 'a' && found_tag(at("1")) == 'a' && found_tag(at("2/a")) == '-');
+        CHECK(looked > 4 && !looked_locked);
+        os = &os_linux;
+        end();
+}
+
+static void what_appears_between_the_look_and_the_lock_is_found(void)
+{
+        char name[IPC_NAME_MAX];
+        struct publish_look look;
+        struct version *version;
+        bool open;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        publish_look(at("x"), &look);
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == 'a');
+        catalogue_lock(&bench.catalogue);
+        CHECK(publish_find(&bench.catalogue, bench.job, at("x"), &look, name, &open) == version);
+        catalogue_unlock(&bench.catalogue);
+        end();
+}
+
+static void links_and_empty_directories_join_a_directory_that_is_there(void)
+{
+        struct version *version;
+        struct os_stat stat;
+        char text[16] = "";
+
+        begin();
+        stage(at("staging"), "a");
+        REQUIRE(!os_make_dirs(at("staging/empty"), 0755) && !symlink("sub/config", at("staging/link")));
+        REQUIRE(!os_make_dirs(at("1"), 0755));
+        put_text(at("1/mine"), "kept");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_directory(at("1"), seeds) == 'a' && !os->stat(at("1/mine"), false, &stat));
+        CHECK(os->readlink(at("1/link"), text, sizeof text) == 10 && !strcmp(text, "sub/config"));
+        CHECK(!os->stat(at("1/empty"), false, &stat) && stat.kind == OS_KIND_DIRECTORY);
+        CHECK(os->stat(at("staging"), false, &stat) == -ENOENT);
+        end();
+}
+
+static void what_somebody_replaced_is_not_found_any_more(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(found_tag(at("x")) == 'a');
+        CHECK(!os->unlink(at("x")));
+        put_text(at("x"), "mine");
+        CHECK(found_tag(at("x")) == '-');
+        end();
+}
+
+static void forget_memory(struct version *version)
+{
+        catalogue_lock(&bench.catalogue);
+        version->stored = true; /* as the worker says when it is */
+        version_forget_memory(&bench.catalogue, version);
+        catalogue_unlock(&bench.catalogue);
+}
+
+static struct version *found_at(const char *path, char ret_name[IPC_NAME_MAX])
+{
+        struct publish_look look;
+        struct version *version;
+        bool open;
+
+        publish_look(path, &look);
+        catalogue_lock(&bench.catalogue);
+        version = publish_find(&bench.catalogue, bench.job, path, &look, ret_name, &open);
+        catalogue_unlock(&bench.catalogue);
+        return version;
+}
+
+/* Lightning's save_last: a tag that is committed once more, with one file more. */
+static void what_a_later_writing_of_its_tag_carried_over_is_found_there_and_what_it_replaced_is_not(void)
+{
+        struct version *first, *second, *found;
+        struct ipc_open request = { .name = "a" };
+        struct ipc_opened *opened;
+        char name[IPC_NAME_MAX];
+        int fd;
+
+        begin();
+        first = bench_version(&bench, "t", 1, 2);
+        REQUIRE(first && !ask(&bench, first, "a", at("x"), "") && !ask(&bench, first, "b", at("y"), "") &&
+                !bench_persist(&bench, first) && work(&bench, 9));
+        second = bench_version(&bench, "t", 0, 5);
+        REQUIRE(second && !bench_persist(&bench, second));
+        forget_memory(first);
+        forget_memory(second);
+        found = found_at(at("x"), name);
+        REQUIRE(found && found->generation == second->generation && !strcmp(name, "a"));
+        request.version_id = found->id;
+        REQUIRE(!restore_open(&bench.catalogue, &request, &opened, &fd, &bench.error));
+        free(opened);
+        os->close(fd);
+        CHECK(!found_at(at("y"), name) && look_file(at("y"), (const unsigned[]){ 2, 0 }) == 'a');
+        end();
+}
+
+static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version) && work(&bench, 9));
+        forget_memory(version);
+        CHECK(found_tag(at("x")) == 'a');
+        catalogue_lock(&bench.catalogue);
+        while (bench.job->stored.count) /* as retention does */
+                manifest_done(&bench.job->stored.manifests[--bench.job->stored.count]);
+        catalogue_unlock(&bench.catalogue);
+        CHECK(found_tag(at("x")) == '-' && look_file(at("x"), seeds) == 'a');
+        end();
+}
+
+static const char *stored(const char *key)
+{
+        static char path[400];
+
+        snprintf(path, sizeof path, "%s/%s", storage, key);
+        return path;
+}
+
+static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole(void)
+{
+        struct version *version;
+        struct os_stat there;
+        char elsewhere[256], path[300];
+
+        begin();
+        test_dir_make(elsewhere);
+        snprintf(path, sizeof path, "%s/x", elsewhere);
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", path, "") && !ask(&bench, version, "a", at("x"), "") &&
+                !ask(&bench, version, "", at("whole"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_file(path, seeds) == 'a' && look_file(at("x"), seeds) == 'a' && look_directory(at("whole"), seeds) == 'a');
+        CHECK(debris_in(elsewhere) == 0 && debris_in(out) == 0);
+        CHECK(!os->stat(at("x"), false, &there) && there.link_count == 1);
+        put_text(path, "theirs");
+        put_text(at("x"), "theirs");
+        put_text(at("whole/a"), "theirs");
+        CHECK(look_file(stored("a/a"), seeds) == 'a');
+        test_dir_remove(elsewhere);
+        end();
+}
+
+static void links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_none(void)
+{
+        struct version *version;
+        struct os_stat here, there;
+        char elsewhere[256], path[300];
+
+        begin();
+        bench.catalogue.publish_links = true;
+        test_dir_make(elsewhere);
+        snprintf(path, sizeof path, "%s/x", elsewhere);
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", path, "") && !ask(&bench, version, "a", at("x"), "") &&
+                !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_file(path, seeds) == 'a' && look_file(at("x"), seeds) == 'a' && debris_in(elsewhere) == 0);
+        CHECK(!os->stat(at("x"), false, &here) && here.link_count == 2);
+        CHECK(!os->stat(path, false, &there) && (there.device == here.device || there.link_count == 1));
+        test_dir_remove(elsewhere);
+        end();
+}
+
+static int cloned;
+
+/* A file system that shares blocks. */
+static int clone_by_copy(int fd, int from)
+{
+        static char data[BENCH_FILE_BYTES];
+
+        cloned++;
+        return os_linux.pread(from, data, sizeof data, 0) == sizeof data ? os_write_at(fd, data, sizeof data, 0) : -EIO;
+}
+
+static void blocks_are_shared_where_the_file_system_can(void)
+{
+        struct os_table table = *os;
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        table.clone = clone_by_copy;
+        os = &table;
+        cloned = 0;
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == 'a' && debris_in(out) == 0);
+        CHECK(cloned == 1);
+        os = &os_linux;
+        end();
+}
+
+static void what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that(void)
+{
+        struct version *version;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        forget_memory(version);
+        bench.catalogue.memory.budget = 0;
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == 'a' && debris_in(out) == 0);
+        end();
+}
+
+static void what_is_damaged_in_storage_is_not_published(void)
+{
+        struct version *version;
+        int fd;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
+        forget_memory(version);
+        fd = os->open(stored("a/a"), OS_WRITE);
+        REQUIRE(fd >= 0 && !os_write_at(fd, "damage", 6, 700) && !os->close(fd));
+        CHECK(work(&bench, 9) && look_file(at("x"), seeds) == '-' && debris_in(out) == 0);
+        CHECK(bench.job->publishes && bench.job->publishes->state == PUBLISH_FAILED);
+        CHECK(bench.job->publishes->error.status == NEBULA_CORRUPT);
+        end();
+}
+
+static void files_join_a_directory_and_the_label_comes_last(void)
+{
+        char *text;
+        size_t size;
+        struct version *version;
+
+        begin();
+        stage(at("best"), "z");
+        stage(at("staging"), "a");
+        put_text(at("best/kept"), "theirs");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("best"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(look_directory(at("best"), seeds) == 'a' && debris_in(out) == 0);
+        REQUIRE(!os_read_file(at("best/kept"), 100, &text, &size));
+        CHECK(!strcmp(text, "theirs"));
+        free(text);
+        end();
+}
+
+static bool put_debris(const char *name, bool is_old)
+{
+        struct utimbuf long_ago = { 1, 1 };
+
+        put_text(at(name), "debris");
+        return is_old && utime(at(name), &long_ago);
+}
+
+static void what_agents_that_are_gone_left_goes_with_the_next_publish(void)
+{
+        struct version *version;
+        struct os_stat stat;
+
+        begin();
+        REQUIRE(!os_make_dirs(at(".nebula-0123456789abcdef-old"), 0755) && !os_make_dirs(at("staging"), 0755));
+        REQUIRE(!put_debris(".nebula-0123456789abcdef-old/model", true));
+        utime(at(".nebula-0123456789abcdef-old"), &(struct utimbuf){ 1, 1 });
+        REQUIRE(!put_debris(".nebula-0123456789abcde0-new", true) && !put_debris(".nebula-0123456789abcde1-new", false) &&
+                !put_debris(".nebula-0123456789abcde2-own", true) && !put_debris(".nebula-short-new", true) &&
+                !put_debris(".nebula-0123456789abcde3-new", true) && !put_debris("staging/.nebula-0123456789abcde4-new", false));
+        REQUIRE(!os->link(at(".nebula-0123456789abcde3-new"), at("linked")));
+        version = bench_version(&bench, "a", 1, 2);
+        stage(at("staging"), "a");
+        REQUIRE(version && !ask(&bench, version, "", at("best"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        CHECK(os->stat(at(".nebula-0123456789abcdef-old"), false, &stat) == -ENOENT);
+        CHECK(os->stat(at(".nebula-0123456789abcde0-new"), false, &stat) == -ENOENT);
+        CHECK(!os->stat(at(".nebula-0123456789abcde1-new"), false, &stat)); /* somebody's work in progress */
+        CHECK(!os->stat(at(".nebula-0123456789abcde2-own"), false, &stat)); /* not our names */
+        CHECK(!os->stat(at(".nebula-short-new"), false, &stat));
+        CHECK(!os->stat(at(".nebula-0123456789abcde3-new"), false, &stat));
+        CHECK(look_directory(at("best"), seeds) == 'a' && debris_in(at("best")) == 0);
+        end();
+}
+
+static void a_list_that_was_damaged_is_refused_as_a_whole(void)
+{
+        char path[700], name[300], *text;
+        struct version *version;
+        struct os_dir *dir;
+        size_t size;
+        uint64_t id;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !ask(&bench, version, "b", at("y"), ""));
+        REQUIRE(!os->opendir(memory, &dir));
+        path[0] = 0;
+        while (os->readdir(dir, name, sizeof name) > 0)
+                if (memory_image_name(name, ".publish", &id))
+                        snprintf(path, sizeof path, "%s/%s", memory, name);
+        os->closedir(dir);
+        REQUIRE(path[0] && !os_read_file(path, 1 << 20, &text, &size));
+        text[size / 2] ^= 1;
+        REQUIRE(!os_write_file_atomic(path, text, size));
+        next_agent();
+        CHECK(!bench.job->publishes);
+        text[size / 2] ^= 1;
+        REQUIRE(!os_write_file_atomic(path, text, size));
+        free(text);
+        next_agent();
+        CHECK(bench.job->publishes && bench.job->publishes->next && !bench.job->publishes->next->next);
+        end();
+}
+
+TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither_a_storage_path_nor_what_holds_one_is_removed),
+         TEST(nothing_appears_before_its_version_is_stored),
+         TEST(a_publish_that_fails_does_not_hold_up_those_after_it),
+         TEST(what_cannot_be_published_is_tried_less_and_less_often),
+         TEST(a_removal_waits_for_every_publish_before_it), TEST(a_removal_cancels_what_has_not_happened),
+         TEST(a_directory_that_was_removed_before_it_appeared_takes_its_version_along),
+         TEST(what_was_staged_for_a_directory_that_another_one_took_the_place_of_goes),
+         TEST(what_was_staged_for_a_later_directory_as_well_stays),
+         TEST(a_version_that_storage_does_not_let_go_goes_with_a_later_try),
+         TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
+         TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
+         TEST(what_appears_between_the_look_and_the_lock_is_found),
+         TEST(links_and_empty_directories_join_a_directory_that_is_there),
+         TEST(what_somebody_replaced_is_not_found_any_more),
+         TEST(what_a_later_writing_of_its_tag_carried_over_is_found_there_and_what_it_replaced_is_not),
+         TEST(a_version_that_storage_does_not_have_any_more_is_not_found),
+         TEST(a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole),
+         TEST(links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_none), TEST(blocks_are_shared_where_the_file_system_can),
+         TEST(what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that), TEST(what_is_damaged_in_storage_is_not_published),
+         TEST(files_join_a_directory_and_the_label_comes_last), TEST(what_agents_that_are_gone_left_goes_with_the_next_publish),
+         TEST(a_list_that_was_damaged_is_refused_as_a_whole))

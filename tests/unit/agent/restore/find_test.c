@@ -1,0 +1,368 @@
+/* Which version is the newest, just after the process that saved it has died: its connection has not told the agent yet. */
+#include <errno.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent/agent_catalogue.h"
+#include "agent/log.h"
+#include "agent/restore/restore.h"
+#include "tap.h"
+#include "test_dir.h"
+
+static uint32_t dead_pid(void)
+{
+        pid_t pid = fork();
+
+        if (!pid)
+                _exit(0);
+        if (pid < 0 || waitpid(pid, NULL, 0) != pid)
+                abort();
+        return (uint32_t)pid;
+}
+
+/* Saves t2 open-ended as process `pid`, whose connection still stands, and returns the newest that another one finds. */
+static int64_t newest_after(uint32_t pid, bool copies)
+{
+        static struct ipc_find find;
+        struct ipc_found found = { .step = -2 };
+        struct session other = { .nonce = 2, .pid = os->pid(), .rank = 0, .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL };
+        struct version *version;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        if (!bench_version(&bench, "step1", 1, 0))
+                abort();
+        bench.session.seen_pid = pid;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "step2", NEBULA_FILES_OPEN, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        if (!id || bench_save(&bench, &id, "a", 3))
+                abort();
+        if (copies) {
+                struct ipc_image request = { .version_id = id, .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "b" };
+                struct image_loan *loan;
+
+                catalogue_lock(&bench.catalogue);
+                if (image_loan_open(&bench.catalogue, &bench.session, &request, never, NULL, &version, &loan, &bench.error))
+                        abort();
+                catalogue_unlock(&bench.catalogue);
+        }
+        other.job = bench.job;
+        CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error));
+        bench_done(&bench, true);
+        return found.step;
+}
+
+static void the_newest_version_of_a_process_that_died_is_found_at_once(void)
+{
+        CHECK(newest_after(dead_pid(), false) == 2);
+}
+
+static void one_that_lives_may_add_to_it(void)
+{
+        CHECK(newest_after(os->pid(), false) == 1);
+}
+
+/* In another pid namespace than the agent's: what ends its connection ends its part. */
+static void one_that_cannot_be_seen_may_live_and_add_to_it(void)
+{
+        CHECK(newest_after(0, false) == 1);
+}
+
+static void half_a_copy_is_not_whole(void)
+{
+        CHECK(newest_after(dead_pid(), true) == 1);
+}
+
+static int opendir_that_fails(const char *root, const char *key, struct os_dir **ret_dir)
+{
+        return -EIO;
+}
+
+/* Memory has let go of the newer one, and storage does not answer: training goes on, from where it says it does. */
+static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
+{
+        static struct ipc_find find;
+        struct session other = { .nonce = 2, .pid = os->pid(), .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL };
+        const struct os_table *real = os;
+        char storage[256], path[300], *text;
+        struct os_table table = *os;
+        struct version *newer;
+        struct ipc_found found;
+        struct bench bench;
+        size_t size;
+
+        test_dir_make_quick(storage);
+        bench_init(&bench, NULL, storage);
+        REQUIRE(bench_version(&bench, "step1", 1, 0));
+        newer = bench_version(&bench, "step2", 2, 0);
+        REQUIRE(newer && !bench_persist(&bench, newer));
+        version_forget_memory(&bench.catalogue, newer);
+        other.job = bench.job;
+        CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 2);
+        snprintf(path, sizeof path, "%s/agent.log", storage);
+        REQUIRE(!log_open(path));
+        table.opendir_below = opendir_that_fails;
+        os = &table;
+        CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 1);
+        os = real;
+        log_close();
+        REQUIRE(!os_read_file(path, 65536, &text, &size));
+        CHECK(strstr(text, "step1") && strstr(text, "step2") && strstr(text, storage));
+        free(text);
+        bench_done(&bench, true);
+        test_dir_remove(storage);
+}
+
+static const struct store_ops *stored_ops;
+static struct manifest goes; /* the version that goes when its file is looked at; no tag: none does */
+
+static enum nebula_status stat_after_removal(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error)
+{
+        if (*goes.tag && !strncmp(key, goes.tag, strlen(goes.tag)) && strstr(key, "/a")) {
+                if (manifest_remove(store, &goes, NULL))
+                        abort();
+                *goes.tag = 0;
+        }
+        return stored_ops->stat(store, key, ret_entry, error);
+}
+
+struct shelf { /* checkpoints that only storage has */
+        struct bench bench;
+        struct session other;
+        struct store_ops ops;
+        char storage[256];
+};
+
+static void shelf_init(struct shelf *shelf, int count)
+{
+        struct bench *bench = &shelf->bench;
+
+        test_dir_make_quick(shelf->storage);
+        bench_init(bench, NULL, shelf->storage);
+        for (int step = 1; step <= count; step++) {
+                char tag[16];
+                struct version *version;
+
+                snprintf(tag, sizeof tag, "step%d", step);
+                version = bench_version(bench, tag, (unsigned)step, (unsigned)step + 8);
+                if (!version || bench_persist(bench, version))
+                        abort();
+                version_forget_memory(&bench->catalogue, version);
+        }
+        shelf->other = (struct session){ .nonce = 2, .pid = os->pid(), .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL,
+                                         .job = bench->job };
+        stored_ops = bench->job->store->ops;
+        shelf->ops = *stored_ops;
+        shelf->ops.stat = stat_after_removal;
+        bench->job->store->ops = &shelf->ops;
+}
+
+static void shelf_goes(struct shelf *shelf, const char *tag)
+{
+        if (manifest_load(shelf->bench.job->store, tag, &goes, NULL))
+                abort();
+}
+
+static enum nebula_status shelf_find(struct shelf *shelf, const char *tag, struct ipc_found *found)
+{
+        static struct ipc_find find;
+
+        strcpy(find.tag, tag);
+        return restore_find(&shelf->bench.catalogue, &shelf->other, &find, found, &shelf->bench.error);
+}
+
+static void shelf_done(struct shelf *shelf)
+{
+        CHECK(!*goes.tag);
+        manifest_done(&goes);
+        shelf->bench.job->store->ops = stored_ops;
+        bench_done(&shelf->bench, true);
+        test_dir_remove(shelf->storage);
+}
+
+/* Retention takes an old version while somebody asks for it: it is not damaged, it is not there any more. */
+static void a_version_that_is_removed_while_it_is_looked_at_is_not_found(void)
+{
+        struct ipc_found found;
+        struct shelf shelf;
+
+        shelf_init(&shelf, 2);
+        shelf_goes(&shelf, "step1");
+        CHECK(shelf_find(&shelf, "step1", &found) == NEBULA_NOT_FOUND);
+        CHECK(!shelf_find(&shelf, "step2", &found) && found.step == 2);
+        shelf_done(&shelf);
+}
+
+static void the_newest_is_looked_for_again_when_it_is_removed_meanwhile(void)
+{
+        struct ipc_found found;
+        struct shelf shelf;
+
+        shelf_init(&shelf, 2);
+        shelf_goes(&shelf, "step2");
+        CHECK(!shelf_find(&shelf, "", &found) && found.step == 1);
+        manifest_done(&goes);
+        shelf_goes(&shelf, "step1");
+        CHECK(shelf_find(&shelf, "", &found) == NEBULA_NOT_FOUND); /* and training begins anew */
+        shelf_done(&shelf);
+}
+
+static void a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again(void)
+{
+        struct ipc_opened *opened = NULL;
+        struct ipc_open open = { .name = "a" };
+        struct ipc_found found;
+        struct shelf shelf;
+        int fd = -1;
+
+        shelf_init(&shelf, 1);
+        REQUIRE(!shelf_find(&shelf, "step1", &found));
+        shelf_goes(&shelf, "step1");
+        open.version_id = found.version_id;
+        CHECK(restore_open(&shelf.bench.catalogue, &open, &opened, &fd, &shelf.bench.error) == NEBULA_NOT_FOUND);
+        CHECK(strstr(shelf.bench.error.message, "look it up once more"));
+        shelf_done(&shelf);
+}
+
+/* What a loader with that version's number is given for file `name`: the seed of its bytes, or -1 when it is told to look again. */
+static int seed_of(struct bench *bench, uint64_t version_id, const char *name)
+{
+        struct ipc_opened *opened = NULL;
+        struct ipc_open open = { .version_id = version_id };
+        unsigned char *data;
+        int fd = -1, seed = -2;
+
+        strcpy(open.name, name);
+        if (restore_open(&bench->catalogue, &open, &opened, &fd, &bench->error))
+                return strstr(bench->error.message, "look it up once more") ? -1 : -2;
+        if (opened->size == BENCH_FILE_BYTES && !os->map(fd, 0, opened->size, OS_MAP_READ, (void **)&data)) {
+                for (int k = 1; k < 16 && seed < 0; k++)
+                        seed = data[0] == bench_byte((unsigned)k, 0) && data[BENCH_FILE_BYTES - 1] == bench_byte((unsigned)k, BENCH_FILE_BYTES - 1) ? k : seed;
+                os->unmap(data, opened->size);
+        }
+        os->close(fd);
+        free(opened);
+        return seed;
+}
+
+/* Two files of one checkpoint must not come from two. */
+static void a_handle_leads_to_no_other_writing_of_its_tag(void)
+{
+        struct version *first;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        first = bench_version(&bench, "best", 1, 2);
+        REQUIRE(first);
+        id = first->id;
+        CHECK(seed_of(&bench, id, "a") == 1);
+        REQUIRE(bench_version(&bench, "best", 3, 4) && bench_version(&bench, "best", 5, 6));
+        version_forget_memory(&bench.catalogue, catalogue_version(&bench.catalogue, id));
+        CHECK(seed_of(&bench, id, "b") == -1);
+        bench_done(&bench, true);
+}
+
+static void a_handle_that_only_began_its_tag_leads_to_the_one_before(void)
+{
+        struct version *begun;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        REQUIRE(bench_version(&bench, "best", 1, 2));
+        catalogue_lock(&bench.catalogue);
+        begun = commit_begin(&bench.catalogue, &bench.session, "best", NEBULA_FILES_OPEN, &bench.error);
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(begun);
+        CHECK(seed_of(&bench, begun->id, "b") == 2);
+        bench_done(&bench, true);
+}
+
+/* By a trainer with another agent, which finds nothing in storage and counts its generations anew. */
+static void a_tag_that_was_removed_and_written_again_with_its_generation_is_another_one(void)
+{
+        struct manifest removed = { 0 };
+        struct ipc_found found, again;
+        struct version *version;
+        struct bench writer;
+        struct shelf shelf;
+
+        shelf_init(&shelf, 1);
+        REQUIRE(!shelf_find(&shelf, "step1", &found));
+        CHECK(seed_of(&shelf.bench, found.version_id, "a") == 1);
+        REQUIRE(!manifest_load(shelf.bench.job->store, "step1", &removed, NULL));
+        REQUIRE(!manifest_remove(shelf.bench.job->store, &removed, NULL));
+        bench_init(&writer, NULL, shelf.storage);
+        version = bench_version(&writer, "step1", 7, 8);
+        REQUIRE(version && !bench_persist(&writer, version) && version->generation == removed.generation);
+        CHECK(seed_of(&shelf.bench, found.version_id, "b") == -1);
+        CHECK(!shelf_find(&shelf, "step1", &again) && again.version_id != found.version_id);
+        CHECK(seed_of(&shelf.bench, again.version_id, "a") == 7);
+        bench_done(&writer, true);
+        manifest_done(&removed);
+        shelf_done(&shelf);
+}
+
+/* The newest version becomes another writing of its tag. */
+static void write_again(struct shelf *shelf, const char *tag)
+{
+        struct manifest manifest = { 0 };
+        char path[300], *text;
+        FILE *file;
+        size_t size;
+
+        snprintf(path, sizeof path, "%s/%s/.nebula/manifest.json", shelf->storage, tag);
+        if (manifest_load(shelf->bench.job->store, tag, &manifest, NULL))
+                abort();
+        manifest.sequence++;
+        if (manifest_format(&manifest, &text, &size, NULL))
+                abort();
+        file = fopen(path, "w");
+        if (!file || fwrite(text, 1, size, file) != size || fclose(file))
+                abort();
+        free(text);
+        manifest_done(&manifest);
+}
+
+static void an_agent_does_not_grow_with_the_versions_that_a_reader_follows(void)
+{
+        struct ipc_found found;
+        struct shelf shelf;
+        size_t versions = 0, images = 0;
+
+        shelf_init(&shelf, 1);
+        for (int i = 0; i < TOMBSTONE_MAX + 50; i++) {
+                static struct ipc_open open = { .name = "a" };
+                struct ipc_opened *opened = NULL;
+                int fd = -1;
+
+                write_again(&shelf, "step1");
+                CHECK(!shelf_find(&shelf, "", &found));
+                open.version_id = found.version_id;
+                if (i % 50 == 0) { /* by image, as for a second reader of it */
+                        CHECK(!restore_open(&shelf.bench.catalogue, &open, &opened, &fd, &shelf.bench.error));
+                        os->close(fd);
+                        free(opened);
+                }
+        }
+        for (const struct version *version = shelf.bench.job->versions; version; version = version->next)
+                versions++;
+        for (const struct image *image = shelf.bench.catalogue.memory.images; image; image = image->next)
+                images += image->restored;
+        CHECK(versions <= TOMBSTONE_MAX + 4 && images <= 3);
+        CHECK(!shelf_find(&shelf, "", &found));
+        shelf_done(&shelf);
+}
+
+TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
+         TEST(a_handle_that_only_began_its_tag_leads_to_the_one_before),
+         TEST(a_tag_that_was_removed_and_written_again_with_its_generation_is_another_one),
+         TEST(a_version_that_is_removed_while_it_is_looked_at_is_not_found),
+         TEST(the_newest_is_looked_for_again_when_it_is_removed_meanwhile),
+         TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
+         TEST(an_older_checkpoint_is_taken_with_a_word_when_storage_fails),
+         TEST(the_newest_version_of_a_process_that_died_is_found_at_once), TEST(one_that_lives_may_add_to_it), TEST(one_that_cannot_be_seen_may_live_and_add_to_it),
+         TEST(half_a_copy_is_not_whole), TEST(an_agent_does_not_grow_with_the_versions_that_a_reader_follows))
