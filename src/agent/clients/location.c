@@ -243,8 +243,11 @@ static void settle(struct catalogue *catalogue, char *path, size_t kept)
 
 void location_settle(struct catalogue *catalogue, char *path)
 {
-        if (!strncmp(path, "file:///", 8))
-                memmove(path, path + 7, strlen(path + 7) + 1);
+        static const char scheme[] = "file://";
+        size_t length = strlen(path);
+
+        if (length >= sizeof scheme && !strncmp(path, scheme, sizeof scheme - 1) && path[sizeof scheme - 1] == '/')
+                memmove(path, path + sizeof scheme - 1, length + 2 - sizeof scheme);
         if (path[0] == '/')
                 settle(catalogue, path, 0);
 }
