@@ -132,10 +132,10 @@ static int by_number(const void *a, const void *b)
 
 void capture_pool_keep(struct capture_pool *pool, uint64_t *live_ids, size_t count)
 {
-        if (pool->count)
+        if (pool->count && count)
                 qsort(live_ids, count, sizeof *live_ids, by_number);
         for (size_t i = pool->count; i-- > 0;)
-                if (!bsearch(&pool->images[i].image_id, live_ids, count, sizeof *live_ids, by_number))
+                if (!count || !bsearch(&pool->images[i].image_id, live_ids, count, sizeof *live_ids, by_number))
                         drop(pool, i);
 }
 
