@@ -65,7 +65,7 @@ static bool storage_holds(const char *tag, unsigned seed, const char *run)
 {
         struct manifest manifest = { 0 };
         struct test_place fresh;
-        struct test_client client;
+        struct test_client client = { .fd = -1, .frame.fd = -1 };
         struct ipc_found found;
         struct store *store;
         bool holds;
