@@ -3,6 +3,7 @@
 #   make          builds the engine and installs the package into .venv
 #   make demo     the main job: train, save, be killed, resume exactly; a table and out/demo.png
 #   make test     everything: linters, C and Python tests, sanitizers, a short selection with each framework
+#   make check    what everyday work needs, in under 4 minutes: linters, the C tests, the package, its main promises
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
@@ -18,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: package demo test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
+.PHONY: package demo check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -99,6 +100,12 @@ test: setup-test
 	$(MAKE) lint units asan package; \
 	wait $$fetching || { cat $$log; exit 1; }
 	@scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS)
+
+# The promises that a change breaks most often, in files whose tests wait for nothing.
+CHECKED := $(foreach t,api values alias image pickling load_into dense lines history durability_doc settings_doc,tests/python/test_$(t).py)
+check: setup-test
+	@$(MAKE) lint units package
+	@$(PYTEST) -q $(CHECKED) tests/model/test_commit_model.py $(ARGS)
 
 # A framework's environment sees .venv's torch and nebulaml: every version is tried with the same build.
 .envs/%/.ready: requirements/frameworks/%.txt | setup-test
