@@ -95,6 +95,7 @@ def test_a_second_trainer_of_one_path_is_refused_and_finds_what_memory_has_howev
 
 @every_spelling
 def test_the_next_agent_finds_by_another_spelling_what_the_last_one_left_in_memory(spelled, place):
+    place.storage.mkdir(exist_ok=True)  # nothing is made behind a link that leads nowhere
     nebulaml.init(spelled, 100000, 2, on_error="raise")
     save("global_step1").wait("durable", 30)
     save("global_step2").wait("captured", 30)
