@@ -111,7 +111,7 @@ int main(int argc, char **argv)
         options.persist_path = argv[6];
         options.replica_count = (uint32_t)atoi(argv[7]);
         options.run = saving ? "run1" : "run2";
-        /* What is only to be replicated stays in memory, so that a loss of nodes finds it there alone. */
+        /* Versions that wait for replication only stay in memory, so that storage cannot help after a loss of nodes. */
         options.persist_interval_s = saving && !strcmp(argv[9], "replicated") ? 1e6 : 0;
         if (nebula_session_open(&options, &session, &error))
                 return fail("open", &error);
