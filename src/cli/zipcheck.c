@@ -71,7 +71,7 @@ bool zipcheck_wrong(const struct zipcheck *check, size_t index)
 
         for (; low < check->segment_count && check->segments[low].entry == index; low++)
                 crc32 = sum_crc32_combine(crc32, check->segments[low].crc32, check->segments[low].size);
-        return crc32 != entry->crc32;
+        return crc32 != entry->crc32 || crc32 != entry->header_crc32;
 }
 
 void zipcheck_done(struct zipcheck *check)

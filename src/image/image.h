@@ -52,14 +52,15 @@ uint64_t pickle_tensor_size(const struct nebula_tensor *tensor); /* bytes of its
 /*
  * Checks `data` (any bytes, hostile ones too) as a zip image: bounds, directory, headers. Entries come in the order in
  * which they lie in the file, do not overlap, and end before the directory; records are stored, not compressed. Files
- * that torch.save wrote are read too. A broken file is NEBULA_CORRUPT, a zip of another kind NEBULA_INVALID.
+ * that torch.save wrote are read too. A broken file is NEBULA_CORRUPT, a zip of another kind NEBULA_INVALID. zip_read does not
+ * compare CRC-32 fields: the agent writes them into an image while trainers read it. zip_verify does.
  * ret_entries: caller frees.
  */
 struct zip_entry {
         char name[256];
         uint64_t header_offset, payload_offset, size;
         uint64_t directory_crc_offset, header_crc_offset; /* where the CRC-32 fields stand */
-        uint32_t crc32;
+        uint32_t crc32, header_crc32; /* as the directory has it, and as the record's header has it */
         bool has_descriptor; /* the CRC-32 also stands behind the payload, as torch.save does it */
 };
 enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,

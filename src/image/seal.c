@@ -232,7 +232,7 @@ enum nebula_status image_seal_rest(void *data, uint64_t size, struct nebula_erro
                 const struct zip_entry *entry = &entries[k];
                 uint32_t crc32;
 
-                if (entry->crc32 || entry->has_descriptor)
+                if ((entry->crc32 && entry->header_crc32) || entry->has_descriptor)
                         continue;
                 crc32 = sum_crc32(0, bytes + entry->payload_offset, (size_t)entry->size);
                 zip_put32(bytes + entry->header_crc_offset, crc32);

@@ -132,8 +132,7 @@ static enum nebula_status read_local(const struct archive *archive, struct zip_e
                 return corrupt(error, start, "a record without its zip64 sizes");
         if (!entry->has_descriptor && (size != entry->size || stored_size != entry->size))
                 return corrupt(error, start, "a record of another size than in the directory");
-        if (!entry->has_descriptor && zip_get32(at + ZIP_LOCAL_CRC_AT) != entry->crc32)
-                return corrupt(error, start + ZIP_LOCAL_CRC_AT, "another CRC-32 than in the directory");
+        entry->header_crc32 = entry->has_descriptor ? entry->crc32 : zip_get32(at + ZIP_LOCAL_CRC_AT);
         entry->header_crc_offset = start + ZIP_LOCAL_CRC_AT;
         entry->payload_offset = start + ZIP_LOCAL_BYTES + name_size + extra_size;
         return NEBULA_OK;
@@ -271,7 +270,9 @@ enum nebula_status zip_verify(const void *data, uint64_t size, struct nebula_err
                 const struct zip_entry *entry = &entries[k];
                 uint32_t found = sum_crc32(0, bytes + entry->payload_offset, (size_t)entry->size);
 
-                if (found != entry->crc32)
+                if (entry->header_crc32 != entry->crc32)
+                        status = corrupt(error, entry->header_crc_offset, "another CRC-32 than in the directory");
+                else if (found != entry->crc32)
                         status = error_set(error, NEBULA_CORRUPT, 0,
                                            "record \"%s\" at offset %" PRIu64 " (%" PRIu64 " bytes) has CRC-32 %08" PRIx32
                                            ", expected %08" PRIx32,
