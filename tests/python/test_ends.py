@@ -249,17 +249,18 @@ sys.exit(subprocess.call([sys.executable, "-W", "ignore", "-c", "import atexit, 
 
 
 def test_a_daemon_thread_that_saves_until_the_end_loses_nothing_that_it_was_told_is_committed(place):
-    output = ended(
-        place,
-        """
+    code = """
 def save():
     for step in range(1, 10000):
         commit(step, 1 << 20, 1)
         say(step)
 threading.Thread(target=save, daemon=True).start()
 time.sleep(0.5)
-""",
-    )
+"""
+    trainer = place.trainer(HEAD + code, place.storage)
+    output, _ = trainer.communicate(timeout=120)
+    # Python ends a daemon thread where it stands. Within an operation of torch's that is std::terminate, with or without Nebula.
+    assert trainer.returncode in (0, -signal.SIGABRT)
     nebulaml.init(str(place.storage), 3600, 2)
     found = nebulaml.get_latest_checkpoint()
     assert found.step >= int(output.split()[-1]) > 0 and (found.load("0.pt") == found.step).all()
