@@ -218,14 +218,14 @@ json_t *check_broken(struct store *store, const char *tag, const struct nebula_e
                                     "size", (json_int_t)0, "documents", "files");
         json_t *document = new_file(MANIFEST_DIRECTORY "/manifest.json", MANIFEST_DIRECTORY "/manifest.json", 0);
         char directory[256], key[MANIFEST_KEY_MAX];
-        struct store_entry entry;
+        struct old_entry entry;
         uint64_t size = 0;
 
         if (!name_encode(tag, directory, NULL)) {
                 snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
-                if (!store->ops->stat(store, key, &entry, NULL)) {
+                if (!store->ops->old_stat(store, key, &entry, NULL)) {
                         size = entry.size;
-                        store_entry_done(&entry);
+                        old_entry_done(&entry);
                 }
         }
         json_object_set_new(document, "size", json_integer((json_int_t)size));

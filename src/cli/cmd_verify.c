@@ -205,11 +205,11 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
                                         json_t *versions, struct nebula_error *error)
 {
         struct store *store = target->store;
-        struct store_list list;
-        struct store_entry entry;
+        struct old_list list;
+        struct old_entry entry;
         struct nebula_error failure;
         char tag[256], key[300];
-        enum nebula_status status = store->ops->list(store, "", &list, error);
+        enum nebula_status status = store->ops->old_list(store, "", &list, error);
 
         if (status)
                 return status;
@@ -217,9 +217,9 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
                 snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", list.entries[i].name);
                 if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) || is_among(scan, tag))
                         continue;
-                status = store->ops->stat(store, key, &entry, &failure);
+                status = store->ops->old_stat(store, key, &entry, &failure);
                 if (!status)
-                        store_entry_done(&entry);
+                        old_entry_done(&entry);
                 if (status == NEBULA_NOT_FOUND)
                         continue;
                 if (status && list.entries[i].is_foreign) {
@@ -229,34 +229,34 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
                 }
                 append_version(target, tag, versions);
         }
-        store_list_done(&list);
+        old_list_done(&list);
         return NEBULA_OK;
 }
 
 static bool is_begun(struct store *store, const char *directory)
 {
-        struct store_list list;
+        struct old_list list;
         bool has_document = false, has_manifest = false;
         char key[300];
 
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY, directory);
-        if (store->ops->list(store, key, &list, NULL))
+        if (store->ops->old_list(store, key, &list, NULL))
                 return false;
         for (size_t i = 0; i < list.count; i++) {
                 has_document = has_document || !list.entries[i].is_directory;
                 has_manifest = has_manifest || !strcmp(list.entries[i].name, "manifest.json");
         }
-        store_list_done(&list);
+        old_list_done(&list);
         return has_document && !has_manifest;
 }
 
 /* A version whose manifest was deleted is not there for anybody: whoever looks for damage should hear of it. */
 static void tell_incomplete(struct store *store)
 {
-        struct store_list list;
+        struct old_list list;
         char tag[256];
 
-        if (store->ops->list(store, "", &list, NULL))
+        if (store->ops->old_list(store, "", &list, NULL))
                 return;
         for (size_t i = 0; i < list.count; i++) {
                 if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) ||
@@ -264,7 +264,7 @@ static void tell_incomplete(struct store *store)
                         continue;
                 cli_complain("%s has no manifest: it is being written, or that was cut off; it was not checked", tag);
         }
-        store_list_done(&list);
+        old_list_done(&list);
 }
 
 /* All sound versions, oldest first, and then those that are not. */

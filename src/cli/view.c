@@ -34,7 +34,7 @@ enum nebula_status view_open_path(const char *path, struct view *ret_view, struc
 enum nebula_status view_open(struct store *store, const char *key, struct view *ret_view, struct nebula_error *error)
 {
         struct view view = { 0 };
-        struct store_entry entry;
+        struct old_entry entry;
         enum nebula_status status;
         int result;
 
@@ -47,11 +47,11 @@ enum nebula_status view_open(struct store *store, const char *key, struct view *
                 free(path);
                 return status;
         }
-        status = store->ops->stat(store, key, &entry, error);
+        status = store->ops->old_stat(store, key, &entry, error);
         if (status)
                 return status;
         view.size = entry.size;
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         if (view.size) {
                 result = os->map(-1, 0, view.size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &view.data);
                 if (result < 0)

@@ -104,7 +104,7 @@ enum nebula_status manifest_load(struct store *store, const char *tag, struct ma
         status = manifest_key(key, directory, MANIFEST_DIRECTORY "/manifest.json", error);
         if (status)
                 return status;
-        status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        status = old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
         if (status)
                 return status;
         status = manifest_parse(text, size, &manifest, error);
@@ -177,7 +177,7 @@ enum nebula_status manifest_load_record(struct store *store, const struct manife
         status = manifest_key(key, directory, entry->path, error);
         if (status)
                 return status;
-        status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        status = old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
         if (status)
                 return status;
         status = check_record(manifest, entry, text, size, ret_record, error);
@@ -240,7 +240,7 @@ enum nebula_status manifest_load_file(struct store *store, const struct manifest
 enum nebula_status manifest_file_key(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
                                      char ret_key[MANIFEST_KEY_MAX], struct nebula_error *error)
 {
-        struct store_entry entry;
+        struct old_entry entry;
         char directory[256];
         enum nebula_status status = name_encode(manifest->tag, directory, error);
 
@@ -249,9 +249,9 @@ enum nebula_status manifest_file_key(struct store *store, const struct manifest 
         status = manifest_waiting_key(ret_key, directory, file->generation, file->path, error);
         if (status)
                 return status;
-        status = store->ops->stat(store, ret_key, &entry, error);
+        status = store->ops->old_stat(store, ret_key, &entry, error);
         if (!status)
-                store_entry_done(&entry);
+                old_entry_done(&entry);
         if (status != NEBULA_NOT_FOUND)
                 return status;
         return manifest_key(ret_key, directory, file->path, error);

@@ -45,6 +45,6 @@ enum nebula_status manifest_clear_private(struct store *store, const struct mani
                                           uint64_t generation_min, uint64_t generation_max,
                                           unsigned kinds, int64_t before_ns, struct nebula_error *error);
 /* The tag that lives in this directory of a storage path; false for what no tag encodes to. */
-bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256]);
+bool manifest_tag_of(const struct old_entry *entry, char ret_tag[256]);
 
 #endif

@@ -28,15 +28,15 @@ static enum nebula_status check_chunk(void *argument, const void *data, uint64_t
 
 static enum nebula_status check_size(struct store *store, const char *key, uint64_t size, struct nebula_error *error)
 {
-        struct store_entry entry;
-        enum nebula_status status = store->ops->stat(store, key, &entry, error);
+        struct old_entry entry;
+        enum nebula_status status = store->ops->old_stat(store, key, &entry, error);
 
         if (status)
                 return status;
         if (entry.size != size)
                 status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64,
                                    store->root, key, entry.size, size);
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         return status;
 }
 

@@ -10,7 +10,7 @@
 
 #define SCAN_ROUNDS 20 /* where versions always come and go faster than they are read */
 
-bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256])
+bool manifest_tag_of(const struct old_entry *entry, char ret_tag[256])
 {
         char again[256];
 
@@ -59,18 +59,18 @@ static int compare_sequences(const void *a, const void *b)
 
 static int compare_names(const void *a, const void *b)
 {
-        const struct store_entry *x = a, *y = b;
+        const struct old_entry *x = a, *y = b;
 
         return strcmp(x->name, y->name);
 }
 
 /* The directories that a tag may live in, by name; and how many links there are, behind which nothing is looked for. */
-static enum nebula_status list_tags(struct store *store, struct store_list *ret_list, struct manifest_scan *scan, struct nebula_error *error)
+static enum nebula_status list_tags(struct store *store, struct old_list *ret_list, struct manifest_scan *scan, struct nebula_error *error)
 {
-        struct store_list list;
+        struct old_list list;
         char tag[256];
         size_t kept = 0;
-        enum nebula_status status = store->ops->list(store, "", &list, error);
+        enum nebula_status status = store->ops->old_list(store, "", &list, error);
 
         if (status)
                 return status;
@@ -81,7 +81,7 @@ static enum nebula_status list_tags(struct store *store, struct store_list *ret_
                 if (manifest_tag_of(&list.entries[i], tag))
                         list.entries[kept++] = list.entries[i];
                 else
-                        store_entry_done(&list.entries[i]);
+                        old_entry_done(&list.entries[i]);
         }
         list.count = kept;
         if (kept)
@@ -90,7 +90,7 @@ static enum nebula_status list_tags(struct store *store, struct store_list *ret_
         return NEBULA_OK;
 }
 
-static bool same_names(const struct store_list *a, const struct store_list *b)
+static bool same_names(const struct old_list *a, const struct old_list *b)
 {
         if (a->count != b->count)
                 return false;
@@ -103,17 +103,17 @@ static bool same_names(const struct store_list *a, const struct store_list *b)
 /* No manifest is there, but something else of ours: it is being written, or removed, or somebody has died of that. */
 static bool is_open(struct store *store, const char *directory)
 {
-        struct store_list list;
+        struct old_list list;
         char key[MANIFEST_KEY_MAX];
 
-        if (manifest_key(key, directory, MANIFEST_DIRECTORY, NULL) || store->ops->list(store, key, &list, NULL))
+        if (manifest_key(key, directory, MANIFEST_DIRECTORY, NULL) || store->ops->old_list(store, key, &list, NULL))
                 return false;
-        store_list_done(&list);
+        old_list_done(&list);
         return true;
 }
 
 /* What lies in .nebula: a record, and nothing that says that a writing of the tag is under way. */
-static bool has_records_alone(const struct store_list *list)
+static bool has_records_alone(const struct old_list *list)
 {
         bool has_record = false;
         uint64_t generation;
@@ -130,20 +130,20 @@ static bool has_records_alone(const struct store_list *list)
 
 bool manifest_is_bare(struct store *store, const char *tag, struct manifest_broken *ret_broken)
 {
-        struct store_list list;
+        struct old_list list;
         char directory[256], key[MANIFEST_KEY_MAX];
         bool has_files = false, has_records = false;
 
-        if (name_encode(tag, directory, NULL) || store->ops->list(store, directory, &list, NULL))
+        if (name_encode(tag, directory, NULL) || store->ops->old_list(store, directory, &list, NULL))
                 return false;
         for (size_t i = 0; i < list.count && !has_files; i++)
                 has_files = !list.entries[i].is_directory;
-        store_list_done(&list);
+        old_list_done(&list);
         if (!has_files || manifest_key(key, directory, MANIFEST_DIRECTORY, NULL))
                 return false;
-        if (!store->ops->list(store, key, &list, NULL)) {
+        if (!store->ops->old_list(store, key, &list, NULL)) {
                 has_records = has_records_alone(&list);
-                store_list_done(&list);
+                old_list_done(&list);
                 if (!has_records)
                         return false;
         }
@@ -156,7 +156,7 @@ bool manifest_is_bare(struct store *store, const char *tag, struct manifest_brok
 }
 
 /* *ret_has_open: some were neither whole nor foreign. */
-static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
+static enum nebula_status load_listed(struct store *store, const struct old_list *list, struct manifest_scan *ret_scan,
                                       bool *ret_has_open, struct nebula_error *error)
 {
         struct manifest_scan scan = { .manifests = calloc(list->count + 1, sizeof *scan.manifests) };
@@ -200,7 +200,7 @@ static enum nebula_status load_listed(struct store *store, const struct store_li
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 }, links = { 0 };
-        struct store_list list, later = { 0 };
+        struct old_list list, later = { 0 };
         bool is_same = false, has_open = false;
         enum nebula_status status = list_tags(store, &list, &links, error);
 
@@ -214,10 +214,10 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
                 if (status)
                         break;
                 is_same = same_names(&list, &later);
-                store_list_done(&list);
+                old_list_done(&list);
                 list = later;
         }
-        store_list_done(&list);
+        old_list_done(&list);
         if (status) {
                 manifest_scan_done(&scan);
                 return status;

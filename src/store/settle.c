@@ -18,19 +18,19 @@ static enum nebula_status move_waiting(struct store *store, const struct manifes
                 const struct manifest_file *file = &manifest->files[i];
                 char from[MANIFEST_KEY_MAX], to[MANIFEST_KEY_MAX];
                 struct nebula_error absent;
-                struct store_entry entry;
+                struct old_entry entry;
                 enum nebula_status status = manifest_waiting_key(from, directory, file->generation, file->path, error);
 
                 if (!status)
                         status = manifest_key(to, directory, file->path, error);
                 if (status)
                         return status;
-                status = store->ops->stat(store, from, &entry, &absent);
+                status = store->ops->old_stat(store, from, &entry, &absent);
                 if (status == NEBULA_NOT_FOUND)
                         continue;
                 if (!status) {
-                        store_entry_done(&entry);
-                        status = store->ops->move(store, from, to, &absent);
+                        old_entry_done(&entry);
+                        status = store->ops->old_move(store, from, to, &absent);
                 }
                 if (status && status != NEBULA_NOT_FOUND) {
                         if (error)
@@ -61,7 +61,7 @@ static bool names_waiting(const struct manifest *manifest, uint64_t generation, 
 static enum nebula_status clear_generation(struct store *store, const struct manifest *keep, const char *directory,
                                            const char *name, uint64_t generation, struct nebula_error *error)
 {
-        struct store_list list;
+        struct old_list list;
         struct nebula_error full;
         char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
         bool is_kept = false;
@@ -71,7 +71,7 @@ static enum nebula_status clear_generation(struct store *store, const struct man
                 status = manifest_key(prefix, key, name, error);
         if (status)
                 return status;
-        status = store->ops->list(store, prefix, &list, error);
+        status = store->ops->old_list(store, prefix, &list, error);
         if (status)
                 return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
         for (size_t i = 0; i < list.count && !status; i++) {
@@ -81,22 +81,22 @@ static enum nebula_status clear_generation(struct store *store, const struct man
                 }
                 status = manifest_key(key, prefix, list.entries[i].name, error);
                 if (!status)
-                        status = store->ops->remove(store, key, error);
+                        status = store->ops->old_remove(store, key, error);
         }
-        store_list_done(&list);
-        if (!status && !is_kept && store->ops->remove_directory)
-                store->ops->remove_directory(store, prefix, &full); /* somebody adds to it: then it stays */
+        old_list_done(&list);
+        if (!status && !is_kept && store->ops->old_remove_directory)
+                store->ops->old_remove_directory(store, prefix, &full); /* somebody adds to it: then it stays */
         return status;
 }
 
 /* What lies in <directory>/.nebula, whose key is `ret_prefix` then; nothing, when there is none. */
 static enum nebula_status list_private(struct store *store, const char *directory, char ret_prefix[MANIFEST_KEY_MAX],
-                                       struct store_list *ret_list, struct nebula_error *error)
+                                       struct old_list *ret_list, struct nebula_error *error)
 {
         enum nebula_status status = manifest_key(ret_prefix, directory, MANIFEST_DIRECTORY, error);
 
         if (!status)
-                status = store->ops->list(store, ret_prefix, ret_list, error);
+                status = store->ops->old_list(store, ret_prefix, ret_list, error);
         if (status != NEBULA_NOT_FOUND)
                 return status;
         memset(ret_list, 0, sizeof *ret_list);
@@ -107,14 +107,14 @@ enum nebula_status manifest_clear_private(struct store *store, const struct mani
                                           uint64_t generation_min, uint64_t generation_max, unsigned kinds,
                                           int64_t before_ns, struct nebula_error *error)
 {
-        struct store_list list;
+        struct old_list list;
         char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
         enum nebula_status status = list_private(store, directory, prefix, &list, error);
 
         if (status)
                 return status;
         for (size_t i = 0; i < list.count && !status; i++) {
-                const struct store_entry *entry = &list.entries[i];
+                const struct old_entry *entry = &list.entries[i];
                 uint64_t generation = 0;
                 enum manifest_entry_kind kind = manifest_entry_kind(entry->name, &generation);
                 char path[512];
@@ -133,10 +133,10 @@ enum nebula_status manifest_clear_private(struct store *store, const struct mani
                 else if (kind != ENTRY_RECORD || !keep || !names_record(keep, path)) {
                         status = manifest_key(key, prefix, entry->name, error);
                         if (!status)
-                                status = store->ops->remove(store, key, error);
+                                status = store->ops->old_remove(store, key, error);
                 }
         }
-        store_list_done(&list);
+        old_list_done(&list);
         return status;
 }
 
@@ -146,7 +146,7 @@ enum nebula_status manifest_settle(struct store *store, const struct manifest *m
         enum nebula_status status = name_encode(manifest->tag, directory, error);
 
         /* Where objects cannot be moved they stay where they wait: readers look there first. */
-        if (!status && store->ops->move)
+        if (!status && store->ops->old_move)
                 status = move_waiting(store, manifest, directory, error);
         /* Younger generations are somebody's work in progress. */
         if (!status)
@@ -160,7 +160,7 @@ enum nebula_status manifest_settle(struct store *store, const struct manifest *m
 static enum nebula_status is_followed(struct store *store, const struct manifest *manifest, const char *directory, bool *ret_followed,
                                       struct nebula_error *error)
 {
-        struct store_list list;
+        struct old_list list;
         char prefix[MANIFEST_KEY_MAX];
         enum nebula_status status = list_private(store, directory, prefix, &list, error);
 
@@ -173,17 +173,17 @@ static enum nebula_status is_followed(struct store *store, const struct manifest
 
                 *ret_followed = *ret_followed || kind == ENTRY_MANIFEST || (manifest_has_generation(kind) && generation > manifest->generation);
         }
-        store_list_done(&list);
+        old_list_done(&list);
         return NEBULA_OK;
 }
 
 static bool exists(struct store *store, const char *key)
 {
-        struct store_entry entry;
+        struct old_entry entry;
 
-        if (store->ops->stat(store, key, &entry, NULL))
+        if (store->ops->old_stat(store, key, &entry, NULL))
                 return false;
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         return true;
 }
 
@@ -202,11 +202,11 @@ static enum nebula_status remove_files(struct store *store, const struct manifes
                         break;
                 status = manifest_key(key, directory, file->path, error);
                 if (!status)
-                        status = store->ops->remove(store, key, error);
+                        status = store->ops->old_remove(store, key, error);
                 if (!status)
                         status = manifest_waiting_key(key, directory, file->generation, file->path, error);
                 if (!status)
-                        status = store->ops->remove(store, key, error);
+                        status = store->ops->old_remove(store, key, error);
         }
         return status;
 }
@@ -216,10 +216,10 @@ void manifest_remove_directories(struct store *store, const char *directory)
         char key[MANIFEST_KEY_MAX];
         struct nebula_error full; /* something foreign is inside: then the directory stays */
 
-        if (!store->ops->remove_directory || manifest_key(key, directory, MANIFEST_DIRECTORY, &full) ||
-            store->ops->remove_directory(store, key, &full))
+        if (!store->ops->old_remove_directory || manifest_key(key, directory, MANIFEST_DIRECTORY, &full) ||
+            store->ops->old_remove_directory(store, key, &full))
                 return;
-        store->ops->remove_directory(store, directory, &full);
+        store->ops->old_remove_directory(store, directory, &full);
 }
 
 /* A later writing of the tag has taken the place of this one, whose files went with that. */
@@ -253,7 +253,7 @@ enum nebula_status manifest_remove(struct store *store, const struct manifest *m
         if (!status)
                 status = check_not_rewritten(store, manifest, error);
         if (!status)
-                status = store->ops->remove(store, key, error);
+                status = store->ops->old_remove(store, key, error);
         /* The records go last: they are what tells a sweep after a crash which files were ours. */
         if (!status)
                 status = remove_files(store, manifest, directory, key, &followed, error);

@@ -1,4 +1,5 @@
 /* Opening a store, and what every driver has in common. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +27,10 @@ void store_close(struct store *store)
                 store->ops->close(store);
 }
 
-enum nebula_status store_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+enum nebula_status old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                                    struct nebula_error *error)
 {
-        return store->ops->read_text(store, key, limit, ret_text, ret_size, error);
+        return store->ops->old_read_text(store, key, limit, ret_text, ret_size, error);
 }
 
 bool store_key_sound(const char *key)
@@ -47,27 +48,105 @@ bool store_key_sound(const char *key)
         }
 }
 
-enum nebula_status store_list_add(struct store_list *list, const struct store_entry *entry)
+bool store_is_temporary(const char *key)
 {
-        struct store_entry *grown;
-        char *name;
+        const char *slash = strchr(key, '/');
 
-        /* Grows at powers of two, so the capacity need not be kept. */
-        if (!(list->count & (list->count - 1))) {
-                size_t capacity = list->count ? list->count * 2 : 1;
+        if (!slash)
+                return !strncmp(key, STORE_TEMP_TOP, strlen(STORE_TEMP_TOP));
+        slash++;
+        return !strncmp(slash, STORE_TEMP_BELOW, strlen(STORE_TEMP_BELOW)) && !strchr(slash + strlen(STORE_TEMP_BELOW), '/');
+}
 
-                grown = realloc(list->entries, capacity * sizeof *grown);
-                if (!grown)
-                        return NEBULA_NO_MEMORY;
-                list->entries = grown;
-        }
-        name = strdup(entry->name);
-        if (!name)
+/* Grows at powers of two, so the capacity need not be kept. False: no memory. */
+static bool make_room(void **entries, size_t count, size_t size)
+{
+        void *grown;
+
+        if (count & (count - 1))
+                return true;
+        grown = realloc(*entries, (count ? count * 2 : 1) * size);
+        if (grown)
+                *entries = grown;
+        return grown;
+}
+
+enum nebula_status store_page_add(struct store_page *page, const struct store_entry *entry)
+{
+        void *entries = page->entries;
+        char *key = strdup(entry->key);
+
+        if (!key || !make_room(&entries, page->count, sizeof *entry)) {
+                free(key);
                 return NEBULA_NO_MEMORY;
-        list->entries[list->count] = *entry;
-        list->entries[list->count].name = name;
-        list->count++;
+        }
+        page->entries = entries;
+        page->entries[page->count] = *entry;
+        page->entries[page->count++].key = key;
         return NEBULA_OK;
+}
+
+/* Moves the entries of the page to the end of the list. */
+static enum nebula_status take_page(struct store_list *list, struct store_page *page, const struct store *store, struct nebula_error *error)
+{
+        struct store_entry *grown = realloc(list->entries, (list->count + page->count + 1) * sizeof *grown);
+
+        if (!grown)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %.400s", store->root);
+        list->entries = grown;
+        memcpy(grown + list->count, page->entries, page->count * sizeof *grown);
+        list->count += page->count;
+        page->count = 0;
+        return NEBULA_OK;
+}
+
+enum nebula_status store_list_all(struct store *store, const char *prefix, bool deep, struct store_list *ret_list, struct nebula_error *error)
+{
+        struct store_list list = { 0 };
+        enum nebula_status status;
+        char *from = NULL;
+
+        do {
+                struct store_page page = { 0 };
+
+                status = store->ops->list(store, prefix, deep, from, &page, error);
+                free(from);
+                from = NULL;
+                if (!status)
+                        status = take_page(&list, &page, store, error);
+                if (!status) {
+                        from = page.next;
+                        page.next = NULL;
+                }
+                store_page_done(&page);
+        } while (!status && from);
+        if (status)
+                store_list_done(&list);
+        else
+                *ret_list = list;
+        return status;
+}
+
+enum nebula_status store_put_text(struct store *store, const char *key, const char *text, enum store_condition condition,
+                                  struct nebula_error *error)
+{
+        return store->ops->put(store, key, text, strlen(text), condition, NULL, NULL, error);
+}
+
+enum nebula_status store_remove_one(struct store *store, const char *key, struct nebula_error *error)
+{
+        struct store_victim victim = { .key = key };
+
+        return store->ops->remove(store, &victim, 1, error);
+}
+
+void store_page_done(struct store_page *page)
+{
+        struct store_list list = { page->entries, page->count };
+
+        store_list_done(&list);
+        free(page->next);
+        *page = (struct store_page){ 0 };
 }
 
 void store_list_done(struct store_list *list)
@@ -80,6 +159,82 @@ void store_list_done(struct store_list *list)
 
 void store_entry_done(struct store_entry *entry)
 {
-        free(entry->name);
+        free(entry->key);
         *entry = (struct store_entry){ 0 };
+}
+
+/* What a server answers when it has too much to do, or is just starting again. */
+static bool is_passing(int http_status)
+{
+        return http_status == 408 || http_status == 429 || (http_status >= 500 && http_status != 501 && http_status != 505 && http_status != 507);
+}
+
+/* What a file system says until somebody changes a right, a name or a mount. */
+static bool is_lasting(int number)
+{
+        switch (number) {
+        case EACCES:
+        case EPERM:
+        case EROFS:
+        case EEXIST:
+        case EISDIR:
+        case ENOTDIR:
+        case ENOTEMPTY:
+        case ELOOP:
+        case ENAMETOOLONG:
+        case EFBIG:
+        case EOPNOTSUPP:
+                return true;
+        default:
+                return false;
+        }
+}
+
+enum store_class store_class(const struct nebula_error *error)
+{
+        switch (error->status) {
+        case NEBULA_TIMEOUT:
+        case NEBULA_UNAVAILABLE:
+                return STORE_AGAIN;
+        case NEBULA_BUSY:
+        case NEBULA_NO_SPACE:
+        case NEBULA_NO_MEMORY:
+                return STORE_LATER;
+        case NEBULA_STORAGE:
+                if (error->http_status)
+                        return is_passing(error->http_status) ? STORE_AGAIN : STORE_NEVER;
+                return is_lasting(error->sys_errno) ? STORE_NEVER : STORE_LATER;
+        default:
+                return STORE_NEVER;
+        }
+}
+
+enum nebula_status old_list_add(struct old_list *list, const struct old_entry *entry)
+{
+        void *entries = list->entries;
+        char *name = strdup(entry->name);
+
+        if (!name || !make_room(&entries, list->count, sizeof *entry)) {
+                free(name);
+                return NEBULA_NO_MEMORY;
+        }
+        list->entries = entries;
+        list->entries[list->count] = *entry;
+        list->entries[list->count].name = name;
+        list->count++;
+        return NEBULA_OK;
+}
+
+void old_list_done(struct old_list *list)
+{
+        for (size_t i = 0; i < list->count; i++)
+                old_entry_done(&list->entries[i]);
+        free(list->entries);
+        *list = (struct old_list){ 0 };
+}
+
+void old_entry_done(struct old_entry *entry)
+{
+        free(entry->name);
+        *entry = (struct old_entry){ 0 };
 }

@@ -1,32 +1,46 @@
 /*
  * store.h - storage behind one table of operations.
  *
- * A store is opened from a path or URL and addressed by keys: relative paths
- * with '/', whose components are already encoded (name_encode). Each driver
- * (file; later azure, s3; mem as the reference) keeps these promises:
+ * A store is opened from a path or URL (store_open). Objects have keys: texts with '/' between components that are encoded already
+ * (name_encode). No component is empty, "." or "..", so no key leads out of the store. What a driver keeps beyond the promises below
+ * is told by feature bits.
  *
- *   write     the object appears whole or not at all, and is durable on return:
- *             data, directory entry and all. An older object of that key is replaced.
- *   create    as write, but one that is there stays: then it is NEBULA_BUSY. Of two that create
- *             one key at the same time one succeeds.
- *   move      as rename: atomic, durable on return. Optional (NULL on object stores).
- *   read      exactly the asked bytes, or an error.
- *   read_text an object as one write left it, also when another replaces it meanwhile.
- *   list      every object written before the call, in no order; `prefix` names a directory,
- *             "" the root. One that is not there is NEBULA_NOT_FOUND.
- *   links     none is followed below the root, which itself may be reached through some: the call fails, with ELOOP. A move or a
- *             removal takes the link itself.
- *   remove    durable or not at all; absent is fine. So it is for remove_directory,
- *             which fails when the directory is not empty.
+ *      open      makes no input or output. Credentials are looked up by the first operation that needs them.
+ *      features  may probe the storage at the first call. The answer does not change afterwards.
+ *      put       writes a small object. On return the object is whole and durable, or not there at all. NEBULA_BUSY: the condition does not
+ *                hold, and nothing was written. Of several that put one key STORE_IF_ABSENT at the same time, one succeeds.
+ *      get       reads all of a small object as one put left it, NUL-terminated. NEBULA_CORRUPT: it has more than `limit` bytes.
+ *      upload    writes large objects, straight from the caller's memory. With a feed (bulk.h) the bytes leave while others are still being
+ *                made. On return the objects are durable, and no operation sees them.
+ *      publish   makes the objects of an upload visible, each STORE_IF_ABSENT, and frees the upload in every case. NEBULA_BUSY: a key was
+ *                taken. After a failure some of the objects may be visible, each of them whole.
+ *      abort     takes the place of publish and drops the objects. NULL is fine.
+ *      read      reads exactly the bytes that are asked for, or fails.
+ *      read_bulk reads the first `size` bytes into mapped memory, in parallel. Each chunk that has arrived is handed to `check`, on worker
+ *                threads, while others are on their way.
+ *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: it wants whole pages (O_DIRECT).
+ *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
+ *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix). `from`
+ *                is NULL, or `next` of the page before. A page may be empty while `next` is set. Where nothing is, the page is empty and the
+ *                call succeeds; this includes a root that does not exist. An object that appears or goes during a listing may be in it or not.
+ *      stat      gives the entry of one object. A key that only others begin with is NEBULA_NOT_FOUND.
+ *      remove    removes objects, durably. A victim with a stamp is removed only while it is the object with that stamp: any other
+ *                stays, and this is no failure. An absent one is fine. Where objects are files, directories that become empty go too.
+ *                After a failure some victims may be gone.
+ *      clock     gives the store's time, to compare with time_ns of entries. Never compare those with this machine's clock.
+ *      copy      copies an object inside the store (STORE_COPIES). The copy is whole and durable as after put.
+ *      free_bytes fails with NEBULA_NOT_FOUND where a store has no such number.
  *
- * write of a large object takes bytes from mapped memory (page-aligned data is
- * written with O_DIRECT, with no copy). read of a large object goes straight
- * into mapped memory, in parallel; each finished chunk is handed to `check`,
- * on worker threads, while others are still on their way.
+ * Errors: NEBULA_NOT_FOUND; NEBULA_BUSY, a condition does not hold; NEBULA_NO_SPACE; NEBULA_CORRUPT; NEBULA_INVALID, a key or size that this
+ * store can never take; NEBULA_STORAGE, with sys_errno or http_status; NEBULA_TIMEOUT and NEBULA_UNAVAILABLE, of the transport;
+ * NEBULA_NO_MEMORY. The message names the object and holds no secret of a URL. A driver retries faults of its transport by itself.
+ * store_class says whether a caller should try again. When the answer to a write gets lost, the driver reads back what is there
+ * before it answers NEBULA_BUSY or success.
  *
- * Errors: NEBULA_NOT_FOUND, NEBULA_NO_SPACE, NEBULA_STORAGE with errno or
- * HTTP status, NEBULA_CORRUPT when an object is shorter than what is read of
- * it; the message names the object. Retrying is the caller's.
+ * Links: no operation follows a link below the root. The root itself may be reached through some. A removal takes the link itself.
+ * Ownership: the caller frees what an operation returns (free, store_entry_done, store_page_done). Outputs are written only on success,
+ * and each may be NULL where the caller does not want it. Arguments are read during the call and not kept, but for the bytes of an
+ * upload: they stay as they are until the upload has returned.
  * Threads: all operations may run at the same time on one store.
  */
 #ifndef NB_STORE_STORE_H
@@ -38,9 +52,62 @@
 #include "os/bulk.h"
 
 struct store;
-struct store_staged; /* objects of one call of stage; the driver's own */
+struct store_upload; /* the driver's own */
+struct store_staged; /* objects of one call of old_stage; the driver's own */
+
+enum store_feature {
+        STORE_PATHS = 1 << 0,         /* objects are files below `root`: other programs read them there */
+        STORE_LENDS_FD = 1 << 1,      /* open_read works */
+        STORE_OWNERS = 1 << 2,        /* entries say whether they are another user's (is_foreign) */
+        STORE_LISTS_FRESH = 1 << 3,   /* a list that begins after a write has returned shows it */
+        STORE_COPIES = 1 << 4,        /* copy works, without the bytes passing through this machine */
+        STORE_PUTS_IF_SAME = 1 << 5,  /* STORE_IF_SAME works */
+        STORE_VIEW_IS_FREE = 1 << 6,  /* copy shares the bytes (reflink, link) and costs no time per byte */
+};
+
+enum store_condition {
+        STORE_ALWAYS,    /* what is there is replaced */
+        STORE_IF_ABSENT, /* NEBULA_BUSY when something has the key */
+        STORE_IF_SAME,   /* NEBULA_BUSY when it is not the object with that stamp, or not any more */
+};
+
+/* Names one content of one key: another write gives another stamp. Opaque; "" means none. */
+struct store_stamp {
+        char text[96];
+};
 
 struct store_entry {
+        char *key;               /* the whole key */
+        uint64_t size;           /* bytes */
+        int64_t time_ns;         /* when it was written, by the store's clock */
+        struct store_stamp stamp;
+        bool is_prefix;          /* in shallow lists: the keys that go on with '/' behind this one, which has no '/' at its end. size and time are 0 */
+        bool is_link;            /* in lists: no operation follows it, so what it leads to is not part of the store */
+        bool is_foreign;         /* another user's, as far as the driver can tell: not to be swept */
+};
+struct store_page {
+        struct store_entry *entries;
+        size_t count;
+        char *next; /* `from` of the next page; NULL: this is the last one */
+};
+struct store_list {
+        struct store_entry *entries;
+        size_t count;
+};
+
+struct store_victim {
+        const char *key;
+        struct store_stamp stamp; /* "": whatever is there */
+};
+
+/* Whether a failure can be mended by trying again. */
+enum store_class {
+        STORE_AGAIN, /* by the transport, at once */
+        STORE_LATER, /* by the caller, later */
+        STORE_NEVER, /* only by somebody who changes the storage or the request */
+};
+
+struct old_entry {
         char *name;        /* last component */
         uint64_t size;
         int64_t mtime_ns;
@@ -48,12 +115,12 @@ struct store_entry {
         bool is_link;      /* in a listing: no operation follows it, so what it leads to is not part of the store */
         bool is_foreign;   /* another user's, as far as the driver can tell: not to be swept */
 };
-struct store_list {
-        struct store_entry *entries;
+struct old_list {
+        struct old_entry *entries;
         size_t count;
 };
 
-/* One of several that are staged together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */
+/* One of several that are uploaded together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */
 struct store_object {
         const char *key;
         const void *data;
@@ -69,29 +136,43 @@ struct store_ops {
         const char *scheme;
         enum nebula_status (*open)(const char *url, struct store **ret_store, struct nebula_error *error);
         void (*close)(struct store *store);
-        enum nebula_status (*write)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-        enum nebula_status (*create)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-        /* write for each, with fewer syncs and in two halves. First the bytes, durable, where only a sweep knows them. */
-        enum nebula_status (*stage)(struct store *store, const struct store_object *objects, size_t count,
-                                    struct store_staged **ret_staged, struct nebula_error *error);
-        /* Then their keys, in no order, durable on return. Frees `staged` in every case; after a failure some may be there, each of them whole. */
-        enum nebula_status (*place)(struct store *store, struct store_staged *staged, struct nebula_error *error);
-        void (*unstage)(struct store *store, struct store_staged *staged); /* instead of place; NULL is fine */
-        enum nebula_status (*move)(struct store *store, const char *from, const char *to, struct nebula_error *error);
+        unsigned (*features)(struct store *store);
+        /* `seen`: for STORE_IF_SAME, else NULL. */
+        enum nebula_status (*put)(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
+                                  const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
+        enum nebula_status (*get)(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                  struct store_stamp *ret_stamp, struct nebula_error *error);
+        enum nebula_status (*upload)(struct store *store, const struct store_object *objects, size_t count,
+                                     struct store_upload **ret_upload, struct nebula_error *error);
+        enum nebula_status (*publish)(struct store *store, struct store_upload *upload, struct nebula_error *error);
+        void (*abort)(struct store *store, struct store_upload *upload);
         enum nebula_status (*read)(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
-        /* All of a small one, NUL-terminated (free it); with more than `limit` bytes it is NEBULA_CORRUPT. */
-        enum nebula_status (*read_text)(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                        struct nebula_error *error);
         enum nebula_status (*read_bulk)(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                         store_check *check, void *argument, struct nebula_error *error);
-        /* A descriptor to read the object through, for who checks it himself; *ret_direct: it wants whole pages (O_DIRECT).
-         * Optional (NULL where objects are no files). */
         enum nebula_status (*open_read)(struct store *store, const char *key, int *ret_fd, bool *ret_direct, struct nebula_error *error);
+        enum nebula_status (*list)(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                                   struct nebula_error *error);
         enum nebula_status (*stat)(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);
-        enum nebula_status (*list)(struct store *store, const char *prefix, struct store_list *ret_list, struct nebula_error *error);
-        enum nebula_status (*remove)(struct store *store, const char *key, struct nebula_error *error);
-        enum nebula_status (*remove_directory)(struct store *store, const char *prefix, struct nebula_error *error); /* only if empty */
+        enum nebula_status (*remove)(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
+        enum nebula_status (*clock)(struct store *store, int64_t *ret_ns, struct nebula_error *error);
+        enum nebula_status (*copy)(struct store *store, const char *from, const char *to, enum store_condition condition,
+                                   struct nebula_error *error);
         enum nebula_status (*free_bytes)(struct store *store, uint64_t *ret_bytes, struct nebula_error *error);
+
+        /* The operations that went before these, until their last caller has changed over. */
+        enum nebula_status (*old_write)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
+        enum nebula_status (*old_create)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
+        enum nebula_status (*old_stage)(struct store *store, const struct store_object *objects, size_t count,
+                                        struct store_staged **ret_staged, struct nebula_error *error);
+        enum nebula_status (*old_place)(struct store *store, struct store_staged *staged, struct nebula_error *error);
+        void (*old_unstage)(struct store *store, struct store_staged *staged);
+        enum nebula_status (*old_move)(struct store *store, const char *from, const char *to, struct nebula_error *error);
+        enum nebula_status (*old_read_text)(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                            struct nebula_error *error);
+        enum nebula_status (*old_stat)(struct store *store, const char *key, struct old_entry *ret_entry, struct nebula_error *error);
+        enum nebula_status (*old_list)(struct store *store, const char *prefix, struct old_list *ret_list, struct nebula_error *error);
+        enum nebula_status (*old_remove)(struct store *store, const char *key, struct nebula_error *error);
+        enum nebula_status (*old_remove_directory)(struct store *store, const char *prefix, struct nebula_error *error);
 };
 
 struct store {
@@ -105,10 +186,25 @@ extern const struct store_ops store_mem; /* the reference, for tests: each open 
 /* Picks the driver from the URL: a plain absolute path or file:// is store_file. */
 enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error);
 void store_close(struct store *store);
-/* A whole small object as NUL-terminated text; refuses more than `limit` bytes. */
-enum nebula_status store_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                   struct nebula_error *error);
+
+/* All pages of a list. */
+enum nebula_status store_list_all(struct store *store, const char *prefix, bool deep, struct store_list *ret_list, struct nebula_error *error);
+enum nebula_status store_put_text(struct store *store, const char *key, const char *text, enum store_condition condition,
+                                  struct nebula_error *error);
+enum nebula_status store_remove_one(struct store *store, const char *key, struct nebula_error *error); /* whatever is there */
+/* These are fine with zeroed ones, and zero what they free. */
+void store_page_done(struct store_page *page);
 void store_list_done(struct store_list *list);
 void store_entry_done(struct store_entry *entry);
+
+/* A file driver's own unfinished file: in lists for a sweep to find, and no object. */
+bool store_is_temporary(const char *key);
+/* Of a failed operation. */
+enum store_class store_class(const struct nebula_error *error);
+
+enum nebula_status old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                 struct nebula_error *error);
+void old_list_done(struct old_list *list);
+void old_entry_done(struct old_entry *entry);
 
 #endif

@@ -124,7 +124,7 @@ static int drop_old_name(const char *root, const char *from, const char *to)
         return result == -ENOENT ? 0 : result;
 }
 
-static enum nebula_status file_move(struct store *store, const char *from, const char *to, struct nebula_error *error)
+static enum nebula_status file_old_move(struct store *store, const char *from, const char *to, struct nebula_error *error)
 {
         struct file_store *file = (struct file_store *)store;
         char from_path[STORE_PATH_MAX], to_path[STORE_PATH_MAX];
@@ -173,7 +173,7 @@ static bool is_foreign(const struct store *store, const struct os_stat *found)
         return found->uid != os->uid() && found->uid + UINT64_C(1) != given;
 }
 
-static enum nebula_status file_stat(struct store *store, const char *key, struct store_entry *ret_entry,
+static enum nebula_status file_old_stat(struct store *store, const char *key, struct old_entry *ret_entry,
                                     struct nebula_error *error)
 {
         char path[STORE_PATH_MAX];
@@ -193,15 +193,15 @@ static enum nebula_status file_stat(struct store *store, const char *key, struct
         name = strdup(slash ? slash + 1 : key);
         if (!name)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to look at %s", path);
-        *ret_entry = (struct store_entry){ .name = name, .size = found.size, .mtime_ns = found.mtime_ns,
+        *ret_entry = (struct old_entry){ .name = name, .size = found.size, .mtime_ns = found.mtime_ns,
                                            .is_directory = found.kind == OS_KIND_DIRECTORY, .is_foreign = is_foreign(store, &found) };
         return NEBULA_OK;
 }
 
 /* One entry of a listing; what has gone since is left out. A directory that may not be searched must not look like an empty one. */
-static int list_one(const struct store *store, struct os_dir *dir, const char *name, struct store_list *list)
+static int list_one(const struct store *store, struct os_dir *dir, const char *name, struct old_list *list)
 {
-        struct store_entry entry = { .name = (char *)(uintptr_t)name };
+        struct old_entry entry = { .name = (char *)(uintptr_t)name };
         struct os_stat found;
         int result = os->stat_entry(dir, name, &found);
 
@@ -212,14 +212,14 @@ static int list_one(const struct store *store, struct os_dir *dir, const char *n
         entry.is_directory = found.kind == OS_KIND_DIRECTORY;
         entry.is_link = found.kind == OS_KIND_LINK;
         entry.is_foreign = is_foreign(store, &found);
-        return store_list_add(list, &entry) ? -ENOMEM : 0;
+        return old_list_add(list, &entry) ? -ENOMEM : 0;
 }
 
-static enum nebula_status file_list(struct store *store, const char *prefix, struct store_list *ret_list,
+static enum nebula_status file_old_list(struct store *store, const char *prefix, struct old_list *ret_list,
                                     struct nebula_error *error)
 {
         char path[STORE_PATH_MAX], name[256];
-        struct store_list list = { 0 };
+        struct old_list list = { 0 };
         struct os_dir *dir;
         enum nebula_status status = file_path(store, prefix, path, error);
         int result;
@@ -238,7 +238,7 @@ static enum nebula_status file_list(struct store *store, const char *prefix, str
         }
         os->closedir(dir);
         if (result) {
-                store_list_done(&list);
+                old_list_done(&list);
                 return file_error(store, "list", path, result, error);
         }
         *ret_list = list;
@@ -260,7 +260,7 @@ static enum nebula_status end_removal(struct store *store, const char *key, cons
         return result ? file_error(store, "remove", path, result, error) : NEBULA_OK;
 }
 
-static enum nebula_status file_remove(struct store *store, const char *key, struct nebula_error *error)
+static enum nebula_status file_old_remove(struct store *store, const char *key, struct nebula_error *error)
 {
         char path[STORE_PATH_MAX];
         enum nebula_status status = *key ? file_path(store, key, path, error) : NEBULA_INVALID;
@@ -270,7 +270,7 @@ static enum nebula_status file_remove(struct store *store, const char *key, stru
         return end_removal(store, key, path, os->unlink_below(store->root, key), error);
 }
 
-static enum nebula_status file_remove_directory(struct store *store, const char *prefix, struct nebula_error *error)
+static enum nebula_status file_old_remove_directory(struct store *store, const char *prefix, struct nebula_error *error)
 {
         struct file_store *file = (struct file_store *)store;
         char path[STORE_PATH_MAX];
@@ -305,19 +305,19 @@ const struct store_ops store_file = {
         .scheme = "file",
         .open = file_open,
         .close = file_close,
-        .write = file_write,
-        .create = file_create,
-        .stage = file_stage,
-        .place = file_place,
-        .unstage = file_unstage,
-        .move = file_move,
+        .old_write = file_old_write,
+        .old_create = file_old_create,
+        .old_stage = file_old_stage,
+        .old_place = file_old_place,
+        .old_unstage = file_old_unstage,
+        .old_move = file_old_move,
         .read = file_read,
-        .read_text = file_read_text,
+        .old_read_text = file_old_read_text,
         .read_bulk = file_read_bulk,
         .open_read = file_open_read,
-        .stat = file_stat,
-        .list = file_list,
-        .remove = file_remove,
-        .remove_directory = file_remove_directory,
+        .old_stat = file_old_stat,
+        .old_list = file_old_list,
+        .old_remove = file_old_remove,
+        .old_remove_directory = file_old_remove_directory,
         .free_bytes = file_free_bytes,
 };

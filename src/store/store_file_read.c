@@ -49,7 +49,7 @@ enum nebula_status file_read(struct store *store, const char *key, void *data, u
 }
 
 /* Size and bytes come from one descriptor: of a name they may be those of two files, or the size an older one that NFS remembers. */
-enum nebula_status file_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+enum nebula_status file_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                                   struct nebula_error *error)
 {
         char path[STORE_PATH_MAX];

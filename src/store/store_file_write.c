@@ -17,7 +17,7 @@
 #include "os/os.h"
 #include "store/store_private.h"
 
-#define TEMP_DIRECTORY ".nebula"
+#define TEMP_DIRECTORY ".nebula" /* as in STORE_TEMP_BELOW */
 #define TEMP_TRIES 100
 #define SLOW_MOST_MS ((int64_t)86400000)
 #define TOGETHER_MAX 16 /* objects under way: as many open files */
@@ -59,7 +59,7 @@ static int open_temp(struct file_writing *writing, int flags)
         for (int i = 0; i < TEMP_TRIES; i++) {
                 int fd;
 
-                snprintf(writing->temp, sizeof writing->temp, "%s%s%u-%u", writing->temp_parent, is_top ? ".nebula-tmp-" : "/tmp-", os->pid(),
+                snprintf(writing->temp, sizeof writing->temp, "%s%s%u-%u", writing->temp_parent, is_top ? STORE_TEMP_TOP : "/tmp-", os->pid(),
                          atomic_fetch_add(&file->temp_count, 1));
                 do
                         fd = os->open_below(writing->store->root, writing->temp, flags | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW | OS_SHARED);
@@ -268,7 +268,7 @@ static enum nebula_status stage_together(struct store *store, const struct store
         return stage_error(&writings[at], result, error);
 }
 
-enum nebula_status file_stage(struct store *store, const struct store_object *objects, size_t count,
+enum nebula_status file_old_stage(struct store *store, const struct store_object *objects, size_t count,
                               struct store_staged **ret_staged, struct nebula_error *error)
 {
         size_t together = count < TOGETHER_MAX ? count : TOGETHER_MAX;
@@ -287,13 +287,13 @@ enum nebula_status file_stage(struct store *store, const struct store_object *ob
         }
         free(writings);
         if (status)
-                file_unstage(store, staged);
+                file_old_unstage(store, staged);
         else
                 *ret_staged = staged;
         return status;
 }
 
-void file_unstage(struct store *store, struct store_staged *staged)
+void file_old_unstage(struct store *store, struct store_staged *staged)
 {
         for (size_t i = 0; staged && i < staged->count; i++) {
                 if (staged->files[i].temp)
@@ -325,7 +325,7 @@ static int sync_parents(const struct store *store, const struct store_staged *st
         return result;
 }
 
-enum nebula_status file_place(struct store *store, struct store_staged *staged, struct nebula_error *error)
+enum nebula_status file_old_place(struct store *store, struct store_staged *staged, struct nebula_error *error)
 {
         struct file_store *file = (struct file_store *)store;
         enum nebula_status status = NEBULA_OK;
@@ -348,18 +348,18 @@ enum nebula_status file_place(struct store *store, struct store_staged *staged, 
                 file_dirs_forget(file->dirs);
                 status = write_error(store, staged->files[at].key, staged->files[at].size, result, error);
         }
-        file_unstage(store, staged);
+        file_old_unstage(store, staged);
         return status;
 }
 
-enum nebula_status file_write(struct store *store, const char *key, const void *data, uint64_t size,
+enum nebula_status file_old_write(struct store *store, const char *key, const void *data, uint64_t size,
                               struct nebula_error *error)
 {
         struct store_object object = { .key = key, .data = data, .size = size };
         struct store_staged *staged;
-        enum nebula_status status = file_stage(store, &object, 1, &staged, error);
+        enum nebula_status status = file_old_stage(store, &object, 1, &staged, error);
 
-        return status ? status : file_place(store, staged, error);
+        return status ? status : file_old_place(store, staged, error);
 }
 
 /* 0 or a negative errno; -EEXIST: something is there. */
@@ -379,12 +379,12 @@ static int put_absent(const char *root, const struct staged_file *file)
         return result == -ENOENT ? os->rename_below(root, file->temp, file->key) : result;
 }
 
-enum nebula_status file_create(struct store *store, const char *key, const void *data, uint64_t size,
+enum nebula_status file_old_create(struct store *store, const char *key, const void *data, uint64_t size,
                                struct nebula_error *error)
 {
         struct store_object object = { .key = key, .data = data, .size = size };
         struct store_staged *staged;
-        enum nebula_status status = file_stage(store, &object, 1, &staged, error);
+        enum nebula_status status = file_old_stage(store, &object, 1, &staged, error);
         size_t at;
         int result;
 
@@ -399,6 +399,6 @@ enum nebula_status file_create(struct store *store, const char *key, const void 
                 file_dirs_forget(((struct file_store *)store)->dirs);
                 status = write_error(store, key, size, result, error);
         }
-        file_unstage(store, staged);
+        file_old_unstage(store, staged);
         return status;
 }

@@ -143,7 +143,7 @@ static enum nebula_status make_parents_locked(struct mem_store *mem, const char 
         return status;
 }
 
-static enum nebula_status mem_write(struct store *store, const char *key, const void *data, uint64_t size,
+static enum nebula_status mem_old_write(struct store *store, const char *key, const void *data, uint64_t size,
                                     struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
@@ -167,7 +167,7 @@ static enum nebula_status mem_write(struct store *store, const char *key, const 
         return status;
 }
 
-static enum nebula_status mem_create(struct store *store, const char *key, const void *data, uint64_t size,
+static enum nebula_status mem_old_create(struct store *store, const char *key, const void *data, uint64_t size,
                                      struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
@@ -193,7 +193,7 @@ static enum nebula_status mem_create(struct store *store, const char *key, const
         return status;
 }
 
-static void mem_unstage(struct store *store, struct store_staged *staged)
+static void mem_old_unstage(struct store *store, struct store_staged *staged)
 {
         (void)store;
         for (size_t i = 0; staged && i < staged->count; i++) {
@@ -203,7 +203,7 @@ static void mem_unstage(struct store *store, struct store_staged *staged)
         free(staged);
 }
 
-static enum nebula_status mem_stage(struct store *store, const struct store_object *objects, size_t count,
+static enum nebula_status mem_old_stage(struct store *store, const struct store_object *objects, size_t count,
                                     struct store_staged **ret_staged, struct nebula_error *error)
 {
         struct store_staged *staged = calloc(1, sizeof *staged + count * sizeof *staged->objects);
@@ -225,23 +225,23 @@ static enum nebula_status mem_stage(struct store *store, const struct store_obje
                         memcpy(object->data, objects[i].data, object->size);
         }
         if (status)
-                mem_unstage(store, staged);
+                mem_old_unstage(store, staged);
         else
                 *ret_staged = staged;
         return status;
 }
 
-static enum nebula_status mem_place(struct store *store, struct store_staged *staged, struct nebula_error *error)
+static enum nebula_status mem_old_place(struct store *store, struct store_staged *staged, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
 
         for (size_t i = 0; !status && i < staged->count; i++)
-                status = mem_write(store, staged->objects[i].key, staged->objects[i].data, staged->objects[i].size, error);
-        mem_unstage(store, staged);
+                status = mem_old_write(store, staged->objects[i].key, staged->objects[i].data, staged->objects[i].size, error);
+        mem_old_unstage(store, staged);
         return status;
 }
 
-static enum nebula_status mem_move(struct store *store, const char *from, const char *to, struct nebula_error *error)
+static enum nebula_status mem_old_move(struct store *store, const char *from, const char *to, struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
         struct mem_object *object;
@@ -303,7 +303,7 @@ static enum nebula_status mem_read(struct store *store, const char *key, void *d
         return status;
 }
 
-static enum nebula_status mem_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+static enum nebula_status mem_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                                         struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
@@ -349,19 +349,19 @@ static enum nebula_status mem_read_bulk(struct store *store, const char *key, vo
         return status;
 }
 
-static struct store_entry entry_of(const struct mem_object *object)
+static struct old_entry entry_of(const struct mem_object *object)
 {
         char *slash = strrchr(object->key, '/');
 
-        return (struct store_entry){ .name = slash ? slash + 1 : object->key, .size = object->size,
+        return (struct old_entry){ .name = slash ? slash + 1 : object->key, .size = object->size,
                                      .mtime_ns = object->mtime_ns, .is_directory = !object->data };
 }
 
-static enum nebula_status mem_stat(struct store *store, const char *key, struct store_entry *ret_entry,
+static enum nebula_status mem_old_stat(struct store *store, const char *key, struct old_entry *ret_entry,
                                    struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
-        struct store_entry entry = { 0 };
+        struct old_entry entry = { 0 };
         const struct mem_object *object;
         enum nebula_status status = check_key(store, key, error);
 
@@ -392,11 +392,11 @@ static const char *below(const char *key, const char *prefix)
         return !strncmp(key, prefix, length) && key[length] == '/' ? key + length + 1 : NULL;
 }
 
-static enum nebula_status mem_list(struct store *store, const char *prefix, struct store_list *ret_list,
+static enum nebula_status mem_old_list(struct store *store, const char *prefix, struct old_list *ret_list,
                                    struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
-        struct store_list list = { 0 };
+        struct old_list list = { 0 };
         const struct mem_object *directory;
         enum nebula_status status = *prefix ? check_key(store, prefix, error) : NEBULA_OK;
 
@@ -408,20 +408,20 @@ static enum nebula_status mem_list(struct store *store, const char *prefix, stru
                 status = not_found(store, prefix, error);
         for (size_t i = 0; i < mem->count && !status; i++) {
                 const char *rest = below(mem->objects[i].key, prefix);
-                struct store_entry entry = entry_of(&mem->objects[i]);
+                struct old_entry entry = entry_of(&mem->objects[i]);
 
-                if (rest && !strchr(rest, '/') && store_list_add(&list, &entry))
+                if (rest && !strchr(rest, '/') && old_list_add(&list, &entry))
                         status = no_memory(error);
         }
         pthread_mutex_unlock(&mem->lock);
         if (status)
-                store_list_done(&list);
+                old_list_done(&list);
         else
                 *ret_list = list;
         return status;
 }
 
-static enum nebula_status mem_remove(struct store *store, const char *key, struct nebula_error *error)
+static enum nebula_status mem_old_remove(struct store *store, const char *key, struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
         struct mem_object *object;
@@ -439,7 +439,7 @@ static enum nebula_status mem_remove(struct store *store, const char *key, struc
         return status;
 }
 
-static enum nebula_status mem_remove_directory(struct store *store, const char *prefix, struct nebula_error *error)
+static enum nebula_status mem_old_remove_directory(struct store *store, const char *prefix, struct nebula_error *error)
 {
         struct mem_store *mem = (struct mem_store *)store;
         struct mem_object *object;
@@ -472,18 +472,18 @@ const struct store_ops store_mem = {
         .scheme = "mem",
         .open = mem_open,
         .close = mem_close,
-        .write = mem_write,
-        .create = mem_create,
-        .stage = mem_stage,
-        .place = mem_place,
-        .unstage = mem_unstage,
-        .move = mem_move,
+        .old_write = mem_old_write,
+        .old_create = mem_old_create,
+        .old_stage = mem_old_stage,
+        .old_place = mem_old_place,
+        .old_unstage = mem_old_unstage,
+        .old_move = mem_old_move,
         .read = mem_read,
-        .read_text = mem_read_text,
+        .old_read_text = mem_old_read_text,
         .read_bulk = mem_read_bulk,
-        .stat = mem_stat,
-        .list = mem_list,
-        .remove = mem_remove,
-        .remove_directory = mem_remove_directory,
+        .old_stat = mem_old_stat,
+        .old_list = mem_old_list,
+        .old_remove = mem_old_remove,
+        .old_remove_directory = mem_old_remove_directory,
         .free_bytes = mem_free_bytes,
 };

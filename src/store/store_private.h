@@ -14,8 +14,13 @@
 
 /* A relative path with no empty, "." or ".." component: a key can't lead out of the store. */
 bool store_key_sound(const char *key);
+/* The keys of temporary files begin like this at the top, and below a tag like that. */
+#define STORE_TEMP_TOP ".nebula-tmp-"
+#define STORE_TEMP_BELOW ".nebula/tmp-"
+/* Adds a copy of the entry and its key. NEBULA_OK or NEBULA_NO_MEMORY. */
+enum nebula_status store_page_add(struct store_page *page, const struct store_entry *entry);
 /* Adds a copy of the entry and its name. NEBULA_OK or NEBULA_NO_MEMORY. */
-enum nebula_status store_list_add(struct store_list *list, const struct store_entry *entry);
+enum nebula_status old_list_add(struct old_list *list, const struct old_entry *entry);
 
 /* store_file.c: the path of a key, and what a failed call amounts to. */
 struct file_store {
@@ -41,17 +46,17 @@ enum nebula_status file_ensure(struct store *store, const char *directory, const
 int file_sync_directory(const struct store *store, const char *directory);
 
 /* store_file_write.c, store_file_read.c */
-enum nebula_status file_write(struct store *store, const char *key, const void *data, uint64_t size,
+enum nebula_status file_old_write(struct store *store, const char *key, const void *data, uint64_t size,
                               struct nebula_error *error);
-enum nebula_status file_create(struct store *store, const char *key, const void *data, uint64_t size,
+enum nebula_status file_old_create(struct store *store, const char *key, const void *data, uint64_t size,
                                struct nebula_error *error);
-enum nebula_status file_stage(struct store *store, const struct store_object *objects, size_t count,
+enum nebula_status file_old_stage(struct store *store, const struct store_object *objects, size_t count,
                               struct store_staged **ret_staged, struct nebula_error *error);
-enum nebula_status file_place(struct store *store, struct store_staged *staged, struct nebula_error *error);
-void file_unstage(struct store *store, struct store_staged *staged);
+enum nebula_status file_old_place(struct store *store, struct store_staged *staged, struct nebula_error *error);
+void file_old_unstage(struct store *store, struct store_staged *staged);
 enum nebula_status file_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
                              struct nebula_error *error);
-enum nebula_status file_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+enum nebula_status file_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                                   struct nebula_error *error);
 enum nebula_status file_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                   store_check *check, void *argument, struct nebula_error *error);

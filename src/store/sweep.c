@@ -22,12 +22,12 @@ static enum nebula_status look(struct store *store, const char *directory, uint6
                                struct nebula_error *error)
 {
         struct debris debris = { 0 };
-        struct store_list list;
+        struct old_list list;
         char prefix[MANIFEST_KEY_MAX];
         enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
 
         if (!status)
-                status = store->ops->list(store, prefix, &list, error);
+                status = store->ops->old_list(store, prefix, &list, error);
         if (status)
                 return status;
         for (size_t i = 0; i < list.count; i++) {
@@ -41,7 +41,7 @@ static enum nebula_status look(struct store *store, const char *directory, uint6
                 if (list.entries[i].mtime_ns > debris.youngest_ns)
                         debris.youngest_ns = list.entries[i].mtime_ns;
         }
-        store_list_done(&list);
+        old_list_done(&list);
         *ret_debris = debris;
         return NEBULA_OK;
 }
@@ -52,7 +52,7 @@ static enum nebula_status remove_claimed(struct store *store, const struct manif
 {
         char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
         struct nebula_error unsound;
-        struct store_entry entry;
+        struct old_entry entry;
         struct record record;
         char *text;
         size_t size;
@@ -62,7 +62,7 @@ static enum nebula_status remove_claimed(struct store *store, const struct manif
                 status = manifest_key(key, prefix, record_name, error);
         if (status)
                 return status;
-        if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, &unsound))
+        if (old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, &unsound))
                 return NEBULA_OK;
         status = record_parse(text, size, &record, &unsound);
         free(text);
@@ -71,11 +71,11 @@ static enum nebula_status remove_claimed(struct store *store, const struct manif
         status = NEBULA_OK;
         for (size_t i = 0; i < record.file_count && !status && !strcmp(record.tag, tag); i++) {
                 status = manifest_key(key, directory, record.files[i].path, error);
-                if (status || manifest_find_file(manifest, record.files[i].name) || store->ops->stat(store, key, &entry, &unsound))
+                if (status || manifest_find_file(manifest, record.files[i].name) || store->ops->old_stat(store, key, &entry, &unsound))
                         continue;
                 if (!entry.is_directory && !entry.is_foreign && entry.size == record.files[i].size)
-                        status = store->ops->remove(store, key, error);
-                store_entry_done(&entry);
+                        status = store->ops->old_remove(store, key, error);
+                old_entry_done(&entry);
         }
         record_done(&record);
         return status;
@@ -88,13 +88,13 @@ static enum nebula_status remove_claimed(struct store *store, const struct manif
 static enum nebula_status remove_later(struct store *store, const struct manifest *manifest, const char *tag,
                                        const char *directory, int64_t before_ns, struct nebula_error *error)
 {
-        struct store_list list;
+        struct old_list list;
         char prefix[MANIFEST_KEY_MAX];
         uint64_t generation;
         enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
 
         if (!status)
-                status = store->ops->list(store, prefix, &list, error);
+                status = store->ops->old_list(store, prefix, &list, error);
         if (status)
                 return status;
         for (size_t i = 0; i < list.count && !status; i++) {
@@ -104,7 +104,7 @@ static enum nebula_status remove_later(struct store *store, const struct manifes
                     list.entries[i].mtime_ns <= before_ns)
                         status = remove_claimed(store, manifest, tag, directory, list.entries[i].name, error);
         }
-        store_list_done(&list);
+        old_list_done(&list);
         if (!status)
                 status = manifest_clear_private(store, manifest, directory, manifest->generation + 1, UINT64_MAX,
                                                 DEBRIS_KINDS, before_ns, error);
@@ -157,25 +157,25 @@ enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int6
 enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *ret_removed, struct nebula_error *error)
 {
         int64_t before_ns = os->wall_ns() - age_ns;
-        struct store_list list;
+        struct old_list list;
         char tag[256];
         size_t removed = 0;
-        enum nebula_status status = store->ops->list(store, "", &list, error);
+        enum nebula_status status = store->ops->old_list(store, "", &list, error);
 
         if (status)
                 return status;
         for (size_t i = 0; i < list.count && !status; i++) {
-                const struct store_entry *entry = &list.entries[i];
+                const struct old_entry *entry = &list.entries[i];
 
                 if (manifest_tag_of(entry, tag)) {
                         status = sweep_tag(store, tag, before_ns, &removed, error);
                 } else if (!entry->is_directory && !entry->is_foreign && !strncmp(entry->name, ".nebula-tmp-", 12) &&
                            entry->mtime_ns <= before_ns) {
-                        status = store->ops->remove(store, entry->name, error);
+                        status = store->ops->old_remove(store, entry->name, error);
                         removed++;
                 }
         }
-        store_list_done(&list);
+        old_list_done(&list);
         if (!status)
                 *ret_removed = removed;
         return status;

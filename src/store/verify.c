@@ -110,9 +110,9 @@ enum nebula_status verify_file(struct store *store, const char *key, const struc
 {
         struct verify verify = { .store = store, .key = key, .file = file, .watch = watch };
         struct nebula_error failure = { 0 };
-        struct store_entry entry;
+        struct old_entry entry;
         uint64_t found;
-        enum nebula_status status = store->ops->stat(store, key, &entry, &failure);
+        enum nebula_status status = store->ops->old_stat(store, key, &entry, &failure);
 
         pthread_mutex_init(&verify.lock, NULL);
         if (status) {
@@ -120,7 +120,7 @@ enum nebula_status verify_file(struct store *store, const char *key, const struc
                 goto out;
         }
         found = entry.size;
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         verify.readable = found < file->size ? found : file->size;
         if (found != file->size) {
                 error_set(&failure, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64 "%s",

@@ -109,14 +109,14 @@ static void what_was_durable_loads_after_every_power_loss(void)
 static bool has_only_what_is_named(struct store *store, const char *tag)
 {
         struct manifest manifest = { 0 };
-        struct store_list list = { 0 };
+        struct old_list list = { 0 };
         bool good = true;
 
         manifest_load(store, tag, &manifest, NULL);
-        store->ops->list(store, tag, &list, NULL);
+        store->ops->old_list(store, tag, &list, NULL);
         for (size_t i = 0; i < list.count; i++)
                 good = good && (list.entries[i].is_directory || manifest_find_file(&manifest, list.entries[i].name));
-        store_list_done(&list);
+        old_list_done(&list);
         manifest_done(&manifest);
         return good;
 }

@@ -49,7 +49,7 @@ static void put(const char *key, char kind, uint64_t size)
         char *data = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
 
         memset(data, kind, size);
-        CHECK(store->ops->write(store, key, data, size, &error) == NEBULA_OK);
+        CHECK(store->ops->old_write(store, key, data, size, &error) == NEBULA_OK);
         promise(begun, key, kind);
         free(data);
 }
@@ -58,7 +58,7 @@ static void move(const char *from, const char *to, char kind)
 {
         uint64_t begun = os_crash_position();
 
-        CHECK(store->ops->move(store, from, to, &error) == NEBULA_OK);
+        CHECK(store->ops->old_move(store, from, to, &error) == NEBULA_OK);
         promise(begun, to, kind);
         promise(begun, from, '-');
 }
@@ -67,7 +67,7 @@ static void take_away(const char *key)
 {
         uint64_t begun = os_crash_position();
 
-        CHECK(store->ops->remove(store, key, &error) == NEBULA_OK);
+        CHECK(store->ops->old_remove(store, key, &error) == NEBULA_OK);
         promise(begun, key, '-');
 }
 
@@ -169,9 +169,9 @@ static void many_that_were_staged_survive_from_their_placing_on(void)
                 snprintf(keys[i], sizeof keys[i], "tag/%sx%d", i % 2 ? ".nebula/" : "", i);
                 objects[i] = (struct store_object){ .key = keys[i], .data = data, .size = size };
         }
-        REQUIRE(store->ops->stage(store, objects, 18, &staged, &error) == NEBULA_OK);
+        REQUIRE(store->ops->old_stage(store, objects, 18, &staged, &error) == NEBULA_OK);
         begun = os_crash_position(); /* until now none of them has its name */
-        CHECK(store->ops->place(store, staged, &error) == NEBULA_OK);
+        CHECK(store->ops->old_place(store, staged, &error) == NEBULA_OK);
         for (int i = 0; i < 18; i++) {
                 promise(begun, keys[i], (char)('a' + i));
                 free((char *)(uintptr_t)objects[i].data);

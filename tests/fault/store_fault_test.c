@@ -37,21 +37,21 @@ static void end(void)
 static void fresh(uint64_t size)
 {
         os_remove_tree(root);
-        if (store_open(root, &store, &error) || store->ops->write(store, "t/x", old_data, size, &error))
+        if (store_open(root, &store, &error) || store->ops->old_write(store, "t/x", old_data, size, &error))
                 abort();
 }
 
 /* 'o' or 'n' when the object is whole and of that kind, '-' when it is absent, '!' otherwise. */
 static char look(const char *key, uint64_t size)
 {
-        struct store_entry entry;
-        enum nebula_status status = store->ops->stat(store, key, &entry, &error);
+        struct old_entry entry;
+        enum nebula_status status = store->ops->old_stat(store, key, &entry, &error);
         uint64_t found;
 
         if (status)
                 return status == NEBULA_NOT_FOUND ? '-' : '!';
         found = entry.size;
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         if (found != size || store->ops->read(store, key, back, 0, size, &error))
                 return '!';
         return !memcmp(back, old_data, size) ? 'o' : !memcmp(back, new_data, size) ? 'n' : '!';
@@ -59,13 +59,13 @@ static char look(const char *key, uint64_t size)
 
 static size_t temp_count(void)
 {
-        struct store_list list;
+        struct old_list list;
         size_t count;
 
-        if (store->ops->list(store, "t/.nebula", &list, &error))
+        if (store->ops->old_list(store, "t/.nebula", &list, &error))
                 return 0;
         count = list.count;
-        store_list_done(&list);
+        old_list_done(&list);
         return count;
 }
 
@@ -121,7 +121,7 @@ static void write_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
         char kind;
 
         os_fault_begin(fault);
-        status = store->ops->write(store, "t/x", new_data, size, &told);
+        status = store->ops->old_write(store, "t/x", new_data, size, &told);
         *ret_was_hit = os_fault_end();
         check_status(status, &told, fault);
         kind = look("t/x", size);
@@ -130,7 +130,7 @@ static void write_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
                 CHECK(temp_count() == 0);
         if (status == NEBULA_NO_SPACE && !fault->goes_on)
                 CHECK(strstr(told.message, "needs") && strstr(told.message, "are free"));
-        CHECK(store->ops->write(store, "t/x", new_data, size, &told) == NEBULA_OK);
+        CHECK(store->ops->old_write(store, "t/x", new_data, size, &told) == NEBULA_OK);
         CHECK(look("t/x", size) == 'n');
 }
 
@@ -146,13 +146,13 @@ static void first_write_step(struct os_fault *fault, uint64_t size, bool *ret_wa
         char kind;
 
         os_fault_begin(fault);
-        status = store->ops->write(store, "other/deep/x", new_data, size, &told);
+        status = store->ops->old_write(store, "other/deep/x", new_data, size, &told);
         *ret_was_hit = os_fault_end();
         check_status(status, &told, fault);
         kind = look("other/deep/x", size);
         CHECK(status ? kind == '-' || kind == 'n' : kind == 'n');
         CHECK(look("t/x", size) == 'o');
-        CHECK(store->ops->write(store, "other/deep/x", new_data, size, &told) == NEBULA_OK);
+        CHECK(store->ops->old_write(store, "other/deep/x", new_data, size, &told) == NEBULA_OK);
 }
 
 static void a_first_write_is_whole_or_absent(void)
@@ -167,7 +167,7 @@ static void move_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
         char from, to;
 
         os_fault_begin(fault);
-        status = store->ops->move(store, "t/x", "u/y", &told);
+        status = store->ops->old_move(store, "t/x", "u/y", &told);
         *ret_was_hit = os_fault_end();
         check_status(status, &told, fault);
         from = look("t/x", size);
@@ -211,12 +211,12 @@ static void remove_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit
         char kind;
 
         os_fault_begin(fault);
-        status = store->ops->remove(store, "t/x", &told);
+        status = store->ops->old_remove(store, "t/x", &told);
         *ret_was_hit = os_fault_end();
         check_status(status, &told, fault);
         kind = look("t/x", size);
         CHECK(status ? kind == 'o' || kind == '-' : kind == '-');
-        CHECK(store->ops->remove(store, "t/x", &told) == NEBULA_OK);
+        CHECK(store->ops->old_remove(store, "t/x", &told) == NEBULA_OK);
 }
 
 static void a_removal_is_done_or_an_error(void)
@@ -227,18 +227,18 @@ static void a_removal_is_done_or_an_error(void)
 static void list_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
 {
         struct nebula_error told = { 0 };
-        struct store_list list;
+        struct old_list list;
         enum nebula_status status;
 
         (void)size;
         os_fault_begin(fault);
-        status = store->ops->list(store, "t", &list, &told);
+        status = store->ops->old_list(store, "t", &list, &told);
         *ret_was_hit = os_fault_end();
         check_status(status, &told, fault);
         if (status)
                 return;
         CHECK(list.count == 2); /* x and .nebula: none is left out in silence */
-        store_list_done(&list);
+        old_list_done(&list);
 }
 
 static void a_listing_is_whole_or_an_error(void)
@@ -253,7 +253,7 @@ static void a_failed_fsync_is_not_tried_again(void)
         begin();
         fresh(100);
         os_fault_begin(&fault);
-        CHECK(store->ops->write(store, "t/x", new_data, 100, &error) == NEBULA_STORAGE);
+        CHECK(store->ops->old_write(store, "t/x", new_data, 100, &error) == NEBULA_STORAGE);
         CHECK(error.sys_errno == EIO);
         CHECK(os_fault_count() == 1);
         os_fault_end();
@@ -275,9 +275,9 @@ static void without_direct_io_it_works_the_same(void)
                 bulk_engine_force(j % 2 ? BULK_ENGINE_URING : BULK_ENGINE_THREADS);
                 fresh(BIG_BYTES);
                 if (i == 0) /* the directories are known then, and the first open is the object's */
-                        CHECK(store->ops->write(store, "t/y", new_data, BIG_BYTES, &error) == NEBULA_OK);
+                        CHECK(store->ops->old_write(store, "t/y", new_data, BIG_BYTES, &error) == NEBULA_OK);
                 os_fault_begin(&fault);
-                CHECK(store->ops->write(store, "t/x", new_data, BIG_BYTES, &error) == NEBULA_OK);
+                CHECK(store->ops->old_write(store, "t/x", new_data, BIG_BYTES, &error) == NEBULA_OK);
                 CHECK(store->ops->read_bulk(store, "t/x", back, BIG_BYTES, 64u << 10, NULL, NULL, &error) == NEBULA_OK);
                 CHECK(os_fault_end());
                 CHECK(look("t/x", BIG_BYTES) == 'n');

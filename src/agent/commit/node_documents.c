@@ -35,7 +35,7 @@ enum nebula_status world_write_captured(struct store *store, struct captured *ca
         captured_path(captured->ranks[0].rank, captured->of.writing, path);
         status = key_of(captured->of.tag, path, key, error);
         if (!status)
-                status = store->ops->write(store, key, text, size, error);
+                status = store->ops->old_write(store, key, text, size, error);
         free(text);
         return status;
 }
@@ -48,7 +48,7 @@ enum nebula_status world_read_committed(struct store *store, const char *tag, st
         enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
 
         if (!status)
-                status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+                status = old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
         if (status)
                 return status;
         status = committed_parse(text, size, ret_committed, error);
@@ -66,7 +66,7 @@ static enum nebula_status put_committed(struct store *store, const struct commit
                 status = committed_format(committed, &text, &size, error);
         if (status)
                 return status;
-        status = (is_first ? store->ops->create : store->ops->write)(store, key, text, size, error);
+        status = (is_first ? store->ops->old_create : store->ops->old_write)(store, key, text, size, error);
         free(text);
         return status;
 }
@@ -186,13 +186,13 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
                                       struct nebula_error *error)
 {
         char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX + 300], *text;
-        struct store_list list;
+        struct old_list list;
         size_t size;
         enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY, prefix, error);
 
         cover(coverage, own);
         if (!status)
-                status = store->ops->list(store, prefix, &list, error);
+                status = store->ops->old_list(store, prefix, &list, error);
         if (status)
                 return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
         for (size_t i = 0; i < list.count && !status; i++) {
@@ -201,7 +201,7 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
                 if (!captured_is_of(list.entries[i].name, own->of.writing))
                         continue;
                 snprintf(key, sizeof key, "%s/%s", prefix, list.entries[i].name);
-                if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                if (old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
                         continue; /* it is being replaced, or was there in a stale listing only */
                 if (!captured_parse(text, size, &captured, NULL)) {
                         status = check_other(own, &captured, error);
@@ -211,7 +211,7 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
                 }
                 free(text);
         }
-        store_list_done(&list);
+        old_list_done(&list);
         return status;
 }
 
@@ -273,11 +273,11 @@ void world_remove_captured(struct store *store, const struct captured *own, uint
         size_t size;
 
         captured_path(rank, own->of.writing, path);
-        if (key_of(own->of.tag, path, key, NULL) || store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+        if (key_of(own->of.tag, path, key, NULL) || old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
                 return;
         if (!captured_parse(text, size, &captured, NULL)) {
                 if (announce_same(&own->of, &captured.of))
-                        store->ops->remove(store, key, NULL);
+                        store->ops->old_remove(store, key, NULL);
                 captured_done(&captured);
         }
         free(text);

@@ -45,7 +45,7 @@ static enum nebula_status put_manifest(struct store *store, const struct plan *p
         if (status)
                 return status;
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", plan->directory);
-        status = store->ops->write(store, key, text, size, error);
+        status = store->ops->old_write(store, key, text, size, error);
         free(text);
         return status;
 }
@@ -55,14 +55,14 @@ static enum nebula_status replace_manifest(struct catalogue *catalogue, struct s
                                            const struct store_object *object, struct nebula_error *error)
 {
         struct store_staged *staged = NULL;
-        enum nebula_status status = store->ops->stage(store, object, 1, &staged, error);
+        enum nebula_status status = store->ops->old_stage(store, object, 1, &staged, error);
 
         if (status)
                 return status;
         status = plan_look_again(catalogue, store, version, plan, error);
         if (!status)
-                return store->ops->place(store, staged, error);
-        store->ops->unstage(store, staged);
+                return store->ops->old_place(store, staged, error);
+        store->ops->old_unstage(store, staged);
         return status;
 }
 
@@ -83,7 +83,7 @@ static enum nebula_status commit_manifest(struct catalogue *catalogue, struct st
         object.size = size;
         status = plan->before.generation ? NEBULA_BUSY : plan_look_again(catalogue, store, version, plan, error);
         if (!status)
-                status = store->ops->create(store, key, text, size, error);
+                status = store->ops->old_create(store, key, text, size, error);
         if (status == NEBULA_BUSY)
                 status = replace_manifest(catalogue, store, version, plan, &object, error);
         free(text);
@@ -228,7 +228,7 @@ void persist_settle(struct store *store, const struct plan *plan, const struct m
 /* A hint is one line: an encoded tag that lies there, or one that names a step, since the user may have moved that version away. */
 static bool is_hint(struct store *store, char *text, size_t size)
 {
-        struct store_entry entry;
+        struct old_entry entry;
         char tag[256];
 
         if (strlen(text) != size)
@@ -239,9 +239,9 @@ static bool is_hint(struct store *store, char *text, size_t size)
                 return false;
         if (name_step(tag) >= 0)
                 return true;
-        if (store->ops->stat(store, text, &entry, NULL))
+        if (store->ops->old_stat(store, text, &entry, NULL))
                 return false;
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         return true;
 }
 
@@ -249,17 +249,17 @@ static bool is_hint(struct store *store, char *text, size_t size)
 static bool may_write_latest(struct store *store)
 {
         struct nebula_error failure = { 0 };
-        struct store_entry entry;
+        struct old_entry entry;
         size_t size;
         char *text;
         bool result;
-        enum nebula_status status = store->ops->stat(store, LATEST, &entry, &failure);
+        enum nebula_status status = store->ops->old_stat(store, LATEST, &entry, &failure);
 
         if (status)
                 return status != NEBULA_CORRUPT; /* a link; whatever else keeps us from looking also fails the write */
         result = !entry.is_directory && entry.size <= LATEST_BYTES_MAX;
-        store_entry_done(&entry);
-        if (!result || store_read_text(store, LATEST, LATEST_BYTES_MAX, &text, &size, &failure))
+        old_entry_done(&entry);
+        if (!result || old_read_text(store, LATEST, LATEST_BYTES_MAX, &text, &size, &failure))
                 return false;
         result = is_hint(store, text, size);
         free(text);
@@ -279,7 +279,7 @@ static void write_latest(struct store *store, struct job *job, const struct plan
                 job->latest_told = true;
                 return;
         }
-        if (store->ops->write(store, LATEST, text, (uint64_t)size, &error))
+        if (store->ops->old_write(store, LATEST, text, (uint64_t)size, &error))
                 log_event(LOG_LEVEL_WARN, "the hint \"latest\" could not be written: %s", error.message);
 }
 
@@ -298,15 +298,15 @@ static enum nebula_status find_manifest(struct store *store, const struct manife
 static enum nebula_status find_all(struct store *store, const struct plan *plan, struct nebula_error *error)
 {
         const struct manifest *manifest = &plan->manifest;
-        struct store_entry entry;
+        struct old_entry entry;
         char key[MANIFEST_KEY_MAX];
         enum nebula_status status = find_manifest(store, manifest, error);
 
         for (size_t i = 0; i < manifest->record_count && !status; i++) {
                 snprintf(key, sizeof key, "%s/%s", plan->directory, manifest->records[i].path);
-                status = store->ops->stat(store, key, &entry, error);
+                status = store->ops->old_stat(store, key, &entry, error);
                 if (!status)
-                        store_entry_done(&entry);
+                        old_entry_done(&entry);
         }
         for (size_t i = 0; i < manifest->file_count && !status; i++)
                 status = manifest_check_file(store, manifest, &manifest->files[i], error);
@@ -326,7 +326,7 @@ enum nebula_status persist_check(struct store *store, const struct plan *plan, s
         }
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", plan->directory);
         if (!manifest_is_gone(store, &plan->manifest))
-                store->ops->remove(store, key, NULL); /* else the next try would take all for written */
+                store->ops->old_remove(store, key, NULL); /* else the next try would take all for written */
         return error_set(error, NEBULA_STORAGE, 0, "another program has removed or replaced files of \"%.150s\" while it was written: %.250s",
                          plan->tag, failure.message);
 }
@@ -335,7 +335,7 @@ enum nebula_status persist_check(struct store *store, const struct plan *plan, s
 static void remove_dropped(struct store *store, const struct plan *plan)
 {
         struct nebula_error error = { 0 };
-        struct store_entry entry;
+        struct old_entry entry;
         char key[MANIFEST_KEY_MAX];
         bool is_ours;
 
@@ -345,11 +345,11 @@ static void remove_dropped(struct store *store, const struct plan *plan)
                 if (old->rank < plan->manifest.world || manifest_find_file(&plan->manifest, old->name))
                         continue;
                 snprintf(key, sizeof key, "%s/%s", plan->directory, old->path);
-                if (store->ops->stat(store, key, &entry, &error))
+                if (store->ops->old_stat(store, key, &entry, &error))
                         continue;
                 is_ours = !entry.is_directory && !entry.is_foreign && entry.size == old->size;
-                store_entry_done(&entry);
-                if (is_ours && store->ops->remove(store, key, &error))
+                old_entry_done(&entry);
+                if (is_ours && store->ops->old_remove(store, key, &error))
                         log_event(LOG_LEVEL_WARN, "%s still has \"%s\", which is no part of it any more: %s", plan->tag, old->name, error.message);
         }
 }
@@ -396,7 +396,7 @@ static enum nebula_status gather_record(struct store *store, struct plan *plan, 
 
         record_path(rank, plan->generation, entry->path);
         snprintf(key, sizeof key, "%s/%s", plan->directory, entry->path);
-        status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        status = old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
         if (status)
                 return status == NEBULA_NOT_FOUND ? record_missing(plan, rank, error) : status;
         status = record_parse(text, size, &record, error);
@@ -514,7 +514,7 @@ static bool records_stand(struct store *store, const struct plan *plan)
 
                 record_path(plan->parts[i].rank, plan->generation, path);
                 snprintf(key, sizeof key, "%s/%s", plan->directory, path);
-                if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                if (old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
                         continue; /* gone, or not to be had just now */
                 stand = !record_parse(text, size, &record, NULL) && !strcmp(record.run, plan->run) && record.generation == plan->generation;
                 record_done(&record);
@@ -555,7 +555,7 @@ enum nebula_status persist_gather(struct catalogue *catalogue, struct store *sto
         if (!writes)
                 return error_set(error, NEBULA_BUSY, 0, "the manifest of \"%.200s\", which the node of rank 0 writes, has not come", plan->tag);
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/committed.json", plan->directory);
-        status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        status = old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
         if (!status) {
                 status = committed_parse(text, size, &committed, error);
                 free(text);

@@ -16,7 +16,7 @@ void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *sto
 {
         for (size_t i = 0; i < plan->staged_count; i++)
                 if (plan->staged[i])
-                        store->ops->unstage(store, plan->staged[i]);
+                        store->ops->old_unstage(store, plan->staged[i]);
         free(plan->staged);
         catalogue_lock(catalogue);
         for (size_t i = 0; plan->is_ahead && i < plan->file_count; i++)
@@ -205,7 +205,7 @@ static enum nebula_status check_claim(struct store *store, const struct plan *pl
 
         if (!*plan->claim_key)
                 return NEBULA_OK;
-        status = store_read_text(store, plan->claim_key, DOCUMENT_TEXT_MAX, &text, &size, error);
+        status = old_read_text(store, plan->claim_key, DOCUMENT_TEXT_MAX, &text, &size, error);
         if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
                 return status;
         same = !status && sum_crc64(0, text, size) == plan->claim_crc64;

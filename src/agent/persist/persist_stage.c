@@ -79,7 +79,7 @@ static enum nebula_status stage_batch(struct catalogue *catalogue, struct versio
         is_started = !os_thread_start(&thread, sealing_run, &sealing, true);
         if (!is_started)
                 sealing_run(&sealing);
-        status = store->ops->stage(store, batch->objects, batch->object_count, ret_staged, error);
+        status = store->ops->old_stage(store, batch->objects, batch->object_count, ret_staged, error);
         sealing.is_vain = status != NEBULA_OK;
         if (is_started)
                 pthread_join(thread, NULL);
@@ -152,7 +152,7 @@ static bool already_recorded(struct store *store, const char *key, const struct 
         size_t size;
         bool same;
 
-        if (store_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+        if (old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
                 return false;
         same = !record_parse(text, size, &found, NULL) && same_files(record, &found);
         record_done(&found);
@@ -171,7 +171,7 @@ static enum nebula_status take_over(struct catalogue *catalogue, struct store *s
         char *there;
         size_t there_size;
         bool is_free;
-        enum nebula_status status = store_read_text(store, key, DOCUMENT_TEXT_MAX, &there, &there_size, error);
+        enum nebula_status status = old_read_text(store, key, DOCUMENT_TEXT_MAX, &there, &there_size, error);
 
         if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
                 return status;
@@ -185,7 +185,7 @@ static enum nebula_status take_over(struct catalogue *catalogue, struct store *s
         version->rival_ns = is_free ? 0 : version->rival_ns ? version->rival_ns : os->now_ns();
         is_free = is_free || os->now_ns() - version->rival_ns >= RIVAL_PATIENCE_NS;
         catalogue_unlock(catalogue);
-        status = is_free ? store->ops->write(store, key, text, size, error)
+        status = is_free ? store->ops->old_write(store, key, text, size, error)
                          : error_set(error, NEBULA_STORAGE, 0, "run \"%.100s\" of job \"%.100s\" is writing \"%.150s\" in this storage path, too", found.run,
                                      found.job, version->tag);
         record_done(&found);
@@ -198,8 +198,8 @@ static enum nebula_status put_record(struct catalogue *catalogue, struct store *
         enum nebula_status status;
 
         if (plan->spread) /* rivals are told apart by what they have captured (node_documents.c) */
-                return store->ops->write(store, key, text, size, error);
-        status = store->ops->create(store, key, text, size, error);
+                return store->ops->old_write(store, key, text, size, error);
+        status = store->ops->old_create(store, key, text, size, error);
         return status == NEBULA_BUSY ? take_over(catalogue, store, key, text, size, version, error) : status;
 }
 
@@ -315,10 +315,10 @@ void persist_leave(struct store *store, const struct plan *plan)
         char *text;
         size_t size;
 
-        if (!*plan->claim_key || store_read_text(store, plan->claim_key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+        if (!*plan->claim_key || old_read_text(store, plan->claim_key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
                 return;
         if (sum_crc64(0, text, size) == plan->claim_crc64)
-                store->ops->remove(store, plan->claim_key, NULL);
+                store->ops->old_remove(store, plan->claim_key, NULL);
         free(text);
 }
 
@@ -330,7 +330,7 @@ enum nebula_status persist_place(struct store *store, struct plan *plan, struct 
                 struct store_staged *staged = plan->staged[i];
 
                 plan->staged[i] = NULL;
-                status = staged ? store->ops->place(store, staged, error) : NEBULA_OK;
+                status = staged ? store->ops->old_place(store, staged, error) : NEBULA_OK;
         }
         for (size_t i = 0; !status && plan->spread && i < plan->manifest.record_count; i++) {
                 const struct manifest_record *record = &plan->manifest.records[i];
@@ -339,7 +339,7 @@ enum nebula_status persist_place(struct store *store, struct plan *plan, struct 
                 claim_path(record->rank, record->generation, path);
                 snprintf(from, sizeof from, "%s/%s", plan->directory, path);
                 snprintf(to, sizeof to, "%s/%s", plan->directory, record->path);
-                status = store->ops->move(store, from, to, error);
+                status = store->ops->old_move(store, from, to, error);
         }
         return status;
 }

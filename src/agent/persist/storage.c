@@ -59,11 +59,11 @@ static void settle_all(struct catalogue *catalogue, struct job *job, struct stor
 
 static bool has_directory(struct store *store, const char *key)
 {
-        struct store_list list;
-        enum nebula_status status = store->ops->list(store, key, &list, NULL);
+        struct old_list list;
+        enum nebula_status status = store->ops->old_list(store, key, &list, NULL);
 
         if (!status)
-                store_list_done(&list);
+                old_list_done(&list);
         return status != NEBULA_NOT_FOUND;
 }
 
@@ -113,15 +113,15 @@ static void find_gone(struct catalogue *catalogue, struct job *job, struct store
 static void find_dead_hint(struct store *store, char ret_directory[IPC_NAME_MAX + 2])
 {
         struct manifest there = { 0 };
-        struct store_entry entry;
+        struct old_entry entry;
         char *hint, *end, tag[256];
         size_t size;
 
         ret_directory[0] = 0;
-        if (store->ops->stat(store, "latest", &entry, NULL))
+        if (store->ops->old_stat(store, "latest", &entry, NULL))
                 return;
-        store_entry_done(&entry);
-        if (store_read_text(store, "latest", IPC_NAME_MAX, &hint, &size, NULL))
+        old_entry_done(&entry);
+        if (old_read_text(store, "latest", IPC_NAME_MAX, &hint, &size, NULL))
                 return;
         end = strchr(hint, '\n');
         if (end && end + 1 == hint + size) {
@@ -147,7 +147,7 @@ static void mend_latest(struct catalogue *catalogue, struct job *job, struct sto
         if (!*text)
                 return;
         find_dead_hint(store, dead);
-        if (*dead && store->ops->write(store, "latest", text, strlen(text), NULL))
+        if (*dead && store->ops->old_write(store, "latest", text, strlen(text), NULL))
                 log_event(LOG_LEVEL_WARN, "the hint \"latest\" in %s names %s, which is gone", job->persist_path, dead);
 }
 
@@ -259,17 +259,17 @@ static void mark_removed(struct job *job, const struct manifest *manifest)
 static bool is_foreign(struct store *store, const struct manifest *manifest)
 {
         struct nebula_error error;
-        struct store_entry entry;
+        struct old_entry entry;
         char directory[256], key[600];
         bool result;
 
         if (name_encode(manifest->tag, directory, &error))
                 return true;
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
-        if (store->ops->stat(store, key, &entry, &error))
+        if (store->ops->old_stat(store, key, &entry, &error))
                 return false;
         result = entry.is_foreign;
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         return result;
 }
 

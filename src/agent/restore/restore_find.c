@@ -78,15 +78,15 @@ static enum nebula_status check_records(struct store *store, const struct manife
         enum nebula_status status = name_encode(manifest->tag, directory, error);
 
         for (size_t i = 0; i < manifest->record_count && !status; i++) {
-                struct store_entry entry;
+                struct old_entry entry;
                 uint64_t size;
 
                 snprintf(key, sizeof key, "%s/%s", directory, manifest->records[i].path);
-                status = store->ops->stat(store, key, &entry, error);
+                status = store->ops->old_stat(store, key, &entry, error);
                 if (status)
                         continue;
                 size = entry.size;
-                store_entry_done(&entry);
+                old_entry_done(&entry);
                 if (size != manifest->records[i].size)
                         status = error_set(error, NEBULA_CORRUPT, 0, "%.150s/%.300s has %" PRIu64 " bytes, and its manifest says %" PRIu64,
                                            store->root, key, size, manifest->records[i].size);

@@ -54,7 +54,7 @@ static void write_file(struct maker *maker, const char *name, void *data, uint64
                 snprintf(key, sizeof key, "%s/.nebula/g%" PRIu64 "/%s", maker->directory, maker->generation, file->path);
         else
                 snprintf(key, sizeof key, "%s/%s", maker->directory, file->path);
-        demand(maker->store->ops->write(maker->store, key, data, size, &error), &error);
+        demand(maker->store->ops->old_write(maker->store, key, data, size, &error), &error);
 }
 
 static void write_torch(struct maker *maker, const char *name, uint64_t count)
@@ -126,9 +126,9 @@ static void write_manifest(struct maker *maker, const char *record_text, size_t 
         }
         demand(manifest_format(&manifest, &text, &size, &error), &error);
         snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", maker->directory);
-        demand(maker->store->ops->write(maker->store, key, text, size, &error), &error);
+        demand(maker->store->ops->old_write(maker->store, key, text, size, &error), &error);
         if (!maker->waits)
-                demand(maker->store->ops->write(maker->store, "latest", maker->tag, strlen(maker->tag), &error), &error);
+                demand(maker->store->ops->old_write(maker->store, "latest", maker->tag, strlen(maker->tag), &error), &error);
         free(text);
 }
 
@@ -148,7 +148,7 @@ static void finish(struct maker *maker)
         demand(record_format(&maker->record, &text, &size, &error), &error);
         record_path(maker->record.rank, maker->generation, path);
         snprintf(key, sizeof key, "%s/%s", maker->directory, path);
-        demand(maker->store->ops->write(maker->store, key, text, size, &error), &error);
+        demand(maker->store->ops->old_write(maker->store, key, text, size, &error), &error);
         write_manifest(maker, text, size);
         free(text);
         for (size_t i = 0; i < maker->record.file_count; i++)

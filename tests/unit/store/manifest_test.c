@@ -354,17 +354,17 @@ static struct store *new_store(void)
 
 static void put(struct store *store, const char *key, const void *data, size_t size)
 {
-        if (store->ops->write(store, key, data, size, NULL))
+        if (store->ops->old_write(store, key, data, size, NULL))
                 abort();
 }
 
 static bool has(struct store *store, const char *key)
 {
-        struct store_entry entry;
+        struct old_entry entry;
 
-        if (store->ops->stat(store, key, &entry, NULL))
+        if (store->ops->old_stat(store, key, &entry, NULL))
                 return false;
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         return true;
 }
 
@@ -435,10 +435,10 @@ static void write_version(struct store *store, const char *tag, uint64_t generat
 
 static void flip(struct store *store, const char *key, uint64_t offset)
 {
-        struct store_entry entry;
+        struct old_entry entry;
         char *data;
 
-        if (store->ops->stat(store, key, &entry, NULL))
+        if (store->ops->old_stat(store, key, &entry, NULL))
                 abort();
         data = malloc(entry.size);
         if (store->ops->read(store, key, data, 0, entry.size, NULL))
@@ -446,7 +446,7 @@ static void flip(struct store *store, const char *key, uint64_t offset)
         data[offset] = (char)(data[offset] ^ 4);
         put(store, key, data, entry.size);
         free(data);
-        store_entry_done(&entry);
+        old_entry_done(&entry);
 }
 
 static enum nebula_status read_file(struct store *store, const struct manifest *manifest, const char *name, void *data,
@@ -504,7 +504,7 @@ static void a_file_of_another_length_is_found(void)
         CHECK(strstr(error.message, "cut off"));
         put(store, "t/f", data, FILE_BYTES + 1);
         CHECK(manifest_verify(store, &manifest, NULL, NULL, &error) == NEBULA_CORRUPT);
-        store->ops->remove(store, "t/f", NULL);
+        store->ops->old_remove(store, "t/f", NULL);
         CHECK(manifest_verify(store, &manifest, NULL, NULL, &error) == NEBULA_NOT_FOUND);
         manifest_done(&manifest);
         store_close(store);
@@ -572,14 +572,14 @@ static void a_renamed_directory_is_refused_and_says_why(void)
         struct store *store = new_store();
         struct manifest manifest;
         struct nebula_error error;
-        struct store_entry entry;
+        struct old_entry entry;
         char text[4096];
 
         write_version(store, "t", 1, 5, "a", false, NULL, true);
-        REQUIRE(!store->ops->stat(store, "t/.nebula/manifest.json", &entry, NULL));
+        REQUIRE(!store->ops->old_stat(store, "t/.nebula/manifest.json", &entry, NULL));
         REQUIRE(!store->ops->read(store, "t/.nebula/manifest.json", text, 0, entry.size, NULL));
         put(store, "copy/.nebula/manifest.json", text, entry.size);
-        store_entry_done(&entry);
+        old_entry_done(&entry);
         CHECK(manifest_load(store, "copy", &manifest, &error) == NEBULA_CORRUPT && strstr(error.message, "renamed"));
         CHECK(manifest_load(store, "none", &manifest, &error) == NEBULA_NOT_FOUND);
         store_close(store);
@@ -694,7 +694,7 @@ static const struct manifest *carried;
 
 static enum nebula_status remove_and_write_again(struct store *store, const char *key, struct nebula_error *error)
 {
-        enum nebula_status status = store_mem.remove(store, key, error);
+        enum nebula_status status = store_mem.old_remove(store, key, error);
 
         if (removals_until && !--removals_until)
                 write_version(store, "t", 2, 6, "a", true, carried, true);
@@ -711,7 +711,7 @@ static void a_tag_that_is_written_again_while_it_is_removed_keeps_what_it_needs(
 
                 write_version(store, "t", 1, 5, removals == 1 ? "keep" : "a", false, NULL, true);
                 REQUIRE(manifest_load(store, "t", &old, NULL) == NEBULA_OK);
-                ops.remove = remove_and_write_again;
+                ops.old_remove = remove_and_write_again;
                 removals_until = removals;
                 carried = removals == 1 ? &old : NULL;
                 store->ops = &ops;
@@ -735,7 +735,7 @@ static enum nebula_status dying_remove(struct store *store, const char *key, str
         if (!removals_left)
                 return NEBULA_STORAGE;
         removals_left--;
-        return store_mem.remove(store, key, error);
+        return store_mem.old_remove(store, key, error);
 }
 
 static enum nebula_status blind_read(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
@@ -754,7 +754,7 @@ static void what_cannot_be_looked_at_is_not_removed(void)
         write_version(store, "t", 1, 5, "a", false, NULL, true);
         REQUIRE(manifest_load(store, "t", &manifest, NULL) == NEBULA_OK);
         dying_ops = store_mem;
-        dying_ops.read_text = blind_read;
+        dying_ops.old_read_text = blind_read;
         store->ops = &dying_ops;
         CHECK(manifest_remove(store, &manifest, &error) == NEBULA_STORAGE);
         store->ops = &store_mem;
@@ -777,7 +777,7 @@ static void a_remove_that_dies_leaves_a_whole_version_or_debris_that_a_sweep_tak
                 write_version(store, "t", 1, 5, "a", false, NULL, true);
                 REQUIRE(manifest_load(store, "t", &manifest, NULL) == NEBULA_OK);
                 dying_ops = store_mem;
-                dying_ops.remove = dying_remove;
+                dying_ops.old_remove = dying_remove;
                 removals_left = k;
                 store->ops = &dying_ops;
                 died = manifest_remove(store, &manifest, NULL);
@@ -828,7 +828,7 @@ static void a_sweep_takes_old_debris_and_leaves_what_is_young_foreign_or_whole(v
 static unsigned looks_left;
 
 /* The tag is written again between two looks into it. */
-static enum nebula_status list_and_write_again(struct store *store, const char *prefix, struct store_list *ret_list,
+static enum nebula_status list_and_write_again(struct store *store, const char *prefix, struct old_list *ret_list,
                                                struct nebula_error *error)
 {
         if (!strcmp(prefix, "torn/.nebula") && looks_left && !--looks_left) {
@@ -836,7 +836,7 @@ static enum nebula_status list_and_write_again(struct store *store, const char *
                 write_version(store, "torn", 2, 7, "b", false, NULL, false);
                 store->ops = &dying_ops;
         }
-        return store_mem.list(store, prefix, ret_list, error);
+        return store_mem.old_list(store, prefix, ret_list, error);
 }
 
 static void a_sweep_leaves_what_has_come_since_it_looked_how_old_all_is(void)
@@ -848,7 +848,7 @@ static void a_sweep_leaves_what_has_come_since_it_looked_how_old_all_is(void)
                 looks_left = looks;
                 write_version(store, "torn", 1, 6, "a", false, NULL, false);
                 dying_ops = store_mem;
-                dying_ops.list = list_and_write_again;
+                dying_ops.old_list = list_and_write_again;
                 store->ops = &dying_ops;
                 CHECK(manifest_sweep(store, 0, &swept, NULL) == NEBULA_OK && swept == 1);
                 store->ops = &store_mem;
@@ -916,14 +916,14 @@ static enum nebula_status read_meanwhile(struct store *store, const char *key, s
 {
         meanwhile.reads++;
         act(store);
-        return store_mem.read_text(store, key, limit, ret_text, ret_size, error);
+        return store_mem.old_read_text(store, key, limit, ret_text, ret_size, error);
 }
 
-static enum nebula_status list_meanwhile(struct store *store, const char *prefix, struct store_list *ret_list,
+static enum nebula_status list_meanwhile(struct store *store, const char *prefix, struct old_list *ret_list,
                                          struct nebula_error *error)
 {
         meanwhile.root_lists += !*prefix;
-        return store_mem.list(store, prefix, ret_list, error);
+        return store_mem.old_list(store, prefix, ret_list, error);
 }
 
 static void begin_meanwhile(struct store *store, void (*then)(struct store *store))
@@ -931,8 +931,8 @@ static void begin_meanwhile(struct store *store, void (*then)(struct store *stor
         memset(&meanwhile, 0, sizeof meanwhile);
         meanwhile.then = then;
         meanwhile_ops = store_mem;
-        meanwhile_ops.read_text = read_meanwhile;
-        meanwhile_ops.list = list_meanwhile;
+        meanwhile_ops.old_read_text = read_meanwhile;
+        meanwhile_ops.old_list = list_meanwhile;
         store->ops = &meanwhile_ops;
 }
 
@@ -967,7 +967,7 @@ static void save_the_next(struct store *store)
 static void lost_and_found_of_another_user_is_no_checkpoint(void)
 {
         char name[] = "lost+found", tag[256];
-        struct store_entry entry = { .name = name, .is_directory = true, .is_foreign = true };
+        struct old_entry entry = { .name = name, .is_directory = true, .is_foreign = true };
 
         CHECK(!manifest_tag_of(&entry, tag));
         entry.is_foreign = false;
@@ -1007,7 +1007,7 @@ static void a_scan_ends_also_where_versions_come_and_go_for_ever(void)
 static void complete_a(struct store *store)
 {
         write_version(store, "a", 1, 20, "x", false, NULL, true);
-        if (store->ops->remove(store, "b/.nebula/manifest.json", NULL))
+        if (store->ops->old_remove(store, "b/.nebula/manifest.json", NULL))
                 abort();
 }
 

@@ -35,7 +35,7 @@ static void each(void (*promise)(void))
 
 static enum nebula_status put(const char *key, const char *text)
 {
-        return store->ops->write(store, key, text, strlen(text), &error);
+        return store->ops->old_write(store, key, text, strlen(text), &error);
 }
 
 /* The text of an object; "-" when there is none, "!" for any other failure. */
@@ -46,7 +46,7 @@ static const char *get(const char *key)
         char *data;
         size_t size;
 
-        status = store_read_text(store, key, sizeof text - 1, &data, &size, &error);
+        status = old_read_text(store, key, sizeof text - 1, &data, &size, &error);
         if (status)
                 return status == NEBULA_NOT_FOUND ? "-" : "!";
         memcpy(text, data, size + 1);
@@ -96,7 +96,7 @@ static void a_second_write_replaces_the_first(void)
 
 static enum nebula_status create(const char *key, const char *text)
 {
-        return store->ops->create(store, key, text, strlen(text), &error);
+        return store->ops->old_create(store, key, text, strlen(text), &error);
 }
 
 static void only_one_creates(void)
@@ -104,7 +104,7 @@ static void only_one_creates(void)
         CHECK(create("t/x", "first") == NEBULA_OK && !strcmp(get("t/x"), "first"));
         CHECK(create("t/x", "second") == NEBULA_BUSY && strstr(error.message, "t/x") && !strcmp(get("t/x"), "first"));
         CHECK(put("t/x", "third") == NEBULA_OK && create("t/x", "fourth") == NEBULA_BUSY && !strcmp(get("t/x"), "third"));
-        CHECK(store->ops->remove(store, "t/x", &error) == NEBULA_OK && create("t/x", "fifth") == NEBULA_OK && !strcmp(get("t/x"), "fifth"));
+        CHECK(store->ops->old_remove(store, "t/x", &error) == NEBULA_OK && create("t/x", "fifth") == NEBULA_OK && !strcmp(get("t/x"), "fifth"));
 }
 
 static int link_refused(const char *root, const char *key, const char *to_root, const char *to)
@@ -126,23 +126,23 @@ static void an_object_is_created_only_where_none_is(void)
 
 static void absent(void)
 {
-        struct store_entry entry;
-        struct store_list list;
+        struct old_entry entry;
+        struct old_list list;
         char byte;
 
         CHECK(store->ops->read(store, "t/x", &byte, 0, 1, &error) == NEBULA_NOT_FOUND);
         CHECK(error.status == NEBULA_NOT_FOUND && strstr(error.message, "t/x"));
         CHECK(store->ops->read_bulk(store, "t/x", &byte, 1, 4096, NULL, NULL, &error) == NEBULA_NOT_FOUND);
-        CHECK(store->ops->stat(store, "t/x", &entry, &error) == NEBULA_NOT_FOUND);
-        CHECK(store->ops->list(store, "t", &list, &error) == NEBULA_NOT_FOUND);
-        CHECK(store->ops->move(store, "t/x", "t/y", &error) == NEBULA_NOT_FOUND);
-        CHECK(store->ops->remove(store, "t/x", &error) == NEBULA_OK);
-        CHECK(store->ops->remove_directory(store, "t", &error) == NEBULA_OK);
+        CHECK(store->ops->old_stat(store, "t/x", &entry, &error) == NEBULA_NOT_FOUND);
+        CHECK(store->ops->old_list(store, "t", &list, &error) == NEBULA_NOT_FOUND);
+        CHECK(store->ops->old_move(store, "t/x", "t/y", &error) == NEBULA_NOT_FOUND);
+        CHECK(store->ops->old_remove(store, "t/x", &error) == NEBULA_OK);
+        CHECK(store->ops->old_remove_directory(store, "t", &error) == NEBULA_OK);
         CHECK(put("t", "a file") == NEBULA_OK);
-        CHECK(store->ops->stat(store, "t/x", &entry, &error) == NEBULA_NOT_FOUND);
-        CHECK(store->ops->list(store, "t", &list, &error) == NEBULA_NOT_FOUND);
+        CHECK(store->ops->old_stat(store, "t/x", &entry, &error) == NEBULA_NOT_FOUND);
+        CHECK(store->ops->old_list(store, "t", &list, &error) == NEBULA_NOT_FOUND);
         CHECK(store->ops->read(store, "t/x", &byte, 0, 1, &error) == NEBULA_NOT_FOUND);
-        CHECK(store->ops->remove(store, "t/x", &error) == NEBULA_OK);
+        CHECK(store->ops->old_remove(store, "t/x", &error) == NEBULA_OK);
         CHECK(put("t/x", "below a file") != NEBULA_OK);
         CHECK(!strcmp(get("t"), "a file"));
 }
@@ -191,12 +191,12 @@ static void bulk(void)
         unsigned char *data = make_big(1), *back = make_big(2);
         struct seen seen = { .expected = data, .chunk_bytes = 1u << 20 };
 
-        CHECK(store->ops->write(store, "t/big", data, BIG_BYTES, &error) == NEBULA_OK);
+        CHECK(store->ops->old_write(store, "t/big", data, BIG_BYTES, &error) == NEBULA_OK);
         CHECK(store->ops->read_bulk(store, "t/big", back, BIG_BYTES, 1u << 20, check_chunk, &seen, &error) == NEBULA_OK);
         CHECK(seen.bytes == BIG_BYTES && seen.calls == 7);
         CHECK(!memcmp(data, back, BIG_BYTES));
         /* From memory and into chunks that O_DIRECT can't take. */
-        CHECK(store->ops->write(store, "t/odd", data + 1, BIG_BYTES, &error) == NEBULA_OK);
+        CHECK(store->ops->old_write(store, "t/odd", data + 1, BIG_BYTES, &error) == NEBULA_OK);
         seen = (struct seen){ .expected = data + 1, .chunk_bytes = 1000003 };
         CHECK(store->ops->read_bulk(store, "t/odd", back + 3, BIG_BYTES, 1000003, check_chunk, &seen, &error) == NEBULA_OK);
         CHECK(seen.bytes == BIG_BYTES);
@@ -217,12 +217,12 @@ static void move(void)
 {
         CHECK(put("t/.nebula/g2/x", "new") == NEBULA_OK);
         CHECK(put("t/x", "old") == NEBULA_OK);
-        CHECK(store->ops->move(store, "t/.nebula/g2/x", "t/x", &error) == NEBULA_OK);
+        CHECK(store->ops->old_move(store, "t/.nebula/g2/x", "t/x", &error) == NEBULA_OK);
         CHECK(!strcmp(get("t/x"), "new"));
         CHECK(!strcmp(get("t/.nebula/g2/x"), "-"));
-        CHECK(store->ops->move(store, "t/x", "elsewhere/not/yet", &error) == NEBULA_OK);
+        CHECK(store->ops->old_move(store, "t/x", "elsewhere/not/yet", &error) == NEBULA_OK);
         CHECK(!strcmp(get("elsewhere/not/yet"), "new"));
-        CHECK(store->ops->move(store, "elsewhere/not/yet", "elsewhere/not/yet", &error) == NEBULA_OK);
+        CHECK(store->ops->old_move(store, "elsewhere/not/yet", "elsewhere/not/yet", &error) == NEBULA_OK);
         CHECK(!strcmp(get("elsewhere/not/yet"), "new"));
 }
 
@@ -231,7 +231,7 @@ static void a_move_replaces_and_makes_directories(void)
         each(move);
 }
 
-static const struct store_entry *entry_of(const struct store_list *list, const char *name)
+static const struct old_entry *entry_of(const struct old_list *list, const char *name)
 {
         for (size_t i = 0; i < list->count; i++)
                 if (!strcmp(list->entries[i].name, name))
@@ -241,9 +241,9 @@ static const struct store_entry *entry_of(const struct store_list *list, const c
 
 static void list(void)
 {
-        struct store_list found;
-        const struct store_entry *entry;
-        struct store_entry one;
+        struct old_list found;
+        const struct old_entry *entry;
+        struct old_entry one;
 
         for (int i = 0; i < 40; i++) {
                 char key[32];
@@ -252,22 +252,22 @@ static void list(void)
                 CHECK(put(key, "x") == NEBULA_OK);
         }
         CHECK(put("t/file", "12345") == NEBULA_OK && put("latest", "t") == NEBULA_OK);
-        REQUIRE(store->ops->list(store, "t/many", &found, &error) == NEBULA_OK);
+        REQUIRE(store->ops->old_list(store, "t/many", &found, &error) == NEBULA_OK);
         CHECK(found.count == 40 && entry_of(&found, "0") && entry_of(&found, "39"));
-        store_list_done(&found);
-        REQUIRE(store->ops->list(store, "t", &found, &error) == NEBULA_OK);
+        old_list_done(&found);
+        REQUIRE(store->ops->old_list(store, "t", &found, &error) == NEBULA_OK);
         entry = entry_of(&found, "file");
         CHECK(entry && !entry->is_directory && entry->size == 5 && entry->mtime_ns > 1700000000ll * 1000000000);
         entry = entry_of(&found, "many");
         CHECK(entry && entry->is_directory);
-        store_list_done(&found);
+        old_list_done(&found);
         CHECK(found.count == 0);
-        REQUIRE(store->ops->list(store, "", &found, &error) == NEBULA_OK);
+        REQUIRE(store->ops->old_list(store, "", &found, &error) == NEBULA_OK);
         CHECK(found.count == 2 && entry_of(&found, "t") && entry_of(&found, "latest"));
-        store_list_done(&found);
-        REQUIRE(store->ops->stat(store, "t/file", &one, &error) == NEBULA_OK);
+        old_list_done(&found);
+        REQUIRE(store->ops->old_stat(store, "t/file", &one, &error) == NEBULA_OK);
         CHECK(!strcmp(one.name, "file") && one.size == 5 && !one.is_directory);
-        store_entry_done(&one);
+        old_entry_done(&one);
 }
 
 static void a_listing_has_every_object_and_directory(void)
@@ -277,17 +277,17 @@ static void a_listing_has_every_object_and_directory(void)
 
 static void take_away(void)
 {
-        struct store_entry entry;
+        struct old_entry entry;
 
         CHECK(put("t/a/x", "1") == NEBULA_OK);
-        CHECK(store->ops->remove_directory(store, "t/a", &error) == NEBULA_STORAGE);
+        CHECK(store->ops->old_remove_directory(store, "t/a", &error) == NEBULA_STORAGE);
         CHECK(strstr(error.message, "t/a"));
-        CHECK(store->ops->remove(store, "t/a", &error) == NEBULA_STORAGE);
+        CHECK(store->ops->old_remove(store, "t/a", &error) == NEBULA_STORAGE);
         CHECK(!strcmp(get("t/a/x"), "1"));
-        CHECK(store->ops->remove(store, "t/a/x", &error) == NEBULA_OK);
+        CHECK(store->ops->old_remove(store, "t/a/x", &error) == NEBULA_OK);
         CHECK(!strcmp(get("t/a/x"), "-"));
-        CHECK(store->ops->remove_directory(store, "t/a", &error) == NEBULA_OK);
-        CHECK(store->ops->stat(store, "t/a", &entry, &error) == NEBULA_NOT_FOUND);
+        CHECK(store->ops->old_remove_directory(store, "t/a", &error) == NEBULA_OK);
+        CHECK(store->ops->old_stat(store, "t/a", &entry, &error) == NEBULA_NOT_FOUND);
         CHECK(put("t/a/x", "2") == NEBULA_OK);
         CHECK(!strcmp(get("t/a/x"), "2"));
 }
@@ -303,10 +303,10 @@ static void strange_keys(void)
         char byte = 0, name[300];
 
         for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-                CHECK(store->ops->write(store, bad[i], "x", 1, &error) == NEBULA_INVALID);
-                CHECK(store->ops->remove(store, bad[i], &error) == NEBULA_INVALID);
-                CHECK(store->ops->remove_directory(store, bad[i], &error) == NEBULA_INVALID);
-                CHECK(store->ops->move(store, bad[i], "x", &error) != NEBULA_OK);
+                CHECK(store->ops->old_write(store, bad[i], "x", 1, &error) == NEBULA_INVALID);
+                CHECK(store->ops->old_remove(store, bad[i], &error) == NEBULA_INVALID);
+                CHECK(store->ops->old_remove_directory(store, bad[i], &error) == NEBULA_INVALID);
+                CHECK(store->ops->old_move(store, bad[i], "x", &error) != NEBULA_OK);
                 CHECK(store->ops->read(store, bad[i], &byte, 0, 1, &error) != NEBULA_OK);
         }
         memset(name, 'n', sizeof name - 1);
@@ -328,8 +328,8 @@ static void limits(void)
         uint64_t bytes;
 
         CHECK(put("x", "0123456789") == NEBULA_OK);
-        CHECK(store_read_text(store, "x", 9, &text, &size, &error) == NEBULA_CORRUPT);
-        REQUIRE(store_read_text(store, "x", 10, &text, &size, &error) == NEBULA_OK);
+        CHECK(old_read_text(store, "x", 9, &text, &size, &error) == NEBULA_CORRUPT);
+        REQUIRE(old_read_text(store, "x", 10, &text, &size, &error) == NEBULA_OK);
         CHECK(size == 10 && text[10] == 0);
         free(text);
         CHECK(store->ops->free_bytes(store, &bytes, &error) == NEBULA_OK && bytes > 0);
@@ -349,8 +349,8 @@ static void *write_many(void *argument)
                 char key[64];
 
                 snprintf(key, sizeof key, "t/%s/%d", name, i);
-                if (store->ops->write(store, key, name, strlen(name), &failure) ||
-                    store->ops->write(store, "t/common", name, strlen(name), &failure))
+                if (store->ops->old_write(store, key, name, strlen(name), &failure) ||
+                    store->ops->old_write(store, "t/common", name, strlen(name), &failure))
                         return argument;
         }
         return NULL;
@@ -457,7 +457,7 @@ static void a_link_is_replaced_or_removed_itself(void)
         run_shell("echo -n precious > target && ln -s ../../target root/t/link && ln -s ../target root/top");
         CHECK(put("t/link", "object") == NEBULA_OK);
         CHECK(!strcmp(get("t/link"), "object"));
-        CHECK(store->ops->remove(store, "top", &error) == NEBULA_OK);
+        CHECK(store->ops->old_remove(store, "top", &error) == NEBULA_OK);
         run_shell("test \"$(cat target)\" = precious && touch root/was_kept");
         CHECK(!strcmp(get("was_kept"), ""));
         end_file();
@@ -467,8 +467,8 @@ static void a_link_is_replaced_or_removed_itself(void)
 static void nothing_below_the_root_leads_out_of_it(void)
 {
         static const char *const keys[] = { "evil/l/x", "evil/.nebula/x", "gone/x" };
-        struct store_entry entry;
-        struct store_list found;
+        struct old_entry entry;
+        struct old_list found;
         char path[600], *text;
         bool direct;
         size_t size;
@@ -488,14 +488,14 @@ static void nothing_below_the_root_leads_out_of_it(void)
                 snprintf(directory, sizeof directory, "%.*s/deep", (int)(strrchr(keys[i], '/') - keys[i]), keys[i]);
                 CHECK(put(other, "mine") == NEBULA_STORAGE && strstr(error.message, "symbolic link") && error.sys_errno == ELOOP);
                 CHECK(put(keys[i], "mine") == NEBULA_STORAGE);
-                CHECK(store_read_text(store, keys[i], 100, &text, &size, &error) == NEBULA_CORRUPT && strstr(error.message, "symbolic link"));
+                CHECK(old_read_text(store, keys[i], 100, &text, &size, &error) == NEBULA_CORRUPT && strstr(error.message, "symbolic link"));
                 CHECK(store->ops->read(store, keys[i], other, 0, 1, &error) == NEBULA_CORRUPT);
                 CHECK(store->ops->open_read(store, keys[i], &fd, &direct, &error) == NEBULA_CORRUPT);
-                CHECK(store->ops->stat(store, keys[i], &entry, &error) == NEBULA_CORRUPT);
-                CHECK(store->ops->move(store, keys[i], "t/taken", &error) && store->ops->move(store, "t/x", other, &error));
-                CHECK(store->ops->remove(store, keys[i], &error) == NEBULA_STORAGE && strstr(error.message, "symbolic link"));
-                CHECK(store->ops->remove_directory(store, directory, &error) == NEBULA_STORAGE);
-                CHECK(store->ops->list(store, directory, &found, &error) == NEBULA_CORRUPT);
+                CHECK(store->ops->old_stat(store, keys[i], &entry, &error) == NEBULA_CORRUPT);
+                CHECK(store->ops->old_move(store, keys[i], "t/taken", &error) && store->ops->old_move(store, "t/x", other, &error));
+                CHECK(store->ops->old_remove(store, keys[i], &error) == NEBULA_STORAGE && strstr(error.message, "symbolic link"));
+                CHECK(store->ops->old_remove_directory(store, directory, &error) == NEBULA_STORAGE);
+                CHECK(store->ops->old_list(store, directory, &found, &error) == NEBULA_CORRUPT);
         }
         CHECK(put("evil/x", "x") == NEBULA_STORAGE && strstr(error.message, "symbolic link")); /* its temporary file would lie outside */
         run_shell("test \"$(cat outside/x)\" = precious && test -d outside/deep && test $(ls -A outside | wc -l) = 2 && touch root/was_kept");
@@ -505,17 +505,17 @@ static void nothing_below_the_root_leads_out_of_it(void)
 
 static void no_temporary_file_stays(void)
 {
-        struct store_list found;
+        struct old_list found;
 
         open_file();
         CHECK(put("t/x", "x") == NEBULA_OK && put("latest", "t") == NEBULA_OK);
         CHECK(put("t/dir/x", "x") == NEBULA_OK && put("t/dir", "is a directory") == NEBULA_STORAGE);
-        REQUIRE(store->ops->list(store, "t/.nebula", &found, &error) == NEBULA_OK);
+        REQUIRE(store->ops->old_list(store, "t/.nebula", &found, &error) == NEBULA_OK);
         CHECK(found.count == 0);
-        store_list_done(&found);
-        REQUIRE(store->ops->list(store, "", &found, &error) == NEBULA_OK);
+        old_list_done(&found);
+        REQUIRE(store->ops->old_list(store, "", &found, &error) == NEBULA_OK);
         CHECK(found.count == 2);
-        store_list_done(&found);
+        old_list_done(&found);
         end_file();
 }
 
@@ -540,7 +540,7 @@ static void a_move_between_two_names_of_one_file_leaves_the_new_one(void)
         open_file();
         CHECK(put("t/x", "text") == NEBULA_OK);
         run_shell("ln root/t/x root/t/y");
-        CHECK(store->ops->move(store, "t/x", "t/y", &error) == NEBULA_OK);
+        CHECK(store->ops->old_move(store, "t/x", "t/y", &error) == NEBULA_OK);
         CHECK(!strcmp(get("t/x"), "-") && !strcmp(get("t/y"), "text"));
         end_file();
 }
@@ -566,9 +566,9 @@ static void a_removal_elsewhere_costs_a_write_no_sync(void)
         sync_count = 0;
         CHECK(put("b/x", "1") == NEBULA_OK);
         CHECK(sync_count == 4);
-        CHECK(store->ops->remove(store, "a/x", &error) == NEBULA_OK && store->ops->remove(store, "a/.nebula/y", &error) == NEBULA_OK);
-        CHECK(store->ops->remove_directory(store, "a/.nebula", &error) == NEBULA_OK);
-        CHECK(store->ops->remove_directory(store, "a", &error) == NEBULA_OK);
+        CHECK(store->ops->old_remove(store, "a/x", &error) == NEBULA_OK && store->ops->old_remove(store, "a/.nebula/y", &error) == NEBULA_OK);
+        CHECK(store->ops->old_remove_directory(store, "a/.nebula", &error) == NEBULA_OK);
+        CHECK(store->ops->old_remove_directory(store, "a", &error) == NEBULA_OK);
         sync_count = 0;
         CHECK(put("c/x", "1") == NEBULA_OK);
         CHECK(sync_count == 4);
@@ -641,7 +641,7 @@ static void a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up(void)
         CHECK(put("a", "x") == NEBULA_OK);
         snprintf(path, sizeof path, "%s/fifo", store->root);
         REQUIRE(!mkfifo(path, 0600));
-        CHECK(store_read_text(store, "fifo", 100, &text, &size, &error) == NEBULA_CORRUPT);
+        CHECK(old_read_text(store, "fifo", 100, &text, &size, &error) == NEBULA_CORRUPT);
         end_file();
 }
 
@@ -694,17 +694,17 @@ static void a_root_that_may_not_be_entered_is_no_empty_one(void)
 {
         const struct os_table *real = os;
         struct os_table table = *os;
-        struct store_list found;
+        struct old_list found;
 
         open_file();
         run_shell("mkdir root && ln -s ../target root/link");
-        REQUIRE(store->ops->list(store, "", &found, &error) == NEBULA_OK); /* a link that leads nowhere */
+        REQUIRE(store->ops->old_list(store, "", &found, &error) == NEBULA_OK); /* a link that leads nowhere */
         CHECK(found.count == 1 && found.entries[0].is_link && !found.entries[0].is_directory);
-        store_list_done(&found);
+        old_list_done(&found);
         table.stat_entry = stat_refused;
         os = &table;
         run_shell("mkdir root/t");
-        CHECK(store->ops->list(store, "", &found, &error) == NEBULA_STORAGE && strstr(error.message, "root"));
+        CHECK(store->ops->old_list(store, "", &found, &error) == NEBULA_STORAGE && strstr(error.message, "root"));
         CHECK(error.sys_errno == EACCES);
         os = real;
         end_file();

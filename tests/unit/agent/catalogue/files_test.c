@@ -152,10 +152,10 @@ static bool damages;      /* it writes something else in its place */
 
 static enum nebula_status create_and_lose(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error)
 {
-        enum nebula_status status = stored_ops->create(store, key, data, size, error);
+        enum nebula_status status = stored_ops->old_create(store, key, data, size, error);
 
         if (taken && strstr(key, "manifest.json")) {
-                if (damages ? stored_ops->write(store, taken, "{}", 2, NULL) : stored_ops->remove(store, taken, NULL))
+                if (damages ? stored_ops->old_write(store, taken, "{}", 2, NULL) : stored_ops->old_remove(store, taken, NULL))
                         abort();
                 taken = NULL;
         }
@@ -182,7 +182,7 @@ static void a_version_is_not_durable_when_another_program_has_removed_some_of_it
                 REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, NULL));
                 stored_ops = store->ops;
                 ops = *stored_ops;
-                ops.create = create_and_lose;
+                ops.old_create = create_and_lose;
                 store->ops = &ops;
                 version = bench_version(&bench, "step1", 1, 2);
                 REQUIRE(version);

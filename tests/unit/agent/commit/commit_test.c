@@ -297,7 +297,7 @@ static bool plant(const char *storage, const char *tag, const char *job_name, ui
         snprintf(key, sizeof key, "%s/.nebula/manifest.json", tag);
         if (store_open(storage, &store, NULL) || manifest_format(&manifest, &text, &size, NULL))
                 return false;
-        done = !store->ops->write(store, key, text, size, NULL);
+        done = !store->ops->old_write(store, key, text, size, NULL);
         free(text);
         store_close(store);
         return done;

@@ -119,14 +119,14 @@ static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
 static const struct store_ops *stored_ops;
 static struct manifest goes; /* the version that goes when its file is looked at; no tag: none does */
 
-static enum nebula_status stat_after_removal(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error)
+static enum nebula_status stat_after_removal(struct store *store, const char *key, struct old_entry *ret_entry, struct nebula_error *error)
 {
         if (*goes.tag && !strncmp(key, goes.tag, strlen(goes.tag)) && strstr(key, "/a")) {
                 if (manifest_remove(store, &goes, NULL))
                         abort();
                 *goes.tag = 0;
         }
-        return stored_ops->stat(store, key, ret_entry, error);
+        return stored_ops->old_stat(store, key, ret_entry, error);
 }
 
 struct shelf { /* checkpoints that only storage has */
@@ -156,7 +156,7 @@ static void shelf_init(struct shelf *shelf, int count)
                                          .job = bench->job };
         stored_ops = bench->job->store->ops;
         shelf->ops = *stored_ops;
-        shelf->ops.stat = stat_after_removal;
+        shelf->ops.old_stat = stat_after_removal;
         bench->job->store->ops = &shelf->ops;
 }
 
