@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Room for `size` bytes more, and a NUL behind them. */
+/* Makes room for `size` more bytes and a closing NUL. */
 static bool grow(struct buf *buf, size_t size)
 {
         size_t needed, capacity = buf->capacity ? buf->capacity : 256;
@@ -31,7 +31,7 @@ void buf_add(struct buf *buf, const void *data, size_t size)
 {
         if (!grow(buf, size))
                 return;
-        if (size) /* data may be NULL then */
+        if (size) /* data may be NULL if size is 0 */
                 memcpy(buf->data + buf->size, data, size);
         buf->size += size;
 }

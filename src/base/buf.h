@@ -1,8 +1,9 @@
 /*
  * buf.h - bytes that grow.
  *
- * Start with a zeroed struct, add, and look at `failed` once at the end: after
- * memory ran out, further additions do nothing. buf_take hands the bytes over.
+ * Start with a zeroed struct, add to it, and check `failed` once at the end:
+ * after an allocation fails, all further additions do nothing. buf_take hands
+ * the bytes to the caller.
  *
  * Threads: none of its own.
  */
@@ -16,15 +17,16 @@
 struct buf {
         char *data;
         size_t size, capacity;
-        bool failed; /* no memory */
+        bool failed; /* an allocation failed */
 };
 
 void buf_add(struct buf *buf, const void *data, size_t size);
 void buf_add_text(struct buf *buf, const char *text); /* without its NUL */
 void buf_add_byte(struct buf *buf, uint8_t byte);
-/* The low `size` bytes of value, least significant first. */
+/* Adds the low `size` bytes of `value`, least significant byte first. */
 void buf_add_le(struct buf *buf, uint64_t value, size_t size);
-/* The bytes, with a NUL that *ret_size does not count; NULL when memory ran out. Leaves the struct zeroed. */
+/* Returns the bytes, which the caller frees, and zeroes the struct. A NUL follows the bytes; *ret_size does not
+ * count it. NULL if an allocation failed. */
 char *buf_take(struct buf *buf, size_t *ret_size);
 void buf_done(struct buf *buf);
 

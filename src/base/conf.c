@@ -20,8 +20,8 @@ static const char *skip_blanks(const char *text)
 }
 
 /*
- * A plain decimal number, at least 0; NULL when there is none. Not strtod: that one takes "nan", "0x10" and, in some
- * locales, a comma.
+ * Parses a plain decimal number, at least 0. Returns the rest of the text; NULL if there is no number. strtod would
+ * also accept "nan", "0x10" and, in some locales, a comma.
  */
 static const char *read_decimal(const char *text, double *ret_value)
 {

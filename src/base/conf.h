@@ -1,8 +1,8 @@
 /*
- * conf.h - settings as people write them.
+ * conf.h - parses settings that people write: sizes, durations, numbers.
  *
- * The error names the setting (`what`), the text, and what would be right.
- * Outputs are written only on success.
+ * The error message names the setting (`what`), the text, and the expected
+ * form. Outputs are written only on success.
  */
 #ifndef NB_BASE_CONF_H
 #define NB_BASE_CONF_H

@@ -7,7 +7,8 @@
 
 #include "base/text.h"
 
-/* Messages become Python strings and JSON: what was cut in the middle of a UTF-8 character, at the end or by a format, is none. */
+/* Messages become Python strings and JSON, so they must be UTF-8. A cut in the middle of a character, at the end or
+ * by a format's precision, breaks that. */
 static void make_text(char *text, size_t size)
 {
         size_t length = strlen(text);
@@ -21,7 +22,7 @@ static void make_text(char *text, size_t size)
         text_make_utf8(text);
 }
 
-/* Cuts what has no room: a path of 4096 bytes is no reason to lose the message. */
+/* Truncates what does not fit: part of a message with a path of 4,096 bytes is better than no message. */
 static void append(char *message, size_t size, const char *text)
 {
         size_t used = strlen(message), length = strnlen(text, size - 1 - used);
@@ -33,7 +34,7 @@ static void append(char *message, size_t size, const char *text)
 enum nebula_status error_set(struct nebula_error *error, enum nebula_status status, int sys_errno,
                              const char *format, ...)
 {
-        char message[sizeof error->message]; /* apart: an argument may be the old message */
+        char message[sizeof error->message]; /* a separate buffer: an argument may be the old message */
         va_list arguments;
 
         if (!error)

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "os/os.h"
 
-#define LOG_LINE_MAX 1024 /* a message (512 bytes) and what it is about */
+#define LOG_LINE_MAX 1024 /* a message (512 bytes) and its subject */
 
 static const char *const level_names[] = { "error", "warn", "info", "debug" };
 static atomic_int log_fd = -1;
@@ -64,7 +64,7 @@ static void write_line(int fd, enum log_level level, const char *format, va_list
         text_make_printable(line + head);
         size = head + strlen(line + head);
         line[size++] = '\n';
-        os->write(fd, line, size); /* a log that cannot be written stops nothing */
+        os->write(fd, line, size); /* the program goes on if the log cannot be written */
 }
 
 void log_event(enum log_level level, const char *format, ...)

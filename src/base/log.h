@@ -1,15 +1,15 @@
 /*
- * log.h - one line per event, for a person to read and a program to sort.
+ * log.h - writes one line per event, readable by people and sortable by programs.
  *
  *      2026-11-21T10:31:26.123Z info global_step500 is durable: 1.0 GiB in 0.52 s
  *
- * log_to names the file of log_event, once, before threads start; without it
- * events go nowhere. The trainer's half never calls it: what it has to say in
- * the agent's log it says with log_line. A line is written with one call, so
- * lines of two processes that share a file do not mix. What is not printable
- * in an event becomes '?': a tag with a newline cannot forge a line.
+ * log_to sets the file of log_event, once, before threads start. Without log_to,
+ * events are dropped. The trainer's half never calls log_to: it writes to the
+ * agent's log with log_line. Each line is one write(), so lines of two processes
+ * that share a file do not mix. Unprintable bytes in an event become '?', so a
+ * tag with a newline cannot forge a line.
  *
- * Threads: log_event may be called from any.
+ * Threads: log_event may be called from any thread.
  */
 #ifndef NB_BASE_LOG_H
 #define NB_BASE_LOG_H
@@ -18,14 +18,14 @@
 
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
 
-/* Events up to `level` go to `fd`, which stays the caller's; fd < 0: nowhere. */
+/* Events up to `level` go to `fd`, which the caller keeps open. If fd < 0, events are dropped. */
 void log_to(int fd, enum log_level level);
 void log_event(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* One line in a file that this process does not log to otherwise. */
+/* Writes one line to a file that is not this process's log. */
 void log_line(int fd, enum log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* Whether an event of `level` would be written: for arguments that cost something. */
+/* Whether an event of `level` would be written. Ask this before computing expensive arguments. */
 bool log_wants(enum log_level level);
-/* "error", "warn", "info", "debug"; false for anything else. */
+/* Parses "error", "warn", "info" or "debug"; returns false for any other text. */
 bool log_level_parse(const char *text, enum log_level *ret_level);
 
 #endif

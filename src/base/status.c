@@ -28,7 +28,7 @@ const char *nebula_status_name(enum nebula_status status)
         case NEBULA_INVALID:
                 return "invalid";
         }
-        return "unknown"; /* a number of a newer version */
+        return "unknown"; /* the number comes from a newer version */
 }
 
 const char *nebula_state_name(enum nebula_state state)

@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* How many bytes follow a first byte, and the range that the second one must lie in; -1: not a first byte. */
+/* Returns how many bytes follow a character's first byte, and the range of the second byte; -1 if no character starts with that byte. */
 static int following(uint8_t first, uint8_t *ret_low, uint8_t *ret_high)
 {
         *ret_low = 0x80;
@@ -29,7 +29,7 @@ static int following(uint8_t first, uint8_t *ret_low, uint8_t *ret_high)
         return -1;
 }
 
-/* Bytes of the well-formed character at the beginning of `bytes`; 0: there is none. */
+/* Size of the well-formed character at the start of `bytes`; 0 if there is none. */
 static size_t character_size(const uint8_t *bytes, size_t size)
 {
         uint8_t low, high;

@@ -1,5 +1,5 @@
 /*
- * text.h - what a string is made of.
+ * text.h - checks and repairs the encoding of strings.
  */
 #ifndef NB_BASE_TEXT_H
 #define NB_BASE_TEXT_H
@@ -7,11 +7,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/* Whether the text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
 bool text_is_utf8(const char *text, size_t size);
-/* Puts '?' in the place of what is no UTF-8. */
+/* Replaces each byte that is not part of well-formed UTF-8 by '?'. */
 void text_make_utf8(char *text);
-/* Puts '?' in the place of control bytes and of what is no UTF-8: for terminals, logs and JSON. */
+/* Replaces control bytes and bytes that are not well-formed UTF-8 by '?': for terminals, logs and JSON. */
 void text_make_printable(char *text);
 
 #endif

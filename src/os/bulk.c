@@ -32,7 +32,8 @@ static void choose_engine(void)
         linux_has_ring = !threads_wanted && ring_works();
 }
 
-/* A table of a test that replaces calls, but not those of a ring, would not see what goes through one. */
+/* Whether the table in use has a ring. A test's table that replaces pread and pwrite but not the ring calls would
+ * not see requests in a ring, so it has none. */
 static bool table_has_ring(void)
 {
         return os == &os_linux ? linux_has_ring : os->ring_open != os_linux.ring_open;
@@ -48,13 +49,13 @@ int bulk_engine_force(enum bulk_engine engine)
 {
         pthread_once(&probe_once, choose_engine);
         if (engine == BULK_ENGINE_URING && os == &os_linux && !linux_has_ring)
-                linux_has_ring = ring_works(); /* it may have been offered since */
+                linux_has_ring = ring_works(); /* os_offer_ring may have been called since the probe */
         threads_wanted = engine == BULK_ENGINE_THREADS;
         return threads_wanted || table_has_ring() ? 0 : -ENOSYS;
 }
 
-/* Each answer of a disk wakes a thread, for which one that trains stands still, and then those that wait for that one. Where a few large
- * requests are as fast as many small ones, they are large. */
+/* Size of one write request. Each completion wakes a thread, which interrupts a training thread, and other ranks
+ * then wait for that one. So requests are large if a few large ones are as fast as many small ones. */
 static uint64_t write_chunk_bytes(uint64_t size)
 {
         return size / BULK_WRITE_BYTES >= BULK_THREADS ? BULK_WRITE_BYTES : BULK_REQUEST_BYTES;
@@ -99,7 +100,7 @@ void bulk_feed_done(struct bulk_feed *feed)
         feed->offsets = NULL;
 }
 
-/* feed->lock held. */
+/* The caller holds feed->lock. */
 static void tell_piece(struct bulk_feed *feed, uint64_t offset)
 {
         uint64_t chunk = offset / feed->chunk_bytes;
@@ -163,7 +164,8 @@ bool bulk_feed_wait(struct bulk_feed *feed)
         return is_whole;
 }
 
-/* The offset of the chunk that became final next. 0; -EAGAIN: not yet; -ENODATA: all were taken; -ECANCELED: it will never be told. */
+/* Takes the next chunk that became final. Returns 0; -EAGAIN: none is final yet; -ENODATA: all were taken;
+ * -ECANCELED: the feed ended early. */
 static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
 {
         struct bulk_feed *feed = job->feed;
@@ -204,7 +206,7 @@ bool bulk_buffer_make(char *data, uint64_t size)
 {
         size = (size + HUGE_PAGE_BYTES - 1) & ~(uint64_t)(HUGE_PAGE_BYTES - 1);
         os->advise(data, size, OS_ADVISE_POPULATE_WRITE);
-        /* Quickly answered where they are huge already; an error where they can't be. */
+        /* Returns quickly if the pages are huge already; fails if they cannot be. */
         return os->advise(data, size, OS_ADVISE_COLLAPSE) == 0;
 }
 
@@ -261,7 +263,7 @@ void bulk_fail(struct bulk_job *job, uint64_t offset, int result, const struct n
         pthread_mutex_unlock(&job->result_lock);
 }
 
-/* The bytes behind the last whole page of a direct file. */
+/* Moves the bytes behind the last whole page of a direct file. */
 static int move_tail(struct bulk_job *job)
 {
         size_t size = (size_t)(job->size - job->direct_size);
@@ -277,7 +279,7 @@ static int move_tail(struct bulk_job *job)
                 result = os_write_at(job->fd, bounce, BULK_PAGE_BYTES, job->direct_size);
                 goto free_bounce;
         }
-        /* One read that ends where the file does; it is only repeated as a whole, since it must stay aligned. */
+        /* One read to the end of the file. It is repeated only as a whole, because a direct read must stay aligned. */
         while (done < size && !result) {
                 int64_t count = os->pread(job->fd, bounce, BULK_PAGE_BYTES, job->direct_size);
 

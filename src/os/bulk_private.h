@@ -1,5 +1,6 @@
 /*
- * bulk_private.h - what the engines of bulk I/O share. Nobody else includes it.
+ * bulk_private.h - shared by the engines of bulk I/O. Only src/os/bulk*.c
+ * includes it.
  */
 #ifndef NB_OS_BULK_PRIVATE_H
 #define NB_OS_BULK_PRIVATE_H
@@ -11,38 +12,40 @@
 
 /* One call of bulk_write or bulk_read. */
 struct bulk_job {
-        /* Fixed while the engine runs. */
+        /* Does not change while the engine runs. */
         int fd;
-        bool is_write, is_direct, is_new; /* is_new: no pages yet, to be made for a read */
+        bool is_write, is_direct, is_new; /* is_new: memory of a read that has no pages yet */
         char *data;
-        uint64_t size, direct_size; /* direct_size: what goes in whole pages; the rest takes the bounce buffer */
+        uint64_t size, direct_size; /* direct_size: the whole pages; the rest goes through the bounce buffer */
         uint64_t chunk_bytes, chunk_count;
         bulk_check *check;
         void *argument;
         struct nebula_error *error;
-        struct bulk_feed *feed; /* of a write; NULL: all is final */
+        struct bulk_feed *feed; /* of a write; NULL: all bytes are final */
 
-        atomic_uint_fast64_t next_chunk; /* so many were taken; feed->lock guards it when there is one */
+        atomic_uint_fast64_t next_chunk; /* chunks taken so far; if there is a feed, feed->lock guards it */
         atomic_bool is_stopped;
 
-        pthread_mutex_t result_lock; /* guards the rest */
+        pthread_mutex_t result_lock; /* guards the members below */
         int result;
-        uint64_t failed_offset; /* of `result`: of several failures the one nearest to the beginning is told */
+        uint64_t failed_offset; /* where `result` happened: of several failures, the one nearest to the start is reported */
 };
 
-/* The next chunk, or false when there is none or the job has failed; unless `may_wait`, also when none is final yet. */
+/* Takes the next chunk. False if no chunk is left or the job has failed. Without `may_wait`, also false if no chunk is final yet. */
 bool bulk_take(struct bulk_job *job, bool may_wait, uint64_t *ret_offset, uint64_t *ret_size);
-/* Records a failure (negative errno or a check's status) and stops the job. */
+/* Records a failure (a negative errno or a check's status) and stops the job. */
 void bulk_fail(struct bulk_job *job, uint64_t offset, int result, const struct nebula_error *error);
-/* A chunk has arrived at `data`, its place or, if it is of whole pages, elsewhere: its last bytes if they take the bounce buffer, then the check. */
+/* Call when a chunk has arrived at `data`, which is its place or, for a chunk of whole pages, a buffer. Fetches the
+ * chunk's last bytes if they go through the bounce buffer, then runs the check. */
 void bulk_finish_chunk(struct bulk_job *job, const char *data, uint64_t offset, uint64_t size);
 
-/* A thread that takes no signal but those of its faults: the others are for the program's own. 0 or a negative errno. */
+/* Starts a thread that blocks all signals except those of its own faults: the others are for the program's threads.
+ * Returns 0 or a negative errno. */
 int bulk_start(pthread_t *ret_thread, void *(*run)(void *), void *argument);
 
 void bulk_run_threads(struct bulk_job *job);
 
-/* bulk_ring.c. False when no ring could be had: nothing was done. */
+/* bulk_ring.c. False: no ring was available and nothing was done. */
 bool bulk_run_ring(struct bulk_job *job);
 int bulk_ring_pin(const char *data, uint64_t size);
 void bulk_ring_unpin(const char *data);

@@ -1,7 +1,7 @@
 /*
- * One ring. The calling thread keeps it full and reaps; arrived chunks go
- * through a short queue to threads that check them, and to the caller itself
- * when no thread can be had.
+ * The io_uring engine. The calling thread keeps the ring full and reaps
+ * results. Chunks that have arrived go through a short queue to threads that
+ * check them; if no thread can be started, the caller checks them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,16 +12,16 @@
 
 #define CHECKERS_MAX 4u
 #define REQUEST_MAX (1u << 30) /* a request's length is 32 bits */
-#define PIN_BYTES (1u << 30)   /* what the kernel takes as one buffer */
+#define PIN_BYTES (1u << 30)   /* the kernel's limit for one registered buffer */
 _Static_assert(PIN_BYTES % BULK_WRITE_BYTES == 0, "a request lies in one buffer");
 
 struct request {
         uint64_t offset, size; /* the chunk */
-        uint64_t done;         /* of its direct part */
+        uint64_t done;         /* bytes done of its direct part */
         bool is_used;
 };
 
-/* Memory with a ring of its own, which has its pages. */
+/* Memory that is registered with a ring of its own. */
 struct pinned {
         struct pinned *next;
         const char *data;
@@ -30,16 +30,17 @@ struct pinned {
         struct os_ring *ring;
 };
 
-static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows, but for a ring that is used */
+/* Guards the list below and the is_used of its entries. The ring of an entry belongs to the run that has set is_used. */
+static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pinned *pinned_list;
 
 struct uring_run {
         struct bulk_job *job;
         struct os_ring *ring;
-        const struct pinned *pinned; /* NULL: of this run alone */
+        const struct pinned *pinned; /* NULL: the ring is for this run alone */
         struct request requests[BULK_DEPTH];
 
-        pthread_mutex_t queue_lock; /* guards the rest */
+        pthread_mutex_t queue_lock; /* guards the members below */
         pthread_cond_t queue_changed;
         struct { uint64_t offset, size; } queue[BULK_DEPTH];
         size_t queue_first, queue_count;
@@ -47,7 +48,7 @@ struct uring_run {
         size_t checker_count;
 };
 
-/* pinned_lock held. */
+/* The caller holds pinned_lock. */
 static struct pinned **pinned_find(const char *data)
 {
         struct pinned **link = &pinned_list;
@@ -127,7 +128,7 @@ void bulk_ring_unpin(const char *data)
                 pinned_free(pinned);
 }
 
-/* The ring of the memory that is written from, if it is pinned and nobody else uses it. */
+/* The ring of the job's memory, if it is pinned and no other run uses it. */
 static struct pinned *pinned_take(const struct bulk_job *job)
 {
         struct pinned *pinned;
@@ -168,7 +169,7 @@ static void submit(struct uring_run *run, struct request *request)
                 .size = (uint32_t)(direct_end(job, request) - at), .offset = at,
         };
 
-        os->ring_queue(run->ring, &asked); /* there is room: as many as requests */
+        os->ring_queue(run->ring, &asked); /* always fits: there are as many places as requests */
 }
 
 static void *check_queue(void *argument)
@@ -195,7 +196,7 @@ static void *check_queue(void *argument)
         return NULL;
 }
 
-/* When the checkers don't keep up, the caller checks too: the queue stays short. */
+/* If the checkers do not keep up, the caller checks a chunk too, so that the queue stays short. */
 static void hand_over(struct uring_run *run, uint64_t offset, uint64_t size)
 {
         bool is_queued = false;
@@ -215,7 +216,7 @@ static void hand_over(struct uring_run *run, uint64_t offset, uint64_t size)
                 bulk_finish_chunk(run->job, run->job->data + offset, offset, size);
 }
 
-/* What came of a request. True: it is in flight again. */
+/* Handles a request's result. True: the request is in flight again. */
 static bool complete(struct uring_run *run, struct request *request, int64_t result)
 {
         struct bulk_job *job = run->job;
@@ -244,7 +245,7 @@ static size_t depth(const struct bulk_job *job)
         return job->chunk_bytes > BULK_REQUEST_BYTES && job->is_write ? BULK_WRITE_DEPTH : BULK_DEPTH;
 }
 
-/* Fills free slots; waits for a chunk only when none is in flight. Chunks that have no direct part are finished at once. */
+/* Fills free slots. Waits for a chunk to become final only if no request is in flight. Finishes chunks that have no direct part at once. */
 static size_t fill(struct uring_run *run, size_t in_flight)
 {
         size_t started = 0;
@@ -285,7 +286,7 @@ static size_t reap(struct uring_run *run)
         return ended;
 }
 
-/* Until everything is back: the kernel uses the caller's memory as long as it isn't. False: the ring is of no more use. */
+/* Runs until all requests have returned, because the kernel uses the caller's memory until then. False: the ring is broken. */
 static bool pump(struct uring_run *run)
 {
         size_t in_flight = fill(run, 0);
@@ -297,7 +298,7 @@ static bool pump(struct uring_run *run)
                 if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
                         bulk_fail(run->job, 0, result, NULL);
                         if (!is_broken)
-                                in_flight -= os->ring_queued(run->ring); /* the kernel never saw these */
+                                in_flight -= os->ring_queued(run->ring); /* the kernel never saw these requests */
                         is_broken = true;
                 }
                 in_flight -= reap(run);
@@ -307,7 +308,7 @@ static bool pump(struct uring_run *run)
         return !is_broken;
 }
 
-/* With a ring at hand: arrived chunks are checked beside it. */
+/* Runs the ring, with threads beside it that check chunks which arrived. */
 static bool pump_and_check(struct uring_run *run)
 {
         struct bulk_job *job = run->job;
@@ -327,7 +328,7 @@ static bool pump_and_check(struct uring_run *run)
         run->is_ended = true;
         pthread_cond_broadcast(&run->queue_changed);
         pthread_mutex_unlock(&run->queue_lock);
-        check_queue(run); /* helps with what is left */
+        check_queue(run); /* helps to check the rest */
         while (count)
                 pthread_join(threads[--count], NULL);
         pthread_cond_destroy(&run->queue_changed);
@@ -343,7 +344,7 @@ bool bulk_run_ring(struct bulk_job *job)
         if (pinned) {
                 if (pump_and_check(&run))
                         pinned_return(pinned);
-                else /* while it counts as used: nobody else may take it */
+                else /* closed while it is marked as used, so no other thread takes it */
                         bulk_ring_unpin(job->data);
                 return true;
         }

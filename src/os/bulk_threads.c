@@ -1,6 +1,6 @@
 /*
- * A few threads, each with one request on its way: while one checks a chunk,
- * the others keep the device busy.
+ * The thread engine: a few threads with one request each. While one thread
+ * checks a chunk, the others keep the device busy.
  */
 #include <errno.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 #include "os/bulk_private.h"
 #include "os/os.h"
 
-/* To make the pages of eight buffers may take a tenth of a second, where a host has to find them. A short job has half as many, and where
- * that would not pay for itself, none. */
+/* Making the pages of eight buffers can take a tenth of a second if the host must find free pages first. So a short
+ * job uses half as many, and a very short one uses none. */
 #define BUFFERED_MIN (32u << 20)
 #define LONG_MIN (128u << 20)
 
@@ -31,13 +31,14 @@ static int move_pieces(struct bulk_job *job, char *data, uint64_t offset, uint64
         return result;
 }
 
-/* One thread's part in a job. */
+/* One thread of a job. */
 struct mover {
         struct bulk_job *job;
-        char *buffer; /* of a chunk; NULL: chunks are read into their places */
+        char *buffer; /* one chunk long; NULL: chunks are read into their places */
 };
 
-/* New memory is mostly of scattered pages, and to ask for huge ones would change what the program gets: see bulk_buffer. */
+/* New memory is usually scattered small pages, and advising huge ones would change the program's own memory. Buffers
+ * give the disk huge pages instead: see bulk_buffer. */
 static bool wants_buffers(const struct bulk_job *job)
 {
         return job->is_new && job->is_direct && job->size >= BUFFERED_MIN && job->chunk_bytes <= BULK_REQUEST_BYTES;
@@ -68,8 +69,9 @@ static void *move_chunks(void *argument)
 }
 
 /*
- * A read into memory that has no pages makes them before it asks the disk for anything, and eight readers that do so at once hold
- * each other up. One thread is ahead of them where the disk is slower than it; where it is not, it lets them go by.
+ * Makes the pages of new memory ahead of the reads. A read into memory without pages makes them before it asks the disk,
+ * and eight readers that do so at once slow each other down. If the disk is faster than this thread, readers overtake it
+ * and make their own pages.
  */
 static void *make_pages(void *argument)
 {
@@ -85,13 +87,14 @@ static void *make_pages(void *argument)
                 offset = made++ * job->chunk_bytes;
                 size = job->size - offset < job->chunk_bytes ? job->size - offset : job->chunk_bytes;
                 if (os->advise(job->data + offset, size, OS_ADVISE_POPULATE_WRITE) < 0)
-                        break; /* a kernel before Linux 5.14: the reads make them */
+                        break; /* a kernel before Linux 5.14: the reads make the pages */
         }
         return NULL;
 }
 
-/* The caller works too, so that it gets done also when no thread can be had. The maker of pages is the last that starts: what changes the
- * address space, as the making of threads and buffers does, waits for the end of each of its calls. */
+/* The caller works too, so the job finishes even if no thread can be started. The page-making thread starts last:
+ * starting a thread and mapping a buffer change the address space, and each such change waits until a running
+ * populate call ends. */
 void bulk_run_threads(struct bulk_job *job)
 {
         struct mover movers[BULK_THREADS];

@@ -19,20 +19,20 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* Signals that another process sends, or the kernel for a limit, and that end the process by default. */
+/* Signals that another process or a kernel limit sends, and whose default action ends the process. */
 static const int sent_signals[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGPIPE, SIGXCPU,
                                     SIGXFSZ, SIGIO, SIGPWR, SIGSTKFLT };
 static const int crash_signals[] = { SIGABRT, SIGFPE, SIGILL, SIGSYS };
 static struct sigaction before_crash[COUNT(crash_signals)]; /* written once, before the handler is in place */
 
 static atomic_uint under_way;
-static atomic_int owner;      /* the process whose work that is: a child of vfork runs our handlers in its parent's memory */
-static atomic_int due_signal; /* waits to end the process; or 0 */
+static atomic_int owner;      /* the process that owns the work: a child of vfork runs our handlers in its parent's memory */
+static atomic_int due_signal; /* a signal that waits to end the process; or 0 */
 static atomic_bool is_near, was_crash_survived;
-static atomic_int forked; /* 1: yes, -1: no, 0: nobody has looked */
+static atomic_int forked; /* 1: yes, -1: no, 0: not known yet */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT, crash_once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t handlers_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows, and who puts handlers in place */
+static pthread_mutex_t handlers_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below and the installing of handlers */
 static bool has_thread;
 static sem_t signal_came;
 
@@ -41,7 +41,7 @@ bool ending_wait(int64_t limit_ms)
         const struct timespec pause = { .tv_nsec = POLL_NS };
 
         for (int64_t waited = 0; atomic_load(&under_way) > 0 && waited < limit_ms; waited++)
-                nanosleep(&pause, NULL); /* no lock, since a handler may be here */
+                nanosleep(&pause, NULL); /* no lock: this may run in a handler */
         return atomic_load(&under_way) == 0;
 }
 
@@ -68,7 +68,7 @@ static void wait_at_exit(void)
         ending_wait(ENDING_EXIT_MS);
 }
 
-/* The threads are the parent's, and so is their work. */
+/* A forked child has neither the parent's threads nor their work. */
 static void forget_in_child(void)
 {
         pthread_mutex_init(&handlers_lock, NULL);
@@ -78,13 +78,13 @@ static void forget_in_child(void)
         atomic_store(&forked, 1);
 }
 
-/* By the signal's own action, so that who waits for this process learns what ended it. */
+/* Ends the process by the signal's default action, so that the parent process sees the signal as the cause. */
 static void end_by(int number)
 {
         struct sigaction by_default = { .sa_handler = SIG_DFL };
 
         sigaction(number, &by_default, NULL);
-        raise(number); /* in a handler it comes when that returns */
+        raise(number); /* inside a handler, the signal is delivered when the handler returns */
 }
 
 static void on_sent(int number, siginfo_t *info, void *context)
@@ -104,8 +104,8 @@ static void on_sent(int number, siginfo_t *info, void *context)
         errno = saved_errno;
 }
 
-/* Ends the process behind a signal that has come. The program runs on meanwhile: what is under way may need a lock that the thread which the
- * signal has met holds, the interpreter's for one. */
+/* Ends the process after a signal. The signal's thread must run on until the work is done: it may hold a lock that
+ * the work needs, such as the interpreter's. */
 static void *end_main(void *unused)
 {
         sigset_t mask;
@@ -126,9 +126,9 @@ static void *end_main(void *unused)
 void ending_pass_on(const struct sigaction *before, int number, siginfo_t *info, void *context)
 {
         struct sigaction by_default = { .sa_handler = SIG_DFL };
-        bool is_sent = info->si_code <= 0; /* by kill and the like: no instruction runs into it again */
+        bool is_sent = info->si_code <= 0; /* sent by kill or the like: returning does not repeat a fault */
 
-        if (before->sa_handler == SIG_IGN && is_sent) /* the kernel ignores no fault */
+        if (before->sa_handler == SIG_IGN && is_sent) /* the kernel does not ignore a real fault either */
                 return;
         if (before->sa_handler == SIG_DFL || before->sa_handler == SIG_IGN || before->sa_flags & SA_RESETHAND)
                 sigaction(number, &by_default, NULL);
@@ -142,7 +142,8 @@ void ending_pass_on(const struct sigaction *before, int number, siginfo_t *info,
         }
 }
 
-/* Ours block what is for the program's threads: work that waits for one of them is never done. */
+/* Nebula's own threads block the signals that are meant for the program's threads. If one of them crashes, work that
+ * depends on it would never be done, so do not wait. */
 static bool is_thread_of_ours(const void *context)
 {
         const sigset_t *mask = &((const ucontext_t *)context)->uc_sigmask;
@@ -156,7 +157,7 @@ void ending_crashes(const void *context)
             atomic_load(&was_crash_survived))
                 return;
         ending_wait(ENDING_SIGNAL_MS);
-        atomic_store(&was_crash_survived, true); /* by whoever runs into the next one */
+        atomic_store(&was_crash_survived, true); /* the next crash does not wait */
 }
 
 static void on_crash(int number, siginfo_t *info, void *context)
@@ -192,7 +193,7 @@ static void start(void)
         at_quick_exit(wait_at_exit);
 }
 
-/* handlers_lock is held. */
+/* The caller holds handlers_lock. */
 static void hold_signals(void)
 {
         struct sigaction ours = { .sa_sigaction = on_sent, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART }, now;
@@ -204,7 +205,7 @@ static void hold_signals(void)
                         sigaction(sent_signals[i], &ours, NULL);
 }
 
-/* handlers_lock is held. */
+/* The caller holds handlers_lock. */
 static void let_signals_go(void)
 {
         struct sigaction by_default = { .sa_handler = SIG_DFL }, now;
@@ -221,7 +222,7 @@ void ending_begin(void)
         pthread_mutex_lock(&handlers_lock);
         atomic_store(&owner, getpid());
         atomic_fetch_add(&under_way, 1);
-        hold_signals(); /* also behind the first: the program may have put the default back */
+        hold_signals(); /* on every call: the program may have restored the default since */
         pthread_mutex_unlock(&handlers_lock);
 }
 
@@ -233,7 +234,7 @@ void ending_done(void)
         pthread_mutex_unlock(&handlers_lock);
 }
 
-/* The flags of the first thread, which exec clears; field 9, the seventh behind the program's name. */
+/* Whether the process was forked without exec since. Field 9 of stat is the flags; it is the seventh field behind the program's name. */
 static bool was_forked(void)
 {
         unsigned long flags = 0;
@@ -254,7 +255,7 @@ static bool was_forked(void)
 bool ending_may_linger(void)
 {
         if (atomic_load(&forked) == 0) {
-                pthread_once(&once, start); /* a child is to know */
+                pthread_once(&once, start); /* so that a child forked later knows that it was forked */
                 atomic_store(&forked, was_forked() ? 1 : -1);
         }
         return atomic_load(&forked) < 0 && !atomic_load(&is_near) && atomic_load(&due_signal) == 0;

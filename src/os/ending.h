@@ -1,21 +1,22 @@
 /*
- * ending.h - what is under way when the process ends is done first.
+ * ending.h - finishes pending work before the process ends.
  *
  *      ending_begin();         // before the work is given to another thread
  *      ...
- *      ending_done();          // when it is done, or will never be
+ *      ending_done();          // when the work is done, or will never be
  *
- * While anything is under way
- *      exit and quick_exit wait for it;
- *      a signal that ends the process because its action is the default waits for it, while the program runs on: a thread of this
- *      file raises it again when all is done. If the program handles or ignores a signal, this file does not touch it;
- *      abort and a crash (SIGABRT, SIGFPE, SIGILL, SIGSYS; SIGSEGV and SIGBUS through os_guard.c) hold their thread up.
- * Each has a limit. SIGKILL, _exit and exec ask nobody: who calls those calls ending_wait before.
+ * While work is pending:
+ * * exit and quick_exit wait for it.
+ * * A signal whose default action ends the process waits for it, if the program neither handles nor ignores the signal.
+ *   The program runs on meanwhile; a thread of this file raises the signal again when the work is done.
+ * * abort and a crash (SIGABRT, SIGFPE, SIGILL, SIGSYS; SIGSEGV and SIGBUS through os_guard.c) hold their own thread until
+ *   the work is done.
+ * Each of these waits has a limit. SIGKILL, _exit and exec do not wait: call ending_wait before _exit and exec.
  *
- * Handlers of the first kind are there only while something is under way; those of crashes stay from the first ending_begin on, and pass
- * the signal on to what was there before.
+ * The handlers for signals that end the process by default are installed only while work is pending. The handlers for
+ * crashes stay from the first ending_begin on, and pass the signal on to the previous handler.
  *
- * Not part of `os`: a failing test has nothing to learn here.
+ * Not part of `os`: there is no system call here whose failure a test could simulate.
  */
 #ifndef NB_OS_ENDING_H
 #define NB_OS_ENDING_H
@@ -24,28 +25,30 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A copy in memory takes seconds; if one takes longer, it has lost its agent, its machine or its storage. */
+/* A copy in memory takes seconds. If one takes longer, its agent, machine or storage is gone. */
 #define ENDING_EXIT_MS 300000
-/* After a signal: launchers (Slurm, Kubernetes, torchrun) send SIGKILL 30 s behind it. */
+/* After a signal. Launchers (Slurm, Kubernetes, torchrun) send SIGKILL 30 s after the first signal. */
 #define ENDING_SIGNAL_MS 30000
 
 void ending_begin(void);
 void ending_done(void);
-/* Returns when nothing is under way any more; false when something still is after limit_ms. */
+/* Waits until no work is pending. False if work is still pending after limit_ms. */
 bool ending_wait(int64_t limit_ms);
-/* Whether work may be left to other threads. Not when the process is about to end (ending_is_near, or a signal), and not when it was
- * forked and has called no exec since: such a process ends by _exit as a rule (multiprocessing, data loaders' workers), past all that is
- * called at exit. */
+/* Whether work may be left to other threads. No in two cases:
+ * * The process is about to end, by ending_is_near or a signal.
+ * * The process was forked and has not called exec. Such a process usually ends by _exit, which skips all exit
+ *   handlers (multiprocessing, workers of data loaders). */
 bool ending_may_linger(void);
-/* From now on nothing may. */
+/* From now on, ending_may_linger returns false. */
 void ending_is_near(void);
-/* Whether this signal would end the process, because it is not handled by the program. SIGKILL, which ends it in any case: false. */
+/* Whether this signal would end the process after waiting, because the program does not handle it. False for
+ * SIGKILL, which does not wait. */
 bool ending_is_by(int number);
 
-/* For os_guard.c, in a handler. Waits, unless the process has lived through an earlier crash: then it knows what to do with them.
- * `context`: that of the handler. */
+/* For os_guard.c, inside its signal handler, whose context is `context`. Waits for pending work. Does not wait if
+ * the process survived an earlier crash, because then its program handles crashes itself. */
 void ending_crashes(const void *context);
-/* What would have happened without our handler. */
+/* Does what would have happened without our handler. */
 void ending_pass_on(const struct sigaction *before, int number, siginfo_t *info, void *context);
 
 #endif

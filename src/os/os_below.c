@@ -1,6 +1,7 @@
 /*
- * Files below a root that others may write to. The root is found as any path is; from there on no link is followed, and every
- * call is made on the descriptor of the directory that holds the name: what others move or replace meanwhile leads nowhere else.
+ * Files below a root in which other users may write. The root is resolved like any path. Below it no link is followed, and
+ * every call works on the descriptor of the directory that holds the name. So if another process moves or replaces a
+ * directory meanwhile, the call still cannot leave the root.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -19,7 +20,7 @@
 #include "os/os_linux.h"
 
 #define NAME_BYTES 256
-#define HOLD (O_PATH | O_DIRECTORY | O_CLOEXEC) /* a directory to start from: searching it is enough, it need not be readable */
+#define HOLD (O_PATH | O_DIRECTORY | O_CLOEXEC) /* a start directory: the search permission is enough, it need not be readable */
 
 static bool is_link(int directory, const char *name)
 {
@@ -37,7 +38,7 @@ static int open_one(int directory, const char *name, int flags, mode_t mode)
         return errno == ENOTDIR && is_link(directory, name) ? -ELOOP : -errno;
 }
 
-/* One name after the other. */
+/* Opens one name after the other. */
 static int walk(int directory, const char *key, int flags, mode_t mode)
 {
         int at = directory, next = -EINVAL;
@@ -62,7 +63,7 @@ static int walk(int directory, const char *key, int flags, mode_t mode)
         }
 }
 
-/* Containers refuse openat2 with EPERM, older kernels do not have it: then the same in several steps. */
+/* Containers refuse openat2 with EPERM, and older kernels lack it. Then `walk` does the same in several steps. */
 static int open_beneath(int directory, const char *key, int flags, mode_t mode)
 {
 #ifdef RESOLVE_BENEATH
@@ -80,7 +81,7 @@ static int open_beneath(int directory, const char *key, int flags, mode_t mode)
         return walk(directory, key, flags, mode);
 }
 
-/* key "": the root itself. */
+/* key "" is the root itself. */
 static int open_at_root(const char *root, const char *key, int flags, mode_t mode)
 {
         int directory, fd;
@@ -97,7 +98,7 @@ static int open_at_root(const char *root, const char *key, int flags, mode_t mod
         return fd;
 }
 
-/* The directory that holds the last name of `key`. */
+/* Opens the directory that holds the last name of `key`. */
 static int open_parent(const char *root, const char *key, const char **ret_name)
 {
         const char *slash = strrchr(key, '/'), *name = slash ? slash + 1 : key;

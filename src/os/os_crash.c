@@ -1,4 +1,4 @@
-/* The calls that change something: done for real, then logged, under one lock so that the log has their order. */
+/* Wraps the calls that change files: each is done for real, then logged. One lock covers both, so the log has the order of the changes. */
 #include "os/os_crash.h"
 
 #include <errno.h>
@@ -18,12 +18,12 @@ static const struct os_table *below;
 static struct os_table table;
 static char *root;
 
-static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all variables below */
 static struct crash_op *ops;
 static size_t op_count;
-static size_t durable_count; /* what lay there at the beginning */
+static size_t durable_count; /* length of the log when os_crash_begin returned */
 static struct crash_model now; /* names only */
-static struct { uint32_t inode; bool is_append; uint64_t offset; } files[FD_MAX]; /* inode + 1; 0: not ours */
+static struct { uint32_t inode; bool is_append; uint64_t offset; } files[FD_MAX]; /* inode + 1; 0: not below the root */
 
 static void *need(void *memory)
 {
@@ -32,7 +32,7 @@ static void *need(void *memory)
         return memory;
 }
 
-/* The part of `path` below the root, or NULL. */
+/* The part of `path` below the root; NULL if it is not below the root. */
 static const char *relative(const char *path)
 {
         size_t length = strlen(root);
@@ -42,7 +42,7 @@ static const char *relative(const char *path)
         return path + length;
 }
 
-/* The directory of a path below the root, and the last name; CRASH_NONE when it is not below. */
+/* The directory of a path and its last name; CRASH_NONE if the path is not below the root. */
 static uint32_t split(const char *path, char ret_name[256])
 {
         const char *inside = relative(path);
@@ -121,7 +121,7 @@ static int crash_open(const char *path, int flags)
         return fd;
 }
 
-/* The path of a key, for the calls that are made below a root. */
+/* The full path of a key, for the calls that work below a root. */
 static void join(const char *at, const char *key, char ret_path[PATH_BYTES])
 {
         if (snprintf(ret_path, PATH_BYTES, "%s%s%s", at, *key ? "/" : "", key) >= PATH_BYTES)
@@ -192,7 +192,7 @@ static int64_t crash_read(int fd, void *data, size_t size)
 
         pthread_mutex_lock(&log_lock);
         if (!inode_of(fd, &inode)) {
-                /* A pipe or a socket may wait for what another thread does. */
+                /* Read without the lock: a pipe or a socket may wait for another thread's call. */
                 pthread_mutex_unlock(&log_lock);
                 return below->read(fd, data, size);
         }
@@ -203,7 +203,7 @@ static int64_t crash_read(int fd, void *data, size_t size)
         return count;
 }
 
-/* Nothing is synced for real: only the log counts, and the test is quicker. */
+/* Does no real sync: only the log counts, and the test is faster. */
 static int crash_fsync(int fd)
 {
         uint32_t inode;
@@ -272,7 +272,7 @@ static void log_rename(const char *from, const char *to)
         if (inode == CRASH_NONE && to_directory == CRASH_NONE)
                 return;
         if (inode == CRASH_NONE || to_directory == CRASH_NONE)
-                abort(); /* into the tree, or out of it: no test needs that */
+                abort(); /* a move into the tree or out of it: no test needs that */
         if (inode == crash_model_entry(&now, to_directory, to_name))
                 return; /* two names of one file: rename does nothing */
         add_op((struct crash_op){ .kind = CRASH_RENAME, .directory = directory, .to_directory = to_directory, .inode = inode,
@@ -314,7 +314,7 @@ static void log_exchange(const char *a, const char *b)
         if (directory == CRASH_NONE && to_directory == CRASH_NONE)
                 return;
         if (directory == CRASH_NONE || to_directory == CRASH_NONE)
-                abort(); /* as with renames */
+                abort(); /* as for rename */
         add_op((struct crash_op){ .kind = CRASH_EXCHANGE, .directory = directory, .to_directory = to_directory,
                                   .inode = crash_model_entry(&now, directory, name),
                                   .to_inode = crash_model_entry(&now, to_directory, to_name), .name = need(strdup(name)),
@@ -357,8 +357,8 @@ static int crash_link(const char *from, const char *to)
         return result;
 }
 
-/* The bytes become the file's as any that are written, and are on disk when it is synced. Done by copying them: no file system that
- * tests run on need share blocks. */
+/* Logs cloned bytes as written bytes, which are durable after a sync of the file. Copies them, because tests must
+ * run on file systems that cannot share blocks. */
 static int crash_clone(int fd, int from)
 {
         struct os_stat stat;
@@ -494,7 +494,7 @@ static int import_file(uint32_t inode, const char *path)
         return 0;
 }
 
-/* What lies in `path` becomes the durable beginning. */
+/* Logs the existing content of `path` as durable. */
 static int import(uint32_t directory, const char *path)
 {
         char name[256], full[PATH_BYTES];
@@ -558,7 +558,7 @@ int os_crash_begin(const char *path)
         table.unlink_below = crash_unlink_below;
         table.rmdir_below = crash_rmdir_below;
         table.mkdir_below = crash_mkdir_below;
-        os_ring_model_use(&table); /* what goes through a ring goes through crash_pwrite */
+        os_ring_model_use(&table); /* so that requests in a ring go through crash_pwrite and crash_pread */
         os = &table;
         return 0;
 }
@@ -578,7 +578,7 @@ uint64_t os_crash_position(void)
         return position;
 }
 
-/* For each inode the position of its last sync before `end`. */
+/* For each inode: the position of its last sync before `end`. */
 static uint64_t *last_syncs(size_t end)
 {
         uint64_t *last = need(malloc((now.count + 1) * sizeof *last));
@@ -598,7 +598,7 @@ static enum crash_fate by_chance(uint64_t seed, uint64_t *random)
         return seed == OS_CRASH_ALL_KEPT || crash_random(random) & 1 ? CRASH_KEPT : CRASH_LOST;
 }
 
-/* The new name is there if either directory was synced; the old one is gone if its own was. */
+/* The new name is there if either directory was synced; the old name is gone if its own directory was synced. */
 static enum crash_fate fate_of_rename(const struct crash_op *op, uint64_t at, const uint64_t *last, uint64_t seed,
                                       uint64_t *random)
 {

@@ -1,4 +1,4 @@
-/* Out of memory ends the test: there is nothing to recover here. */
+/* Running out of memory ends the test: a test need not recover. */
 #include "os/os_crash_model.h"
 
 #include <errno.h>
@@ -118,7 +118,7 @@ static void write_sectors(struct crash_inode *inode, const struct crash_op *op, 
                 }
                 at = next;
         }
-        /* The size may get to the disk without the bytes: they read as zeros. */
+        /* The size may reach the disk without the bytes, which then read as zeros. */
         if (sector_bytes && crash_random(random) & 1 && end > inode->size)
                 resize(inode, end);
 }
@@ -136,7 +136,8 @@ void crash_model_apply(struct crash_model *model, const struct crash_op *op, enu
                 remove_entry(model, op->directory, op->name);
                 break;
         case CRASH_RENAME:
-                /* Only if it is still that file: what a lost change left under the old name is another one. */
+                /* Removes the old name only if it still leads to this file: if an earlier change was lost, the name
+                 * leads to another file. */
                 if (fate == CRASH_KEPT && crash_model_entry(model, op->directory, op->name) == op->inode)
                         remove_entry(model, op->directory, op->name);
                 add_entry(model, op->to_directory, op->to_name, op->inode);

@@ -12,10 +12,10 @@
 #include "os/os_create.h"
 
 #define STATUS_BYTES_MAX 65536
-#define TRIES 10 /* a file that others make and remove all the time */
+#define TRIES 10 /* retries against a process that makes and removes the file all the time */
 #define FILE_MODE 0666
 
-static uint32_t process_umask = OS_CREATE_UNKNOWN; /* what os_umask_take took */
+static uint32_t process_umask = OS_CREATE_UNKNOWN; /* the umask that os_umask_take replaced */
 static _Thread_local uint32_t thread_umask = OS_CREATE_UNKNOWN, thread_group = OS_CREATE_UNKNOWN;
 
 void os_umask_take(void)
@@ -54,22 +54,22 @@ void os_create_self(uint32_t *ret_umask, uint32_t *ret_group)
         if (os_read_file("/proc/self/status", STATUS_BYTES_MAX, &text, &size))
                 return;
         find_number(text, "\nUmask:", 0, 8, ret_umask);
-        find_number(text, "\nGid:", 3, 10, ret_group); /* real, effective, saved, and that of files */
+        find_number(text, "\nGid:", 3, 10, ret_group); /* the four ids: real, effective, saved, file system */
         free(text);
 }
 
-/* The directory in which `path` lies. */
+/* The directory that contains `path`. */
 static bool parent_of(int directory, const char *path, char *parent, size_t size)
 {
         const char *slash = strrchr(path, '/');
         int length = slash == path ? 1 : slash ? (int)(slash - path) : 1;
 
-        if (directory != AT_FDCWD) /* it may be open for no more than the search of names */
+        if (directory != AT_FDCWD) /* the descriptor may be O_PATH, which fgetxattr refuses */
                 return (size_t)snprintf(parent, size, "/proc/self/fd/%d", directory) < size;
         return (size_t)snprintf(parent, size, "%.*s", length, slash ? path : ".") < size;
 }
 
-/* Whether the directory above has ACLs that take the place of the umask, and a group that it hands down. */
+/* Whether the parent directory has default ACLs, which replace the umask, and whether it hands down its group. */
 static void look_above(int directory, const char *path, bool *ret_has_acl, bool *ret_has_group)
 {
         char parent[4096];
@@ -102,11 +102,11 @@ int os_create_file(int directory, const char *path, int flags)
         if (process_umask == OS_CREATE_UNKNOWN)
                 return openat(directory, path, flags, FILE_MODE);
         look_above(directory, path, &has_acl, &has_group);
-        /* One that is there keeps its group and mode. */
+        /* A file that exists keeps its group and mode. */
         for (int i = 0; i < TRIES; i++) {
                 fd = openat(directory, path, flags | O_EXCL, mode_for(FILE_MODE, has_acl));
                 if (fd >= 0 && gives_group(has_group) && fchown(fd, (uid_t)-1, (gid_t)thread_group))
-                        errno = 0; /* the agent is no member: the file is as its own */
+                        errno = 0; /* the agent is not in that group: the file keeps the agent's group */
                 if (fd >= 0 || errno != EEXIST || (flags & O_EXCL))
                         return fd;
                 fd = openat(directory, path, flags & ~O_CREAT);

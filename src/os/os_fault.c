@@ -7,7 +7,7 @@
 #include "os/os.h"
 #include "os/os_ring_model.h"
 
-/* What a call may run into. */
+/* The ways in which a call can fail. */
 enum { PLAIN = 0, BLOCKS = 1, TAKES_SPACE = 2, TRANSFERS = 4 };
 
 static const struct os_table *below;
@@ -55,13 +55,13 @@ static bool is_hit(const char *name, int kind, size_t size)
         return true;
 }
 
-/* A short transfer of a direct file still ends at a page. */
+/* Half a transfer; of a direct file, in whole pages. */
 static size_t half(size_t size)
 {
         return size >= 8192 ? size / 2 & ~(size_t)4095 : (size + 1) / 2;
 }
 
-/* A call without a count of bytes, which a test knows as `text`. */
+/* A call without a byte count; tests select it by the name `text`. */
 #define WRAP_AS(text, name, kind, parameters, arguments) \
         static int fault_##name parameters \
         { \
@@ -69,7 +69,7 @@ static size_t half(size_t size)
         }
 #define WRAP(name, kind, parameters, arguments) WRAP_AS(#name, name, kind, parameters, arguments)
 
-/* One that transfers `size` bytes. */
+/* A call that transfers `size` bytes. */
 #define WRAP_TRANSFER(name, kind, parameters, arguments) \
         static int64_t fault_##name parameters \
         { \
@@ -134,7 +134,7 @@ WRAP(uffd_open, PLAIN, (uint32_t *ret_abilities), (ret_abilities))
 WRAP(uffd_register, PLAIN, (int fd, uint64_t start, uint64_t end), (fd, start, end))
 WRAP(uffd_protect, PLAIN, (int fd, uint64_t start, uint64_t end, bool on), (fd, start, end, on))
 
-/* Requests in a ring are preads and pwrites of this table. */
+/* Requests in a ring become preads and pwrites of this table. */
 static int fault_ring_open(uint32_t depth, struct os_ring **ret_ring)
 {
         return is_hit("ring_open", PLAIN, 0) ? -fault.error : os_ring_model_open(depth, ret_ring);
@@ -157,7 +157,7 @@ static int fault_close(int fd)
         return is_hit("close", PLAIN, 0) ? -fault.error : result;
 }
 
-/* What is not named here can't fail, or is cleaning up and has nobody to tell. */
+/* Calls that are not listed here either cannot fail, or clean up and have no caller to report a failure to. */
 static void fill_table(void)
 {
         table = *below;

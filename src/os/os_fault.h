@@ -2,23 +2,27 @@
  * os_fault.h - a table of system calls in which the k-th call fails. For tests
  * only: it is in the library nb_os_test, not in the product.
  *
- *      struct os_fault fault = { .error = EIO };
- *      do {
- *              fault.at++;
- *              ... a fresh start ...
- *              os_fault_begin(&fault);
- *              ... the code under test ...
- *              hit = os_fault_end();
- *              ... what must hold, whichever call failed: os_fault_where() ...
- *      } while (hit);
+ *     struct os_fault fault = { .error = EIO };
+ *     do {
+ *             fault.at++;
+ *             ... a fresh start ...
+ *             os_fault_begin(&fault);
+ *             ... the code under test ...
+ *             hit = os_fault_end();
+ *             ... the conditions that must hold whichever call failed: os_fault_where() ...
+ *     } while (hit);
  *
- * Only calls that can fail so count: EINTR the ones that may block, ENOSPC and
- * EDQUOT the ones that take space, a short transfer the transfers of more than
- * one byte, everything else all that can fail at all. A call that fails does
- * nothing, but close does close, and an fsync may have lost anything.
+ * Only calls that can fail in the chosen way count:
+ * * EINTR: calls that may block
+ * * ENOSPC and EDQUOT: calls that take space
+ * * a short transfer: transfers of more than one byte
+ * * any other error: every call that can fail
+ * A failing call has no effect, with two exceptions: close still closes, and an
+ * fsync may have lost any of the data.
  *
- * Threads: begin and end while no other thread makes calls; the count is
- * atomic, so with several threads "the k-th" is one of those at that time.
+ * Threads: call begin and end while no other thread makes calls. The count is
+ * atomic. With several threads, calls in flight at the same time have no fixed
+ * order.
  */
 #ifndef NB_OS_OS_FAULT_H
 #define NB_OS_OS_FAULT_H
@@ -26,22 +30,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define OS_FAULT_SHORT 0 /* as `error`: the transfer moves about half */
+#define OS_FAULT_SHORT 0 /* as `error`: the transfer moves about half of the bytes */
 
 struct os_fault {
-        const char *calls; /* only these, separated by spaces: "fsync rename"; NULL: all */
-        uint64_t at;       /* the k-th, from 1; 0: none, only counts */
+        const char *calls; /* count only these calls, separated by spaces: "fsync rename"; NULL: all */
+        uint64_t at;       /* fail the k-th call, from 1; 0: fail none, only count */
         int error;         /* positive errno, or OS_FAULT_SHORT */
-        bool goes_on;      /* every later one fails too: a disk that stays full */
+        bool goes_on;      /* all later calls fail too: a disk that stays full */
 };
 
 /* Wraps the table in use. `fault` is copied. */
 void os_fault_begin(const struct os_fault *fault);
-/* Puts the table back. True: a call was made to fail. */
+/* Restores the table. True: a call was made to fail. */
 bool os_fault_end(void);
-/* How many calls counted. */
+/* Number of calls that counted. */
 uint64_t os_fault_count(void);
-/* The call that failed first, as "fsync"; "" when none did. */
+/* The name of the call that failed first, such as "fsync"; "" if none failed. */
 const char *os_fault_where(void);
 
 #endif

@@ -1,12 +1,12 @@
 /*
- * os_guard.c - reading memory that another thread may free meanwhile.
+ * os_guard.c - reads memory that another thread may free meanwhile.
  *
- * The kernel's copy (copy_self) returns an error there, but writes through the
- * caches, which moves half as many bytes again over the memory bus. A copy in
- * user space takes a signal instead, so there is a handler. It leaves alone
- * what is no fault of a guarded copy: that goes to the handler that was there
- * before, as if this one were not. Where the program has put another one in
- * its place since, no copy is made here.
+ * The kernel's copy (copy_self) returns an error in that case, but writes
+ * through the caches, which costs half as much memory traffic again. A copy in
+ * user space gets a signal instead, so this file installs a handler. A fault
+ * that is not from a guarded copy goes to the previous handler, as if this one
+ * did not exist. If the program has replaced this handler since, no copy is
+ * made here.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@
 #define GUARD_MAX 16
 #define PAGE_BYTES 4096u
 
-/* One copy that is being made. The handler finds it by its thread: thread-local variables might be allocated by their first use. */
+/* One running copy. The handler finds it by its thread id. Thread-local variables would not do: their first use may allocate. */
 static struct guard {
         atomic_bool is_taken, is_active;
         pthread_t thread;
@@ -29,10 +29,10 @@ static struct guard {
 } guards[GUARD_MAX];
 
 static pthread_once_t install_once = PTHREAD_ONCE_INIT;
-static struct sigaction before_segv, before_bus; /* written once, before the handler is in place */
+static struct sigaction before_segv, before_bus; /* written once, before the handler is installed */
 static int install_status;
 
-/* By pages: of memory that the hardware has lost only the page is known. */
+/* Compares whole pages: for memory that the hardware has lost, the signal names only the page. */
 static bool lies_in(uint64_t address, uint64_t start, uint64_t size)
 {
         return address / PAGE_BYTES >= start / PAGE_BYTES && address < start + size;
@@ -67,7 +67,7 @@ static int install(int signal_number, struct sigaction *before)
         return sigaction(signal_number, &ours, NULL) < 0 ? -errno : 0;
 }
 
-/* The child has none of the threads that made copies, and others by the same names. */
+/* A forked child has none of the copying threads, but may reuse their ids. */
 static void forget_in_child(void)
 {
         for (int i = 0; i < GUARD_MAX; i++) {

@@ -1,4 +1,4 @@
-/* What is built from the calls of the table: complete transfers, whole files, directories. */
+/* Helpers built on the table: complete transfers, whole files, directories. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 #define PATH_MAX_BYTES 4096
 #define NAME_MAX_BYTES 256
-#define TEMP_TRIES 100 /* names left by dead processes with our pid */
+#define TEMP_TRIES 100 /* dead processes with our pid may have left such names */
 
 int os_read_at(int fd, void *data, size_t size, uint64_t offset)
 {
@@ -43,7 +43,7 @@ int os_write_at(int fd, const void *data, size_t size, uint64_t offset)
                 if (count < 0)
                         return (int)count;
                 if (!count)
-                        return -EIO; /* a file system that takes nothing would keep us here for ever */
+                        return -EIO; /* a file system that accepts no bytes would keep us in this loop for ever */
                 at += count;
                 size -= (size_t)count;
                 offset += (uint64_t)count;
@@ -81,7 +81,7 @@ static int open_below_retried(const char *root, const char *key, int flags)
         return fd;
 }
 
-/* The size that stat tells is only a hint: files of /proc have none, and files grow. */
+/* The size from stat is only a hint: files of /proc have none, and files grow. */
 static int read_to_end(int fd, size_t limit, size_t capacity, char **ret_data, size_t *ret_size)
 {
         char *data = malloc(capacity + 1);
@@ -129,7 +129,7 @@ free_data:
         return result;
 }
 
-/* Closes it. */
+/* Closes `fd`. */
 static int read_whole(int fd, size_t limit, char **ret_data, size_t *ret_size)
 {
         struct os_stat found;
@@ -158,7 +158,7 @@ int os_read_file_below(const char *root, const char *key, size_t limit, char **r
         return read_whole(open_below_retried(root, key, OS_READ), limit, ret_data, ret_size);
 }
 
-/* The directory part of `path`: "." without one, "/" for what lies in the root. */
+/* The directory part of `path`: "." if it has none, "/" for a name in the root. */
 static int parent_of(const char *path, char ret_parent[PATH_MAX_BYTES])
 {
         size_t length = strlen(path);
@@ -180,7 +180,7 @@ static int parent_of(const char *path, char ret_parent[PATH_MAX_BYTES])
         return 0;
 }
 
-/* Closes it. */
+/* Closes `fd`. */
 static int sync_directory(int fd)
 {
         int result;
@@ -189,7 +189,7 @@ static int sync_directory(int fd)
                 return fd;
         result = os_sync(fd);
         os->close(fd);
-        /* Some network file systems have no such call for directories: their server decides. */
+        /* Some network file systems have no fsync for directories: their server decides. */
         return result == -EINVAL || result == -ENOTSUP ? 0 : result;
 }
 
@@ -247,7 +247,7 @@ int os_write_file_atomic(const char *path, const void *data, size_t size)
         return os_sync_dir(parent);
 }
 
-/* Without a name that any link could have: others may write to this directory. */
+/* Writes a nameless file first: other users may write to this directory, and could put a link at any temporary name. */
 int os_write_file_atomic_below(const char *root, const char *key, const void *data, size_t size)
 {
         char temp[PATH_MAX_BYTES], parent[PATH_MAX_BYTES];
@@ -295,7 +295,7 @@ int os_make_dirs_below(const char *root, const char *key, uint32_t mode)
                 result = os->mkdir_below(root, part, mode);
                 if (!result)
                         result = os_sync_dir_below(root, parent);
-                else if (!os->stat_below(root, part, &found)) /* also where nothing may be made */
+                else if (!os->stat_below(root, part, &found)) /* also if this directory is not writable */
                         result = found.kind == OS_KIND_DIRECTORY ? 0 : found.kind == OS_KIND_LINK ? -ELOOP : -ENOTDIR;
                 if (result)
                         return result;
@@ -314,7 +314,7 @@ static int make_one(const char *path, uint32_t mode)
                 result = parent_of(path, parent);
                 return result ? result : os_sync_dir(parent);
         }
-        /* Also a parent that may not be written to, or a read-only one, is fine when it is there. */
+        /* An existing directory is enough, also if its parent is not writable or read-only. */
         looked = os->stat(path, true, &found);
         if (looked)
                 return result == -EEXIST ? looked : result;
@@ -389,7 +389,7 @@ static int remove_below(const char *root, char *key, size_t length)
         return result;
 }
 
-/* Below the directory that holds it: a directory of the tree that others replace by a link meanwhile is not entered. */
+/* Works on the descriptor of the parent, so that a directory which another process replaces by a link meanwhile is not entered. */
 int os_remove_tree(const char *path)
 {
         char parent[PATH_MAX_BYTES], key[PATH_MAX_BYTES];

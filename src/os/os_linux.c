@@ -27,7 +27,7 @@
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
-#ifndef FICLONE /* linux/fs.h does not go with sys/mount.h everywhere */
+#ifndef FICLONE /* linux/fs.h conflicts with sys/mount.h on some systems */
 #define FICLONE _IOW(0x94, 9, int)
 #endif
 #ifndef MADV_COLLAPSE
@@ -35,7 +35,7 @@
 #endif
 
 #define NS_PER_S 1000000000
-#define TRANSFER_MAX 0x7ffff000u /* what one Linux transfer moves at most */
+#define TRANSFER_MAX 0x7ffff000u /* the kernel's limit for one transfer */
 
 const struct os_table *os = &os_linux;
 
@@ -93,7 +93,7 @@ int os_linux_opened(int fd, int theirs)
 static int linux_open(const char *path, int flags)
 {
         int theirs = os_linux_open_flags(flags);
-        /* A FIFO in the place of a file would hold us up here until somebody writes to it. */
+        /* O_NONBLOCK: otherwise a FIFO at this path would block us until some process opens it for writing. */
         int fd = os_linux_is_shared(flags) ? os_create_file(AT_FDCWD, path, theirs | O_NONBLOCK) : open(path, theirs | O_NONBLOCK, 0600);
 
         return fd < 0 ? -errno : os_linux_opened(fd, theirs);
@@ -101,7 +101,7 @@ static int linux_open(const char *path, int flags)
 
 static int linux_close(int fd)
 {
-        /* The descriptor is gone also after EINTR; what it says then is of no use. */
+        /* The descriptor is closed even after EINTR, so that error says nothing. */
         return close(fd) && errno != EINTR ? -errno : 0;
 }
 
@@ -308,7 +308,8 @@ static int linux_memfd(const char *name)
 #define PAGE_BYTES 4096u
 #define HUGE_BYTES (2u << 20)
 
-/* Where a huge page of a file would lie on one of the address space too: the kernel sees to that by itself for anonymous memory only. */
+/* Aligns the mapping so that the huge pages of a file fall on those of the address space. The kernel does that by
+ * itself for anonymous memory only. */
 static void *map_aligned(uint64_t size, int protection, int kind, int fd, uint64_t offset)
 {
         uint64_t whole = (size + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES, around = whole + HUGE_BYTES, before;
@@ -443,7 +444,7 @@ static uint32_t linux_uid(void)
         return geteuid();
 }
 
-/* kill(pid, 0) also finds the dead whose parent has not asked for them; they will do nothing more. */
+/* kill(pid, 0) also finds zombies, which will do nothing more. */
 static bool linux_alive(uint32_t pid)
 {
         char path[64], text[512];
@@ -464,7 +465,7 @@ static bool linux_alive(uint32_t pid)
         if (size <= 0)
                 return size == 0 || errno != ESRCH;
         text[size] = 0;
-        end = strrchr(text, ')'); /* the program's name may hold anything */
+        end = strrchr(text, ')'); /* the program's name may contain any character */
         return !end || strlen(end) < 3 || (end[2] != 'Z' && end[2] != 'X');
 }
 

@@ -1,6 +1,6 @@
 /*
- * os_linux.h - the parts of the real table that have a file of their own.
- * Only os_linux.c includes it besides them; everybody else calls `os`.
+ * os_linux.h - the functions of the real table that have files of their own.
+ * Only os_linux.c and those files include it; all other code calls `os`.
  */
 #ifndef NB_OS_OS_LINUX_H
 #define NB_OS_OS_LINUX_H
@@ -18,8 +18,8 @@ struct os_dir {
 
 /* os_linux.c */
 int os_linux_open_flags(int flags);
-bool os_linux_is_shared(int flags); /* it is to be made by os_create_file */
-/* Of a file that was opened with O_NONBLOCK and these flags: from here on it waits as others do. Closes it when that fails. */
+bool os_linux_is_shared(int flags); /* os_create_file must make this file */
+/* For a file that was opened with O_NONBLOCK and these flags: makes it blocking again. If that fails, closes it. */
 int os_linux_opened(int fd, int theirs);
 void os_linux_convert_stat(const struct stat *from, struct os_stat *to);
 

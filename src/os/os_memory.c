@@ -1,4 +1,4 @@
-/* How much memory may still be used: the machine's answer and the container's, whichever is smaller. */
+/* How much memory may still be used: the smaller of the machine's free memory and the container's limit. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -33,7 +33,7 @@ static bool read_text(const char *path, char text[TEXT_MAX])
         return size > 0;
 }
 
-/* The number behind a key at the beginning of a line; 0 when there is none. */
+/* The number behind a key at the start of a line; 0 if there is no such line. */
 static uint64_t number_of(const char *text, const char *key)
 {
         size_t length = strlen(key);
@@ -61,7 +61,7 @@ static bool read_number(const char *directory, const char *name, char text[TEXT_
         return end != text;
 }
 
-/* What one cgroup has left. Its page cache counts as free, since the kernel drops it first. */
+/* Free memory of one cgroup. Its page cache counts as free, because the kernel drops it first. */
 static uint64_t cgroup_free(const char *directory, char text[TEXT_MAX])
 {
         char path[4096 + 64];
@@ -80,7 +80,7 @@ static uint64_t cgroup_free(const char *directory, char text[TEXT_MAX])
         return limit > used ? limit - used : 0;
 }
 
-/* The directories of this process's cgroup and of those above it: every one of them may hold a limit. */
+/* Checks the cgroup of this process and all its parents: each of them may have a limit. */
 static uint64_t cgroups_free(const char *base, char *below, char text[TEXT_MAX])
 {
         uint64_t least = UINT64_MAX;

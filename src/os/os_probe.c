@@ -1,4 +1,4 @@
-/* Tries what the machine allows. Nothing here changes any state that outlives the call. */
+/* Finds the machine's abilities by trying. Nothing here changes state that outlives the call. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -41,7 +41,7 @@ static int probe_io_uring(uint64_t *ret_value)
         return 0;
 }
 
-/* The full kind: it also catches writes that the kernel does for the program. */
+/* Opens the full kind, which also catches writes that the kernel does for the program. */
 static int open_full(void)
 {
         long fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -80,7 +80,7 @@ static void *write_page(void *page)
         return NULL;
 }
 
-/* Protects a page, lets a thread write to it, and sees whether the write is caught. */
+/* Protects a page, lets a thread write to it, and checks whether the write was caught. */
 static int catch_write(int fd, char *page, size_t size)
 {
         struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP };

@@ -1,4 +1,4 @@
-/* The rings of the real table, for programs that were given some (os_uring.c). */
+/* The rings of the real table, for programs that called os_offer_ring (os_uring.c). */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@ int os_linux_ring_open(uint32_t depth, struct os_ring **ret_ring)
         return offered ? offered->open(depth, ret_ring) : -ENOSYS;
 }
 
-/* There is a ring, so there are calls. */
+/* A ring exists, so the calls were set. */
 void os_linux_ring_close(struct os_ring *ring)
 {
         atomic_load(&calls)->close(ring);

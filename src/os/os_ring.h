@@ -1,8 +1,8 @@
 /*
  * os_ring.h - io_uring behind the table of system calls. Only os_linux.c, os_ring.c and os_uring.c include it.
  *
- * The trainer's half links no library for it, so the real table calls what os_offer_ring has given to it; each member is as the
- * table's ring_... of that name (os.h).
+ * The trainer's half does not link liburing. So the real table calls the functions that os_offer_ring has set. Each member
+ * works as the table's ring_... member of the same name (os.h).
  */
 #ifndef NB_OS_OS_RING_H
 #define NB_OS_OS_RING_H

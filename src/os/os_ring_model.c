@@ -1,4 +1,5 @@
-/* A ring as the tables of tests have it: each request is a pread or pwrite of the table in use, made when it is submitted. The last comes back first. */
+/* A ring for the tables of tests. Each request is a pread or pwrite of the table in use, made when it is submitted.
+ * Results come back in reverse order. */
 #include "os/os_ring_model.h"
 
 #include <errno.h>
@@ -13,7 +14,7 @@ struct os_ring {
 static void model_close(struct os_ring *ring)
 {
         if (ring->done)
-                abort(); /* somebody does not know what has become of his memory */
+                abort(); /* a request is in flight, so its memory is still in use */
         free(ring->requests);
         free(ring->results);
         free(ring);
@@ -47,7 +48,7 @@ int os_ring_model_register(struct os_ring *ring, const struct os_ring_buffer *bu
 static void model_queue(struct os_ring *ring, const struct os_ring_request *request)
 {
         if (ring->queued + ring->done == ring->depth)
-                abort(); /* liburing gives no entry then */
+                abort(); /* liburing has no free entry in this case */
         ring->requests[ring->queued++] = *request;
 }
 
@@ -67,7 +68,7 @@ int os_ring_model_submit(struct os_ring *ring)
 static int model_wait(struct os_ring *ring)
 {
         if (!ring->done)
-                abort(); /* it would never end */
+                abort(); /* the wait would never end */
         return 0;
 }
 

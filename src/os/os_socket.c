@@ -1,4 +1,4 @@
-/* Unix stream sockets, and descriptors that travel through them. */
+/* Unix stream sockets, and file descriptors sent through them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -13,11 +13,11 @@
 
 #include "os/os_linux.h"
 
-#define WATCH_MAX 64 /* reported at once */
-#define BACKLOG 128 /* ranks of one node that knock at the same moment */
-#define CONNECT_S 1 /* who does not accept for so long is stopped, or very busy */
+#define WATCH_MAX 64 /* events per call */
+#define BACKLOG 128 /* ranks of one node that connect at the same moment */
+#define CONNECT_S 1 /* a listener that does not accept for so long is stopped or very busy */
 
-/* A socket, and the address that it is to be bound or connected to. */
+/* Makes a socket, and the address to bind or connect it to. */
 static int make_socket(const char *path, struct sockaddr_un *ret_address)
 {
         size_t length = strlen(path);
@@ -47,7 +47,7 @@ int os_linux_listen(const char *path)
 
         if (fd < 0)
                 return fd;
-        /* Before bind, so that there is no moment at which others may connect. */
+        /* Before bind, so that no other user can connect in between. */
         if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, BACKLOG))
                 return close_failed(fd);
         return fd;
@@ -61,7 +61,7 @@ int os_linux_connect(const char *path)
 
         if (fd < 0)
                 return fd;
-        /* A listener's queue that is full is waited for, or a burst of connections would fail; then it is EAGAIN. */
+        /* connect waits while the listener's queue is full, so that a burst of connections does not fail. After CONNECT_S it is EAGAIN. */
         if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) || connect(fd, (struct sockaddr *)&address, sizeof address) ||
             setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none))
                 return close_failed(fd);
@@ -106,7 +106,7 @@ int64_t os_linux_send(int fd, const void *data, size_t size, int passed_fd)
         return result < 0 ? -errno : result;
 }
 
-/* Keeps the first descriptor and closes what else a peer pushed along. */
+/* Keeps the first descriptor and closes any others that the peer sent. */
 static int take_fds(struct msghdr *message)
 {
         int kept = -1;
@@ -179,7 +179,7 @@ int os_linux_watch_open(void)
         return set < 0 ? -errno : set;
 }
 
-/* A socket can always be written to, but for one that nobody reads from. */
+/* A socket is writable as a rule, unless its peer does not read. */
 int os_linux_watch(int set, int fd, void *key, enum os_watch how)
 {
         struct epoll_event event = { .events = how == OS_WATCH_ONCE ? EPOLLIN | EPOLLOUT | EPOLLONESHOT : EPOLLIN, .data.ptr = key };

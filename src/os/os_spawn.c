@@ -16,12 +16,12 @@ static int wait_for(pid_t pid, int *ret_exit)
 
         while (waitpid(pid, &status, 0) < 0)
                 if (errno != EINTR)
-                        return -errno; /* ECHILD: the program ignores SIGCHLD; how it ended is lost */
+                        return -errno; /* ECHILD: the program ignores SIGCHLD, so the exit status is lost */
         *ret_exit = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         return 0;
 }
 
-/* The trainer may block or ignore signals; what it starts begins with the usual ones. */
+/* The trainer may block or ignore signals; the started program begins with the default ones. */
 static int set_signals(posix_spawnattr_t *attributes)
 {
         sigset_t none, all;

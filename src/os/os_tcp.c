@@ -1,4 +1,4 @@
-/* TCP between agents, and what this host is called. */
+/* TCP between agents, and this host's address. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,8 +17,8 @@
 
 #include "os/os_linux.h"
 
-#define BACKLOG 1024         /* one that finds no place here is tried again after a second */
-#define SEND_TIMEOUT_S 20   /* a peer that takes nothing for so long is gone */
+#define BACKLOG 1024         /* a connection that finds no place here is tried again after a second */
+#define SEND_TIMEOUT_S 20   /* a peer that accepts no bytes for so long is gone */
 #define KEEP_IDLE_S 15      /* then KEEP_COUNT probes, KEEP_EVERY_S apart: half-open connections end within 30 s */
 #define KEEP_EVERY_S 5
 #define KEEP_COUNT 3
@@ -36,7 +36,7 @@ static void set_options(int fd)
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
 }
 
-/* The addresses of a name or number; NULL and a negative errno. */
+/* The addresses of a host name or number. On failure, NULL and a negative errno. */
 static int resolve(const char *address, uint16_t port, int flags, struct addrinfo **ret_list)
 {
         struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV };
@@ -89,7 +89,7 @@ int os_linux_tcp_listen(const char *address, uint16_t port, uint16_t *ret_port)
         return fd;
 }
 
-/* A connection that is refused is known at once; one that nobody answers is given up after timeout_ms. */
+/* Connects to one address. A refused connection fails at once; an unanswered one after timeout_ms. */
 static int connect_one(const struct addrinfo *info, int64_t timeout_ms)
 {
         struct pollfd wait = { .events = POLLOUT };
@@ -159,7 +159,7 @@ int os_linux_host_name(char *text, size_t size)
         return 0;
 }
 
-/* The first address that other hosts may reach; the loopback one where there is none. */
+/* The first address that other hosts can reach; the loopback address if there is none. */
 int os_linux_host_address(char *text, size_t size)
 {
         struct ifaddrs *list;

@@ -2,9 +2,9 @@
  * os_uffd.c - userfaultfd write protection, copies that survive a vanished
  * source, mappings, futexes.
  *
- * The ABI is the one of Linux 5.7 and later; what an older <linux/userfaultfd.h>
- * lacks is defined here. Nothing in this file allocates or takes a lock: the
- * fault thread calls it while other threads hold any lock there is.
+ * The ABI is that of Linux 5.7 and later. Definitions that an older
+ * <linux/userfaultfd.h> lacks are here. Nothing in this file allocates or takes
+ * a lock: the fault thread calls it while other threads may hold any lock.
  */
 #include "os/os_uffd.h"
 
@@ -29,10 +29,10 @@
 #define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
 #endif
 #ifndef UFFDIO_WRITEPROTECT
-#error "the headers are older than Linux 5.7: userfaultfd write protection is not described in them"
+#error "userfaultfd write protection needs kernel headers of Linux 5.7 or later; this build used older ones"
 #endif
 
-/* No EVENT_FORK: a child then gets ordinary pages, unprotected and its own. */
+/* No EVENT_FORK: a child gets ordinary, unprotected pages of its own. */
 #define NEEDED_FEATURES (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | \
                          UFFD_FEATURE_EVENT_UNMAP)
 
@@ -51,7 +51,7 @@ static int result(int64_t returned)
         return returned < 0 ? -errno : (int)returned;
 }
 
-/* A program that runs without standard input, output or errors opens those numbers one day. */
+/* Moves a descriptor above 2: a program without standard input, output or error output may open those numbers later. */
 static int above_standard(int fd)
 {
         int moved;
@@ -63,7 +63,7 @@ static int above_standard(int fd)
         return moved;
 }
 
-/* The kind without UFFD_USER_MODE_ONLY: read() into a protected buffer must wait, not fail with EFAULT. */
+/* Without UFFD_USER_MODE_ONLY: a read() into a protected buffer must wait, not fail with EFAULT. */
 static int open_full(void)
 {
         int fd = result(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
@@ -81,7 +81,7 @@ static int open_full(void)
 
 int linux_uffd_open(uint32_t *ret_abilities)
 {
-        /* Asking for what the kernel lacks fails, so ask for the most first. */
+        /* Asking for a feature that the kernel lacks fails, so ask for the most features first. */
         static const uint64_t attempts[] = { NEEDED_FEATURES | UFFD_FEATURE_WP_UNPOPULATED, NEEDED_FEATURES };
         int status = -ENOSYS;
 
@@ -205,7 +205,7 @@ int linux_find_mapping(int maps_fd, uint64_t address, struct os_mapping *ret_map
         return 0;
 }
 
-/* PAGEMAP_SCAN of linux/fs.h, which older headers lack. */
+/* PAGEMAP_SCAN of linux/fs.h, for headers that lack it. */
 struct page_scan {
         uint64_t size, flags, start, end, walk_end, vector, vector_count, page_max;
         uint64_t category_inverted, category_all, category_any, category_return;
@@ -218,7 +218,7 @@ struct page_region {
 #define PAGE_PRESENT (UINT64_C(1) << 3)
 #define PAGE_HUGE (UINT64_C(1) << 6)
 
-/* 1 when there is a page as `scan` describes it. */
+/* 1 if there is a page as `scan` describes it. */
 static int scan_pages(int pagemap_fd, struct page_scan scan)
 {
         struct page_region region;
@@ -265,7 +265,7 @@ int linux_thread_nice(int nice)
         int before;
 
         errno = 0;
-        before = getpriority(PRIO_PROCESS, 0); /* on Linux the calling thread alone; -1 is a priority too */
+        before = getpriority(PRIO_PROCESS, 0); /* on Linux this is the calling thread alone; -1 is a valid priority */
         if (errno)
                 return -errno;
         return result(setpriority(PRIO_PROCESS, 0, before + nice));

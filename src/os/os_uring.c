@@ -47,7 +47,7 @@ static int uring_open(uint32_t depth, struct os_ring **ret_ring)
 static void uring_close(struct os_ring *ring)
 {
         if (ring->has_buffers)
-                io_uring_unregister_buffers(&ring->uring); /* the end of a ring takes a while, and they would stay as long */
+                io_uring_unregister_buffers(&ring->uring); /* closing a ring takes a while, and the pages would stay pinned as long */
         io_uring_queue_exit(&ring->uring);
         free(ring);
 }

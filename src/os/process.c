@@ -11,7 +11,7 @@
 
 #include "os/process.h"
 
-/* What the starter had open (sockets, files of a training job) must not be held open by a daemon that outlives it. */
+/* A daemon outlives its starter, so it must not hold the starter's open files and sockets. */
 static void close_all_but(int kept)
 {
         struct rlimit limit;
@@ -55,7 +55,7 @@ static void read_answer(int fd, char text[OS_DAEMON_TEXT_MAX])
         text[size] = 0;
         if (!size)
                 strcpy(text, "the agent ended before it was ready");
-        else if (text[0] == '\n') /* the word for success, so that silence is failure */
+        else if (text[0] == '\n') /* one newline means success, so that a silent end is a failure */
                 text[0] = 0;
 }
 
@@ -66,7 +66,7 @@ int os_daemonise(int *ret_ready_fd, char ret_text[OS_DAEMON_TEXT_MAX])
 
         if (pipe2(fds, O_CLOEXEC))
                 return -errno;
-        /* The ready end gets a number above stdio, whatever of stdio was closed. */
+        /* A number above stdio, even if parts of stdio are closed. */
         int ready = fcntl(fds[1], F_DUPFD_CLOEXEC, 10);
 
         close(fds[1]);
@@ -188,7 +188,7 @@ int os_signals_clean(void (*clean)(void *argument), void *argument)
         for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
                 struct sigaction now;
 
-                if (!sigaction(numbers[i], NULL, &now) && now.sa_handler != SIG_IGN) /* a blocked one would be waited for, ignored or not */
+                if (!sigaction(numbers[i], NULL, &now) && now.sa_handler != SIG_IGN) /* sigwait takes ignored ones too */
                         sigaddset(&ending.set, numbers[i]);
         }
         pthread_sigmask(SIG_BLOCK, &ending.set, NULL);
@@ -203,7 +203,7 @@ int os_signals_clean(void (*clean)(void *argument), void *argument)
 
 int os_process_end(uint32_t pid)
 {
-        if (!pid || pid > INT32_MAX) /* not seen from this pid namespace; kill would take 0 for this process's own group */
+        if (!pid || pid > INT32_MAX) /* not visible in this pid namespace; kill(0) would signal this process's own group */
                 return -ESRCH;
         return kill((pid_t)pid, SIGTERM) ? -errno : 0;
 }

@@ -9,7 +9,7 @@
 #include "os/thread.h"
 
 #define STACK_BYTES (1u << 20) /* a request's frame is a few KiB; hundreds of ranks may be connected */
-#define LOW_PRIORITY 10        /* nice: gives way to training, yet moves on a busy node */
+#define LOW_PRIORITY 10        /* nice value: yields to training, but still progresses on a busy node */
 
 struct start {
         void *(*run)(void *);

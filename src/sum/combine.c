@@ -1,14 +1,16 @@
 /*
- * Arithmetic modulo the two polynomials, and from it the CRC of two pieces.
+ * Arithmetic modulo the two CRC polynomials, and the CRC of two pieces computed from
+ * the CRC of each.
  *
- * crc(AB) = crc(A) * x^(8 * size of B) + crc(B): B's bytes push the register of A
- * that far. The complements at both ends cancel out, so this holds for finished values.
+ * crc(AB) = crc(A) * x^(8 * size of B) + crc(B): the bytes of B move the register of A
+ * by that power of x. The complements at both ends cancel out, so the formula holds for
+ * finished values.
  */
 #include "sum/sum_private.h"
 
 #define SQUARES (64 + SUM_BYTES)
 
-/* x^(2^k): by squaring, any power takes at most 64 multiplications. */
+/* x^(2^k). With these squares, any power takes at most 64 multiplications. */
 static uint32_t squares32[SQUARES];
 static uint64_t squares64[SQUARES];
 

@@ -1,13 +1,13 @@
 /*
- * Copies with non-temporal stores: the destination is not read soon, so its
- * lines need neither be fetched before they are written nor push others out of the caches.
+ * Copies with non-temporal stores. The destination is not read soon, so its cache lines
+ * need not be fetched before the write, and should not evict others.
  */
 #include "sum/sum_private.h"
 
 #ifdef SUM_X86
 #include <immintrin.h>
 
-/* Not by memcpy: a sanitizer would look at whose memory it is. */
+/* Not memcpy: a sanitizer would check who owns the memory. */
 SUM_ANY_MEMORY static void copy_64(uint8_t *to, const uint8_t *from)
 {
         for (int k = 0; k < 4; k++)
@@ -16,11 +16,11 @@ SUM_ANY_MEMORY static void copy_64(uint8_t *to, const uint8_t *from)
 
 SUM_ANY_MEMORY size_t sum_copy_head(uint8_t *to, const uint8_t *from)
 {
-        copy_64(to, from); /* some of it again by who goes on behind the head */
+        copy_64(to, from); /* the copy behind the head writes some of these bytes again */
         return -(uintptr_t)to & 63;
 }
 
-/* Some of the last 64 bytes twice. */
+/* Copies the last 64 bytes as one block; some of them were copied before. */
 SUM_ANY_MEMORY void sum_copy_rest(uint8_t *to, const uint8_t *from, size_t size)
 {
         for (; size > 64; to += 64, from += 64, size -= 64)
@@ -43,7 +43,7 @@ SUM_ANY_MEMORY void sum_copy_sse2(void *to_start, const void *from_start, size_t
                 for (int k = 0; k < 4; k++)
                         _mm_stream_si128((__m128i *)(void *)to + k, _mm_loadu_si128((const __m128i *)(const void *)from + k));
         }
-        _mm_sfence(); /* streamed stores are not ordered with those that tell others about them */
+        _mm_sfence(); /* streaming stores are not ordered with later ordinary stores that publish the data */
         sum_copy_rest(to, from, size);
 }
 

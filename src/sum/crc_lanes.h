@@ -1,28 +1,28 @@
 /*
- * crc_lanes.h - the loops of the carry-less files, over vectors of one to four lanes of 16 bytes. Four vectors are moved
- * one step forward at a time (fold.c has the derivation). What is left, one lane congruent to all before, is finished by
- * the portable code.
+ * crc_lanes.h - the loops of the carry-less files, over vectors of one to four lanes of 16 bytes. A step moves four
+ * vectors forward (fold.c has the derivation). The result is one lane that is congruent to all data before it; the
+ * portable code finishes it.
  *
- * Each of those files includes it, and nobody else, after it has said what its instruction set is:
+ * Only the carry-less files include this header. Each first defines its instruction set:
  *
- *      TARGET                      the attribute of its functions
- *      vector, VECTOR_BYTES        a register, and its size
- *      FOLD_VECTOR, FOLD_STEP      the distances of one and of four of them (enum sum_distance)
- *      SIZE_MIN, smaller           below this the set-up costs more than it saves: then those of `smaller` do it
- *      vector_load(from), vector_store(to, v)      any alignment
- *      vector_load_any(from)                       likewise, of memory that others may write to or free; for COPIES_BOTH
- *      vector_first(lane), vector_each(lane)       with zeros in the other lanes; in each lane
- *      vector_xor(a, b)
- *      vector_fold(v, by, there)   each lane moved forward, plus what stands there
- *      COPIES_BOTH                 only where a copy has time for the sums: then there is lanes_copy_both, and it needs
- *      vector_stream(to, v)        past the caches; `to` is aligned
+ *     TARGET                      the attribute of its functions
+ *     vector, VECTOR_BYTES        a register, and its size
+ *     FOLD_VECTOR, FOLD_STEP      the distances of one and of four vectors (enum sum_distance)
+ *     SIZE_MIN, smaller           below SIZE_MIN the set-up costs more than it saves, so `smaller` computes the sum
+ *     vector_load(from), vector_store(to, v)      any alignment
+ *     vector_load_any(from)                       the same, of memory that other threads may write to or free; for COPIES_BOTH
+ *     vector_first(lane), vector_each(lane)       the lane and zeros in the others; the lane in each place
+ *     vector_xor(a, b)
+ *     vector_fold(v, by, there)   each lane moved forward, plus the lanes in `there`
+ *     COPIES_BOTH                 set only if a copy has time for the sums; lanes_copy_both then exists, and needs
+ *     vector_stream(to, v)        a store past the caches; `to` is aligned
  */
 #include <immintrin.h>
 
 #define REGISTERS 4
 #define STEP (VECTOR_BYTES * REGISTERS)
 #define PREFETCH_BYTES 1024
-/* In front of a loop over them: unrolled, so that they are registers and no array in memory. */
+/* Put in front of a loop over registers: unrolled, the compiler keeps them in registers and not in an array in memory. */
 #ifdef __clang__
 #define UNROLLED _Pragma("unroll")
 #else
@@ -40,7 +40,7 @@ TARGET static inline __m128i fold_lane(__m128i lane, __m128i by, __m128i there)
                                                   _mm_clmulepi64_si128(lane, by, 0x11)));
 }
 
-/* Registers of one polynomial into one lane, over all whole 16 bytes of the rest. */
+/* Joins the registers of one polynomial into one lane, then folds in all whole 16 bytes of the rest. */
 TARGET static inline void join(const vector registers[REGISTERS], const struct sum_fold *folds, const uint8_t *data, size_t size,
                                uint8_t ret_lane[16])
 {
@@ -61,7 +61,7 @@ TARGET static inline void join(const vector registers[REGISTERS], const struct s
         _mm_storeu_si128((__m128i *)(void *)ret_lane, lane);
 }
 
-/* All whole 16 bytes of one polynomial into one lane; `raw`: the register to begin with. */
+/* Folds all whole 16 bytes of one polynomial into one lane. `raw` is the register before them. */
 TARGET static inline void fold_all(__m128i raw, const struct sum_fold *folds, const uint8_t *data, size_t size,
                                    uint8_t ret_lane[16])
 {
@@ -99,7 +99,7 @@ TARGET static uint64_t lanes_crc64(uint64_t raw, const uint8_t *data, size_t siz
         return sum_finish64(lane, data, size);
 }
 
-/* Each byte is loaded once for both. */
+/* Loads each byte once for both sums. */
 TARGET static void lanes_both(const uint8_t *data, size_t size, uint32_t *raw32, uint64_t *raw64)
 {
         vector by32 = vector_each(load_fold(&sum_folds32[FOLD_STEP])), by64 = vector_each(load_fold(&sum_folds64[FOLD_STEP]));
@@ -131,8 +131,9 @@ TARGET static void lanes_both(const uint8_t *data, size_t size, uint32_t *raw32,
 }
 
 #ifdef COPIES_BOTH
-/* lanes_both over what a streaming copy of SUM_STREAM_MIN bytes or more has in its registers. Ends that no step fills are summed where
- * they were copied to; each byte of the rest is read and stored once, so that its sum is of what was stored. */
+/* Sums for lanes_both the bytes that a streaming copy of SUM_STREAM_MIN bytes or more has in its registers. The head
+ * and the end, which no full step covers, are summed at the destination. All other bytes are loaded once, so the sum
+ * is of the bytes that were stored. */
 SUM_ANY_MEMORY TARGET static void lanes_copy_both(uint8_t *to, const uint8_t *from, size_t size, uint32_t *raw32, uint64_t *raw64)
 {
         vector by32 = vector_each(load_fold(&sum_folds32[FOLD_STEP])), by64 = vector_each(load_fold(&sum_folds64[FOLD_STEP]));
@@ -152,7 +153,7 @@ SUM_ANY_MEMORY TARGET static void lanes_copy_both(uint8_t *to, const uint8_t *fr
         registers32[0] = vector_xor(registers32[0], vector_first(_mm_cvtsi32_si128((int)*raw32)));
         registers64[0] = vector_xor(registers64[0], vector_first(_mm_cvtsi64_si128((long long)*raw64)));
         for (to += STEP, from += STEP, size -= STEP; size >= STEP + 64; to += STEP, from += STEP, size -= STEP) {
-                for (size_t k = 0; k < STEP; k += 64) /* the processor looks ahead too, but less when it multiplies */
+                for (size_t k = 0; k < STEP; k += 64) /* the processor prefetches too, but less far while it multiplies */
                         _mm_prefetch((const char *)from + PREFETCH_BYTES + k, _MM_HINT_T0);
                 UNROLLED
                 for (int k = 0; k < REGISTERS; k++) {
@@ -164,7 +165,7 @@ SUM_ANY_MEMORY TARGET static void lanes_copy_both(uint8_t *to, const uint8_t *fr
                 }
         }
         _mm_sfence();
-        sum_copy_rest(to, from, size); /* 64 bytes or more, none of them summed yet */
+        sum_copy_rest(to, from, size); /* at least 64 bytes, none of them summed yet */
         join(registers32, sum_folds32, to, 0, lane32);
         join(registers64, sum_folds64, to, 0, lane64);
         *raw32 = sum_finish32(lane32, to, 0);

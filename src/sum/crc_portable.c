@@ -1,6 +1,6 @@
 /*
- * Slicing by 8: table[k][b] is what byte b leaves behind after k more zero
- * bytes, so that eight bytes cost eight independent look-ups.
+ * Slicing by 8: table[k][b] is the contribution of byte b after k more zero
+ * bytes, so eight bytes cost eight independent look-ups.
  */
 #include <string.h>
 
@@ -95,7 +95,7 @@ static void portable_both(const uint8_t *data, size_t size, uint32_t *raw32, uin
 
 static void portable_copy(void *to, const void *from, size_t size)
 {
-        if (size) /* the pointers may be NULL then */
+        if (size) /* the pointers may be NULL if size is 0 */
                 memcpy(to, from, size);
 }
 

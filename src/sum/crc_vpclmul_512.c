@@ -51,7 +51,7 @@ TARGET static inline vector vector_xor(vector a, vector b)
 
 TARGET static inline vector vector_fold(vector lanes, vector by, vector there)
 {
-        /* 0x96: the exclusive or of all three */
+        /* 0x96 is the truth table of the exclusive or of three operands. */
         return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(lanes, by, 0x00),
                                          _mm512_clmulepi64_epi128(lanes, by, 0x11), there, 0x96);
 }

@@ -1,15 +1,15 @@
 /*
- * The constants of the carry-less multiplication paths, computed at start.
+ * The constants of the carry-less multiplication paths, computed at start-up.
  *
- * A 16-byte lane holds L * x^64 + H, where L are its first 8 bytes (reflected: the
- * first byte has the highest powers). To add it to the lane D bits further on, it is replaced by the
- * congruent L * (x^(D+64) mod P) + H * (x^D mod P), which again fits 128 bits.
+ * A 16-byte lane holds L * x^64 + H, where L is its first 8 bytes (reflected: the first byte has the
+ * highest powers). To add the lane to the lane D bits further on, replace it by the congruent L *
+ * (x^(D+64) mod P) + H * (x^D mod P), which again fits 128 bits.
  *
- * Multiplying two reflected 64-bit registers a and b carry-less puts the coefficient of
- * x^(126-k) at bit k, while bit k of a lane stands for x^(127-k): the result reads as
- * x * a * b. So the constants carry one power less: x^(D+63) and x^(D-1).
+ * A carry-less multiplication of two reflected 64-bit registers a and b puts the coefficient of x^(126-k)
+ * at bit k. Bit k of a lane stands for x^(127-k), so the result reads as x * a * b. So the constants have
+ * one power less: x^(D+63) and x^(D-1).
  *
- * A residue of the 32-bit polynomial is a 64-bit register with its powers x^31 ... x^0 in the upper half.
+ * A residue of the 32-bit polynomial is a 64-bit register with the powers x^31 ... x^0 in the upper half.
  */
 #include "sum/sum_private.h"
 

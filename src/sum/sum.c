@@ -8,7 +8,7 @@
 static pthread_once_t prepared = PTHREAD_ONCE_INIT;
 static _Atomic(const struct sum_ops *) chosen;
 
-/* What runs `isa`; NULL when this machine or build lacks it. */
+/* The functions for `isa`; NULL if this machine or this build lacks it. */
 static const struct sum_ops *ops_of(enum sum_isa isa)
 {
         switch (isa) {
@@ -17,7 +17,7 @@ static const struct sum_ops *ops_of(enum sum_isa isa)
 #ifdef SUM_X86
         case SUM_ISA_PCLMUL:
                 return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1") ? &sum_pclmul : NULL;
-        case SUM_ISA_VPCLMUL_256: /* the kernel's part, saving the registers, is looked at by avx2 and avx512f */
+        case SUM_ISA_VPCLMUL_256: /* the compiler's avx2 and avx512f also check that the kernel saves these registers */
                 return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq") && ops_of(SUM_ISA_PCLMUL) ?
                        &sum_vpclmul_256 : NULL;
         case SUM_ISA_VPCLMUL_512:
@@ -80,7 +80,7 @@ void sum_both(const void *data, size_t size, uint32_t *crc32, uint64_t *crc64)
 
 uint32_t sum_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
 {
-        ops(); /* prepares the powers */
+        ops(); /* prepares the tables */
         return sum_multiply32(crc_a, sum_power32(size_b, SUM_BYTES)) ^ crc_b;
 }
 
@@ -134,7 +134,7 @@ int sum_isa_force(enum sum_isa isa)
 {
         const struct sum_ops *forced;
 
-        ops(); /* after this the first use cannot undo the choice */
+        ops(); /* makes the first-use choice now, so that it cannot override this one */
         forced = ops_of(isa);
         if (!forced)
                 return -1;
