@@ -13,6 +13,8 @@ enum nebula_status store_open(const char *url, struct store **ret_store, struct 
 
         if (url[0] == '/' || !strncmp(url, "file://", 7))
                 return store_file.open(url, ret_store, error);
+        if (!strncmp(url, "mem://", 6) && store_mem_is_allowed())
+                return store_mem.open(url, ret_store, error);
         if (!scheme_end)
                 return error_set(error, NEBULA_INVALID, 0,
                                  "the storage path \"%s\" is neither an absolute path nor a URL", url);
@@ -46,6 +48,19 @@ bool store_key_sound(const char *key)
                         return true;
                 key += length + 1;
         }
+}
+
+bool store_prefix_sound(const char *prefix)
+{
+        char parent[STORE_KEY_MAX];
+        const char *slash = strrchr(prefix, '/');
+        size_t length = slash ? (size_t)(slash - prefix) : 0;
+
+        if (strlen(prefix) >= STORE_KEY_MAX)
+                return false;
+        memcpy(parent, prefix, length);
+        parent[length] = 0;
+        return !slash || store_key_sound(parent);
 }
 
 bool store_is_temporary(const char *key)

@@ -20,14 +20,15 @@
  *                threads, while others are on their way.
  *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: it wants whole pages (O_DIRECT).
  *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
- *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix). `from`
- *                is NULL, or `next` of the page before. A page may be empty while `next` is set. Where nothing is, the page is empty and the
+ *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix), whose place
+ *                in the order is that of its key with '/' behind it. `from` is NULL, or `next` of the page before. A page may be empty while `next` is set. Where nothing is, the page is empty and the
  *                call succeeds; this includes a root that does not exist. An object that appears or goes during a listing may be in it or not.
  *      stat      gives the entry of one object. A key that only others begin with is NEBULA_NOT_FOUND.
  *      remove    removes objects, durably. A victim with a stamp is removed only while it is the object with that stamp: any other
  *                stays, and this is no failure. An absent one is fine. Where objects are files, directories that become empty go too.
  *                After a failure some victims may be gone.
- *      clock     gives the store's time, to compare with time_ns of entries. Never compare those with this machine's clock.
+ *      clock     gives the store's time, to compare with time_ns of entries. Never compare those with this machine's clock. Some stores
+ *                count in whole seconds.
  *      copy      copies an object inside the store (STORE_COPIES). The copy is whole and durable as after put.
  *      free_bytes fails with NEBULA_NOT_FOUND where a store has no such number.
  *
@@ -38,8 +39,8 @@
  * before it answers NEBULA_BUSY or success.
  *
  * Links: no operation follows a link below the root. The root itself may be reached through some. A removal takes the link itself.
- * Ownership: the caller frees what an operation returns (free, store_entry_done, store_page_done). Outputs are written only on success,
- * and each may be NULL where the caller does not want it. Arguments are read during the call and not kept, but for the bytes of an
+ * Ownership: the caller frees what an operation returns (free, store_entry_done, store_page_done). Outputs are written only on success.
+ * ret_stamp and ret_size may be NULL. Arguments are read during the call and not kept, but for the bytes of an
  * upload: they stay as they are until the upload has returned.
  * Threads: all operations may run at the same time on one store.
  */
@@ -181,7 +182,7 @@ struct store {
 };
 
 extern const struct store_ops store_file;
-extern const struct store_ops store_mem; /* the reference, for tests: each open makes an empty one; not to be had by URL */
+extern const struct store_ops store_mem; /* the reference, for tests (store_mem.h) */
 
 /* Picks the driver from the URL: a plain absolute path or file:// is store_file. */
 enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error);

@@ -1,489 +1,293 @@
-/*
- * The reference driver: what a store has to do, in the simplest way that is
- * right. An array of objects under one lock; directories are what lies
- * between slashes, as in an object store, but are kept until removed.
- */
+/* The reference driver (store_mem.h): what a store has to do, in the simplest way that is right. */
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "os/os.h"
-#include "store/store_private.h"
-
-struct mem_object {
-        char *key;
-        char *data; /* NULL: a directory */
-        uint64_t size;
-        int64_t mtime_ns;
-};
-
-struct store_staged {
-        size_t count;
-        struct mem_object objects[];
-};
-
-struct mem_store {
-        struct store store;
-        pthread_mutex_t lock; /* guards everything below */
-        struct mem_object *objects;
-        size_t count, capacity;
-};
-
-static enum nebula_status no_memory(struct nebula_error *error)
-{
-        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an object of the memory store");
-}
-
-static struct mem_object *find(struct mem_store *mem, const char *key)
-{
-        for (size_t i = 0; i < mem->count; i++)
-                if (!strcmp(mem->objects[i].key, key))
-                        return &mem->objects[i];
-        return NULL;
-}
-
-static void drop(struct mem_store *mem, struct mem_object *object)
-{
-        free(object->key);
-        free(object->data);
-        *object = mem->objects[--mem->count];
-}
+#include "store/store_mem_private.h"
 
 static enum nebula_status mem_open(const char *url, struct store **ret_store, struct nebula_error *error)
 {
         struct mem_store *mem = calloc(1, sizeof *mem);
 
-        if (mem)
-                mem->store.root = strdup(url);
-        if (!mem || !mem->store.root) {
-                free(mem);
-                return no_memory(error);
+        if (mem) {
+                mem->store = (struct store){ &store_mem, strdup(url) };
+                mem->volume = mem_volume_find(url, true);
         }
-        mem->store.ops = &store_mem;
-        pthread_mutex_init(&mem->lock, NULL);
+        if (!mem || !mem->store.root || !mem->volume) {
+                free(mem ? mem->store.root : NULL);
+                free(mem);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open %.400s", url);
+        }
         *ret_store = &mem->store;
         return NEBULA_OK;
 }
 
 static void mem_close(struct store *store)
 {
-        struct mem_store *mem = (struct mem_store *)store;
-
-        while (mem->count)
-                drop(mem, &mem->objects[mem->count - 1]);
-        pthread_mutex_destroy(&mem->lock);
-        free(mem->objects);
         free(store->root);
-        free(mem);
+        free(store);
 }
 
-static enum nebula_status check_key(const struct store *store, const char *key, struct nebula_error *error)
+static unsigned mem_features(struct store *store)
 {
-        if (store_key_sound(key))
-                return NEBULA_OK;
-        return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is no key of an object of %s", key, store->root);
+        struct mem_volume *volume = mem_volume_of(store);
+        bool is_stale;
+
+        pthread_mutex_lock(&volume->lock);
+        is_stale = volume->faults.stale_writes;
+        pthread_mutex_unlock(&volume->lock);
+        return STORE_COPIES | STORE_PUTS_IF_SAME | (is_stale ? 0 : STORE_LISTS_FRESH);
 }
 
-static enum nebula_status not_found(const struct store *store, const char *key, struct nebula_error *error)
+static enum nebula_status begin(struct store *store, const char *key, struct nebula_error *error)
 {
-        return error_set(error, NEBULA_NOT_FOUND, 0, "%s/%s: there is no such object", store->root, key);
+        if (!store_key_sound(key))
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is no key of an object of %s", key, store->root);
+        return mem_begin(store, key, error);
 }
 
-/* Takes `data` over, also when it fails. */
-static enum nebula_status put_locked(struct mem_store *mem, const char *key, char *data, uint64_t size,
-                                     struct nebula_error *error)
+static bool holds(const struct mem_object *there, enum store_condition condition, const struct store_stamp *seen)
 {
-        struct mem_object *object = find(mem, key);
-
-        if (object && !object->data != !data) {
-                free(data);
-                return data ? error_set(error, NEBULA_STORAGE, 0, "%s/%s: is a directory", mem->store.root, key)
-                            : error_set(error, NEBULA_STORAGE, 0, "%s/%s: is not a directory", mem->store.root, key);
-        }
-        if (!object && mem->count == mem->capacity) {
-                size_t capacity = mem->capacity * 2 + 16;
-                struct mem_object *grown = realloc(mem->objects, capacity * sizeof *grown);
-
-                if (!grown) {
-                        free(data);
-                        return no_memory(error);
-                }
-                mem->objects = grown;
-                mem->capacity = capacity;
-        }
-        if (!object) {
-                char *copy = strdup(key);
-
-                if (!copy) {
-                        free(data);
-                        return no_memory(error);
-                }
-                object = &mem->objects[mem->count++];
-                *object = (struct mem_object){ .key = copy };
-        }
-        free(object->data);
-        object->data = data;
-        object->size = size;
-        object->mtime_ns = os->wall_ns();
-        return NEBULA_OK;
+        if (condition == STORE_ALWAYS)
+                return true;
+        if (condition == STORE_IF_ABSENT)
+                return !there;
+        return there && !strcmp(mem_stamp(there).text, seen->text);
 }
 
-static enum nebula_status make_parents_locked(struct mem_store *mem, const char *key, struct nebula_error *error)
+/* *data becomes NULL when it was taken over. */
+static enum nebula_status write_locked(struct store *store, const char *key, char **data, uint64_t size, enum store_condition condition,
+                                       const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
 {
-        char parent[STORE_KEY_MAX];
-        enum nebula_status status = NEBULA_OK;
+        struct mem_volume *volume = mem_volume_of(store);
 
-        for (const char *slash = strchr(key, '/'); slash && !status; slash = strchr(slash + 1, '/')) {
-                memcpy(parent, key, (size_t)(slash - key));
-                parent[slash - key] = 0;
-                status = put_locked(mem, parent, NULL, 0, error);
+        if (!holds(mem_find(volume, key), condition, seen))
+                return error_set(error, NEBULA_BUSY, 0, condition == STORE_IF_ABSENT ? "%s/%s is there already" : "%s/%s is another object by now",
+                                 store->root, key);
+        if (!mem_set(volume, key, *data, size, ret_stamp))
+                return mem_no_memory(store, error);
+        *data = NULL;
+        return mem_answer(volume, key, error);
+}
+
+enum nebula_status mem_write(struct store *store, const char *key, char *data, uint64_t size, enum store_condition condition,
+                             const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        struct mem_volume *volume = mem_volume_of(store);
+        enum nebula_status status = begin(store, key, error);
+        struct store_stamp stamp;
+
+        if (!status) {
+                pthread_mutex_lock(&volume->lock);
+                status = write_locked(store, key, &data, size, condition, seen, &stamp, error);
+                pthread_mutex_unlock(&volume->lock);
         }
+        free(data);
+        if (!status && ret_stamp)
+                *ret_stamp = stamp;
         return status;
 }
 
-static enum nebula_status mem_old_write(struct store *store, const char *key, const void *data, uint64_t size,
-                                    struct nebula_error *error)
+static enum nebula_status mem_put(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
+                                  const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
 {
-        struct mem_store *mem = (struct mem_store *)store;
-        enum nebula_status status = check_key(store, key, error);
         char *copy;
 
-        if (status)
-                return status;
-        copy = malloc(size + 1); /* never NULL for an empty object: NULL is a directory */
+        if (condition == STORE_IF_SAME && !seen)
+                return error_set(error, NEBULA_INVALID, 0, "%s/%s: no stamp to compare with", store->root, key);
+        copy = malloc(size + 1);
         if (!copy)
-                return no_memory(error);
+                return mem_no_memory(store, error);
         if (size)
                 memcpy(copy, data, size);
-        pthread_mutex_lock(&mem->lock);
-        status = make_parents_locked(mem, key, error);
-        if (!status)
-                status = put_locked(mem, key, copy, size, error);
-        else
-                free(copy);
-        pthread_mutex_unlock(&mem->lock);
-        return status;
+        return mem_write(store, key, copy, size, condition, seen, ret_stamp, error);
 }
 
-static enum nebula_status mem_old_create(struct store *store, const char *key, const void *data, uint64_t size,
-                                     struct nebula_error *error)
-{
-        struct mem_store *mem = (struct mem_store *)store;
-        enum nebula_status status = check_key(store, key, error);
-        char *copy = status ? NULL : malloc(size + 1);
-
-        if (status)
-                return status;
-        if (!copy)
-                return no_memory(error);
-        if (size)
-                memcpy(copy, data, size);
-        pthread_mutex_lock(&mem->lock);
-        if (find(mem, key))
-                status = error_set(error, NEBULA_BUSY, 0, "%s is there already", key);
-        else
-                status = make_parents_locked(mem, key, error);
-        if (status)
-                free(copy);
-        else
-                status = put_locked(mem, key, copy, size, error);
-        pthread_mutex_unlock(&mem->lock);
-        return status;
-}
-
-static void mem_old_unstage(struct store *store, struct store_staged *staged)
-{
-        (void)store;
-        for (size_t i = 0; staged && i < staged->count; i++) {
-                free(staged->objects[i].key);
-                free(staged->objects[i].data);
-        }
-        free(staged);
-}
-
-static enum nebula_status mem_old_stage(struct store *store, const struct store_object *objects, size_t count,
-                                    struct store_staged **ret_staged, struct nebula_error *error)
-{
-        struct store_staged *staged = calloc(1, sizeof *staged + count * sizeof *staged->objects);
-        enum nebula_status status = staged ? NEBULA_OK : no_memory(error);
-
-        for (size_t i = 0; !status && i < count; i++) {
-                struct mem_object *object = &staged->objects[i];
-
-                status = check_key(store, objects[i].key, error);
-                if (!status && objects[i].feed && !bulk_feed_wait(objects[i].feed))
-                        status = error_set(error, NEBULA_STORAGE, 0, "%s was given up by its writer", objects[i].key);
-                if (status)
-                        break;
-                *object = (struct mem_object){ .key = strdup(objects[i].key), .data = malloc(objects[i].size + 1), .size = objects[i].size };
-                staged->count = i + 1;
-                if (!object->key || !object->data)
-                        status = no_memory(error);
-                else if (object->size)
-                        memcpy(object->data, objects[i].data, object->size);
-        }
-        if (status)
-                mem_old_unstage(store, staged);
-        else
-                *ret_staged = staged;
-        return status;
-}
-
-static enum nebula_status mem_old_place(struct store *store, struct store_staged *staged, struct nebula_error *error)
-{
-        enum nebula_status status = NEBULA_OK;
-
-        for (size_t i = 0; !status && i < staged->count; i++)
-                status = mem_old_write(store, staged->objects[i].key, staged->objects[i].data, staged->objects[i].size, error);
-        mem_old_unstage(store, staged);
-        return status;
-}
-
-static enum nebula_status mem_old_move(struct store *store, const char *from, const char *to, struct nebula_error *error)
-{
-        struct mem_store *mem = (struct mem_store *)store;
-        struct mem_object *object;
-        enum nebula_status status = check_key(store, from, error);
-
-        if (!status)
-                status = check_key(store, to, error);
-        if (status || !strcmp(from, to))
-                return status;
-        pthread_mutex_lock(&mem->lock);
-        object = find(mem, from);
-        if (!object || !object->data)
-                status = not_found(store, from, error);
-        if (!status)
-                status = make_parents_locked(mem, to, error);
-        if (!status) {
-                char *data;
-                uint64_t size;
-
-                object = find(mem, from); /* the array may have moved */
-                data = object->data;
-                size = object->size;
-                object->data = NULL;
-                drop(mem, object);
-                status = put_locked(mem, to, data, size, error);
-        }
-        pthread_mutex_unlock(&mem->lock);
-        return status;
-}
-
-static enum nebula_status read_locked(struct mem_store *mem, const char *key, void *data, uint64_t offset, uint64_t size,
+static enum nebula_status read_locked(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
                                       struct nebula_error *error)
 {
-        const struct mem_object *object = find(mem, key);
+        const struct mem_object *object = mem_find(mem_volume_of(store), key);
 
         if (!object)
-                return not_found(&mem->store, key, error);
-        if (!object->data)
-                return error_set(error, NEBULA_STORAGE, 0, "%s/%s: is a directory", mem->store.root, key);
+                return mem_not_found(store, key, error);
         if (offset > object->size || size > object->size - offset)
                 return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: ends after %" PRIu64 " bytes, %" PRIu64 " were expected",
-                                 mem->store.root, key, object->size, offset + size);
+                                 store->root, key, object->size, offset + size);
         if (size)
                 memcpy(data, object->data + offset, size);
         return NEBULA_OK;
 }
 
-static enum nebula_status mem_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
-                                   struct nebula_error *error)
+static enum nebula_status mem_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error)
 {
-        struct mem_store *mem = (struct mem_store *)store;
-        enum nebula_status status = check_key(store, key, error);
+        struct mem_volume *volume = mem_volume_of(store);
+        enum nebula_status status = begin(store, key, error);
 
         if (status)
                 return status;
-        pthread_mutex_lock(&mem->lock);
-        status = read_locked(mem, key, data, offset, size, error);
-        pthread_mutex_unlock(&mem->lock);
+        pthread_mutex_lock(&volume->lock);
+        status = read_locked(store, key, data, offset, size, error);
+        pthread_mutex_unlock(&volume->lock);
         return status;
 }
 
-static enum nebula_status mem_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                        struct nebula_error *error)
+static enum nebula_status get_locked(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                     struct store_stamp *ret_stamp, struct nebula_error *error)
 {
-        struct mem_store *mem = (struct mem_store *)store;
-        enum nebula_status status = check_key(store, key, error);
-        const struct mem_object *object;
-        uint64_t size;
+        const struct mem_object *object = mem_find(mem_volume_of(store), key);
         char *text;
 
-        if (status)
-                return status;
-        pthread_mutex_lock(&mem->lock);
-        object = find(mem, key);
-        size = object ? object->size : 0;
-        text = size > limit ? NULL : malloc(size + 1);
-        if (size > limit)
-                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has more than the %zu bytes that are allowed", store->root, key, limit);
-        else if (!text)
-                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %" PRIu64 " bytes of %s/%s", size, store->root, key);
-        else
-                status = read_locked(mem, key, text, 0, size, error);
-        pthread_mutex_unlock(&mem->lock);
-        if (status) {
-                free(text);
-                return status;
-        }
-        text[size] = 0;
+        if (!object)
+                return mem_not_found(store, key, error);
+        if (object->size > limit)
+                return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has more than the %zu bytes that are allowed", store->root, key, limit);
+        text = malloc(object->size + 1);
+        if (!text)
+                return mem_no_memory(store, error);
+        memcpy(text, object->data, object->size);
+        text[object->size] = 0;
         *ret_text = text;
-        *ret_size = size;
+        if (ret_size)
+                *ret_size = object->size;
+        if (ret_stamp)
+                *ret_stamp = mem_stamp(object);
         return NEBULA_OK;
 }
 
-static enum nebula_status mem_read_bulk(struct store *store, const char *key, void *data, uint64_t size,
-                                        uint32_t chunk_bytes, store_check *check, void *argument,
-                                        struct nebula_error *error)
+enum nebula_status mem_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                           struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        struct mem_volume *volume = mem_volume_of(store);
+        enum nebula_status status = begin(store, key, error);
+
+        if (status)
+                return status;
+        pthread_mutex_lock(&volume->lock);
+        status = get_locked(store, key, limit, ret_text, ret_size, ret_stamp, error);
+        pthread_mutex_unlock(&volume->lock);
+        return status;
+}
+
+static enum nebula_status mem_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
+                                        store_check *check, void *argument, struct nebula_error *error)
 {
         enum nebula_status status = mem_read(store, key, data, 0, size, error);
 
         if (!chunk_bytes && !status)
                 return error_set(error, NEBULA_INVALID, 0, "%s/%s: chunks of no bytes", store->root, key);
         for (uint64_t offset = 0; offset < size && !status && check; offset += chunk_bytes)
-                status = check(argument, (char *)data + offset, offset,
-                               size - offset < chunk_bytes ? size - offset : chunk_bytes, error);
+                status = check(argument, (char *)data + offset, offset, size - offset < chunk_bytes ? size - offset : chunk_bytes, error);
         return status;
 }
 
-static struct old_entry entry_of(const struct mem_object *object)
+static enum nebula_status mem_stat(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error)
 {
-        char *slash = strrchr(object->key, '/');
-
-        return (struct old_entry){ .name = slash ? slash + 1 : object->key, .size = object->size,
-                                     .mtime_ns = object->mtime_ns, .is_directory = !object->data };
-}
-
-static enum nebula_status mem_old_stat(struct store *store, const char *key, struct old_entry *ret_entry,
-                                   struct nebula_error *error)
-{
-        struct mem_store *mem = (struct mem_store *)store;
-        struct old_entry entry = { 0 };
+        struct mem_volume *volume = mem_volume_of(store);
+        enum nebula_status status = begin(store, key, error);
         const struct mem_object *object;
-        enum nebula_status status = check_key(store, key, error);
+        struct store_entry entry;
 
         if (status)
                 return status;
-        pthread_mutex_lock(&mem->lock);
-        object = find(mem, key);
+        pthread_mutex_lock(&volume->lock);
+        object = mem_find(volume, key);
         if (object) {
-                entry = entry_of(object);
-                entry.name = strdup(entry.name);
-                status = entry.name ? NEBULA_OK : no_memory(error);
+                entry = mem_entry(object);
+                entry.key = strdup(key);
+                status = entry.key ? NEBULA_OK : mem_no_memory(store, error);
         } else {
-                status = not_found(store, key, error);
+                status = mem_not_found(store, key, error);
         }
-        pthread_mutex_unlock(&mem->lock);
+        pthread_mutex_unlock(&volume->lock);
         if (!status)
                 *ret_entry = entry;
         return status;
 }
 
-/* The part of `key` below the directory `prefix`, or NULL. */
-static const char *below(const char *key, const char *prefix)
+static enum nebula_status remove_one(struct store *store, const struct store_victim *victim, struct nebula_error *error)
 {
-        size_t length = strlen(prefix);
+        struct mem_volume *volume = mem_volume_of(store);
+        enum nebula_status status = begin(store, victim->key, error);
+        struct mem_object *object;
 
-        if (!length)
-                return key;
-        return !strncmp(key, prefix, length) && key[length] == '/' ? key + length + 1 : NULL;
+        if (status)
+                return status;
+        pthread_mutex_lock(&volume->lock);
+        object = mem_find(volume, victim->key);
+        if (object && (!victim->stamp.text[0] || !strcmp(mem_stamp(object).text, victim->stamp.text))) {
+                mem_drop(volume, object);
+                status = mem_answer(volume, victim->key, error);
+        }
+        pthread_mutex_unlock(&volume->lock);
+        return status;
 }
 
-static enum nebula_status mem_old_list(struct store *store, const char *prefix, struct old_list *ret_list,
+static enum nebula_status mem_remove(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < count && !status; i++)
+                status = remove_one(store, &victims[i], error);
+        return status;
+}
+
+static enum nebula_status mem_clock(struct store *store, int64_t *ret_ns, struct nebula_error *error)
+{
+        enum nebula_status status = mem_begin(store, "", error);
+
+        if (!status)
+                *ret_ns = mem_time(os->wall_ns());
+        return status;
+}
+
+static enum nebula_status mem_copy(struct store *store, const char *from, const char *to, enum store_condition condition,
                                    struct nebula_error *error)
 {
-        struct mem_store *mem = (struct mem_store *)store;
-        struct old_list list = { 0 };
-        const struct mem_object *directory;
-        enum nebula_status status = *prefix ? check_key(store, prefix, error) : NEBULA_OK;
+        enum nebula_status status;
+        char *data;
+        size_t size;
 
-        if (status)
-                return status;
-        pthread_mutex_lock(&mem->lock);
-        directory = find(mem, prefix);
-        if (*prefix && (!directory || directory->data))
-                status = not_found(store, prefix, error);
-        for (size_t i = 0; i < mem->count && !status; i++) {
-                const char *rest = below(mem->objects[i].key, prefix);
-                struct old_entry entry = entry_of(&mem->objects[i]);
-
-                if (rest && !strchr(rest, '/') && old_list_add(&list, &entry))
-                        status = no_memory(error);
-        }
-        pthread_mutex_unlock(&mem->lock);
-        if (status)
-                old_list_done(&list);
-        else
-                *ret_list = list;
-        return status;
-}
-
-static enum nebula_status mem_old_remove(struct store *store, const char *key, struct nebula_error *error)
-{
-        struct mem_store *mem = (struct mem_store *)store;
-        struct mem_object *object;
-        enum nebula_status status = check_key(store, key, error);
-
-        if (status)
-                return status;
-        pthread_mutex_lock(&mem->lock);
-        object = find(mem, key);
-        if (object && !object->data)
-                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: is a directory", store->root, key);
-        else if (object)
-                drop(mem, object);
-        pthread_mutex_unlock(&mem->lock);
-        return status;
-}
-
-static enum nebula_status mem_old_remove_directory(struct store *store, const char *prefix, struct nebula_error *error)
-{
-        struct mem_store *mem = (struct mem_store *)store;
-        struct mem_object *object;
-        enum nebula_status status = check_key(store, prefix, error);
-
-        if (status)
-                return status;
-        pthread_mutex_lock(&mem->lock);
-        object = find(mem, prefix);
-        if (object && object->data)
-                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: is not a directory", store->root, prefix);
-        for (size_t i = 0; i < mem->count && !status; i++)
-                if (below(mem->objects[i].key, prefix))
-                        status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: is not empty", store->root, prefix);
-        if (object && !status)
-                drop(mem, object);
-        pthread_mutex_unlock(&mem->lock);
-        return status;
+        if (condition == STORE_IF_SAME || !store_key_sound(to))
+                return error_set(error, NEBULA_INVALID, 0, "%s/%.300s: no place for a copy", store->root, to);
+        status = mem_get(store, from, SIZE_MAX, &data, &size, NULL, error);
+        return status ? status : mem_write(store, to, data, size, condition, NULL, NULL, error);
 }
 
 static enum nebula_status mem_free_bytes(struct store *store, uint64_t *ret_bytes, struct nebula_error *error)
 {
-        (void)store;
-        (void)error;
-        *ret_bytes = os->memory_free();
-        return NEBULA_OK;
+        (void)ret_bytes;
+        return error_set(error, NEBULA_NOT_FOUND, 0, "%s has no limit that is known", store->root);
 }
 
 const struct store_ops store_mem = {
         .scheme = "mem",
         .open = mem_open,
         .close = mem_close,
+        .features = mem_features,
+        .put = mem_put,
+        .get = mem_get,
+        .upload = mem_upload,
+        .publish = mem_publish,
+        .abort = mem_abort,
+        .read = mem_read,
+        .read_bulk = mem_read_bulk,
+        .list = mem_list,
+        .stat = mem_stat,
+        .remove = mem_remove,
+        .clock = mem_clock,
+        .copy = mem_copy,
+        .free_bytes = mem_free_bytes,
         .old_write = mem_old_write,
         .old_create = mem_old_create,
         .old_stage = mem_old_stage,
         .old_place = mem_old_place,
         .old_unstage = mem_old_unstage,
         .old_move = mem_old_move,
-        .read = mem_read,
         .old_read_text = mem_old_read_text,
-        .read_bulk = mem_read_bulk,
         .old_stat = mem_old_stat,
         .old_list = mem_old_list,
         .old_remove = mem_old_remove,
         .old_remove_directory = mem_old_remove_directory,
-        .free_bytes = mem_free_bytes,
 };

@@ -14,6 +14,10 @@
 
 /* A relative path with no empty, "." or ".." component: a key can't lead out of the store. */
 bool store_key_sound(const char *key);
+/* A text that such a path can begin with; "": any. */
+bool store_prefix_sound(const char *prefix);
+/* store_mem.c: whether store_open may open it. */
+bool store_mem_is_allowed(void);
 /* The keys of temporary files begin like this at the top, and below a tag like that. */
 #define STORE_TEMP_TOP ".nebula-tmp-"
 #define STORE_TEMP_BELOW ".nebula/tmp-"

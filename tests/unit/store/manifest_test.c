@@ -5,6 +5,7 @@
 
 #include "store/document.h"
 #include "store/manifest_private.h"
+#include "store/store_mem.h"
 #include "sum/sum.h"
 #include "tap.h"
 
@@ -347,6 +348,7 @@ static struct store *new_store(void)
 {
         struct store *store = NULL;
 
+        store_mem_forget("mem:");
         if (store_mem.open("mem:", &store, NULL))
                 abort();
         return store;

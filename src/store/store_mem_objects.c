@@ -1,0 +1,170 @@
+/* What lies in the driver `mem`: a volume for each URL, in it objects, sorted by key. */
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "os/os.h"
+#include "store/store_mem_private.h"
+
+static pthread_mutex_t volumes_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mem_volume *volumes; /* guarded by volumes_lock */
+static atomic_bool is_allowed;
+
+void store_mem_allow(void)
+{
+        atomic_store(&is_allowed, true);
+}
+
+bool store_mem_is_allowed(void)
+{
+        return atomic_load(&is_allowed);
+}
+
+static struct mem_volume *new_volume(const char *url)
+{
+        struct mem_volume *volume = calloc(1, sizeof *volume);
+
+        if (volume)
+                volume->url = strdup(url);
+        if (!volume || !volume->url) {
+                free(volume);
+                return NULL;
+        }
+        pthread_mutex_init(&volume->lock, NULL);
+        volume->next = volumes;
+        volumes = volume;
+        return volume;
+}
+
+struct mem_volume *mem_volume_find(const char *url, bool makes)
+{
+        struct mem_volume *volume;
+
+        pthread_mutex_lock(&volumes_lock);
+        volume = volumes;
+        while (volume && strcmp(volume->url, url))
+                volume = volume->next;
+        if (!volume && makes)
+                volume = new_volume(url);
+        pthread_mutex_unlock(&volumes_lock);
+        return volume;
+}
+
+void store_mem_forget(const char *url)
+{
+        struct mem_volume *volume = mem_volume_find(url, false);
+
+        if (!volume)
+                return;
+        pthread_mutex_lock(&volume->lock);
+        mem_clear(volume);
+        volume->faults = (struct mem_faults){ 0 };
+        pthread_mutex_unlock(&volume->lock);
+}
+
+struct mem_volume *mem_volume_of(const struct store *store)
+{
+        return ((const struct mem_store *)store)->volume;
+}
+
+/* Where the key is, or belongs. */
+static size_t place_of(const struct mem_volume *volume, const char *key)
+{
+        size_t low = 0, high = volume->count;
+
+        while (low < high) {
+                size_t middle = (low + high) / 2;
+
+                if (strcmp(volume->objects[middle].key, key) < 0)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+struct mem_object *mem_find(struct mem_volume *volume, const char *key)
+{
+        size_t at = place_of(volume, key);
+
+        return at < volume->count && !strcmp(volume->objects[at].key, key) ? &volume->objects[at] : NULL;
+}
+
+/* Takes the object's key over. */
+static void bury(struct mem_volume *volume, struct mem_object object)
+{
+        struct mem_object *ghost = &volume->ghosts[volume->next_ghost];
+
+        free(object.data);
+        free(ghost->key);
+        object.data = NULL;
+        object.died = volume->change_count;
+        *ghost = object;
+        volume->next_ghost = (volume->next_ghost + 1) % STORE_MEM_STALE_MAX;
+}
+
+bool mem_set(struct mem_volume *volume, const char *key, char *data, uint64_t size, struct store_stamp *ret_stamp)
+{
+        size_t at = place_of(volume, key);
+        bool is_there = at < volume->count && !strcmp(volume->objects[at].key, key);
+        struct mem_object *grown = realloc(volume->objects, (volume->count + 1) * sizeof *grown);
+        char *copy = strdup(key);
+
+        if (grown)
+                volume->objects = grown;
+        if (!grown || !copy) {
+                free(copy);
+                return false;
+        }
+        volume->change_count++;
+        if (is_there) {
+                bury(volume, grown[at]);
+        } else {
+                memmove(grown + at + 1, grown + at, (volume->count - at) * sizeof *grown);
+                volume->count++;
+        }
+        grown[at] = (struct mem_object){ .key = copy, .data = data, .size = size, .wall_ns = os->wall_ns(), .stamp = ++volume->stamp_count,
+                                         .born = volume->change_count, .died = UINT64_MAX };
+        if (ret_stamp)
+                *ret_stamp = mem_stamp(&grown[at]);
+        return true;
+}
+
+void mem_drop(struct mem_volume *volume, struct mem_object *object)
+{
+        struct mem_object dropped = *object;
+        size_t at = (size_t)(object - volume->objects);
+
+        volume->change_count++;
+        memmove(object, object + 1, (--volume->count - at) * sizeof *object);
+        bury(volume, dropped);
+}
+
+void mem_clear(struct mem_volume *volume)
+{
+        for (size_t i = 0; i < volume->count; i++) {
+                free(volume->objects[i].key);
+                free(volume->objects[i].data);
+        }
+        for (size_t i = 0; i < STORE_MEM_STALE_MAX; i++)
+                free(volume->ghosts[i].key);
+        free(volume->objects);
+        volume->objects = NULL;
+        volume->count = 0;
+        memset(volume->ghosts, 0, sizeof volume->ghosts);
+}
+
+struct store_stamp mem_stamp(const struct mem_object *object)
+{
+        struct store_stamp stamp;
+
+        snprintf(stamp.text, sizeof stamp.text, "%" PRIu64, object->stamp);
+        return stamp;
+}
+
+struct store_entry mem_entry(const struct mem_object *object)
+{
+        return (struct store_entry){ .key = object->key, .size = object->size, .time_ns = mem_time(object->wall_ns), .stamp = mem_stamp(object) };
+}

@@ -1,0 +1,102 @@
+/*
+ * store_mem_private.h - what the files of the driver `mem` share.
+ */
+#ifndef NB_STORE_STORE_MEM_PRIVATE_H
+#define NB_STORE_STORE_MEM_PRIVATE_H
+
+#include <pthread.h>
+
+#include "store/store_mem.h"
+#include "store/store_private.h"
+
+struct mem_object {
+        char *key, *data;
+        uint64_t size;
+        int64_t wall_ns;     /* when it was written */
+        uint64_t stamp;
+        uint64_t born, died; /* which write made it, and which took it away; died UINT64_MAX: it is there */
+};
+
+/* The store's clock. A time of this machine, as the store would tell it. */
+#define MEM_CLOCK_AHEAD_NS (INT64_C(3600) * 1000000000)
+static inline int64_t mem_time(int64_t wall_ns)
+{
+        return wall_ns - wall_ns % 1000000000 + MEM_CLOCK_AHEAD_NS;
+}
+
+/* What all stores of one URL share. */
+struct mem_volume {
+        struct mem_volume *next;
+        char *url;
+        pthread_mutex_t lock; /* guards everything below */
+        struct mem_object *objects; /* by key */
+        size_t count;
+        struct mem_object ghosts[STORE_MEM_STALE_MAX]; /* the last ones that were taken away, without data: stale lists show them */
+        size_t next_ghost;
+        uint64_t change_count, stamp_count; /* these never begin anew */
+        uint64_t call_count, write_count;
+        struct mem_faults faults;
+};
+
+struct mem_store {
+        struct store store; /* first: a struct store of this driver is one of these */
+        struct mem_volume *volume;
+};
+
+/* store_mem_objects.c. NULL: no memory, or there is none and none is to be made. */
+struct mem_volume *mem_volume_find(const char *url, bool makes);
+struct mem_volume *mem_volume_of(const struct store *store);
+/* The volume's lock is held. */
+struct mem_object *mem_find(struct mem_volume *volume, const char *key); /* NULL: absent */
+/* Takes `data` over. False: no memory, and then `data` is the caller's still. */
+bool mem_set(struct mem_volume *volume, const char *key, char *data, uint64_t size, struct store_stamp *ret_stamp);
+void mem_drop(struct mem_volume *volume, struct mem_object *object);
+void mem_clear(struct mem_volume *volume);
+struct store_stamp mem_stamp(const struct mem_object *object);
+struct store_entry mem_entry(const struct mem_object *object); /* the key is the object's own */
+
+/* store_mem_faults.c: each call begins with the first; each write ends with the second, under the lock. */
+enum nebula_status mem_begin(struct store *store, const char *key, struct nebula_error *error);
+enum nebula_status mem_answer(struct mem_volume *volume, const char *key, struct nebula_error *error);
+enum nebula_status mem_no_memory(const struct store *store, struct nebula_error *error);
+enum nebula_status mem_not_found(const struct store *store, const char *key, struct nebula_error *error);
+
+/* store_mem_list.c */
+enum nebula_status mem_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                            struct nebula_error *error);
+
+/* store_mem_upload.c */
+struct store_upload {
+        size_t count;
+        struct mem_object objects[];
+};
+enum nebula_status mem_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
+                              struct nebula_error *error);
+enum nebula_status mem_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
+enum nebula_status mem_publish_as(struct store *store, struct store_upload *upload, enum store_condition condition,
+                                  struct nebula_error *error);
+void mem_abort(struct store *store, struct store_upload *upload);
+
+/* store_mem.c */
+/* Takes `data` over. */
+enum nebula_status mem_write(struct store *store, const char *key, char *data, uint64_t size, enum store_condition condition,
+                             const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
+enum nebula_status mem_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                           struct store_stamp *ret_stamp, struct nebula_error *error);
+
+/* store_mem_old.c */
+enum nebula_status mem_old_write(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
+enum nebula_status mem_old_create(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
+enum nebula_status mem_old_stage(struct store *store, const struct store_object *objects, size_t count,
+                                 struct store_staged **ret_staged, struct nebula_error *error);
+enum nebula_status mem_old_place(struct store *store, struct store_staged *staged, struct nebula_error *error);
+void mem_old_unstage(struct store *store, struct store_staged *staged);
+enum nebula_status mem_old_move(struct store *store, const char *from, const char *to, struct nebula_error *error);
+enum nebula_status mem_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                     struct nebula_error *error);
+enum nebula_status mem_old_stat(struct store *store, const char *key, struct old_entry *ret_entry, struct nebula_error *error);
+enum nebula_status mem_old_list(struct store *store, const char *prefix, struct old_list *ret_list, struct nebula_error *error);
+enum nebula_status mem_old_remove(struct store *store, const char *key, struct nebula_error *error);
+enum nebula_status mem_old_remove_directory(struct store *store, const char *prefix, struct nebula_error *error);
+
+#endif

@@ -1,0 +1,72 @@
+/* Large objects of the driver `mem`: the bytes first, their keys later. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "store/store_mem_private.h"
+
+static enum nebula_status upload_one(struct store *store, const struct store_object *object, struct mem_object *uploaded,
+                                     struct nebula_error *error)
+{
+        enum nebula_status status = mem_begin(store, object->key, error);
+
+        if (status)
+                return status;
+        if (!store_key_sound(object->key))
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is no key of an object of %s", object->key, store->root);
+        if (object->feed && !bulk_feed_wait(object->feed))
+                return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s was given up by its writer", store->root, object->key);
+        *uploaded = (struct mem_object){ .key = strdup(object->key), .data = malloc(object->size + 1), .size = object->size };
+        if (!uploaded->key || !uploaded->data)
+                return mem_no_memory(store, error);
+        if (object->size)
+                memcpy(uploaded->data, object->data, object->size);
+        return NEBULA_OK;
+}
+
+enum nebula_status mem_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
+                              struct nebula_error *error)
+{
+        struct store_upload *upload = calloc(1, sizeof *upload + count * sizeof *upload->objects);
+        enum nebula_status status = upload ? NEBULA_OK : mem_no_memory(store, error);
+
+        for (size_t i = 0; !status && i < count; i++) {
+                status = upload_one(store, &objects[i], &upload->objects[i], error);
+                upload->count = i + 1;
+        }
+        if (status)
+                mem_abort(store, upload);
+        else
+                *ret_upload = upload;
+        return status;
+}
+
+enum nebula_status mem_publish_as(struct store *store, struct store_upload *upload, enum store_condition condition, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; !status && i < upload->count; i++) {
+                struct mem_object *object = &upload->objects[i];
+
+                status = mem_write(store, object->key, object->data, object->size, condition, NULL, NULL, error);
+                object->data = NULL;
+        }
+        mem_abort(store, upload);
+        return status;
+}
+
+enum nebula_status mem_publish(struct store *store, struct store_upload *upload, struct nebula_error *error)
+{
+        return mem_publish_as(store, upload, STORE_IF_ABSENT, error);
+}
+
+void mem_abort(struct store *store, struct store_upload *upload)
+{
+        (void)store;
+        for (size_t i = 0; upload && i < upload->count; i++) {
+                free(upload->objects[i].key);
+                free(upload->objects[i].data);
+        }
+        free(upload);
+}
