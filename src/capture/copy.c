@@ -1,4 +1,4 @@
-/* The copy that is always possible: a few threads, parked between captures, share the bytes in pieces. */
+/* The copy: a few threads share the bytes in pieces. Between captures the threads are parked. */
 #include <pthread.h>
 #include <stdint.h>
 
@@ -7,9 +7,9 @@
 #include "os/thread.h"
 #include "sum/sum.h"
 
-/* Memory bandwidth is used up by few threads; more only disturb the trainer. */
+/* A few threads use the whole memory bandwidth; more would only disturb the trainer. */
 #define THREAD_COUNT_MAX 4u
-/* Long enough that handing out pieces costs nothing, short enough that threads end together. */
+/* Long enough that handing out pieces costs nothing; short enough that all threads end together. */
 #define PIECE_BYTES (4u << 20)
 #define PIECE_PART_COUNT 512u
 #define PAGE_BYTES 4096u
@@ -22,18 +22,18 @@ struct piece {
 };
 
 static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER; /* held for the length of one capture */
-static pthread_mutex_t crew_lock = PTHREAD_MUTEX_INITIALIZER; /* guards crew, the cursor of its job, and lists of sums */
+static pthread_mutex_t crew_lock = PTHREAD_MUTEX_INITIALIZER; /* guards `crew`, the cursor of its job, and lists of sums */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct {
         pthread_cond_t called, finished;
         pthread_t helpers[THREAD_COUNT_MAX - 1];
         uint32_t helper_count, busy_count;
-        uint64_t round; /* differs for each job */
+        uint64_t round; /* a new number for each job */
         struct capture_job *job;
         bool is_ending;
 } crew = { .called = PTHREAD_COND_INITIALIZER, .finished = PTHREAD_COND_INITIALIZER };
 
-/* The child has none of the threads and may have any state of the locks. */
+/* A forked child has none of the threads, and may find the locks in any state. */
 static void forget_in_child(void)
 {
         pthread_mutex_init(&turn_lock, NULL);
@@ -50,7 +50,7 @@ static void watch_forks(void)
         pthread_atfork(NULL, NULL, forget_in_child);
 }
 
-/* Small parts are taken many at a time, large ones in slices. crew_lock is held. */
+/* A piece is many small parts or a slice of a large one. The caller holds crew_lock. */
 static bool take_piece(struct capture_job *job, struct piece *piece)
 {
         *piece = (struct piece){ .first_part = job->next_part, .first_offset = job->next_offset };
@@ -71,7 +71,7 @@ static bool take_piece(struct capture_job *job, struct piece *piece)
         return piece->part_count > 0;
 }
 
-/* The bytes of part `index` of a piece that belong to it. */
+/* How many bytes of part `index` belong to the piece. */
 static uint64_t slice(const struct piece *piece, const struct capture_part *part, size_t index, uint64_t left)
 {
         uint64_t size = part->size - (index == 0 ? piece->first_offset : 0);
@@ -80,8 +80,8 @@ static uint64_t slice(const struct piece *piece, const struct capture_part *part
 }
 
 /*
- * Faulting pages in one by one, from inside the copy, costs a third more. The parts of a piece lie side by side, so it
- * is one range; where they do not, or the kernel refuses, the copy itself faults.
+ * Makes the pages of a piece in one call: page faults in the middle of the copy cost a third more. Parts of a piece
+ * usually lie side by side, so they are one range. If they do not, or the kernel refuses, the copy takes page faults.
  */
 static void populate(const struct capture_job *job, const struct piece *piece)
 {
@@ -182,7 +182,7 @@ static void *helper_main(void *unused)
         return NULL;
 }
 
-/* turn_lock is held. A thread that cannot be started is done without: the caller copies what is left. */
+/* The caller holds turn_lock. If a thread cannot be started, the caller copies its share. */
 static void gather_crew(void)
 {
         uint32_t want = os->cpu_count();
@@ -195,7 +195,7 @@ static void gather_crew(void)
         }
 }
 
-/* turn_lock is held, and crew_lock is not, on which helpers would only sleep again. */
+/* The caller holds turn_lock but not crew_lock, because helpers that wake up need crew_lock. */
 static void wake_crew(void)
 {
         cpu_set_t before[THREAD_COUNT_MAX - 1];
@@ -215,7 +215,7 @@ void capture_copy_begin(struct capture_job *job)
 
         for (size_t i = 0; i < job->count; i++)
                 size += job->parts[i].size;
-        job->has_crew = size > PIECE_BYTES; /* one piece is copied before another thread has woken up */
+        job->has_crew = size > PIECE_BYTES; /* a single piece is copied before a helper would wake up */
         if (!job->has_crew)
                 return;
         pthread_once(&fork_once, watch_forks);
@@ -242,7 +242,7 @@ int64_t capture_copy_end(struct capture_job *job)
         copy_pieces(job);
 
         pthread_mutex_lock(&crew_lock);
-        crew.job = NULL; /* a helper that wakes up only now finds nothing to do */
+        crew.job = NULL; /* a helper that wakes up later finds no job */
         while (crew.busy_count > 0)
                 pthread_cond_wait(&crew.finished, &crew_lock);
         cpu_ns = job->cpu_ns;
@@ -277,6 +277,6 @@ void capture_copy_rest(void)
         pthread_mutex_unlock(&crew_lock);
         while (crew.helper_count > 0)
                 pthread_join(crew.helpers[--crew.helper_count], NULL);
-        crew.is_ending = false; /* nobody is left to read it */
+        crew.is_ending = false; /* all helpers have read it */
         pthread_mutex_unlock(&turn_lock);
 }

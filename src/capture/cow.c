@@ -5,10 +5,10 @@
 #include "base/error.h"
 #include "capture/cow_private.h"
 
-/* For who looks at a capture that may be running, or ends it. */
+/* For threads that look at a running capture or end it. */
 static void blocks_lock(struct cow_engine *engine)
 {
-        pthread_mutex_lock(&engine->start_lock); /* so that nobody protects the stack again once it was touched */
+        pthread_mutex_lock(&engine->start_lock); /* so that no other thread protects the stack again after it was touched */
         cow_stack_touch();
         pthread_mutex_lock(&engine->blocks_lock);
 }
@@ -19,7 +19,7 @@ static void blocks_unlock(struct cow_engine *engine)
         pthread_mutex_unlock(&engine->start_lock);
 }
 
-/* start.registered becomes its union with the capture's spans; both are sorted. */
+/* Makes the union of start.registered and the capture's spans in start.registered; both are sorted. */
 static bool registered_merge(struct cow_engine *engine, const struct cow_capture *capture)
 {
         struct cow_span *merged = engine->start.merged;
@@ -44,7 +44,7 @@ static bool registered_merge(struct cow_engine *engine, const struct cow_capture
         return true;
 }
 
-/* Where the kernel protects only pages that are there, they must be there: reading is enough. */
+/* Older kernels protect only pages that are present, so make them present; reading is enough. */
 static void span_populate(const struct cow_span *span)
 {
         void *data = (void *)(uintptr_t)span->start;
@@ -75,7 +75,7 @@ int cow_protect(struct cow_engine *engine, const struct cow_span *span)
         uint32_t tries = 0;
         int status;
 
-        /* -EAGAIN: another thread unmaps something; the fault thread hears of it in a moment. */
+        /* -EAGAIN: another thread is changing the address space; the fault thread reads that event soon. */
         while ((status = os->uffd_protect(engine->fd, span->start, span->end, true)) == -EAGAIN)
                 cow_pause(engine, NULL, &tries);
         return status;
@@ -90,7 +90,7 @@ static int spans_protect(struct cow_engine *engine, const struct cow_capture *ca
         return status;
 }
 
-/* start_lock held. From here on every write to its memory by anybody asks what this capture wants. */
+/* The caller holds start_lock. From here on a write to the capture's memory, by any thread, is served for this capture too. */
 static bool capture_publish(struct cow_engine *engine, struct cow_capture *capture)
 {
         bool room;
@@ -100,13 +100,13 @@ static bool capture_publish(struct cow_engine *engine, struct cow_capture *captu
         room = engine->blocks.live_count < COW_LIVE_MAX;
         if (room) {
                 engine->blocks.live[engine->blocks.live_count++] = capture;
-                capture->blocks.active = 1; /* this call */
+                capture->blocks.active = 1; /* this call counts as one */
         }
         pthread_mutex_unlock(&engine->blocks_lock);
         return room;
 }
 
-/* Registers, publishes, protects. On failure nothing of the capture is left in the engine. */
+/* Registers, publishes and protects the capture's spans. On failure the engine keeps nothing of the capture. */
 static int capture_protect(struct cow_engine *engine, struct cow_capture *capture)
 {
         bool published = false;
@@ -116,8 +116,8 @@ static int capture_protect(struct cow_engine *engine, struct cow_capture *captur
         status = spans_register(engine, capture);
         if (status < 0)
                 goto unlock;
-        /* News of memory that was here before must not be taken for news of the memory that is here now. */
-        status = cow_events_settle(engine, NULL);
+        /* Reads pending events first: an event about memory that was here before must not spoil this capture. */
+        status = cow_events_await(engine, NULL);
         if (status < 0)
                 goto unlock;
         if (!capture_publish(engine, capture)) {
@@ -131,10 +131,10 @@ static int capture_protect(struct cow_engine *engine, struct cow_capture *captur
         if (status < 0)
                 cow_capture_fail(capture, COW_FAILURE_CANCELLED, 0);
         capture->blocks.ready = true;
-        if (atomic_load(&capture->is_begun)) /* by a write meanwhile: the workers were woken, and found it not ready */
+        if (atomic_load(&capture->is_begun)) /* a write has begun it already: the workers were woken and found it not ready */
                 cow_workers_wake(engine);
         capture->blocks.active--;
-        cow_capture_settle(engine, capture);
+        cow_capture_end_if_done(engine, capture);
         pthread_mutex_unlock(&engine->blocks_lock);
 unlock:
         pthread_mutex_unlock(&engine->start_lock);
@@ -153,14 +153,14 @@ enum nebula_status cow_prepare(const struct capture_part *parts, size_t count, s
         status = cow_plan(engine, parts, count, ret_capture, error);
         if (status == NEBULA_OK) {
                 (*ret_capture)->pid = os->pid();
-                atomic_store(&(*ret_capture)->state, COW_STATE_DONE); /* nothing is to be done yet */
+                atomic_store(&(*ret_capture)->state, COW_STATE_DONE); /* no byte is missing yet */
                 if (engine && !(*ret_capture)->has_files)
                         cow_spare_want(engine, 0);
         }
         return status;
 }
 
-/* Whether pages of the image are to be captured themselves: who copies could not write to them. */
+/* Whether a part lies in the image itself. The copying threads could then not write to it. */
 static bool touches_image(const void *image, const struct capture_part *parts, size_t count)
 {
         uint64_t start = (uintptr_t)image, end = start;
@@ -177,7 +177,8 @@ static bool touches_image(const void *image, const struct capture_part *parts, s
         return false;
 }
 
-/* The caller waits, so a copy now is as exact. Where a write came while protection failed, some was copied, and summed, before it. */
+/* Copies now: the caller waits, so the values are exact. If protection failed, blocks that were written meanwhile
+ * have been copied and summed before that write. */
 static void copy_all(struct cow_capture *capture, void *image, const struct capture_part *parts, size_t count)
 {
         capture_copy(image, parts, count);
@@ -234,24 +235,24 @@ static enum nebula_status failure_describe(const struct cow_capture *capture, st
                 [COW_FAILURE_UNMAPPED] = "it was freed (unmapped) before its bytes were copied",
                 [COW_FAILURE_REMOVED] = "its pages were given back (MADV_DONTNEED or MADV_FREE) before they were copied",
                 [COW_FAILURE_MOVED] = "it was resized or moved (mremap) before its bytes were copied",
-                [COW_FAILURE_UNREADABLE] = "it could not be read any more (freed, or protected against reading)",
+                [COW_FAILURE_UNREADABLE] = "it was freed or protected against reading before its bytes were copied",
         };
 
         if (capture->blocks.failure == COW_FAILURE_CANCELLED)
-                return error_set(error, NEBULA_FAILED, 0, "the capture was given up");
+                return error_set(error, NEBULA_FAILED, 0, "the capture was cancelled");
         if (capture->blocks.failure == COW_FAILURE_UNWATCHED)
-                return error_set(error, NEBULA_FAILED, 0, "the program closed a descriptor that was not its own, a userfaultfd, while "
-                                 "memory was being saved that is watched through it");
+                return error_set(error, NEBULA_FAILED, 0, "the program closed a userfaultfd that belongs to Nebula while the "
+                                                          "capture was running; close only descriptors that your program opened");
         if (capture->blocks.failure == COW_FAILURE_IMAGE)
-                return error_set(error, NEBULA_FAILED, 0, "what was being saved could not be written to its image: the storage of the image "
-                                 "fails, or is full");
+                return error_set(error, NEBULA_FAILED, 0, "the bytes could not be written to the image: the storage of the image "
+                                                          "fails or is full");
         return error_set(error, NEBULA_FAILED, 0,
                          "memory at 0x%llx changed its place while it was being saved: %s; keep what is saved alive "
                          "until the capture is complete", (unsigned long long)capture->blocks.failure_address,
                          what[capture->blocks.failure]);
 }
 
-/* Not in cow_start: its caller has more to do in the time that counts, and would share the processors with the workers. */
+/* Not in cow_start: its caller is still in the blocking part of the save, and the workers would take processors from it. */
 static void begin_copying(struct cow_capture *capture)
 {
         struct cow_engine *engine;
@@ -312,7 +313,8 @@ void cow_sum(struct cow_capture *capture, const struct image_sums *sums)
         capture->blocks.sums = *sums;
 }
 
-/* blocks_lock held, if the capture is running: those of the bytes before `copied` behind those that were taken before. */
+/* Takes the sums of the bytes before `copied` and puts them behind the sums taken before. If the capture is running,
+ * the caller holds blocks_lock. */
 static struct image_sums take_sums(struct cow_capture *capture, uint64_t copied)
 {
         struct image_sums *sums = &capture->blocks.sums, taken = *sums;
@@ -344,7 +346,7 @@ uint32_t cow_summed(struct cow_capture *capture, uint64_t copied)
                 taken = take_sums(capture, copied);
                 blocks_unlock(engine);
         }
-        image_sums_sort(&taken, before); /* nobody else looks at these any more */
+        image_sums_sort(&taken, before); /* no other thread uses these sums any more */
         return capture->summed_count = taken.count;
 }
 
@@ -368,7 +370,7 @@ void cow_cancel(struct cow_capture *capture)
         blocks_lock(engine);
         if (atomic_load(&capture->state) == COW_STATE_RUNNING) {
                 cow_capture_fail(capture, COW_FAILURE_CANCELLED, 0);
-                cow_capture_settle(engine, capture);
+                cow_capture_end_if_done(engine, capture);
         }
         blocks_unlock(engine);
 }
@@ -376,7 +378,7 @@ void cow_cancel(struct cow_capture *capture)
 void cow_stats(const struct cow_capture *capture, struct cow_stats *ret_stats)
 {
         memset(ret_stats, 0, sizeof *ret_stats);
-        if (atomic_load(&capture->state) != COW_STATE_RUNNING) /* else the threads still count */
+        if (atomic_load(&capture->state) != COW_STATE_RUNNING) /* otherwise the threads still add to it */
                 *ret_stats = capture->blocks.stats;
         ret_stats->blocked_ns = capture->blocked_ns;
         ret_stats->direct_bytes = capture->direct_bytes;

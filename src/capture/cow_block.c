@@ -4,14 +4,14 @@
 #include "capture/cow_private.h"
 #include "sum/sum.h"
 
-#define GUARDED_MIN (64u << 10) /* a shorter piece is copied by the kernel in the time that it takes to prepare for its end */
+#define GUARDED_MIN (64u << 10) /* the kernel copies a shorter piece faster than the guard can be set up */
 
-#define CLAIM_SUMS 4u /* of a block that lies in one part there are two at most */
+#define CLAIM_SUMS 4u /* sums per block in one part: at most two */
 
 struct claim {
         struct cow_capture *capture;
         struct cow_chunk *chunk;
-        uint64_t failed; /* the address of the byte that could not be copied, or 0 */
+        uint64_t failed; /* the address of the first byte that could not be copied, or 0 */
         enum cow_failure failure;
         struct image_sum sums[CLAIM_SUMS];
         uint32_t sum_count;
@@ -54,7 +54,7 @@ void cow_capture_fail(struct cow_capture *capture, enum cow_failure failure, uin
         capture->blocks.failure_address = address;
 }
 
-void cow_capture_settle(struct cow_engine *engine, struct cow_capture *capture)
+void cow_capture_end_if_done(struct cow_engine *engine, struct cow_capture *capture)
 {
         bool failed = capture->blocks.failure != COW_FAILURE_NONE;
         size_t i = 0;
@@ -88,8 +88,9 @@ static bool asks(const struct cow_fault *fault)
         return fault && fault->page;
 }
 
-/* Notes a write that waits for a chunk: workers go on behind it, where the next write will be more often than not. One to what lies
- * between the parts, the program's heap, says nothing of when it will change what is captured. */
+/* Notes a write that waits for a chunk. Workers then continue behind that chunk, because the program usually writes
+ * there next. A write to memory between the parts (the program's heap) is not noted, because it does not tell which
+ * part changes next. */
 static void fault_note(struct cow_engine *engine, struct cow_capture *capture, struct cow_chunk *chunk,
                        const struct cow_fault *fault)
 {
@@ -104,7 +105,7 @@ static void fault_note(struct cow_engine *engine, struct cow_capture *capture, s
                 cow_workers_wake(engine);
 }
 
-/* Takes the block for every capture that nobody copies it for yet; adds to `claims`. */
+/* Claims the block for every capture that still needs it and for which no other thread copies it. Adds to `claims`. */
 static size_t claim_block(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault, struct claim *claims)
 {
         size_t count = 0;
@@ -142,7 +143,7 @@ static void copy_and_sum(void *argument, void *to, const void *from, size_t size
         sum->size = (uint32_t)size;
 }
 
-/* A source that has vanished ends the copy, not the program. The kernel's says at which address. */
+/* If the source vanishes, the copy ends and the program goes on. The kernel's copy then tells the address. */
 uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end, struct image_sum *sum)
 {
         if (end - from >= GUARDED_MIN && os->copy_guarded(sum ? copy_and_sum : copy_plain, sum, to, from, end - from) == 0)
@@ -160,7 +161,7 @@ uint64_t cow_copy_piece(unsigned char *to, uint64_t from, uint64_t end, struct i
         return 0;
 }
 
-/* What kept a byte from being copied: where it was, or where it was to go, an image in a file on a disk that fails or is full. */
+/* Why a byte could not be copied: its source is gone, or the file of the image is on a disk that fails or is full. */
 static enum cow_failure failure_at(uint64_t address)
 {
         unsigned char byte;
@@ -168,7 +169,7 @@ static enum cow_failure failure_at(uint64_t address)
         return os->copy_self(&byte, address, 1) == 1 ? COW_FAILURE_IMAGE : COW_FAILURE_UNREADABLE;
 }
 
-/* [from, end) of memory to `image_offset`, in pieces that can be summed where the capture wants sums. */
+/* Copies [from, end) to `image_offset`. If the capture wants sums, the pieces do not cross a border between chunks. */
 static void copy_range(struct claim *claim, uint64_t image_offset, uint64_t from, uint64_t end)
 {
         const struct cow_capture *capture = claim->capture;
@@ -207,12 +208,13 @@ static void copy_chunk(struct claim *claim)
 }
 
 /*
- * The kernel counts a change (unmap, move, removal) as running from before it
- * takes place until the thread that makes it has been told that its event was
- * read; until then the protection ioctl answers -EAGAIN, whatever page it is
- * about. A change whose event was read is marked when read_turn is even again.
+ * Waits until all earlier changes of the address space have marked their
+ * captures. The kernel counts a change (unmap, move, removal) as running from
+ * before it takes place until the thread that makes it learns that its event
+ * was read. Until then the protection ioctl returns -EAGAIN for any page. If
+ * read_turn is even again, the change whose event was read has been marked.
  */
-int cow_events_settle(struct cow_engine *engine, const struct cow_fault *fault)
+int cow_events_await(struct cow_engine *engine, const struct cow_fault *fault)
 {
         uint64_t page = engine->probe_page;
         uint32_t tries = 0, turn;
@@ -239,13 +241,13 @@ void cow_engine_break(struct cow_engine *engine)
                 struct cow_capture *capture = engine->blocks.live[i];
 
                 cow_capture_fail(capture, COW_FAILURE_UNWATCHED, 0);
-                cow_capture_settle(engine, capture);
+                cow_capture_end_if_done(engine, capture);
         }
         pthread_mutex_unlock(&engine->blocks_lock);
 }
 
-/* Lifts the protection of [start, end), but for what cow_own holds. Only -EAGAIN is worth another try; what is no longer registered is
- * free anyway, and so is everything once the descriptor is closed. */
+/* Lifts the protection of [start, end), except where cow_own holds it. Only -EAGAIN is retried. Any other error
+ * means that the memory is no longer registered or the descriptor is closed, so it is writable anyway. */
 static int lift(struct cow_engine *engine, uint64_t start, uint64_t end)
 {
         uint64_t step = end - start > COW_BLOCK_BYTES ? COW_BLOCK_BYTES : COW_PAGE_BYTES;
@@ -266,7 +268,7 @@ static int lift(struct cow_engine *engine, uint64_t start, uint64_t end)
         return 0;
 }
 
-/* What captures have protected in the blocks [start, end), all at once: other processors may have to be told each time. */
+/* Lifts the protection of the blocks [start, end) in as few calls as possible, because each call may interrupt the other processors. */
 static int lift_blocks(struct cow_engine *engine, uint64_t start, uint64_t end)
 {
         for (size_t i = 0; i < engine->blocks.live_count; i++) {
@@ -298,7 +300,7 @@ static bool chunk_covers(const struct cow_capture *capture, const struct cow_chu
         return false;
 }
 
-/* The block stays protected for the captures that want it still: a writer that waits for it now waits for those. */
+/* The block stays protected for captures that still need it; a writer that waits for the block now waits for those. */
 static void hand_on(struct cow_engine *engine, uint64_t block, int64_t since_ns)
 {
         for (size_t i = 0; i < engine->blocks.live_count; i++) {
@@ -312,13 +314,13 @@ static void hand_on(struct cow_engine *engine, uint64_t block, int64_t since_ns)
         }
 }
 
-/* Who asks for a block still. */
+/* Which captures and writers still need a block. */
 struct demand {
-        bool wanted;      /* a capture that has not copied it does */
-        bool waiting;     /* and nobody copies it for that one */
-        bool covered;     /* the page of the fault is one that a capture has protected */
-        bool handed_on;   /* a writer may wait for a page that no capture has protected any more */
-        int64_t since_ns; /* when a writer began to wait for the block; 0: none does */
+        bool wanted;      /* a capture has not copied it yet */
+        bool waiting;     /* and no thread copies it for that capture */
+        bool covered;     /* a capture has protected the page of the fault */
+        bool handed_on;   /* a writer may wait for a page that no capture protects any more */
+        int64_t since_ns; /* when a writer began to wait for the block; 0: no writer waits */
 };
 
 static struct demand demand_for(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
@@ -343,13 +345,15 @@ static struct demand demand_for(struct cow_engine *engine, uint64_t block, const
 }
 
 /*
- * Lifts what nobody needs any more of the blocks [start, end), blocks_lock
- * held. A block stays protected while any capture still wants it: its last
- * copier lifts it for all. Returns 1 when a capture has begun meanwhile that
- * wants a block too and that nobody copies it for, while a writer waits for it
- * that the fault thread left to this one: that capture may not be asked for its
- * bytes before the writer goes on. It is called again then, as `owed`: the
- * writer's page may be one of a capture that has ended since.
+ * Lifts the protection of those blocks in [start, end) that no capture needs.
+ * The caller holds blocks_lock. A block stays protected while any capture needs
+ * it: the last thread that copies it lifts the protection for all.
+ *
+ * Returns 1 in one case: a new capture needs a block, no thread copies it for
+ * that capture, and a writer waits that the fault thread left to this thread.
+ * The block must then be copied for the new capture before the writer may go
+ * on. The caller serves the block again, with `owed`: the capture that
+ * protected the writer's page may have ended since.
  */
 static int release(struct cow_engine *engine, uint64_t start, uint64_t end, bool owed)
 {
@@ -376,8 +380,8 @@ static int release(struct cow_engine *engine, uint64_t start, uint64_t end, bool
         return again;
 }
 
-/* The same for the block of a fault. A page that waits but belongs to no live capture (left over from a failed one, or moved here) is
- * always freed. */
+/* release for the block of a fault. If the page belongs to no live capture (left over from a failed one, or moved
+ * here), its protection is always lifted. */
 static int release_fault(struct cow_engine *engine, uint64_t block, const struct cow_fault *fault)
 {
         struct demand demand = demand_for(engine, block, fault);
@@ -412,7 +416,7 @@ static void chunk_finish(const struct claim *claim, int64_t cpu_ns)
                 capture->blocks.stats.fault_ns += os->now_ns() - claim->chunk->fault_since_ns;
 }
 
-/* One round of cow_blocks_serve; false when there is to be another. */
+/* One round of cow_blocks_serve. False: another round is needed. */
 static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault, bool owed)
 {
         struct claim claims[COW_RUN * COW_LIVE_MAX];
@@ -430,7 +434,7 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
         for (size_t i = 0; i < count; i++)
                 copy_chunk(&claims[i]);
         if (count)
-                cow_events_settle(engine, fault); /* which fails them if it fails */
+                cow_events_await(engine, fault); /* an error here fails the captures */
         cpu_ns = os->thread_cpu_ns() - cpu_ns;
 
         pthread_mutex_lock(&engine->blocks_lock);
@@ -441,10 +445,10 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
                 cow_pause(engine, fault, &tries);
                 pthread_mutex_lock(&engine->blocks_lock);
         }
-        /* Only now: a capture that has ended is its owner's. */
+        /* Not earlier: after a capture has ended, its owner may free it. */
         for (size_t i = 0; i < count; i++) {
                 claims[i].capture->blocks.active--;
-                cow_capture_settle(engine, claims[i].capture);
+                cow_capture_end_if_done(engine, claims[i].capture);
         }
         pthread_mutex_unlock(&engine->blocks_lock);
         return released <= 0;
@@ -452,7 +456,7 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
 
 void cow_blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end, const struct cow_fault *fault)
 {
-        bool owed = false; /* a writer is left to this thread */
+        bool owed = false; /* a writer depends on this thread */
 
         while (!blocks_serve(engine, start, end, fault, owed))
                 owed = true;

@@ -1,16 +1,17 @@
 /*
- * cow_choice.c - whether protecting pays. A huge page is protected, and given
- * free again, in one stroke; 512 small ones cost about half of what copying
- * them at once would, and writers that come soon pay more than the rest.
+ * cow_choice.c - decides whether protecting is cheaper than copying. A huge
+ * page is protected and freed in one operation. Protecting 512 small pages
+ * costs about half of copying them, and early writers pay more than the other
+ * half.
  */
 #include "capture/cow_private.h"
 #include "os/os.h"
 
-#define PLACE_COUNT 16 /* looked at, spread evenly over the bytes; each costs more than a microsecond */
+#define PLACE_COUNT 16 /* addresses to check, spread evenly over the bytes; each check costs more than a microsecond */
 
 static uint64_t protected_bytes(const struct capture_part *part)
 {
-        return part->size < COW_PART_BYTES ? 0 : part->size; /* smaller ones are copied at once, whatever is chosen */
+        return part->size < COW_PART_BYTES ? 0 : part->size; /* smaller parts are copied at once in any case */
 }
 
 static uint64_t place_at(uint64_t bytes, uint32_t place)
@@ -18,8 +19,8 @@ static uint64_t place_at(uint64_t bytes, uint32_t place)
         return bytes / PLACE_COUNT * place + bytes / (2 * PLACE_COUNT);
 }
 
-/* The block at `address`, or, where that holds an end of the part, the one beside it: at the ends pages are small even
- * when all others are huge, and parts of one size would be looked at nowhere else. */
+/* The block at `address`; if that block contains an end of the part, its neighbour inside the part. At the ends,
+ * pages are small even if all others are huge, and parts of equal size would be checked only at their ends. */
 static uint64_t block_inside(const struct capture_part *part, uint64_t address)
 {
         uint64_t start = (uintptr_t)part->data, end = start + part->size, block = cow_block_of(address);

@@ -6,22 +6,24 @@
 #include "capture/cow_private.h"
 #include "os/thread.h"
 
-static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; the fault thread never takes it */
+static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below; the fault thread never takes it */
 static struct cow_engine *engine;
 static bool engine_refused;
 static struct nebula_error engine_refusal;
-static bool fork_has_fd; /* the child's copy of the descriptor is to be closed */
+static bool fork_has_fd; /* the child must close its copy of the descriptor */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
-#define KEPT_BYTES (16u << 20) /* of a capture of 700 GB */
-static struct cow_capture *_Atomic kept; /* zeroes but for its mapped_bytes: a new mapping and its page faults would hold up the next save */
+#define KEPT_BYTES (16u << 20) /* memory for a capture of 700 GB */
+/* The last capture's memory, all zero except mapped_bytes: a new mapping and its page faults would delay the next save. */
+static struct cow_capture *_Atomic kept;
 
 static uint64_t whole_blocks(uint64_t size)
 {
         return cow_block_of(size + COW_BLOCK_BYTES - 1);
 }
 
-/* Blocks of our own. Around a part whole huge pages are protected: none of them may hold what the threads here write. */
+/* Maps whole blocks. A part's protection covers whole huge pages, so memory that the engine's threads write must not
+ * share one with a part. */
 void *cow_map_blocks(uint64_t size)
 {
         uint64_t before, after;
@@ -97,10 +99,10 @@ __attribute__((noinline)) void cow_stack_touch(void)
         pages[sizeof pages - 1] = 0;
 }
 
-/* The child has none of the threads, and the descriptor acts on the parent's memory: forget all of it. */
+/* A forked child has none of the threads, and the descriptor acts on the parent's memory. So the child forgets the engine. */
 static void child_after_fork(void)
 {
-        if (fork_has_fd) /* else the number is another's */
+        if (fork_has_fd) /* otherwise the number belongs to another file */
                 os->close(engine->fd);
         engine = NULL;
         pthread_mutex_init(&engine_lock, NULL);
@@ -109,7 +111,7 @@ static void child_after_fork(void)
 static void lock_before_fork(void)
 {
         pthread_mutex_lock(&engine_lock);
-        /* Nothing wakes the fault thread when the program closes the descriptor: it may not know yet. */
+        /* If the program closes the descriptor, the fault thread is not woken, so it may not know yet. */
         fork_has_fd = engine && !atomic_load(&engine->is_broken) && !cow_is_closed(engine);
 }
 
@@ -123,7 +125,7 @@ static void watch_forks(void)
         pthread_atfork(lock_before_fork, unlock_after_fork, child_after_fork);
 }
 
-/* What the threads use of a stack, and the thread-local variables above it, is present: using it never faults. */
+/* All of the stack that the threads use is made present, with the thread-local variables above it, so using it never faults. */
 static void *stack_new(void)
 {
         volatile char *stack = cow_map_blocks(COW_STACK_BYTES);
@@ -133,7 +135,8 @@ static void *stack_new(void)
         return (void *)stack;
 }
 
-/* Signals stay with the program's threads, but for those of faults, by which a copy hears that its source is gone. */
+/* Blocks all signals but those of faults: the program's threads handle the others. A copy learns by a fault signal
+ * that its source is gone. */
 static int start_thread(void *(*main_function)(void *), struct cow_engine *argument, const char *name)
 {
         void *stack = stack_new();
@@ -161,7 +164,7 @@ static int start_thread(void *(*main_function)(void *), struct cow_engine *argum
         return status;
 }
 
-/* Protects a page, reads it through the kernel, frees it: all that a capture will ask for. */
+/* Tries all that a capture needs: protects a page, reads it through the kernel, lifts the protection. */
 static enum nebula_status probe(struct cow_engine *new_engine, struct nebula_error *error)
 {
         uint64_t start = new_engine->probe_page, end = start + COW_PAGE_BYTES;
@@ -173,19 +176,21 @@ static enum nebula_status probe(struct cow_engine *new_engine, struct nebula_err
                 status = os->uffd_protect(new_engine->fd, start, end, true);
         if (status < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, (int)-status,
-                                 "this kernel can't write-protect private memory (userfaultfd of Linux 5.7, 4 KiB pages)");
+                                 "this kernel cannot write-protect private memory: copy-on-write needs userfaultfd of Linux 5.7 "
+                                 "and 4 KiB pages");
         status = os->copy_self(&byte, start, 1);
         if (status == 1)
                 status = os->uffd_protect(new_engine->fd, start, end, false);
         if (status < 0 || byte != 0)
                 return error_set(error, NEBULA_UNAVAILABLE, (int)-status,
-                                 "process_vm_readv is not allowed here (a seccomp filter?)");
+                                 "process_vm_readv is not allowed here; a seccomp filter may forbid it");
         return NEBULA_OK;
 }
 
 /*
- * At least two where there are two processors: threads that train wait for each other at the end of each part of a step, so what one copying thread
- * takes from one of them costs all of them as much, while the processors of those that wait could copy too.
+ * Half as many workers as processors, at least two if there are two processors. Training threads wait for each other at
+ * the end of each part of a step. So a worker that takes a processor from one of them delays all of them, and a second
+ * worker can then use the processors of those that wait.
  */
 static size_t worker_count(void)
 {
@@ -222,7 +227,7 @@ static enum nebula_status engine_open(struct cow_engine **ret_engine, struct neb
         status = probe(new_engine, error);
         if (status != NEBULA_OK)
                 goto close;
-        /* A thread that has started can't be taken back, so the fault thread, without which nothing works, is first. */
+        /* The fault thread starts first: a thread cannot be taken back, and without the fault thread nothing works. */
         failed = start_thread(cow_fault_main, new_engine, "nebula-fault");
         if (failed) {
                 status = error_set(error, NEBULA_UNAVAILABLE, failed, "starting the fault thread");
@@ -233,7 +238,7 @@ static enum nebula_status engine_open(struct cow_engine **ret_engine, struct neb
                 if (failed)
                         break;
         }
-        if (new_engine->worker_count == 0) /* the fault thread keeps the engine's memory */
+        if (new_engine->worker_count == 0) /* only the fault thread runs, and it keeps the engine's memory */
                 return error_set(error, NEBULA_UNAVAILABLE, failed, "starting a copying thread");
         *ret_engine = new_engine;
         return NEBULA_OK;
@@ -252,7 +257,8 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
         enum nebula_status status = NEBULA_OK;
         bool is_broken;
 
-        /* Not under engine_lock: before glibc 2.36 pthread_atfork waits for a fork, whose handlers wait for that lock. */
+        /* Before engine_lock is taken: before glibc 2.36, pthread_atfork waits for a running fork, and the fork's
+         * handlers wait for engine_lock. */
         pthread_once(&fork_once, watch_forks);
         pthread_mutex_lock(&engine_lock);
         if (engine && engine->pid != os->pid()) /* a fork that ran no handlers */
@@ -261,7 +267,8 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
                 engine_refused = engine_open(&engine, &engine_refusal) != NEBULA_OK;
         is_broken = engine && atomic_load(&engine->is_broken);
         if (is_broken)
-                status = error_set(error, NEBULA_UNAVAILABLE, 0, "the program closed a descriptor that was not its own, a userfaultfd");
+                status = error_set(error, NEBULA_UNAVAILABLE, 0, "the program closed a userfaultfd that belongs to Nebula; close "
+                                                                 "only descriptors that your program opened");
         else if (engine)
                 *ret_engine = engine;
         else
@@ -270,7 +277,7 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
                 *error = engine_refusal;
         pthread_mutex_unlock(&engine_lock);
         if (status == NEBULA_OK)
-                os->guard(); /* likewise; without it the kernel copies */
+                os->guard(); /* every time: the program may have replaced the handler. Without it the kernel copies */
         return status;
 }
 

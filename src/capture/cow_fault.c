@@ -1,8 +1,8 @@
 /*
- * cow_fault.c - the one thread that reads the userfaultfd.
+ * cow_fault.c - the fault thread: the only thread that reads the userfaultfd.
  *
- * It takes blocks_lock and no other lock, allocates nothing, and writes only
- * to its own stack, the engine, captures and images.
+ * The fault thread takes blocks_lock and no other lock. It allocates nothing,
+ * and writes only to its own stack, the engine, captures and images.
  */
 #include <errno.h>
 #include <string.h>
@@ -23,9 +23,9 @@ static void mark_change(struct cow_engine *engine, const struct os_uffd_event *e
                 if (capture->blocks.failure != COW_FAILURE_NONE || !cow_capture_misses(capture, event->start, event->end))
                         continue;
                 cow_capture_fail(capture, failure, event->start);
-                cow_capture_settle(engine, capture);
+                cow_capture_end_if_done(engine, capture);
         }
-        /* Moved pages stay registered where they are now. Without room here a write to them costs a fault, no more. */
+        /* Moved pages stay registered at their new place. If the list is full, a write to such a page costs one more fault. */
         if (event->kind == OS_UFFD_REMAP && engine->blocks.moved_count < COW_MOVED_MAX)
                 engine->blocks.moved[engine->blocks.moved_count++] =
                         (struct cow_span){ event->moved_to, event->moved_to + (event->end - event->start) };
@@ -44,7 +44,7 @@ static bool is_held(struct cow_engine *engine, uint64_t page)
 
 static void queue_fault(struct cow_engine *engine, uint64_t page)
 {
-        if (is_held(engine, page)) /* who holds it wakes who waits for it */
+        if (is_held(engine, page)) /* cow_own, which holds the page, wakes the writers */
                 return;
         for (size_t i = 0; i < engine->pending.count; i++) {
                 if (engine->pending.faults[i].page == page)
@@ -52,7 +52,7 @@ static void queue_fault(struct cow_engine *engine, uint64_t page)
         }
         if (engine->pending.count < COW_PENDING_MAX)
                 engine->pending.faults[engine->pending.count++] = (struct cow_fault){ page, os->now_ns() };
-        else /* it runs into the protection again, and asks again */
+        else /* the thread faults again and is queued again */
                 os->uffd_wake(engine->fd, page, page + COW_PAGE_BYTES);
 }
 
@@ -82,7 +82,7 @@ static void serve_pending(struct cow_engine *engine)
                 uint64_t block = cow_block_of(fault.page);
 
                 cow_blocks_serve(engine, block, block + COW_BLOCK_BYTES, &fault);
-                /* Serving may have queued others behind it. */
+                /* Serving the fault may have queued more behind it. */
                 engine->pending.count--;
                 memmove(&engine->pending.faults[0], &engine->pending.faults[1], engine->pending.count * sizeof fault);
                 cow_events_drain(engine);
@@ -105,7 +105,7 @@ void *cow_fault_main(void *argument)
 
         for (;;) {
                 os->poll(engine->fd, ahead ? 0 : -1);
-                if (cow_is_closed(engine)) { /* nobody waits: the kernel let go of all pages */
+                if (cow_is_closed(engine)) { /* no thread waits: closing the descriptor lifted all protection */
                         cow_engine_break(engine);
                         break;
                 }

@@ -3,8 +3,8 @@
 
 #include "capture/cow_private.h"
 
-#define STEP_NS 1000000    /* joining runs that long at a time */
-#define STEP_SHARE 10      /* and at most a tenth of the time */
+#define STEP_NS 1000000    /* joins pages for so long at a time */
+#define STEP_SHARE 10      /* and for at most a tenth of the time */
 
 static int compare_spans(const void *a, const void *b)
 {
@@ -18,14 +18,14 @@ static bool can_be_huge(struct cow_maps *maps, uint64_t block)
         return cow_maps_is_anonymous(maps, block, block + COW_BLOCK_BYTES);
 }
 
-/* The blocks of a part. Those that it shares with what lies beside it, most often other parts, count too: else each
- * part would keep up to 1,022 small pages at its ends. */
+/* The blocks of a part, including those that it shares with its neighbours, which are usually other parts. Otherwise
+ * each part would keep up to 1,022 small pages at its ends. */
 static struct cow_span part_blocks(struct cow_maps *maps, const struct capture_part *part)
 {
         uint64_t start = (uintptr_t)part->data, end = start + part->size;
         uint64_t first = cow_block_of(start), last = cow_block_of(end - 1);
 
-        if (!cow_maps_is_anonymous(maps, start, start + 1)) /* of a file: its pages are never joined */
+        if (!cow_maps_is_anonymous(maps, start, start + 1)) /* pages of a file are never joined */
                 return (struct cow_span){ 0, 0 };
         if (first != start && !can_be_huge(maps, first))
                 first += COW_BLOCK_BYTES;
@@ -50,8 +50,8 @@ size_t cow_spans_join(struct cow_span *spans, size_t count)
         return joined;
 }
 
-/* The blocks of `spans` that are no huge pages yet, as spans again, behind each other in `ret_small`, which has room for
- * COW_SPAN_MAX. Returns how many there are. */
+/* Writes the blocks of `spans` that are not huge pages yet to `ret_small`, as consecutive spans; it has room for
+ * COW_SPAN_MAX. Returns the number of spans. */
 static size_t small_find(struct cow_maps *maps, const struct cow_span *spans, size_t count, struct cow_span *ret_small)
 {
         size_t small_count = 0;
@@ -79,7 +79,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
         if (cow_engine_get(&engine, NULL) != NEBULA_OK || cow_maps_open(&maps, NULL) != NEBULA_OK)
                 return;
         spans = malloc(count * sizeof *spans + (2 * COW_SPAN_MAX + COW_LATER_MAX) * sizeof *spans);
-        if (!spans) { /* advice, not a duty */
+        if (!spans) { /* advice may be skipped */
                 cow_maps_close(&maps);
                 return;
         }
@@ -96,7 +96,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
         small_count = small_find(&maps, spans, span_count, small);
         cow_maps_close(&maps);
         pthread_mutex_lock(&engine->huge_lock);
-        /* What earlier calls left stays: a checkpoint often has several files. */
+        /* Keeps the work of earlier calls: a checkpoint often has several files. */
         memcpy(small + small_count, engine->huge.work, engine->huge.work_count * sizeof *small);
         small_count += engine->huge.work_count;
         memcpy(small + small_count, engine->huge.later, engine->huge.later_count * sizeof *small);
@@ -109,7 +109,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
         cow_workers_wake(engine);
 }
 
-/* huge_lock held: false when nothing is left, or it is too early. */
+/* The caller holds huge_lock. False if no block is left or it is too early. */
 static bool take_block(struct cow_engine *engine, bool is_registered, uint64_t *ret_block, int64_t *ret_wait_ms)
 {
         struct cow_span *last;
@@ -135,7 +135,7 @@ static bool take_block(struct cow_engine *engine, bool is_registered, uint64_t *
         return true;
 }
 
-/* The kernel joins no pages across the ends of a registration: those wait until it is taken back. */
+/* The kernel joins no pages across the end of a registration, so such blocks wait until the registration is taken back. */
 static void keep_for_later(struct cow_engine *engine, uint64_t block)
 {
         pthread_mutex_lock(&engine->huge_lock);
@@ -157,7 +157,7 @@ int64_t cow_huge_step(struct cow_engine *engine, bool is_registered)
                 pthread_mutex_unlock(&engine->huge_lock);
                 if (!taken)
                         return wait_ms;
-                /* Memory that was freed meanwhile is somebody else's now, and no worse off in a huge page. */
+                /* The memory may have been freed and reused meanwhile; a huge page does its new owner no harm. */
                 if (os->advise((void *)(uintptr_t)block, COW_BLOCK_BYTES, OS_ADVISE_COLLAPSE) < 0 && is_registered)
                         keep_for_later(engine, block);
         } while (os->now_ns() - started_ns < STEP_NS && atomic_load(&engine->work_turn) == turn);

@@ -24,7 +24,7 @@ static const char *parse_hex(const char *text, uint64_t *ret_value)
         return text;
 }
 
-/* start-end rwxp offset major:minor inode path. Anything unexpected counts as not anonymous. */
+/* A line is: start-end rwxp offset major:minor inode path. A line that does not parse counts as not anonymous. */
 static void parse_line(const char *line, struct os_mapping *ret_mapping)
 {
         uint64_t offset, major, minor, inode;
@@ -43,7 +43,7 @@ static void parse_line(const char *line, struct os_mapping *ret_mapping)
         line = parse_hex(line + 1, &minor);
         if (*line != ' ')
                 return;
-        parse_hex(line + 1, &inode); /* decimal, but zero is zero */
+        parse_hex(line + 1, &inode); /* decimal, but only zero matters */
         is_file = inode || major || minor;
         ret_mapping->private_anonymous = private && !is_file;
         ret_mapping->private_file = private && is_file;
@@ -79,7 +79,7 @@ static enum nebula_status read_text(int fd, char **ret_text, struct nebula_error
                 }
         }
         free(text);
-        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to read " MAPS_PATH);
+        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to read" MAPS_PATH);
 }
 
 static enum nebula_status read_list(struct cow_maps *maps, struct nebula_error *error)
@@ -114,7 +114,7 @@ enum nebula_status cow_maps_open(struct cow_maps *maps, struct nebula_error *err
         maps->fd = os->open(MAPS_PATH, OS_READ);
         if (maps->fd < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, -maps->fd, "opening " MAPS_PATH);
-        /* Before Linux 6.11 there is only the text: about a microsecond per mapping. */
+        /* Before Linux 6.11 only the text exists: about a microsecond per mapping. */
         if (os->find_mapping(maps->fd, 0, &mapping) < 0)
                 status = read_list(maps, error);
         if (status != NEBULA_OK)
@@ -135,7 +135,7 @@ bool cow_maps_is_huge(struct cow_maps *maps, uint64_t block)
         return maps->asked_is_huge;
 }
 
-/* The first mapping that ends behind `address`. */
+/* The first mapping that ends above `address`. */
 static bool find_next(const struct cow_maps *maps, uint64_t address, struct os_mapping *ret_mapping)
 {
         size_t low = 0, high = maps->count;

@@ -1,26 +1,25 @@
 /*
- * cow_own.c - what was mapped from a file becomes the process's own.
+ * cow_own.c - moves written pages of file mappings to anonymous memory.
  *
- * A file in memory that is mapped privately, as a checkpoint is when it is
- * loaded, gives a page of its own to who writes to it. Such a page is a small
- * one for good, and is never protected. So its bytes move to anonymous memory,
- * which then takes the place of the mapping (mremap). Meanwhile the pages are
- * protected: a write waits, and goes to the new ones. Whole blocks move to huge
- * pages, which are made beforehand (cow_spare.c); what lies before and behind
- * them, to small ones.
+ * A checkpoint that was loaded from memory is a private mapping of a file. A
+ * write to it makes a page of the process's own, which stays a small page and
+ * cannot be protected. So cow_own moves the bytes to anonymous memory, which
+ * then replaces the mapping (mremap). Meanwhile the pages are protected: a
+ * write waits and goes to the new page. Whole blocks move to huge pages made
+ * beforehand (cow_spare.c); the rest moves to small pages.
  *
- * Only within a save: of what writes past the page tables (O_DIRECT, io_uring,
- * a device) nothing may be under way into the parts then, and nobody can tell
- * when else that is so.
+ * This happens only in a save. Then no O_DIRECT read, io_uring request or
+ * device writes to the parts, because the caller of a save excludes them. At
+ * other times Nebula cannot know that.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "capture/cow_private.h"
 
-#define OWN_BYTES (16u << 20) /* at a time: so long a write may wait */
+#define OWN_BYTES (16u << 20) /* bytes per move: a write may wait that long */
 #define MOVE_TRIES 200
-#define OWN_NS 20000000       /* in one call, for what moves to small pages */
+#define OWN_NS 20000000       /* time limit of one call for moves to small pages */
 
 struct span_list {
         struct cow_span *spans;
@@ -35,8 +34,8 @@ static void hold(struct cow_engine *engine, struct cow_span span)
         pthread_mutex_unlock(&engine->blocks_lock);
 }
 
-/* Whether the kernel has unmapped `to` before it finds no memory for the rest, nobody learns. What was there is at `from`, so that there is
- * no way but on. */
+/* Retries: if mremap fails for lack of memory, it may have unmapped `to` already, which the caller cannot know. The bytes
+ * are still at `from`. */
 static int move_over(void *from, uint64_t size, void *to)
 {
         int status = os->move(from, size, to);
@@ -48,7 +47,8 @@ static int move_over(void *from, uint64_t size, void *to)
         return status;
 }
 
-/* start_lock held. `to` lies in a huge page as the span does. 0 or negative: then nothing has changed. */
+/* The caller holds start_lock. `to` has the same offset in its huge page as the span. Returns 0 or a negative errno;
+ * on an error nothing has changed. */
 static int span_move(struct cow_engine *engine, const struct cow_span *span, unsigned char *to)
 {
         int status = os->uffd_register(engine->fd, span->start, span->end);
@@ -58,7 +58,7 @@ static int span_move(struct cow_engine *engine, const struct cow_span *span, uns
         status = cow_protect(engine, span);
         if (status >= 0 && cow_copy_piece(to, span->start, span->end, NULL))
                 status = -1;
-        if (status >= 0) /* unless the program has closed the descriptor: then nothing is protected any more */
+        if (status >= 0) /* unless the program has closed the descriptor, which lifted all protection */
                 status = cow_protect(engine, &(struct cow_span){ span->start, span->start + COW_PAGE_BYTES });
         if (status >= 0)
                 status = move_over(to, span->end - span->start, (void *)(uintptr_t)span->start);
@@ -67,7 +67,8 @@ static int span_move(struct cow_engine *engine, const struct cow_span *span, uns
         return status;
 }
 
-/* `blocks`: where to, memory in blocks of its own that lies in them as the span does; it is the span's then, or unmapped. */
+/* `blocks`: memory in whole blocks, in which the bytes take the same offset as in the span. The function uses it for
+ * the span or unmaps it. */
 static bool span_own(struct cow_engine *engine, const struct cow_span *span, unsigned char *blocks)
 {
         uint64_t before = span->start - cow_block_of(span->start), behind = before + span->end - span->start;
@@ -84,14 +85,14 @@ static bool span_own(struct cow_engine *engine, const struct cow_span *span, uns
                 cow_unmap(blocks, end);
                 return false;
         }
-        if (before) /* what lay between has gone, and may be another's by now */
+        if (before) /* the part in between has moved away, and other memory may be mapped there now */
                 os->unmap(blocks, before);
         if (behind < end)
                 os->unmap(blocks + behind, end - behind);
         return true;
 }
 
-/* Less than a block. */
+/* Moves less than a block. */
 static void rest_own(struct cow_engine *engine, const struct cow_span *rest)
 {
         unsigned char *blocks = cow_map_blocks(COW_BLOCK_BYTES);
@@ -109,7 +110,8 @@ static struct cow_span blocks_in(const struct cow_span *span)
         return (struct cow_span){ start, end > start ? end : start };
 }
 
-/* Whole blocks, as far as memory was made for them. What is left begins at `whole->start` then; false: it can't be moved. */
+/* Moves whole blocks, as far as there are pages for them. `whole->start` is then the first block that was not moved.
+ * False: the rest cannot be moved. */
 static bool blocks_own(struct cow_engine *engine, struct cow_span *whole)
 {
         while (whole->start < whole->end) {
@@ -125,7 +127,7 @@ static bool blocks_own(struct cow_engine *engine, struct cow_span *whole)
         return true;
 }
 
-/* False: no memory. */
+/* False: an allocation failed. */
 static bool list_add(struct span_list *list, uint64_t start, uint64_t end)
 {
         if (list->count == list->capacity) {
@@ -141,7 +143,8 @@ static bool list_add(struct span_list *list, uint64_t start, uint64_t end)
         return true;
 }
 
-/* Adds what of the pages [start, end) is mapped from a file, privately, and has been written to, every page. False: no memory. */
+/* Adds the parts of [start, end) that are mapped privately from a file and of which every page has been written.
+ * False: an allocation failed. */
 static bool written_add(struct span_list *list, struct cow_maps *maps, uint64_t start, uint64_t end)
 {
         const struct os_mapping *mapping;
@@ -155,7 +158,7 @@ static bool written_add(struct span_list *list, struct cow_maps *maps, uint64_t 
         return true;
 }
 
-/* Of the parts that can be protected, and of small ones right behind them: one span costs less than two. */
+/* Finds them in the parts that can be protected, and in small parts right behind those: one span costs less than two. */
 static void written_find(struct span_list *list, struct cow_maps *maps, const struct capture_part *parts, size_t count)
 {
         for (size_t i = 0; i < count; i++) {

@@ -4,8 +4,8 @@
 #include "base/error.h"
 #include "capture/cow_private.h"
 
-#define GAP_BYTES (16u << 10) /* room for the headers of malloc, and for its padding */
-#define ENDS_BYTES (16u << 20) /* copied at once: 0.5 ms */
+#define GAP_BYTES (16u << 10) /* room for malloc's headers and padding */
+#define ENDS_BYTES (16u << 20) /* copied at once, in 0.5 ms */
 
 static int compare_parts(const void *a, const void *b)
 {
@@ -24,19 +24,19 @@ static void sort_parts(struct cow_part *parts, size_t count)
         }
 }
 
-/* What is being built. */
+/* A plan that is being built. */
 struct plan {
         struct cow_maps maps;
         struct cow_part *parts;
         struct cow_span *spans;
-        struct capture_part *direct; /* what is copied at once; has room for two pieces of each part, its ends */
+        struct capture_part *direct; /* parts to copy at once; room for two pieces of each part, its ends */
         size_t part_count, span_count, span_capacity, direct_count;
         uint64_t span_mapping; /* start of the mapping that the last span ends in */
         bool joins_mappings;   /* the kernel protects across the border of two mappings */
-        bool has_files;        /* a part lies in a private mapping of one */
+        bool has_files;        /* a part lies in a private mapping of a file */
 };
 
-/* Whether the pages [start, end) between the last span and a part in `mapping` may be protected with them. */
+/* Whether the pages [start, end) between the last span and a part in `mapping` may be protected with the two. */
 static bool can_join(struct plan *plan, uint64_t start, uint64_t end, uint64_t mapping)
 {
         if (end - start > GAP_BYTES)
@@ -45,15 +45,15 @@ static bool can_join(struct plan *plan, uint64_t start, uint64_t end, uint64_t m
                 return true;
         if (plan->joins_mappings && !cow_maps_is_anonymous(&plan->maps, start, end))
                 return false;
-        /* While a page is missing that could be protected, the kernel makes no huge page of those around it. */
+        /* The kernel makes no huge page around a page that is missing. */
         if (plan->joins_mappings && start < end)
                 os->advise((void *)(uintptr_t)start, end - start, OS_ADVISE_POPULATE_WRITE);
         return plan->joins_mappings;
 }
 
-/* The pages [start, end) of the mapping that starts at `mapping`, minus what the last span already has. The few pages
- * between two parts that an allocator laid side by side are protected too: one span costs less than two, and its pages
- * can become huge ones while it is registered. */
+/* Adds the pages [start, end) of the mapping that starts at `mapping`, except those in the last span. If an
+ * allocator has put two parts side by side, the few pages between them are protected too: one span costs less than
+ * two, and its pages can become huge ones while it is registered. */
 static bool span_add(struct plan *plan, uint64_t start, uint64_t end, uint64_t mapping)
 {
         struct cow_span *last = plan->span_count ? &plan->spans[plan->span_count - 1] : NULL;
@@ -81,7 +81,7 @@ static bool span_add(struct plan *plan, uint64_t start, uint64_t end, uint64_t m
         return true;
 }
 
-/* Spans over a part's pages, or none when some page of it can't be protected. */
+/* Adds spans over a part's pages; none if one of its pages cannot be protected. */
 static bool part_cover(struct plan *plan, const struct cow_part *part)
 {
         size_t span_count = plan->span_count;
@@ -108,7 +108,7 @@ refuse:
         return false;
 }
 
-/* Splits the parts: large ones are candidates. */
+/* Splits the parts: large ones are candidates for protection. */
 static void candidates_find(struct plan *plan, const struct capture_part *parts, size_t count)
 {
         for (size_t i = 0; i < count; i++) {
@@ -123,8 +123,8 @@ static void candidates_find(struct plan *plan, const struct capture_part *parts,
         sort_parts(plan->parts, plan->part_count);
 }
 
-/* A huge page that a span shares with others is protected whole: to protect a piece of it would split it for good, into
- * pages that are then protected and freed one by one. */
+/* Widens spans to whole huge pages. To protect a piece of a huge page would split it for good into small pages, each
+ * of which then costs a protection of its own. */
 static void spans_widen(struct plan *plan)
 {
         struct cow_span *last = NULL;
@@ -147,7 +147,7 @@ static void spans_widen(struct plan *plan)
         plan->span_count = last ? (size_t)(last - plan->spans) + 1 : 0;
 }
 
-/* What is left of a span without the huge pages at its ends that it shares with others. */
+/* The span without the shared huge pages at its ends. */
 static struct cow_span span_inside(struct plan *plan, struct cow_span span)
 {
         uint64_t first_block = cow_block_of(span.start), last_block = cow_block_of(span.end);
@@ -161,8 +161,9 @@ static struct cow_span span_inside(struct plan *plan, struct cow_span span)
         return span;
 }
 
-/* Where little lies in such pages: what shares them is the program's own heap, more often than not, and its next line would wait for
- * a copy of them. False: too much does, and nothing has changed. */
+/* Narrows spans if the shared pages hold few bytes of parts. The other user of such a page is usually the program's
+ * heap, so the program's next line would wait for a copy of it. False: the shared pages hold too many bytes, and
+ * nothing has changed. */
 static bool spans_narrow(struct plan *plan)
 {
         uint64_t bytes = 0;
@@ -192,7 +193,7 @@ static void add_direct(struct plan *plan, const struct cow_part *part, uint64_t 
                                                                             part->image_offset + (start - part->start) };
 }
 
-/* What of the parts lies in no span any more is copied at once: their ends, which leave each part in one piece. */
+/* Copies at once the bytes that are no longer in a span. These are ends of parts, so what remains of a part is one piece. */
 static void parts_narrow(struct plan *plan)
 {
         size_t kept = 0, first = 0;
@@ -218,7 +219,7 @@ static void parts_narrow(struct plan *plan)
         plan->part_count = kept;
 }
 
-/* Not to know the mappings is no failure: then nothing is protected. */
+/* If the mappings cannot be read, nothing is protected; that is no failure. */
 static void spans_find(struct plan *plan)
 {
         bool is_known = cow_maps_open(&plan->maps, NULL) == NEBULA_OK;
@@ -240,7 +241,7 @@ static void spans_find(struct plan *plan)
         cow_maps_close(&plan->maps);
 }
 
-/* With chunks == NULL only counts. */
+/* If chunks is NULL, only counts. */
 static size_t chunks_make(const struct plan *plan, struct cow_chunk *chunks)
 {
         uint64_t last = UINT64_MAX;
@@ -260,15 +261,15 @@ static size_t chunks_make(const struct plan *plan, struct cow_chunk *chunks)
         return count;
 }
 
-/* The next chunk is to be copied. */
+/* Puts the chunk at the next place of the order. */
 static void chunk_queue(struct cow_capture *capture, size_t index, uint32_t *turn)
 {
         capture->chunks[index].turn = *turn;
         capture->order[(*turn)++] = (uint32_t)index;
 }
 
-/* The order of the image: what comes first there is wanted first, by who writes it to storage, and the program, more often than not,
- * changes its memory in the same order, wherever in the address space that lies. `by_turn` has room for all parts that were given. */
+/* Orders the chunks as their bytes stand in the image, whatever their addresses. Storage takes the start of the
+ * image first, and programs usually change their memory in the same order. `by_turn` has room for all given parts. */
 static void chunks_order(struct cow_capture *capture, const struct cow_part **by_turn, size_t turn_count)
 {
         uint32_t turn = 0;
@@ -290,10 +291,10 @@ static void chunks_order(struct cow_capture *capture, const struct cow_part **by
                                 chunk->image_offset = part->image_offset + before;
                 }
         }
-        for (size_t k = 0; k < capture->chunk_count; k++) /* pages between parts */
+        for (size_t k = 0; k < capture->chunk_count; k++) /* chunks of pages between parts */
                 if (capture->chunks[k].image_offset == UINT64_MAX)
                         chunk_queue(capture, k, &turn);
-        while (turn-- > 1) { /* so that one look says how far the image is copied */
+        while (turn-- > 1) { /* so that the first unfinished chunk tells how far the image is final */
                 struct cow_chunk *chunk = &capture->chunks[capture->order[turn - 1]];
                 uint64_t later = capture->chunks[capture->order[turn]].image_offset;
 
@@ -301,7 +302,7 @@ static void chunks_order(struct cow_capture *capture, const struct cow_part **by
         }
 }
 
-/* One mapping of its own for the capture and its arrays; parts that merely share bytes with others get their reach. */
+/* Makes the capture and its arrays in one mapping. Computes the reach of parts that overlap others. */
 static enum nebula_status capture_make(const struct plan *plan, size_t given_count, struct cow_capture **ret_capture,
                                        struct nebula_error *error)
 {

@@ -1,16 +1,16 @@
 /*
- * cow_spare.c - huge pages for memory that is to change its place (cow_own.c).
+ * cow_spare.c - makes huge pages for memory that cow_own.c will move.
  *
- * A save that finds such memory wants room for it, a worker makes that between
- * saves, and a later save takes it: it waits for copies then, not for pages,
- * which a virtual machine takes ten times as long to provide.
+ * A save that finds such memory asks for room, a worker makes the pages between
+ * saves, and a later save takes them. That save then waits for copies only: a
+ * virtual machine provides pages ten times slower than it copies.
  */
 #include "capture/cow_private.h"
 
-#define STEP_NS 2000000   /* making runs that long at a time */
-#define STEP_SHARE 2      /* and half of the time: memory that moves is moved once, and all saves until then are copies */
-#define FREE_SHARE 4      /* of what is free; what else is wanted is made when this has been used */
-#define PASSED_MAX 16     /* times that none was wanted: whoever it was made for has gone */
+#define STEP_NS 2000000   /* makes pages for so long at a time */
+#define STEP_SHARE 2      /* and for half of the time: memory is moved once, and all saves before that are copies */
+#define FREE_SHARE 4      /* share of the free memory; the rest is made when this was used */
+#define PASSED_MAX 16     /* calls in a row that wanted none: the memory that the pages were for is gone */
 
 static bool is_used_up(const struct cow_engine *engine)
 {
@@ -33,7 +33,7 @@ void *cow_spare_take(struct cow_engine *engine, uint64_t *size)
         return taken;
 }
 
-/* The memory that is left goes to the caller. */
+/* Returns the unused memory, which the caller unmaps. */
 static struct cow_spare spare_drop(struct cow_engine *engine)
 {
         struct cow_spare spare = engine->spare;
@@ -68,7 +68,7 @@ void cow_spare_want(struct cow_engine *engine, uint64_t size)
                 cow_workers_wake(engine);
 }
 
-/* huge_lock held. */
+/* The caller holds huge_lock. */
 static bool has_more(const struct cow_engine *engine)
 {
         return engine->spare.made < engine->spare.end;
@@ -89,7 +89,7 @@ int64_t cow_spare_step(struct cow_engine *engine)
         if (!more || early_ns > 0)
                 return more ? early_ns / 1000000 + 1 : -1;
         do {
-                /* Where it was dropped meanwhile, the memory is somebody else's, and no worse off for being there. */
+                /* The room may have been dropped and reused meanwhile; making its pages does its new owner no harm. */
                 os->advise(block, COW_BLOCK_BYTES, OS_ADVISE_POPULATE_WRITE);
                 pthread_mutex_lock(&engine->huge_lock);
                 if (engine->spare.made == block && has_more(engine))

@@ -1,6 +1,6 @@
 #include "capture/cow_private.h"
 
-/* blocks_lock held. */
+/* The caller holds blocks_lock. */
 static bool is_waiting(const struct cow_capture *capture, size_t turn, uint64_t block)
 {
         const struct cow_chunk *chunk = turn < capture->chunk_count ? &capture->chunks[capture->order[turn]] : NULL;
@@ -47,7 +47,7 @@ static int64_t idle_ms(struct cow_engine *engine)
         return idle;
 }
 
-/* start_lock and blocks_lock held: what was moved joins what is registered, which stays sorted. */
+/* Adds moved pages to the registered ones, which stay sorted. The caller holds start_lock and blocks_lock. */
 static void moved_take(struct cow_engine *engine)
 {
         struct cow_span *spans = engine->start.registered;
@@ -62,7 +62,7 @@ static void moved_take(struct cow_engine *engine)
         }
 }
 
-/* start_lock held: the next run of pages whose registration nobody needs, about COW_RETIRE_BYTES of it at most. */
+/* The next run of registered pages that no capture needs, about COW_RETIRE_BYTES at most. The caller holds start_lock. */
 static bool registered_take(struct cow_engine *engine, struct cow_span *ret_span)
 {
         struct cow_span *last;
@@ -82,10 +82,10 @@ static bool registered_take(struct cow_engine *engine, struct cow_span *ret_span
 }
 
 /*
- * Takes registrations back when no capture has used them for a while. They
- * cost a message to the fault thread whenever the program unmaps such memory,
- * and nothing else, so there is no hurry. An error means that the program has
- * unmapped it or mapped something else there: then there is nothing to undo.
+ * Takes registrations back when no capture has used them for a while. There is
+ * no hurry: a registration costs only a message to the fault thread when the
+ * program unmaps the memory. An error means that the program has unmapped the
+ * memory or mapped other memory there, so there is nothing to take back.
  */
 static int64_t retire_step(struct cow_engine *engine)
 {
@@ -110,7 +110,7 @@ static int64_t sooner(int64_t a_ms, int64_t b_ms)
         return a_ms < 0 || (b_ms >= 0 && b_ms < a_ms) ? b_ms : a_ms;
 }
 
-/* When there is something to do next, in ms; 0: now, -1: when somebody says so. */
+/* Milliseconds until there is something to do; 0: now; -1: when a thread wakes the workers. */
 static int64_t idle_step(struct cow_engine *engine)
 {
         int64_t wait_ms = retire_step(engine), idle = idle_ms(engine);
@@ -125,7 +125,7 @@ static int64_t idle_step(struct cow_engine *engine)
 void *cow_worker_main(void *argument)
 {
         struct cow_engine *engine = argument;
-        bool is_keeper = !atomic_exchange(&engine->has_keeper, true); /* one is enough, and takes the share of a processor that it may */
+        bool is_idle_worker = !atomic_exchange(&engine->has_idle_worker, true); /* one does all work between captures */
         uint64_t start, end;
 
         os->thread_nice(COW_WORKER_NICE); /* training comes first */
@@ -137,7 +137,7 @@ void *cow_worker_main(void *argument)
                         cow_blocks_serve(engine, start, end, NULL);
                         continue;
                 }
-                wait_ms = is_keeper ? idle_step(engine) : -1;
+                wait_ms = is_idle_worker ? idle_step(engine) : -1;
                 if (wait_ms != 0)
                         os->futex_wait(&engine->work_turn, turn, wait_ms);
         }

@@ -1,4 +1,4 @@
-/* Images that the agent lent to this process, mapped once each. */
+/* The images that the agent lent to this process, each mapped once. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -81,7 +81,7 @@ enum nebula_status capture_pool_map(struct capture_pool *pool, uint64_t image_id
                 status = error_set(error, NEBULA_FAILED, -result, "the image that the agent lent cannot be examined");
                 goto close_fd;
         }
-        /* A mapping beyond the end of its file would end the trainer with SIGBUS. */
+        /* Touching a mapping beyond the end of its file would end the trainer with SIGBUS. */
         if (stat.size < capacity_bytes || capacity_bytes == 0) {
                 status = error_set(error, NEBULA_FAILED, 0, "the agent lent an image of %llu bytes that holds only %llu",
                                    (unsigned long long)capacity_bytes, (unsigned long long)stat.size);
