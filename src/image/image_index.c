@@ -1,6 +1,6 @@
 /*
- * The reader of what pickle.c writes, opcode for opcode: a cursor that takes
- * what it expects or fails. Nothing is executed, so a hostile pickle can at worst be refused.
+ * Reads the pickles that pickle.c writes, opcode for opcode. A cursor takes each expected
+ * opcode or fails. Nothing is executed, so a hostile pickle is at worst refused.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -14,12 +14,12 @@ struct image_index {
         struct nebula_tensor *tensors;
         size_t count;
         const struct nebula_tensor **by_name;
-        char *names; /* all of them, each with its NUL */
+        char *names; /* all names, each with its NUL */
 };
 
 struct cursor {
         const uint8_t *at, *end;
-        bool failed; /* sticky; everything taken after is empty */
+        bool failed; /* once set, all further results are empty */
 };
 
 static const uint8_t *take(struct cursor *cursor, size_t size)
@@ -143,13 +143,13 @@ static enum nebula_dtype take_dtype(struct cursor *cursor)
         return NEBULA_DTYPE_U8;
 }
 
-/* Records "data/0", "data/1", ... by their number. */
+/* The records "data/0", "data/1", ... by their number. */
 struct storages {
         const struct zip_entry **entries;
         size_t count;
 };
 
-/* The number as it stands in names: decimal, no leading zero. */
+/* A number in a record's name: decimal, no leading zero. */
 static bool read_number(const char *text, size_t size, size_t limit, size_t *ret_number)
 {
         size_t number = 0;
@@ -167,7 +167,7 @@ static bool read_number(const char *text, size_t size, size_t limit, size_t *ret
         return true;
 }
 
-/* One value of the dict; its payload is the storage that the key names. */
+/* Reads one value of the dict. Its payload is the storage that the key names. */
 static void take_tensor(struct cursor *cursor, const struct storages *storages, const uint8_t *bytes,
                         struct nebula_tensor *tensor)
 {
@@ -217,7 +217,7 @@ static int compare_names(const void *a, const void *b)
         return strcmp((*(const struct nebula_tensor *const *)a)->name, (*(const struct nebula_tensor *const *)b)->name);
 }
 
-/* Fills the index from the pickle; false when that is not one of ours. The arrays have room for every storage. */
+/* Fills the index from the pickle; false if the pickle is not one of ours. The arrays have room for every storage. */
 static bool read_dict(struct image_index *index, const struct storages *storages, const uint8_t *bytes,
                       const struct zip_entry *pickle)
 {
@@ -233,7 +233,7 @@ static bool read_dict(struct image_index *index, const struct storages *storages
 
                 if (!name || memchr(name, '\0', size) || index->count == storages->count)
                         return false;
-                tensor->name = memcpy(name_at, name, size); /* names has room for the whole pickle */
+                tensor->name = memcpy(name_at, name, size); /* names_at has room: `names` is as large as the pickle */
                 name_at[size] = '\0';
                 name_at += size + 1;
                 take_tensor(&cursor, storages, bytes, tensor);
@@ -252,7 +252,7 @@ static bool read_dict(struct image_index *index, const struct storages *storages
         return true;
 }
 
-/* The pickle and the storages among the entries; false when there is no pickle, or a record twice. */
+/* Finds the pickle and the storages among the entries. False if there is no pickle or if a record occurs twice. */
 static bool sort_entries(const struct zip_entry *entries, size_t count, struct storages *storages,
                          const struct zip_entry **ret_pickle)
 {

@@ -5,10 +5,10 @@
 #include "base/text.h"
 #include "image/image.h"
 
-#define NAME_BYTES_MAX 255u /* NAME_MAX of every file system there is */
+#define NAME_BYTES_MAX 255u /* NAME_MAX of all common file systems */
 
-/* What Nebula itself keeps in these directories, or the system. A leading '.' is encoded only for these: names such as
- * ".metadata" must lie there as the programs that read them expect. */
+/* Names that Nebula or the system uses in these directories. A leading '.' is encoded only for these: other names
+ * such as ".metadata" must keep their spelling, because programs look for them. */
 static bool is_reserved(const char *name)
 {
         return !strcmp(name, "latest") || !strcmp(name, ".") || !strcmp(name, "..") || !strncmp(name, ".nebula", 7);
@@ -81,7 +81,7 @@ enum nebula_status name_decode(const char *text, char ret_name[256], struct nebu
                 name[used++] = (char)byte;
         }
         name[used] = '\0';
-        /* One name has one text: what we would not write is not ours. */
+        /* A name has exactly one encoded form: any other text was not written by Nebula. */
         if (name_encode(name, again, NULL) != NEBULA_OK || strcmp(again, text) != 0)
                 goto invalid;
         memcpy(ret_name, name, used + 1);

@@ -1,10 +1,10 @@
 /*
- * The pickle of {name: tensor}, protocol 2, in the shape that torch.save gives it: each tensor is the call
+ * The pickle of {name: tensor}, protocol 2, in the form that torch.save gives it. Each tensor is the call
  *
  *      torch._utils._rebuild_tensor_v2(persistent id, offset, shape, stride, requires_grad, hooks)
  *
- * and the persistent id ("storage", class, key, "cpu", count) names the record
- * data/<key>. Nothing is memoised: the text repeats, the reader (image_index.c) stays simple.
+ * and the persistent id ("storage", class, key, "cpu", count) names the record data/<key>. Nothing is
+ * memoised: the text repeats, and the reader (image_index.c) stays simple.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ const struct pickle_dtype pickle_dtypes[PICKLE_DTYPE_COUNT] = {
 
 uint64_t pickle_tensor_size(const struct nebula_tensor *tensor)
 {
-        uint64_t extent = 1; /* with every 0 taken as 1: strides must fit even where nothing is stored */
+        uint64_t extent = 1; /* each 0 counts as 1: strides must be valid even if no byte is stored */
         bool empty = false;
 
         if ((unsigned)tensor->dtype >= PICKLE_DTYPE_COUNT || tensor->dim_count > NEBULA_DIM_MAX)
@@ -52,7 +52,7 @@ static void add_integer(struct buf *buf, uint64_t value)
                 buf_add_byte(buf, PICKLE_BININT);
                 buf_add_le(buf, value, 4);
         } else {
-                buf_add_byte(buf, PICKLE_LONG1); /* two's complement; at most INT64_MAX, so 8 bytes hold the sign too */
+                buf_add_byte(buf, PICKLE_LONG1); /* two's complement; values are at most INT64_MAX, so 8 bytes hold the sign too */
                 buf_add_byte(buf, 8);
                 buf_add_le(buf, value, 8);
         }
@@ -131,7 +131,7 @@ static int by_name(const void *a, const void *b)
         return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* A dict holds a name once: the second tensor of that name would silently win. */
+/* A dict holds each name once: a second tensor of the same name would silently replace the first. */
 static enum nebula_status check_names(const struct nebula_tensor *tensors, size_t count, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;

@@ -1,10 +1,12 @@
 /*
- * Sealing reads the file once, from front to back. The CRC-64 of a chunk covers
- * headers whose CRC-32 is only known behind their payload. So each payload is summed first, large
- * ones with both sums at once in pieces cut at the chunk borders; then its header is written, and
- * the chunk goes on over the header and the payload: a large piece is joined by its sum,
- * a small one is summed again while it is in the cache. Only headers change: a chunk
- * that lies within one payload is final, and told, as soon as it was summed. What was summed while it was copied is not read here.
+ * Sealing reads the file once, from front to back. The CRC-64 of a chunk covers headers, and a header contains the CRC-32
+ * of the payload behind it. So sealing sums each payload first, then writes its header, then continues the chunk over
+ * header and payload.
+ *
+ * Large payloads are summed in pieces that end at chunk borders, with both CRCs at once; the sum of such a piece is joined
+ * to the chunk's. A small payload is summed a second time while it is in the cache. Only headers change: a chunk that lies
+ * within one payload is final, and is reported, as soon as it is summed. Ranges that were summed while they were copied
+ * are not read here.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -14,10 +16,11 @@
 #include "image/zip_format.h"
 #include "sum/sum.h"
 
-/* What surely stays in a core's cache until its second sum. Joining costs some microseconds, so it must pay. */
+/* A piece of this size stays in a core's cache until its second sum. Joining sums costs some microseconds, so
+ * smaller pieces are summed twice. */
 #define PIECE_MIN (256u << 10)
 
-/* A part of one payload within one chunk, summed. */
+/* The part of one payload in one chunk, summed. */
 struct piece {
         uint64_t offset, size, crc64;
 };
@@ -26,14 +29,14 @@ struct sealing {
         uint8_t *bytes;
         uint64_t size;
         uint32_t chunk_bytes;
-        /* How far the chunks are: all before `offset`, of the current one with `crc64`. */
+        /* Chunks before `offset` are complete; crc64 is that of the current chunk up to `offset`. */
         uint64_t offset, crc64;
         uint64_t *chunks;
         size_t chunk_count;
-        struct piece *pieces; /* of the current record; room for one per chunk */
+        struct piece *pieces; /* pieces of the current record; room for one per chunk */
         const struct image_flow *flow;
-        size_t next_sum; /* of the flow's */
-        bool is_given_up; /* what is awaited will not come: nothing is read any more */
+        size_t next_sum; /* index in the flow's sums */
+        bool is_given_up; /* the awaited bytes will not come: nothing more is read */
 };
 
 static void tell(const struct sealing *sealing, uint64_t offset)
@@ -42,7 +45,7 @@ static void tell(const struct sealing *sealing, uint64_t offset)
                 sealing->flow->ready(sealing->flow->argument, offset);
 }
 
-/* Whether the bytes before `end` can be read. */
+/* Waits until the bytes before `end` can be read. False: they will not come. */
 static bool has_until(struct sealing *sealing, uint64_t end)
 {
         if (!sealing->is_given_up && sealing->flow->await)
@@ -55,7 +58,7 @@ static uint64_t next_border(const struct sealing *sealing, uint64_t offset)
         return (offset / sealing->chunk_bytes + 1) * sealing->chunk_bytes;
 }
 
-/* Moves on to `offset`, which is at most the next border. True: a chunk ends there. */
+/* Moves on to `offset`, at most the next border. True: a chunk ends there. */
 static bool advance(struct sealing *sealing, uint64_t offset, uint64_t crc64)
 {
         bool is_end = offset % sealing->chunk_bytes == 0 || offset == sealing->size;
@@ -67,20 +70,20 @@ static bool advance(struct sealing *sealing, uint64_t offset, uint64_t crc64)
         return is_end;
 }
 
-/* The next of the flow's sums, if it is of bytes of [start, end) alone. */
+/* The flow's next sum, if its range lies in [start, end). */
 static bool find_sum(struct sealing *sealing, uint64_t start, uint64_t end, struct image_sum *ret_sum)
 {
         size_t count = sealing->flow->sums ? atomic_load(sealing->flow->sum_count) : 0;
 
         for (; sealing->next_sum < count; sealing->next_sum++) {
-                *ret_sum = sealing->flow->sums[sealing->next_sum]; /* once: who wrote it could do so again */
+                *ret_sum = sealing->flow->sums[sealing->next_sum]; /* copied once: the process that wrote it could change it */
                 if (ret_sum->offset >= start && ret_sum->size)
                         return ret_sum->offset < end && ret_sum->size <= end - ret_sum->offset;
         }
         return false;
 }
 
-/* The sums go on over [start, end): joined with what was summed before, and read in between. crc32 NULL: nobody wants that one. */
+/* Continues the sums over [start, end): joins known sums and reads the bytes between them. crc32 may be NULL. */
 static void sum_range(struct sealing *sealing, uint64_t start, uint64_t end, uint32_t *crc32, uint64_t *crc64)
 {
         while (start < end) {
@@ -122,10 +125,10 @@ static void add_piece(struct sealing *sealing, const struct piece *piece)
         add_bytes_until(sealing, piece->offset);
         if (advance(sealing, piece->offset + piece->size, sum_crc64_combine(sealing->crc64, piece->crc64, piece->size)) &&
             piece->size < sealing->chunk_bytes)
-                tell(sealing, piece->offset / sealing->chunk_bytes * sealing->chunk_bytes); /* whole ones were told before */
+                tell(sealing, piece->offset / sealing->chunk_bytes * sealing->chunk_bytes); /* whole chunks were reported before */
 }
 
-/* Sums one payload, writes its CRC-32 into both headers, and takes the chunks to its end. */
+/* Sums one payload, writes its CRC-32 into both headers, and continues the chunks to its end. */
 static void seal_record(struct sealing *sealing, const struct zip_entry *entry)
 {
         uint64_t offset = entry->payload_offset, end = offset + entry->size;
@@ -155,12 +158,13 @@ static void seal_record(struct sealing *sealing, const struct zip_entry *entry)
         add_bytes_until(sealing, end);
 }
 
-/* Refuses what cannot be sealed before anything is written. */
+/* Refuses what cannot be sealed, before anything is written. */
 static enum nebula_status check_entries(const struct zip_entry *entries, size_t count, struct nebula_error *error)
 {
         for (size_t k = 0; k < count; k++) {
                 if (entries[k].has_descriptor)
-                        return error_set(error, NEBULA_INVALID, 0, "record \"%s\" has a data descriptor: this is no image to seal",
+                        return error_set(error, NEBULA_INVALID, 0, "record \"%s\" has a data descriptor, so Nebula did not lay "
+                                                                   "this image out and cannot seal it",
                                          entries[k].name);
         }
         return NEBULA_OK;
@@ -199,7 +203,7 @@ enum nebula_status image_seal_flowing(void *data, uint64_t size, bool is_zip, ui
         if (chunk_bytes == 0)
                 return error_set(error, NEBULA_INVALID, 0, "a chunk of 0 bytes");
         chunk_count = (size_t)(size / chunk_bytes + (size % chunk_bytes != 0));
-        sealing.chunks = calloc(chunk_count + 1, sizeof *sealing.chunks); /* one more: an empty file has none */
+        sealing.chunks = calloc(chunk_count + 1, sizeof *sealing.chunks); /* + 1: calloc of 0 items may return NULL */
         sealing.pieces = calloc(chunk_count + 1, sizeof *sealing.pieces);
         if (!sealing.chunks || !sealing.pieces)
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the checksums of %zu chunks", chunk_count);
@@ -207,9 +211,9 @@ enum nebula_status image_seal_flowing(void *data, uint64_t size, bool is_zip, ui
                 status = seal_records(&sealing, error);
         free(sealing.pieces);
         if (status == NEBULA_OK)
-                add_bytes_until(&sealing, size); /* a zip's directory; all of a raw file */
+                add_bytes_until(&sealing, size); /* the directory of a zip; all of a raw file */
         if (status == NEBULA_OK && sealing.is_given_up)
-                status = error_set(error, NEBULA_BUSY, 0, "the image is not whole");
+                status = error_set(error, NEBULA_BUSY, 0, "the image is incomplete: its copy ended early");
         if (status != NEBULA_OK) {
                 free(sealing.chunks);
                 return status;

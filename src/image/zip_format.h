@@ -1,7 +1,7 @@
 /*
- * zip_format.h - the parts of the zip format that an image uses (PKWARE's APPNOTE 6.3), between the files of src/image only.
+ * zip_format.h - the parts of the zip format that an image uses (PKWARE's APPNOTE 6.3). For the files of src/image only.
  *
- * Everything is little-endian and unaligned.
+ * All fields are little-endian and unaligned.
  */
 #ifndef NB_IMAGE_ZIP_FORMAT_H
 #define NB_IMAGE_ZIP_FORMAT_H
@@ -23,10 +23,10 @@
 #define ZIP_LOCATOR_BYTES 20u
 
 #define ZIP_EXTRA_ZIP64 0x0001u
-#define ZIP_EXTRA_PADDING 0x4246u /* "FB", as torch.save pads */
+#define ZIP_EXTRA_PADDING 0x4246u /* "FB", the padding's id in files of torch.save */
 #define ZIP_EXTRA_HEAD_BYTES 4u   /* id and size */
 
-/* A field that holds this has its value in the zip64 extra field or the zip64 end. */
+/* A field with this value has its real value in the zip64 extra field or the zip64 end. */
 #define ZIP_IN_ZIP64_32 UINT32_MAX
 #define ZIP_IN_ZIP64_16 UINT16_MAX
 
@@ -49,7 +49,7 @@ static inline uint64_t zip_get64(const uint8_t *at)
         return zip_get32(at) | (uint64_t)zip_get32(at + 4) << 32;
 }
 
-/* Each returns where the next field begins. */
+/* Each of these returns the place of the next field. */
 static inline uint8_t *zip_put16(uint8_t *at, uint32_t value)
 {
         at[0] = (uint8_t)value;

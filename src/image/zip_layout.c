@@ -5,8 +5,8 @@
  *      directory    per record a central header, name, extra field (zip64 values if needed)
  *      end          zip64 end and its locator if needed, then the end record
  *
- * Each payload's padding makes it begin at a multiple of 64. Readers find a payload
- * through the lengths in its local header, so the padding is part of that header.
+ * Padding makes each payload begin at a multiple of 64. Readers find a payload through the
+ * lengths in its local header, so the padding is part of that header's extra field.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,8 +18,8 @@
 #define NAME_BYTES_MAX 40u /* "archive/data/" and 20 digits */
 #define VERSION_PLAIN 20u
 #define VERSION_ZIP64 45u
-#define DOS_DATE 0x0021u /* 1980-01-01, the earliest: equal values give equal bytes */
-#define AHEAD_COUNT 16u /* records that are fetched before they are written */
+#define DOS_DATE 0x0021u /* 1980-01-01, the earliest date: equal values give equal bytes */
+#define AHEAD_COUNT 16u /* records whose headers are prefetched */
 #define LOCAL_ZIP64_BYTES (ZIP_EXTRA_HEAD_BYTES + 16u)
 
 enum { RECORD_PICKLE, RECORD_BYTEORDER, RECORD_VERSION, RECORD_STORAGES };
@@ -51,7 +51,7 @@ static size_t record_name_size(size_t index)
                                          sizeof storage_prefix - 1 + digit_count(index - RECORD_STORAGES);
 }
 
-/* By hand, since files of many small storages are mostly names. Returns what record_name_size does. */
+/* Not snprintf: in files of many small storages most of the bytes are names. Returns the same as record_name_size. */
 static size_t record_name(size_t index, char ret_name[NAME_BYTES_MAX])
 {
         size_t size = record_name_size(index);
@@ -72,7 +72,7 @@ static bool size_needs_zip64(const struct zip_record *record)
         return record->size >= ZIP_IN_ZIP64_32;
 }
 
-/* The zip64 extra field of a directory entry: both sizes, the offset, as needed. */
+/* Size of the zip64 extra field of a directory entry: both sizes and the offset, as far as needed. */
 static uint32_t central_extra_bytes(const struct zip_record *record)
 {
         uint32_t bytes = 0;
@@ -90,7 +90,7 @@ static bool end_needs_zip64(const struct zip_layout *layout, uint64_t directory_
                directory_bytes >= ZIP_IN_ZIP64_32;
 }
 
-/* Places one record at `offset`; false when the image would pass what a file can hold. */
+/* Places one record at `offset`. False if the image would become larger than a file can be. */
 static bool place(struct zip_record *record, size_t index, uint64_t size, uint64_t *offset)
 {
         uint64_t payload;
@@ -101,7 +101,7 @@ static bool place(struct zip_record *record, size_t index, uint64_t size, uint64
         if (size_needs_zip64(record))
                 payload += LOCAL_ZIP64_BYTES;
         record->payload_offset = (payload + IMAGE_ALIGNMENT - 1) / IMAGE_ALIGNMENT * IMAGE_ALIGNMENT;
-        if (size > INT64_MAX / 4 || record->payload_offset > INT64_MAX / 4) /* so no sum can overflow */
+        if (size > INT64_MAX / 4 || record->payload_offset > INT64_MAX / 4) /* so that no later sum overflows */
                 return false;
         *offset = record->payload_offset + size;
         return true;
@@ -126,7 +126,7 @@ enum nebula_status zip_layout_init(struct zip_layout *layout, size_t pickle_size
                 return error_set(error, NEBULA_INVALID, 0, "a file of %zu storages is too large", storage_count);
         made.record_count = storage_count + RECORD_STORAGES;
         made.records = calloc(made.record_count, sizeof *made.records);
-        made.storage_offsets = calloc(storage_count + 1, sizeof *made.storage_offsets); /* never of size 0 */
+        made.storage_offsets = calloc(storage_count + 1, sizeof *made.storage_offsets); /* + 1: calloc of 0 items may return NULL */
         if (!made.records || !made.storage_offsets) {
                 zip_layout_done(&made);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the layout of %zu storages", storage_count);
@@ -166,7 +166,7 @@ static uint32_t clamp32(uint64_t value)
         return value >= ZIP_IN_ZIP64_32 ? ZIP_IN_ZIP64_32 : (uint32_t)value;
 }
 
-/* What local and central header have in common: from the version to the sizes and the length of the name. */
+/* The fields that local and central header share: from the version to the length of the name. */
 static uint8_t *write_common(uint8_t *at, const struct zip_record *record, bool zip64, size_t name_size)
 {
         at = zip_put16(at, zip64 ? VERSION_ZIP64 : VERSION_PLAIN);
@@ -174,7 +174,7 @@ static uint8_t *write_common(uint8_t *at, const struct zip_record *record, bool 
         at = zip_put16(at, 0); /* stored */
         at = zip_put16(at, 0); /* time */
         at = zip_put16(at, DOS_DATE);
-        at = zip_put32(at, 0); /* CRC-32: image_seal */
+        at = zip_put32(at, 0); /* CRC-32, filled in by image_seal */
         at = zip_put32(at, clamp32(record->size));
         at = zip_put32(at, clamp32(record->size));
         return zip_put16(at, (uint32_t)name_size);
@@ -232,7 +232,7 @@ static uint8_t *write_central(const struct zip_record *record, const char *name,
 static uint8_t *write_end64(const struct zip_layout *layout, uint64_t directory_bytes, uint8_t *at)
 {
         at = zip_put32(at, ZIP_END64_SIGNATURE);
-        at = zip_put64(at, ZIP_END64_BYTES - 12); /* what follows this field */
+        at = zip_put64(at, ZIP_END64_BYTES - 12); /* size of the record behind this field */
         at = zip_put16(at, VERSION_ZIP64);
         at = zip_put16(at, VERSION_ZIP64);
         at = zip_put32(at, 0);
@@ -271,7 +271,7 @@ void zip_layout_write(const struct zip_layout *layout, const void *pickle, void 
                 char name[NAME_BYTES_MAX];
                 size_t name_size = record_name(k, name);
 
-                /* Headers lie far apart, and none is in the cache. */
+                /* Headers lie far apart and are not in the cache. */
                 if (k + AHEAD_COUNT < layout->record_count) {
                         __builtin_prefetch(bytes + records[k + AHEAD_COUNT].header_offset, 1);
                         __builtin_prefetch(bytes + records[k + AHEAD_COUNT].header_offset + IMAGE_ALIGNMENT, 1);

@@ -1,7 +1,7 @@
 /*
- * Reading a zip whose bytes may be anything. Every offset is compared with the
- * part of the file it must lie in before it is used; sums are of values that
- * were compared with the file's size first, so none overflows.
+ * Reads a zip whose bytes may be hostile. Each offset is checked against the
+ * part of the file that must contain it before it is used. Only values that
+ * were compared with the file's size are added, so no sum overflows.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "image/zip_format.h"
 #include "sum/sum.h"
 
-/* The bytes, and where the directory lies in them. */
+/* The bytes, and the place of the directory in them. */
 struct archive {
         const uint8_t *bytes;
         uint64_t size;
@@ -23,14 +23,14 @@ static enum nebula_status corrupt(struct nebula_error *error, uint64_t offset, c
         return error_set(error, NEBULA_CORRUPT, 0, "not a sound zip file: %s at offset %" PRIu64, what, offset);
 }
 
-/* The zip64 end, when a locator stands before the end record. Returns where the directory must end. */
+/* Reads the zip64 end, if a locator stands before the end record. Returns where the directory must end. */
 static enum nebula_status read_end64(struct archive *archive, uint64_t *end, struct nebula_error *error)
 {
         uint64_t locator = *end - ZIP_LOCATOR_BYTES, end64;
         const uint8_t *at;
 
         if (*end < ZIP_LOCATOR_BYTES + ZIP_END64_BYTES || zip_get32(archive->bytes + locator) != ZIP_LOCATOR_SIGNATURE)
-                return NEBULA_OK; /* none: the end record says it all */
+                return NEBULA_OK; /* no locator: the end record has all values */
         end64 = zip_get64(archive->bytes + locator + 8);
         if (end64 > locator - ZIP_END64_BYTES)
                 return corrupt(error, locator, "the zip64 locator points outside");
@@ -70,7 +70,7 @@ static enum nebula_status find_directory(struct archive *archive, struct nebula_
         return NEBULA_OK;
 }
 
-/* The values of a zip64 extra field; NULL when there is none. */
+/* The values of a zip64 extra field; NULL if there is none. */
 static const uint8_t *find_zip64(const uint8_t *extra, size_t extra_size, size_t *ret_size)
 {
         while (extra_size >= ZIP_EXTRA_HEAD_BYTES) {
@@ -88,7 +88,7 @@ static const uint8_t *find_zip64(const uint8_t *extra, size_t extra_size, size_t
         return NULL;
 }
 
-/* Replaces those of `count` 32-bit fields that say so by the next 8 bytes of the zip64 extra field. */
+/* Replaces each of `count` 32-bit fields that holds the zip64 mark by the next 8 bytes of the zip64 extra field. */
 static bool resolve_zip64(uint64_t *fields[], size_t count, const uint8_t *extra, size_t extra_size)
 {
         size_t size = 0;
@@ -106,7 +106,7 @@ static bool resolve_zip64(uint64_t *fields[], size_t count, const uint8_t *extra
         return true;
 }
 
-/* The local header must say what the directory says: torch.load trusts the one, unzip the other. */
+/* The local header must agree with the directory: torch.load reads one, unzip the other. */
 static enum nebula_status read_local(const struct archive *archive, struct zip_entry *entry, struct nebula_error *error)
 {
         uint64_t size, stored_size, *fields[] = { &size, &stored_size }, room, start = entry->header_offset;
@@ -138,7 +138,7 @@ static enum nebula_status read_local(const struct archive *archive, struct zip_e
         return NEBULA_OK;
 }
 
-/* Reads the directory entry at *offset, and nothing else, and moves on behind it. */
+/* Reads the directory entry at *offset and moves *offset behind it. */
 static enum nebula_status read_central(const struct archive *archive, uint64_t *offset, struct zip_entry *entry,
                                        struct nebula_error *error)
 {
@@ -179,7 +179,7 @@ static int by_offset(const void *a, const void *b)
         return (left->header_offset > right->header_offset) - (left->header_offset < right->header_offset);
 }
 
-/* Sorts into the order of the file and refuses overlaps: two names for the same bytes could not both be sealed. */
+/* Sorts the entries by offset and refuses overlaps: two records with the same bytes could not both be sealed. */
 static enum nebula_status check_order(struct zip_entry *entries, size_t count, struct nebula_error *error)
 {
         qsort(entries, count, sizeof *entries, by_offset);
@@ -236,7 +236,7 @@ enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **
 
         if (status != NEBULA_OK)
                 return status;
-        entries = calloc((size_t)archive.count + 1, sizeof *entries); /* one more: never of size 0 */
+        entries = calloc((size_t)archive.count + 1, sizeof *entries); /* + 1: calloc of 0 items may return NULL */
         if (!entries)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a directory of %" PRIu64 " records", archive.count);
         for (uint64_t k = 0; k < archive.count && status == NEBULA_OK; k++) {

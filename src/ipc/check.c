@@ -1,4 +1,4 @@
-/* What a well-formed request or answer is, as one table; and the call that joins the two. */
+/* One table of the well-formed requests and answers, and the call that sends a request and receives its answer. */
 #include "ipc/ipc.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@ struct text {
 };
 #define TEXT(type, member) { offsetof(struct type, member), sizeof ((struct type *)0)->member }
 
-/* One row per type: the request's size, its strings, the answer's size. */
+/* One row per type: the size of the request, its strings, the size of the answer. */
 static const struct {
         size_t request_size, answer_size;
         struct text texts[TEXT_COUNT_MAX]; /* ends at the first of size 0 */
@@ -64,7 +64,7 @@ size_t ipc_answer_size(enum ipc_type type)
         return known(type) ? rules[type].answer_size : 0;
 }
 
-/* A greeting begins with its version in every version; the rest of it may look different in another one. */
+/* In every version of the protocol, a HELLO begins with the version. The rest may differ. */
 static enum nebula_status check_version(const struct ipc_frame *frame, struct nebula_error *error)
 {
         uint32_t version;
@@ -95,7 +95,7 @@ enum nebula_status ipc_request_check(const struct ipc_frame *frame, struct nebul
                 return error_set(error, NEBULA_INVALID, 0, "a request of type %u has %u bytes instead of %zu", type,
                                  frame->header.size, rules[type].request_size);
         if (frame->header.has_fd)
-                return error_set(error, NEBULA_INVALID, 0, "a request of type %u came with a descriptor", type);
+                return error_set(error, NEBULA_INVALID, 0, "a request of type %u came with a file descriptor, which no request has", type);
         for (size_t i = 0; i < TEXT_COUNT_MAX && rules[type].texts[i].size > 0; i++) {
                 const struct text *text = &rules[type].texts[i];
 
@@ -118,7 +118,7 @@ static bool is_failure(int32_t status)
         }
 }
 
-/* The text of a refusal, as far as it goes; the agent has named errno in it already. */
+/* The text of an error answer, cut if it is too long. The agent's text already contains the errno. */
 static enum nebula_status refusal(const struct ipc_frame *frame, struct nebula_error *error)
 {
         enum nebula_status status = (enum nebula_status)frame->header.status;
@@ -136,7 +136,7 @@ static enum nebula_status refusal(const struct ipc_frame *frame, struct nebula_e
         return status;
 }
 
-/* As many checksums as the file has chunks, and no byte more. */
+/* The answer must hold one checksum per chunk of the file, and nothing else. */
 static bool opened_is_sound(const struct ipc_frame *frame)
 {
         const struct ipc_opened *opened = frame->payload;
@@ -195,19 +195,19 @@ enum nebula_status ipc_answer_check(const struct ipc_frame *frame, enum ipc_type
                 const struct ipc_found *found = frame->payload;
 
                 if (!found_is_sound(found))
-                        return error_set(error, NEBULA_INTERNAL, 0, "the agent found a tag that has no end");
+                        return error_set(error, NEBULA_INTERNAL, 0, "the agent's answer contains a tag without a closing NUL");
         }
         if (type == IPC_FIND_PATH) {
                 const struct ipc_found_path *found = frame->payload;
 
                 if (!found_is_sound(&found->found) || !memchr(found->name, '\0', sizeof found->name))
-                        return error_set(error, NEBULA_INTERNAL, 0, "the agent found a name that has no end");
+                        return error_set(error, NEBULA_INTERNAL, 0, "the agent's answer contains a file name without a closing NUL");
         }
         if (type == IPC_WATCH) {
                 const struct ipc_event *event = frame->payload;
 
                 if (!memchr(event->tag, '\0', sizeof event->tag) || !memchr(event->text, '\0', sizeof event->text))
-                        return error_set(error, NEBULA_INTERNAL, 0, "the agent told of a text that has no end");
+                        return error_set(error, NEBULA_INTERNAL, 0, "the agent's answer contains a text without a closing NUL");
         }
         *ret_broken = false;
         return NEBULA_OK;
@@ -234,7 +234,7 @@ enum nebula_status ipc_await(int fd, enum ipc_type type, int64_t timeout_ms, str
                 int ready = os->poll(fd, left_ms > 0 ? left_ms : 0);
 
                 if (ready > 0 || (ready < 0 && left_ms > 0 && ready != -EINTR))
-                        break; /* receiving says what is wrong */
+                        break; /* ipc_receive reports what is wrong */
                 if (left_ms <= 0)
                         return error_set(error, NEBULA_TIMEOUT, 0, "gave no answer within %lld ms",
                                          (long long)timeout_ms);

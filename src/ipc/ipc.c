@@ -1,4 +1,4 @@
-/* Frames: one header, its payload, at most one descriptor. */
+/* Frames: a header, its payload, and at most one file descriptor. */
 #include "ipc/ipc.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-/* Up to here header and payload leave in one call; larger payloads are not worth the copy. */
+/* Up to this size, header and payload leave in one call. For larger payloads the extra copy costs more than a second call. */
 #define SEND_TOGETHER_BYTES 16384u
 #define CAPACITY_MIN 4096u
 
@@ -20,7 +20,7 @@ static enum nebula_status gone(struct nebula_error *error, int result, const cha
         return error_set(error, NEBULA_UNAVAILABLE, -result, "the connection failed while %s", doing);
 }
 
-/* The descriptor travels with the first bytes that go out, so it must not be sent again with the rest. */
+/* The descriptor is sent with the first bytes only. */
 static int send_all(int fd, const void *data, size_t size, int passed_fd)
 {
         const char *at = data;
@@ -132,13 +132,13 @@ static void close_untaken(struct ipc_frame *frame)
         frame->fd = -1;
 }
 
-/* 0: nothing yet. */
+/* 0: nothing has come yet. */
 static int64_t receive_some(int fd, void *data, size_t size, int *passed_fd)
 {
         int came = -1;
         int64_t got = os->receive(fd, data, size, &came);
 
-        if (came >= 0 && *passed_fd >= 0) { /* one too many */
+        if (came >= 0 && *passed_fd >= 0) { /* a second descriptor, which breaks a rule */
                 os->close(came);
                 return -EBADMSG;
         }
@@ -179,7 +179,7 @@ static enum nebula_status check_header(const struct ipc_header *header, struct n
         return NEBULA_OK;
 }
 
-/* Before memory is taken for it: the other end may send as much as it likes, of which it has to prove nothing. */
+/* Checked before memory is allocated: the other end is not trusted, and may claim any size. */
 static enum nebula_status check_request_header(const struct ipc_header *header, struct nebula_error *error)
 {
         enum nebula_status status = check_header(header, error);
@@ -226,8 +226,8 @@ enum nebula_status ipc_receive(int fd, struct ipc_frame *frame, struct nebula_er
                 goto failed;
         if (header.has_fd != (passed_fd >= 0)) {
                 status = error_set(error, NEBULA_INVALID, 0, header.has_fd ?
-                                   "a frame came without the descriptor it promised" :
-                                   "a frame came with a descriptor it did not announce");
+                                   "a frame's header promised a file descriptor, but none came" :
+                                   "a frame came with a file descriptor that its header did not announce");
                 goto drop_fd;
         }
         ((char *)frame->payload)[header.size] = '\0';
@@ -237,7 +237,7 @@ enum nebula_status ipc_receive(int fd, struct ipc_frame *frame, struct nebula_er
 
 failed:
         if (result == -EBADMSG)
-                status = error_set(error, NEBULA_INVALID, 0, "a frame came with more than one descriptor");
+                status = error_set(error, NEBULA_INVALID, 0, "a frame came with more than one file descriptor");
         else
                 status = gone(error, result, "a frame was received");
 drop_fd:
@@ -259,7 +259,7 @@ static int fill_once(int fd, struct ipc_inbox *inbox, int *passed_fd)
         return 0;
 }
 
-/* Until so many bytes wait; what else has come is taken along. */
+/* Receives until `size` bytes are in the inbox, and takes further bytes that have come. */
 static int fill(int fd, struct ipc_inbox *inbox, size_t size, int *passed_fd)
 {
         int result = 0;
@@ -271,7 +271,7 @@ static int fill(int fd, struct ipc_inbox *inbox, size_t size, int *passed_fd)
 
 static enum nebula_status request_with_fd(struct nebula_error *error)
 {
-        return error_set(error, NEBULA_INVALID, 0, "a request came with a descriptor");
+        return error_set(error, NEBULA_INVALID, 0, "a request came with a file descriptor, which no request has");
 }
 
 enum nebula_status ipc_inbox_fill(int fd, struct ipc_inbox *inbox, struct nebula_error *error)
@@ -346,7 +346,8 @@ enum nebula_status ipc_receive_text(struct ipc_frame *frame, struct nebula_error
         int result = os->fstat(frame->fd, &stat);
 
         if (result < 0 || stat.kind != OS_KIND_FILE || stat.size > IPC_REPORT_MAX)
-                return error_set(error, NEBULA_INVALID, result < 0 ? -result : 0, "a text came as a descriptor that is no file of one");
+                return error_set(error, NEBULA_INVALID, result < 0 ? -result : 0, "a text came as a file descriptor, but that is not "
+                                                                                  "a regular file of a valid size");
         status = reserve(frame, stat.size, error);
         if (status != NEBULA_OK)
                 return status;

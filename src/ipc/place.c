@@ -1,4 +1,4 @@
-/* Where the agent of this user and node is found. */
+/* Finds the agent of this user and node. */
 #include "ipc/ipc.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-/* The agent lives in "/", so a relative path would mean two places. */
+/* The agent's working directory is "/", so a relative path would mean two different places. */
 static enum nebula_status absolute(const char *name, const char *value, struct nebula_error *error)
 {
         if (value && value[0] != '/')
@@ -32,7 +32,8 @@ static enum nebula_status node_suffix(char *suffix, size_t size, struct nebula_e
         return NEBULA_OK;
 }
 
-/* Takes doubled slashes, "." and slashes at the end out: a suffix would make another directory of each spelling. */
+/* Removes doubled slashes, "." and slashes at the end: otherwise two spellings of a directory would become two
+ * places once a suffix is added. */
 static void tidy(const char *value, char *text, size_t size)
 {
         size_t used = 0;
@@ -177,7 +178,7 @@ enum nebula_status ipc_place_make(struct ipc_place *place, struct nebula_error *
         return status;
 }
 
-/* is_only: another user's is the caller's matter. Else there is none here. */
+/* Skips sockets of other users. is_only: there are no other places, so the caller reports another user's socket. */
 static int connect_own(const char *socket, bool is_only)
 {
         uint32_t uid = 0, pid = 0;
@@ -210,7 +211,8 @@ enum nebula_status ipc_place_check_peer(int fd, const struct ipc_place *place, u
         int result = os->peer(fd, &uid, &pid);
 
         if (result < 0)
-                return error_set(error, NEBULA_UNAVAILABLE, -result, "who listens on %s cannot be found out", place->socket);
+                return error_set(error, NEBULA_UNAVAILABLE, -result, "the owner of the process that listens on %s cannot be determined",
+                                 place->socket);
         if (uid != os->uid())
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "user %u listens on %s, not user %u: set NEBULA_RUNTIME_DIR to a "
                                  "directory of your own", uid, place->socket, os->uid());
