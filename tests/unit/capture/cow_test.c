@@ -617,9 +617,9 @@ static void a_cancelled_capture_fails_and_frees_the_memory(void)
         cow_cancel(capture);
         overwrite_all(memory, size);
         status = cow_wait(capture, 10000, &error);
-        CHECK(status == NEBULA_FAILED && strstr(error.message, "given up"));
+        CHECK(status == NEBULA_FAILED && strstr(error.message, "cancelled"));
         cow_free(capture);
-        /* Freeing a running capture gives it up too, and the image is the caller's at once. */
+        /* Freeing a running capture cancels it too, and the caller may use the image at once. */
         cow_free(start_one(image, memory, size));
         munmap(image, size);
         memset(memory, 4, size);
