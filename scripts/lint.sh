@@ -27,6 +27,11 @@ for room in src/agent/*/; do
         fi
 done
 
+# Each lock has its place in one order (src/os/lock_order.h), which only the functions of lock.h check.
+if found=$(grep -nE 'pthread_(mutex|rwlock|spin|cond_(timed)?wait)|PTHREAD_MUTEX' -r src --include='*.c' --include='*.h' | grep -v '^src/os/lock\.[ch]:'); then
+        complain "lint: locks beside os/lock.h:" "$found"
+fi
+
 if found=$(git ls-files -z -- '*.c' '*.h' '*.py' '*.sh' '*.md' '*.build' Makefile |
         xargs -0 -r sh -c 'for f; do [ -f "$f" ] && grep -nHE "[[:blank:]]+$" "$f"; done; true' sh); [[ -n $found ]]; then
         complain "lint: blanks at the ends of lines:" "$found"

@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #include "capture/capture.h"
+#include "os/lock.h"
 #include "os/os.h"
 #include "os/thread.h"
 #include "sum/sum.h"
@@ -21,8 +22,8 @@ struct piece {
         uint64_t size;
 };
 
-static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER; /* held for the length of one capture */
-static pthread_mutex_t crew_lock = PTHREAD_MUTEX_INITIALIZER; /* guards `crew`, the cursor of its job, and lists of sums */
+static struct lock turn_lock = LOCK_INIT(LOCK_TURN); /* held for the length of one capture */
+static struct lock crew_lock = LOCK_INIT(LOCK_CREW); /* guards `crew`, the cursor of its job, and lists of sums */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static struct {
         pthread_cond_t called, finished;
@@ -36,8 +37,8 @@ static struct {
 /* A forked child has none of the threads, and may find the locks in any state. */
 static void forget_in_child(void)
 {
-        pthread_mutex_init(&turn_lock, NULL);
-        pthread_mutex_init(&crew_lock, NULL);
+        lock_init(&turn_lock, LOCK_TURN);
+        lock_init(&crew_lock, LOCK_CREW);
         pthread_cond_init(&crew.called, NULL);
         pthread_cond_init(&crew.finished, NULL);
         crew.helper_count = crew.busy_count = 0;
@@ -103,9 +104,9 @@ static void copy_and_sum(const struct capture_job *job, uint64_t image_offset, c
         struct image_sum sum = { .offset = image_offset, .size = (uint32_t)size };
 
         sum_copy_both(job->image + image_offset, from, size, &sum.crc32, &sum.crc64);
-        pthread_mutex_lock(&crew_lock);
+        lock_take(&crew_lock);
         image_sums_add(job->sums, &sum);
-        pthread_mutex_unlock(&crew_lock);
+        lock_give(&crew_lock);
 }
 
 static void copy_slice(const struct capture_job *job, uint64_t image_offset, const char *from, uint64_t size)
@@ -144,13 +145,13 @@ static void copy_pieces(struct capture_job *job)
 {
         struct piece piece;
 
-        pthread_mutex_lock(&crew_lock);
+        lock_take(&crew_lock);
         while (take_piece(job, &piece)) {
-                pthread_mutex_unlock(&crew_lock);
+                lock_give(&crew_lock);
                 copy_piece(job, &piece);
-                pthread_mutex_lock(&crew_lock);
+                lock_take(&crew_lock);
         }
-        pthread_mutex_unlock(&crew_lock);
+        lock_give(&crew_lock);
 }
 
 static void *helper_main(void *unused)
@@ -158,27 +159,27 @@ static void *helper_main(void *unused)
         uint64_t seen = 0;
 
         (void)unused;
-        pthread_mutex_lock(&crew_lock);
+        lock_take(&crew_lock);
         while (!crew.is_ending) {
                 int64_t begun_ns;
                 struct capture_job *job = crew.job;
 
                 if (!job || crew.round == seen) {
-                        pthread_cond_wait(&crew.called, &crew_lock);
+                        lock_wait(&crew_lock, &crew.called);
                         continue;
                 }
                 seen = crew.round;
                 crew.busy_count++;
-                pthread_mutex_unlock(&crew_lock);
+                lock_give(&crew_lock);
                 begun_ns = os->thread_cpu_ns();
                 copy_pieces(job);
                 begun_ns = os->thread_cpu_ns() - begun_ns;
-                pthread_mutex_lock(&crew_lock);
+                lock_take(&crew_lock);
                 job->cpu_ns += begun_ns;
                 if (--crew.busy_count == 0)
                         pthread_cond_signal(&crew.finished);
         }
-        pthread_mutex_unlock(&crew_lock);
+        lock_give(&crew_lock);
         return NULL;
 }
 
@@ -219,12 +220,12 @@ void capture_copy_begin(struct capture_job *job)
         if (!job->has_crew)
                 return;
         pthread_once(&fork_once, watch_forks);
-        pthread_mutex_lock(&turn_lock);
+        lock_take(&turn_lock);
         gather_crew();
-        pthread_mutex_lock(&crew_lock);
+        lock_take(&crew_lock);
         crew.job = job;
         crew.round++;
-        pthread_mutex_unlock(&crew_lock);
+        lock_give(&crew_lock);
         wake_crew();
 }
 
@@ -241,13 +242,13 @@ int64_t capture_copy_end(struct capture_job *job)
         }
         copy_pieces(job);
 
-        pthread_mutex_lock(&crew_lock);
+        lock_take(&crew_lock);
         crew.job = NULL; /* a helper that wakes up later finds no job */
         while (crew.busy_count > 0)
-                pthread_cond_wait(&crew.finished, &crew_lock);
+                lock_wait(&crew_lock, &crew.finished);
         cpu_ns = job->cpu_ns;
-        pthread_mutex_unlock(&crew_lock);
-        pthread_mutex_unlock(&turn_lock);
+        lock_give(&crew_lock);
+        lock_give(&turn_lock);
         return cpu_ns + os->thread_cpu_ns() - begun_ns;
 }
 
@@ -270,13 +271,13 @@ int64_t capture_copy(void *image, const struct capture_part *parts, size_t count
 
 void capture_copy_rest(void)
 {
-        pthread_mutex_lock(&turn_lock);
-        pthread_mutex_lock(&crew_lock);
+        lock_take(&turn_lock);
+        lock_take(&crew_lock);
         crew.is_ending = true;
         pthread_cond_broadcast(&crew.called);
-        pthread_mutex_unlock(&crew_lock);
+        lock_give(&crew_lock);
         while (crew.helper_count > 0)
                 pthread_join(crew.helpers[--crew.helper_count], NULL);
         crew.is_ending = false; /* all helpers have read it */
-        pthread_mutex_unlock(&turn_lock);
+        lock_give(&turn_lock);
 }

@@ -8,15 +8,15 @@
 /* For threads that look at a running capture or end it. */
 static void blocks_lock(struct cow_engine *engine)
 {
-        pthread_mutex_lock(&engine->start_lock); /* so that no other thread protects the stack again after it was touched */
+        lock_take(&engine->start_lock); /* so that no other thread protects the stack again after it was touched */
         cow_stack_touch();
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
 }
 
 static void blocks_unlock(struct cow_engine *engine)
 {
-        pthread_mutex_unlock(&engine->blocks_lock);
-        pthread_mutex_unlock(&engine->start_lock);
+        lock_give(&engine->blocks_lock);
+        lock_give(&engine->start_lock);
 }
 
 /* Makes the union of start.registered and the capture's spans in start.registered; both are sorted. */
@@ -96,13 +96,13 @@ static bool capture_publish(struct cow_engine *engine, struct cow_capture *captu
         bool room;
 
         cow_stack_touch();
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         room = engine->blocks.live_count < COW_LIVE_MAX;
         if (room) {
                 engine->blocks.live[engine->blocks.live_count++] = capture;
                 capture->blocks.active = 1; /* this call counts as one */
         }
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
         return room;
 }
 
@@ -112,7 +112,7 @@ static int capture_protect(struct cow_engine *engine, struct cow_capture *captur
         bool published = false;
         int status;
 
-        pthread_mutex_lock(&engine->start_lock);
+        lock_take(&engine->start_lock);
         status = spans_register(engine, capture);
         if (status < 0)
                 goto unlock;
@@ -127,7 +127,7 @@ static int capture_protect(struct cow_engine *engine, struct cow_capture *captur
         published = true;
         status = spans_protect(engine, capture);
         cow_stack_touch();
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         if (status < 0)
                 cow_capture_fail(capture, COW_FAILURE_CANCELLED, 0);
         capture->blocks.ready = true;
@@ -135,9 +135,9 @@ static int capture_protect(struct cow_engine *engine, struct cow_capture *captur
                 cow_workers_wake(engine);
         capture->blocks.active--;
         cow_capture_end_if_done(engine, capture);
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
 unlock:
-        pthread_mutex_unlock(&engine->start_lock);
+        lock_give(&engine->start_lock);
         if (status < 0 && published) /* the fault thread may still write into the image */
                 cow_wait(capture, -1, NULL);
         return status;

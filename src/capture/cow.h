@@ -61,6 +61,9 @@ struct cow_stats {
 
 /* Asks the kernel once, and starts the threads. On NEBULA_UNAVAILABLE, `error` says what is missing. */
 enum nebula_status cow_available(struct nebula_error *error);
+/* The engine's lock is held during a fork. A caller that holds locks of its own then calls this before it registers its handlers.
+ * Handlers before a fork run in the reverse order, so that the engine's lock is always the last one. */
+void cow_watch_forks(void);
 /* If memory cannot be protected, cow_start copies everything at once, and the capture is complete when it returns. */
 enum nebula_status cow_start(void *image, const struct capture_part *parts, size_t count,
                              struct cow_capture **ret_capture, struct nebula_error *error);

@@ -235,7 +235,7 @@ int cow_events_await(struct cow_engine *engine, const struct cow_fault *fault)
 void cow_engine_break(struct cow_engine *engine)
 {
         cow_stack_touch();
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         atomic_store(&engine->is_broken, true);
         for (size_t i = engine->blocks.live_count; i-- > 0;) {
                 struct cow_capture *capture = engine->blocks.live[i];
@@ -243,7 +243,7 @@ void cow_engine_break(struct cow_engine *engine)
                 cow_capture_fail(capture, COW_FAILURE_UNWATCHED, 0);
                 cow_capture_end_if_done(engine, capture);
         }
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
 }
 
 /* Lifts the protection of [start, end), except where cow_own holds it. Only -EAGAIN is retried. Any other error
@@ -425,10 +425,10 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
         size_t count = 0;
         int released;
 
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         for (uint64_t block = start; block < end; block += COW_BLOCK_BYTES)
                 count += claim_block(engine, block, fault, claims + count);
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
         if (!count && !asks(fault) && !owed)
                 return true;
         for (size_t i = 0; i < count; i++)
@@ -437,20 +437,20 @@ static bool blocks_serve(struct cow_engine *engine, uint64_t start, uint64_t end
                 cow_events_await(engine, fault); /* an error here fails the captures */
         cpu_ns = os->thread_cpu_ns() - cpu_ns;
 
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         for (size_t i = 0; i < count; i++)
                 chunk_finish(&claims[i], cpu_ns / (int64_t)count);
         while ((released = asks(fault) ? release_fault(engine, start, fault) : release(engine, start, end, owed)) == -EAGAIN) {
-                pthread_mutex_unlock(&engine->blocks_lock);
+                lock_give(&engine->blocks_lock);
                 cow_pause(engine, fault, &tries);
-                pthread_mutex_lock(&engine->blocks_lock);
+                lock_take(&engine->blocks_lock);
         }
         /* Not earlier: after a capture has ended, its owner may free it. */
         for (size_t i = 0; i < count; i++) {
                 claims[i].capture->blocks.active--;
                 cow_capture_end_if_done(engine, claims[i].capture);
         }
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
         return released <= 0;
 }
 

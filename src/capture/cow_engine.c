@@ -6,7 +6,7 @@
 #include "capture/cow_private.h"
 #include "os/thread.h"
 
-static pthread_mutex_t engine_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below; the fault thread never takes it */
+static struct lock engine_lock = LOCK_INIT(LOCK_ENGINE); /* guards the variables below; the fault thread never takes it */
 static struct cow_engine *engine;
 static bool engine_refused;
 static struct nebula_error engine_refusal;
@@ -105,24 +105,31 @@ static void child_after_fork(void)
         if (fork_has_fd) /* otherwise the number belongs to another file */
                 os->close(engine->fd);
         engine = NULL;
-        pthread_mutex_init(&engine_lock, NULL);
+        lock_init(&engine_lock, LOCK_ENGINE);
 }
 
 static void lock_before_fork(void)
 {
-        pthread_mutex_lock(&engine_lock);
+        lock_take(&engine_lock);
         /* If the program closes the descriptor, the fault thread is not woken, so it may not know yet. */
         fork_has_fd = engine && !atomic_load(&engine->is_broken) && !cow_is_closed(engine);
 }
 
 static void unlock_after_fork(void)
 {
-        pthread_mutex_unlock(&engine_lock);
+        lock_give(&engine_lock);
 }
 
 static void watch_forks(void)
 {
         pthread_atfork(lock_before_fork, unlock_after_fork, child_after_fork);
+}
+
+/* Before engine_lock is taken: before glibc 2.36, pthread_atfork waits for a running fork, and the fork's
+ * handlers wait for engine_lock. */
+void cow_watch_forks(void)
+{
+        pthread_once(&fork_once, watch_forks);
 }
 
 /* All of the stack that the threads use is made present, with the thread-local variables above it, so using it never faults. */
@@ -213,9 +220,9 @@ static enum nebula_status engine_open(struct cow_engine **ret_engine, struct neb
         }
         new_engine->pid = os->pid();
         new_engine->probe_page = (uintptr_t)page;
-        pthread_mutex_init(&new_engine->start_lock, NULL);
-        pthread_mutex_init(&new_engine->blocks_lock, NULL);
-        pthread_mutex_init(&new_engine->huge_lock, NULL);
+        lock_init(&new_engine->start_lock, LOCK_START);
+        lock_init(&new_engine->blocks_lock, LOCK_BLOCKS);
+        lock_init(&new_engine->huge_lock, LOCK_HUGE);
         new_engine->fd = os->uffd_open(&abilities);
         if (new_engine->fd < 0) {
                 status = error_set(error, NEBULA_UNAVAILABLE, -new_engine->fd,
@@ -257,10 +264,8 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
         enum nebula_status status = NEBULA_OK;
         bool is_broken;
 
-        /* Before engine_lock is taken: before glibc 2.36, pthread_atfork waits for a running fork, and the fork's
-         * handlers wait for engine_lock. */
-        pthread_once(&fork_once, watch_forks);
-        pthread_mutex_lock(&engine_lock);
+        cow_watch_forks();
+        lock_take(&engine_lock);
         if (engine && engine->pid != os->pid()) /* a fork that ran no handlers */
                 engine = NULL;
         if (!engine && !engine_refused)
@@ -275,7 +280,7 @@ enum nebula_status cow_engine_get(struct cow_engine **ret_engine, struct nebula_
                 status = engine_refusal.status;
         if (!engine && error)
                 *error = engine_refusal;
-        pthread_mutex_unlock(&engine_lock);
+        lock_give(&engine_lock);
         if (status == NEBULA_OK)
                 os->guard(); /* every time: the program may have replaced the handler. Without it the kernel copies */
         return status;

@@ -16,7 +16,7 @@ static void mark_change(struct cow_engine *engine, const struct os_uffd_event *e
         enum cow_failure failure = event->kind == OS_UFFD_UNMAP ? COW_FAILURE_UNMAPPED :
                                    event->kind == OS_UFFD_REMAP ? COW_FAILURE_MOVED : COW_FAILURE_REMOVED;
 
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         for (size_t i = engine->blocks.live_count; i-- > 0;) {
                 struct cow_capture *capture = engine->blocks.live[i];
 
@@ -29,16 +29,16 @@ static void mark_change(struct cow_engine *engine, const struct os_uffd_event *e
         if (event->kind == OS_UFFD_REMAP && engine->blocks.moved_count < COW_MOVED_MAX)
                 engine->blocks.moved[engine->blocks.moved_count++] =
                         (struct cow_span){ event->moved_to, event->moved_to + (event->end - event->start) };
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
 }
 
 static bool is_held(struct cow_engine *engine, uint64_t page)
 {
         bool held;
 
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         held = page >= engine->blocks.held.start && page < engine->blocks.held.end;
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
         return held;
 }
 

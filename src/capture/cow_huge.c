@@ -95,7 +95,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
         small = spans + count;
         small_count = small_find(&maps, spans, span_count, small);
         cow_maps_close(&maps);
-        pthread_mutex_lock(&engine->huge_lock);
+        lock_take(&engine->huge_lock);
         /* Keeps the work of earlier calls: a checkpoint often has several files. */
         memcpy(small + small_count, engine->huge.work, engine->huge.work_count * sizeof *small);
         small_count += engine->huge.work_count;
@@ -104,7 +104,7 @@ void cow_advise_huge(const struct capture_part *parts, size_t count)
         engine->huge.later_count = 0;
         engine->huge.work_count = small_count < COW_SPAN_MAX ? small_count : COW_SPAN_MAX;
         memcpy(engine->huge.work, small, engine->huge.work_count * sizeof *small);
-        pthread_mutex_unlock(&engine->huge_lock);
+        lock_give(&engine->huge_lock);
         free(spans);
         cow_workers_wake(engine);
 }
@@ -138,10 +138,10 @@ static bool take_block(struct cow_engine *engine, bool is_registered, uint64_t *
 /* The kernel joins no pages across the end of a registration, so such blocks wait until the registration is taken back. */
 static void keep_for_later(struct cow_engine *engine, uint64_t block)
 {
-        pthread_mutex_lock(&engine->huge_lock);
+        lock_take(&engine->huge_lock);
         if (engine->huge.later_count < COW_LATER_MAX)
                 engine->huge.later[engine->huge.later_count++] = (struct cow_span){ block, block + COW_BLOCK_BYTES };
-        pthread_mutex_unlock(&engine->huge_lock);
+        lock_give(&engine->huge_lock);
 }
 
 int64_t cow_huge_step(struct cow_engine *engine, bool is_registered)
@@ -152,17 +152,17 @@ int64_t cow_huge_step(struct cow_engine *engine, bool is_registered)
         bool taken;
 
         do {
-                pthread_mutex_lock(&engine->huge_lock);
+                lock_take(&engine->huge_lock);
                 taken = take_block(engine, is_registered, &block, &wait_ms);
-                pthread_mutex_unlock(&engine->huge_lock);
+                lock_give(&engine->huge_lock);
                 if (!taken)
                         return wait_ms;
                 /* The memory may have been freed and reused meanwhile; a huge page does its new owner no harm. */
                 if (os->advise((void *)(uintptr_t)block, COW_BLOCK_BYTES, OS_ADVISE_COLLAPSE) < 0 && is_registered)
                         keep_for_later(engine, block);
         } while (os->now_ns() - started_ns < STEP_NS && atomic_load(&engine->work_turn) == turn);
-        pthread_mutex_lock(&engine->huge_lock);
+        lock_take(&engine->huge_lock);
         engine->huge.next_ns = os->now_ns() + (os->now_ns() - started_ns) * (STEP_SHARE - 1);
-        pthread_mutex_unlock(&engine->huge_lock);
+        lock_give(&engine->huge_lock);
         return 0;
 }

@@ -29,9 +29,9 @@ struct span_list {
 static void hold(struct cow_engine *engine, struct cow_span span)
 {
         cow_stack_touch();
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         engine->blocks.held = span;
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
 }
 
 /* Retries: if mremap fails for lack of memory, it may have unmapped `to` already, which the caller cannot know. The bytes
@@ -75,12 +75,12 @@ static bool span_own(struct cow_engine *engine, const struct cow_span *span, uns
         uint64_t end = cow_block_of(behind + COW_BLOCK_BYTES - 1);
         int status;
 
-        pthread_mutex_lock(&engine->start_lock);
+        lock_take(&engine->start_lock);
         hold(engine, *span);
         status = span_move(engine, span, blocks + before);
         hold(engine, (struct cow_span){ 0, 0 });
         os->uffd_wake(engine->fd, span->start, span->end);
-        pthread_mutex_unlock(&engine->start_lock);
+        lock_give(&engine->start_lock);
         if (status < 0) {
                 cow_unmap(blocks, end);
                 return false;

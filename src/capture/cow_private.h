@@ -22,7 +22,7 @@
  * and to images. Those blocks never contain a byte of a part, so neither kind of thread ever waits for a fault that
  * only it could serve. For the same reason these threads allocate nothing and call nothing that allocates.
  *
- * Locks, in this order:
+ * Locks; their order is in os/lock_order.h:
  *     start_lock   one cow_start at a time, and no taking back of registrations meanwhile. The fault
  *                  thread never takes it, because its holder may wait for a fault.
  *     blocks_lock  the list of live captures, their chunks, and the protection of pages. A thread that
@@ -34,11 +34,11 @@
 #ifndef NB_CAPTURE_COW_PRIVATE_H
 #define NB_CAPTURE_COW_PRIVATE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
 #include "capture/cow.h"
+#include "os/lock.h"
 #include "os/os.h"
 
 #define COW_PAGE_BYTES 4096u
@@ -150,13 +150,13 @@ struct cow_engine {
         _Atomic uint32_t read_turn;
         _Atomic uint32_t work_turn; /* futex: changes when a worker has something to do */
 
-        pthread_mutex_t start_lock;
+        struct lock start_lock;
         struct {
                 struct cow_span registered[COW_SPAN_MAX], merged[COW_SPAN_MAX];
                 size_t registered_count;
         } start;
 
-        pthread_mutex_t blocks_lock;
+        struct lock blocks_lock;
         struct {
                 struct cow_capture *live[COW_LIVE_MAX]; /* oldest first */
                 size_t live_count;
@@ -166,7 +166,7 @@ struct cow_engine {
                 struct cow_span held; /* pages that cow_own moves: writes to them wait for it */
         } blocks;
 
-        pthread_mutex_t huge_lock;
+        struct lock huge_lock;
         struct {
                 struct cow_span work[COW_SPAN_MAX], later[COW_LATER_MAX];
                 size_t work_count, later_count;

@@ -22,14 +22,14 @@ void *cow_spare_take(struct cow_engine *engine, uint64_t *size)
         unsigned char *taken = NULL;
         uint64_t made;
 
-        pthread_mutex_lock(&engine->huge_lock);
+        lock_take(&engine->huge_lock);
         made = (uint64_t)(engine->spare.made - engine->spare.begin);
         if (made) {
                 taken = engine->spare.begin;
                 *size = *size < made ? *size : made;
                 engine->spare.begin += *size;
         }
-        pthread_mutex_unlock(&engine->huge_lock);
+        lock_give(&engine->huge_lock);
         return taken;
 }
 
@@ -47,7 +47,7 @@ void cow_spare_want(struct cow_engine *engine, uint64_t size)
         struct cow_spare old = { 0 };
         uint64_t most;
 
-        pthread_mutex_lock(&engine->huge_lock);
+        lock_take(&engine->huge_lock);
         if (size) {
                 engine->spare.passed = 0;
         } else if (!is_used_up(engine) && ++engine->spare.passed > PASSED_MAX) {
@@ -61,7 +61,7 @@ void cow_spare_want(struct cow_engine *engine, uint64_t size)
                 if (engine->spare.begin)
                         os->advise(engine->spare.begin, size, OS_ADVISE_HUGE);
         }
-        pthread_mutex_unlock(&engine->huge_lock);
+        lock_give(&engine->huge_lock);
         if (old.begin < old.end)
                 os->unmap(old.begin, (uint64_t)(old.end - old.begin));
         if (size)
@@ -81,25 +81,25 @@ int64_t cow_spare_step(struct cow_engine *engine)
         unsigned char *block;
         bool more;
 
-        pthread_mutex_lock(&engine->huge_lock);
+        lock_take(&engine->huge_lock);
         early_ns = engine->spare.next_ns - started_ns;
         more = has_more(engine);
         block = engine->spare.made;
-        pthread_mutex_unlock(&engine->huge_lock);
+        lock_give(&engine->huge_lock);
         if (!more || early_ns > 0)
                 return more ? early_ns / 1000000 + 1 : -1;
         do {
                 /* The room may have been dropped and reused meanwhile; making its pages does its new owner no harm. */
                 os->advise(block, COW_BLOCK_BYTES, OS_ADVISE_POPULATE_WRITE);
-                pthread_mutex_lock(&engine->huge_lock);
+                lock_take(&engine->huge_lock);
                 if (engine->spare.made == block && has_more(engine))
                         engine->spare.made += COW_BLOCK_BYTES;
                 block = engine->spare.made;
                 more = has_more(engine);
-                pthread_mutex_unlock(&engine->huge_lock);
+                lock_give(&engine->huge_lock);
         } while (more && os->now_ns() - started_ns < STEP_NS && atomic_load(&engine->work_turn) == turn);
-        pthread_mutex_lock(&engine->huge_lock);
+        lock_take(&engine->huge_lock);
         engine->spare.next_ns = os->now_ns() + (os->now_ns() - started_ns) * (STEP_SHARE - 1);
-        pthread_mutex_unlock(&engine->huge_lock);
+        lock_give(&engine->huge_lock);
         return 0;
 }

@@ -12,7 +12,7 @@ bool cow_blocks_next(struct cow_engine *engine, uint64_t *ret_start, uint64_t *r
 {
         bool found = false;
 
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         for (size_t i = 0; i < engine->blocks.live_count && !found; i++) {
                 struct cow_capture *capture = engine->blocks.live[i];
                 bool open = capture->blocks.ready && atomic_load(&capture->is_begun) &&
@@ -31,7 +31,7 @@ bool cow_blocks_next(struct cow_engine *engine, uint64_t *ret_start, uint64_t *r
                         found = true;
                 }
         }
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
         return found;
 }
 
@@ -40,10 +40,10 @@ static int64_t idle_ms(struct cow_engine *engine)
 {
         int64_t idle = -1;
 
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         if (engine->blocks.live_count == 0)
                 idle = (os->now_ns() - engine->blocks.idle_since_ns) / 1000000;
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
         return idle;
 }
 
@@ -67,9 +67,9 @@ static bool registered_take(struct cow_engine *engine, struct cow_span *ret_span
 {
         struct cow_span *last;
 
-        pthread_mutex_lock(&engine->blocks_lock);
+        lock_take(&engine->blocks_lock);
         moved_take(engine);
-        pthread_mutex_unlock(&engine->blocks_lock);
+        lock_give(&engine->blocks_lock);
         if (!engine->start.registered_count)
                 return false;
         last = &engine->start.registered[engine->start.registered_count - 1];
@@ -97,11 +97,11 @@ static int64_t retire_step(struct cow_engine *engine)
                 return -1;
         if (idle < COW_RETIRE_AFTER_MS)
                 return COW_RETIRE_AFTER_MS - idle;
-        pthread_mutex_lock(&engine->start_lock);
+        lock_take(&engine->start_lock);
         more = idle_ms(engine) >= 0 && registered_take(engine, &span);
         if (more)
                 os->uffd_unregister(engine->fd, span.start, span.end);
-        pthread_mutex_unlock(&engine->start_lock);
+        lock_give(&engine->start_lock);
         return more ? 0 : -1;
 }
 

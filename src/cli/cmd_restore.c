@@ -1,6 +1,5 @@
 /* nebula restore: copies of a version's files, verified from storage, or as they lie in the agent's memory. */
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +11,7 @@
 #include "cli/table.h"
 #include "cli/target.h"
 #include "cli/view.h"
+#include "os/lock.h"
 #include "os/os.h"
 #include "os/process.h"
 #include "store/verify.h"
@@ -34,7 +34,7 @@ struct restore {
         size_t name_count;
         bool force;
         bool is_gone; /* the checkpoint was removed or written again while it was read, and is to be looked for once more */
-        pthread_mutex_t lock; /* of the next two, which a signal looks at */
+        struct lock lock; /* of the next two, which a signal looks at */
         struct waiting *waiting;
         size_t waiting_count;
         json_t *files; /* what was restored: {"name", "path", "size"} */
@@ -102,17 +102,17 @@ static enum nebula_status begin_file(struct restore *restore, const char *name, 
 {
         enum nebula_status status;
 
-        pthread_mutex_lock(&restore->lock);
+        lock_take(&restore->lock);
         status = add_file(restore, name, path, size, ret_sink, error);
-        pthread_mutex_unlock(&restore->lock);
+        lock_give(&restore->lock);
         return status;
 }
 
 static void abandon_last(struct restore *restore)
 {
-        pthread_mutex_lock(&restore->lock);
+        lock_take(&restore->lock);
         sink_abandon(&restore->waiting[--restore->waiting_count].sink);
-        pthread_mutex_unlock(&restore->lock);
+        lock_give(&restore->lock);
 }
 
 /* A signal ends the command: what is not whole goes, and what gets its name just now gets it first. The lock is kept to the end. */
@@ -120,7 +120,7 @@ static void abandon_all(void *argument)
 {
         struct restore *restore = argument;
 
-        pthread_mutex_lock(&restore->lock);
+        lock_take(&restore->lock);
         for (size_t i = 0; i < restore->waiting_count; i++)
                 os->unlink(restore->waiting[i].sink.temporary);
 }
@@ -128,7 +128,7 @@ static void abandon_all(void *argument)
 /* All are whole, and get their names; or, after a failure, none does. */
 static enum nebula_status end_files(struct restore *restore, enum nebula_status status, struct nebula_error *error)
 {
-        pthread_mutex_lock(&restore->lock);
+        lock_take(&restore->lock);
         for (size_t i = 0; i < restore->waiting_count; i++) {
                 struct waiting *one = &restore->waiting[i];
 
@@ -146,7 +146,7 @@ static enum nebula_status end_files(struct restore *restore, enum nebula_status 
         free(restore->waiting);
         restore->waiting = NULL;
         restore->waiting_count = 0;
-        pthread_mutex_unlock(&restore->lock);
+        lock_give(&restore->lock);
         return status;
 }
 
@@ -385,7 +385,7 @@ int command_restore(int argc, char **argv)
 {
         struct cli_common common = { 0 };
         const char *to = NULL;
-        static struct restore restore = { .lock = PTHREAD_MUTEX_INITIALIZER }; /* a signal may come until the very end */
+        static struct restore restore = { .lock = LOCK_INIT(LOCK_RESTORE) }; /* a signal may come until the very end */
         const struct args_option options[] = {
                 CLI_COMMON(common), { "to", ARGS_TEXT, &to }, { "force", ARGS_FLAG, &restore.force },
         };

@@ -1,12 +1,12 @@
 #include "cli/term.h"
 
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/text.h"
 #include "cli/human.h"
+#include "os/lock.h"
 #include "os/os.h"
 
 #define REDRAW_NS 150000000
@@ -72,25 +72,25 @@ void term_print(enum style style, const char *format, ...)
 }
 
 static struct {
-        pthread_mutex_t lock; /* guards all of it */
+        struct lock lock; /* guards all of it */
         char what[80];
         uint64_t total, done;
         int64_t begun_ns, drawn_ns;
         bool is_on;
-} progress = { .lock = PTHREAD_MUTEX_INITIALIZER };
+} progress = { .lock = LOCK_INIT(LOCK_PROGRESS) };
 
 void progress_begin(const char *what, uint64_t total_bytes)
 {
         uint64_t columns;
 
-        pthread_mutex_lock(&progress.lock);
+        lock_take(&progress.lock);
         snprintf(progress.what, sizeof progress.what, "%s", what);
         text_make_printable(progress.what);
         progress.total = total_bytes;
         progress.done = 0;
         progress.begun_ns = progress.drawn_ns = os->now_ns();
         progress.is_on = !os->probe(OS_PROBE_TERMINAL_ERR, &columns);
-        pthread_mutex_unlock(&progress.lock);
+        lock_give(&progress.lock);
 }
 
 static void draw(int64_t now_ns)
@@ -109,19 +109,19 @@ void progress_add(uint64_t bytes)
 {
         int64_t now_ns;
 
-        pthread_mutex_lock(&progress.lock);
+        lock_take(&progress.lock);
         progress.done += bytes;
         now_ns = progress.is_on ? os->now_ns() : 0;
         if (progress.is_on && now_ns - progress.drawn_ns >= REDRAW_NS)
                 draw(now_ns);
-        pthread_mutex_unlock(&progress.lock);
+        lock_give(&progress.lock);
 }
 
 void progress_end(void)
 {
-        pthread_mutex_lock(&progress.lock);
+        lock_take(&progress.lock);
         if (progress.is_on && progress.drawn_ns != progress.begun_ns)
                 fputs("\r\033[K", stderr);
         progress.is_on = false;
-        pthread_mutex_unlock(&progress.lock);
+        lock_give(&progress.lock);
 }

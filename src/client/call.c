@@ -38,9 +38,9 @@ static enum nebula_status open_wire(struct nebula_session *session, struct clien
         struct client_settings settings;
         enum nebula_status status = NEBULA_OK;
 
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         settings = session->settings;
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         if (settings.is_inline)
                 status = client_start_inline(&settings.place, error);
         if (status == NEBULA_OK)
@@ -183,30 +183,30 @@ void session_tell_all(struct nebula_session *session)
 {
         if (!atomic_load(&session->untold))
                 return;
-        pthread_mutex_lock(&session->request_lock);
+        lock_take(&session->request_lock);
         session_tell_untold(session, false, NULL);
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
 }
 
 /* A connection costs the agent a thread's start and end, so that the last one is kept. False: there is none. */
 static bool take_idle_wire(struct nebula_session *session, struct client_wire *wire)
 {
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         *wire = session->idle_wire;
         session->idle_wire = (struct client_wire){ .fd = -1 };
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         return wire->fd >= 0;
 }
 
 void session_wire_done(struct nebula_session *session, struct client_wire *wire)
 {
         ipc_frame_done(&wire->frame); /* a report may be large */
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         if (session->idle_wire.fd < 0) {
                 session->idle_wire = *wire;
                 *wire = (struct client_wire){ .fd = -1 };
         }
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         client_wire_close(wire);
 }
 
@@ -233,9 +233,9 @@ enum nebula_status session_tell(struct nebula_session *session, const struct cli
 {
         enum nebula_status status;
 
-        pthread_mutex_lock(&session->request_lock);
+        lock_take(&session->request_lock);
         status = session_call(session, call, error);
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
         return status;
 }
 

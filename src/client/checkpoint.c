@@ -16,10 +16,10 @@ static bool is_flushed(const struct nebula_checkpoint *checkpoint)
         const struct client_flushed *flushed = &session->flushed;
         bool result;
 
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         result = (session->settings.hello.world == 1 && flushed->all > flush && flushed->all_nonce == nonce) ||
                  (flushed->one > flush && flushed->one_nonce == nonce && !strcmp(flushed->tag, checkpoint->tag));
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         return result;
 }
 
@@ -38,9 +38,9 @@ void checkpoint_saved(struct nebula_checkpoint *checkpoint, bool is_committed)
 {
         struct nebula_session *session = checkpoint->session;
 
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         atomic_store(&checkpoint->saved_flush, session->flushed.begun);
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         atomic_store(&checkpoint->saved_agent_nonce, atomic_load(&checkpoint->agent_nonce));
         atomic_store(&checkpoint->saved_version_id,
                      is_committed || checkpoint->file_count > 0 ? 0 : atomic_load(&checkpoint->version_id));
@@ -176,7 +176,7 @@ static enum nebula_status tell_begun(struct nebula_checkpoint *checkpoint, struc
                 if (status == NEBULA_OK)
                         know_begun(checkpoint, &session->wire);
         }
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
         return status;
 }
 
@@ -256,14 +256,14 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
 
         if (!checkpoint)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_commit needs a checkpoint");
-        pthread_mutex_lock(&checkpoint->session->request_lock);
+        lock_take(&checkpoint->session->request_lock);
         is_later = !checkpoint->is_open_ended && copies_commit(checkpoint->session, checkpoint);
-        pthread_mutex_unlock(&checkpoint->session->request_lock);
+        lock_give(&checkpoint->session->request_lock);
         if (is_later)
                 return await_copies(checkpoint, ret_error);
         copies_lock_settled(checkpoint->session, checkpoint->tag); /* of another handle */
         status = tell_committed(checkpoint, ret_error);
-        pthread_mutex_unlock(&checkpoint->session->request_lock);
+        lock_give(&checkpoint->session->request_lock);
         if (status == NEBULA_OK && copies_are_under_way(checkpoint->session, checkpoint))
                 status = await_copies(checkpoint, ret_error);
         if (checkpoint_check(checkpoint, &torn) != NEBULA_OK)
@@ -326,13 +326,13 @@ enum nebula_status nebula_checkpoint_state(nebula_checkpoint *checkpoint, enum n
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_state needs a checkpoint and a place "
                                  "for the state");
         session = checkpoint->session;
-        pthread_mutex_lock(&session->request_lock);
+        lock_take(&session->request_lock);
         status = session_call(session, &call, ret_error);
         if (status == NEBULA_OK)
                 state = ((const struct ipc_state *)session->wire.frame.payload)->state;
         if (status == NEBULA_OK && state > NEBULA_STATE_FAILED)
                 status = session_break(session, ret_error, "the agent reported the unknown state %u", state);
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
         if (status == NEBULA_FAILED) { /* it is lost: the report says why */
                 status = NEBULA_OK;
                 state = NEBULA_STATE_FAILED;

@@ -37,6 +37,7 @@
 
 #include "capture/cow.h"
 #include "ipc/ipc.h"
+#include "os/lock.h"
 
 /* An agent that is alive answers at once, unless it was asked to wait. */
 #define CLIENT_ANSWER_MS 60000
@@ -101,7 +102,7 @@ struct client_copy {
 };
 
 struct client_copies {
-        pthread_mutex_t copies_lock; /* guards all that follows */
+        struct lock copies_lock; /* guards all that follows */
         pthread_cond_t moved;
         struct client_copy *first; /* the oldest; one thread works on it */
         struct client_copy *released; /* off the list: its `release` is running, on the other thread, or will be, as those behind it */
@@ -122,12 +123,12 @@ struct client_flushed {
 struct nebula_session {
         struct nebula_session *next; /* of all sessions in this process */
 
-        pthread_mutex_t settings_lock; /* guards settings, idle_wire and flushed */
+        struct lock settings_lock; /* guards settings, idle_wire and flushed */
         struct client_flushed flushed;
         struct client_settings settings;
         struct client_wire idle_wire;  /* of the last request that had one of its own, for the next */
 
-        pthread_mutex_t request_lock; /* guards all that follows, and puts requests in order */
+        struct lock request_lock; /* guards all that follows, and puts requests in order */
         struct client_wire wire;
         struct capture_pool *pool;        /* NULL until the first save */
         void (*unmapping)(void *argument, void *image); /* whom the pool tells; or NULL */

@@ -28,7 +28,7 @@
 
 void copies_init(struct nebula_session *session)
 {
-        pthread_mutex_init(&session->copies.copies_lock, NULL);
+        lock_init(&session->copies.copies_lock, LOCK_COPIES);
         os_cond_init(&session->copies.moved);
         session->copies.first = session->copies.released = NULL;
         session->copies.count = 0;
@@ -135,11 +135,11 @@ static bool gave_way(struct nebula_session *session, const struct client_copy *c
 {
         bool result;
 
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         result = copy->is_replaced && agent_nonce == copy->agent_nonce;
         for (const struct client_copy *later = copy->next; later && !result; later = later->next)
                 result = is_of_file(later, copy->checkpoint->tag, copy->name);
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
         return result;
 }
 
@@ -176,9 +176,9 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
         enum nebula_status status;
         bool is_late;
 
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         copy->captured.commits = takes_commit(session, copy);
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
         status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
         if (status == NEBULA_NOT_FOUND && gave_way(session, copy, wire->agent_nonce))
                 status = NEBULA_OK;
@@ -189,10 +189,10 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
                 checkpoint_saved(copy->checkpoint, copy->captured.commits);
         else
                 lose(session, wire, copy, status, error->message);
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         copy->is_told = true;
         is_late = takes_commit(session, copy);
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
         if (status != NEBULA_OK || !is_late)
                 return status;
         status = session_call_alone(session, wire, &commit, error);
@@ -213,9 +213,9 @@ static bool tell_copied(struct nebula_session *session, struct client_wire *wire
                 return true;
         copy->copied_size = request.size;
         request.sum_count = cow_summed(copy->capture, request.size);
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         request.commits = copy->checkpoint->commit_is_due;
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
         return tell(session, wire, IPC_COPIED, &request, sizeof request, NULL) == NEBULA_OK;
 }
 
@@ -260,10 +260,10 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
         if (status == NEBULA_OK)
                 return tell_captured(session, wire, copy, error);
         lose(session, wire, copy, tell_abandoned(session, wire, copy, error->message), error->message);
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         copy->is_told = true;
         takes_commit(session, copy); /* which is none any more: the version has failed */
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
         return status;
 }
 
@@ -287,14 +287,14 @@ static void *make_copies(void *argument)
         struct client_wire wire = { .fd = -1 };
         struct client_copy *copy;
 
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         for (;;) {
                 while (!copies->first && !copies->is_ending)
-                        os_cond_wait(&copies->moved, &copies->copies_lock, -1);
+                        lock_wait(&copies->copies_lock, &copies->moved);
                 copy = copies->first;
                 if (!copy)
                         break;
-                pthread_mutex_unlock(&copies->copies_lock);
+                lock_give(&copies->copies_lock);
 
                 if (copy->capture && os->now_ns() < copy->added_ns + COPY_AFTER_NS)
                         os->sleep_ms(COPY_AFTER_NS / 1000000);
@@ -303,10 +303,10 @@ static void *make_copies(void *argument)
                 ending_done();
                 if (copy->large) /* not in save(), which it would hold up */
                         cow_advise_huge(copy->large, copy->large_count);
-                pthread_mutex_lock(&copies->copies_lock);
+                lock_take(&copies->copies_lock);
                 hand_over_first(copies);
         }
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         client_wire_close(&wire);
         return NULL;
 }
@@ -318,17 +318,17 @@ static void *release_copies(void *argument)
         struct client_copy *copy;
         bool closes_session;
 
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         for (;;) {
                 while (!copies->released && (copies->first || !copies->is_ending))
-                        os_cond_wait(&copies->moved, &copies->copies_lock, -1);
+                        lock_wait(&copies->copies_lock, &copies->moved);
                 copy = copies->released;
                 if (!copy)
                         break;
-                pthread_mutex_unlock(&copies->copies_lock);
+                lock_give(&copies->copies_lock);
                 if (copy->release)
                         copy->release(copy->argument, copy->failure.status == NEBULA_OK ? NULL : &copy->failure);
-                pthread_mutex_lock(&copies->copies_lock);
+                lock_take(&copies->copies_lock);
                 copies->released = copy->next;
                 copies->count--;
                 pthread_cond_broadcast(&copies->moved);
@@ -339,7 +339,7 @@ static void *release_copies(void *argument)
         closes_session = copies->closes_session;
         if (closes_session)
                 copies->has_releaser = false;
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         if (closes_session) {
                 pthread_detach(pthread_self());
                 nebula_session_close(session);
@@ -358,9 +358,9 @@ bool copies_are_on_this_thread(struct nebula_session *session)
 {
         bool is_own;
 
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         is_own = is_own_thread(&session->copies);
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
         return is_own;
 }
 
@@ -369,13 +369,13 @@ enum nebula_status copies_ready(struct nebula_session *session)
         struct client_copies *copies = &session->copies;
         bool is_ready;
 
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         if (!copies->has_releaser)
                 copies->has_releaser = os_thread_start_for_program(&copies->releaser, release_copies, session) == 0;
         if (copies->has_releaser && !copies->has_maker)
                 copies->has_maker = os_thread_start_for_program(&copies->maker, make_copies, session) == 0;
         is_ready = copies->has_maker && copies->count < CLIENT_COPY_MAX;
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         return is_ready ? NEBULA_OK : NEBULA_UNAVAILABLE;
 }
 
@@ -387,12 +387,12 @@ void copies_add(struct nebula_session *session, struct client_copy *copy)
         atomic_fetch_add(&copy->checkpoint->user_count, 1);
         copy->added_ns = os->now_ns();
         ending_begin();
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         while (*link)
                 link = &(*link)->next;
         *link = copy;
         copies->count++;
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         pthread_cond_broadcast(&copies->moved); /* behind the lock, which else the thread that wakes up would wait for, and be woken twice */
 }
 
@@ -410,9 +410,9 @@ bool copies_are_under_way(struct nebula_session *session, const struct nebula_ch
 {
         bool is_under_way;
 
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         is_under_way = are_under_way(&session->copies, checkpoint);
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
         return is_under_way;
 }
 
@@ -420,10 +420,10 @@ bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *che
 {
         bool is_under_way;
 
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         is_under_way = are_under_way(&session->copies, checkpoint);
         checkpoint->commit_is_due = is_under_way;
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
         return is_under_way;
 }
 
@@ -441,16 +441,16 @@ void copies_lock_settled(struct nebula_session *session, const char *tag)
 {
         struct client_copies *copies = &session->copies;
 
-        pthread_mutex_lock(&session->request_lock);
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&session->request_lock);
+        lock_take(&copies->copies_lock);
         while (commit_is_under_way(copies, tag)) {
-                pthread_mutex_unlock(&session->request_lock);
-                os_cond_wait(&copies->moved, &copies->copies_lock, -1);
-                pthread_mutex_unlock(&copies->copies_lock);
-                pthread_mutex_lock(&session->request_lock);
-                pthread_mutex_lock(&copies->copies_lock);
+                lock_give(&session->request_lock);
+                lock_wait(&copies->copies_lock, &copies->moved);
+                lock_give(&copies->copies_lock);
+                lock_take(&session->request_lock);
+                lock_take(&copies->copies_lock);
         }
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
 }
 
 bool copies_has(struct nebula_session *session, const char *tag, const char *name)
@@ -458,19 +458,19 @@ bool copies_has(struct nebula_session *session, const char *tag, const char *nam
         struct client_copies *copies = &session->copies;
         bool found = false;
 
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         for (const struct client_copy *copy = copies->first; copy && !found; copy = copy->next)
                 found = is_of_file(copy, tag, name);
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         return found;
 }
 
 void copies_replace(struct nebula_session *session, const char *tag, const char *name)
 {
-        pthread_mutex_lock(&session->copies.copies_lock);
+        lock_take(&session->copies.copies_lock);
         for (struct client_copy *copy = session->copies.first; copy; copy = copy->next)
                 copy->is_replaced |= is_of_file(copy, tag, name);
-        pthread_mutex_unlock(&session->copies.copies_lock);
+        lock_give(&session->copies.copies_lock);
 }
 
 size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COPY_MAX])
@@ -478,10 +478,10 @@ size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COP
         struct client_copies *copies = &session->copies;
         size_t count = 0;
 
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         for (const struct client_copy *copy = copies->first; copy && count < CLIENT_COPY_MAX; copy = copy->next)
                 ret_ids[count++] = copy->image_id;
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         return count;
 }
 
@@ -496,7 +496,7 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
                 timeout_ms = -1; /* "for ever" said with a large number */
         if (timeout_ms >= 0)
                 end_ns = os->now_ns() + timeout_ms * 1000000;
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         for (;;) {
                 int64_t left_ms = timeout_ms < 0 ? -1 : (end_ns - os->now_ns() + 999999) / 1000000;
                 const struct client_copy *copy = copies->first;
@@ -517,9 +517,9 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
                                            copy->name, copy->checkpoint->tag);
                         break;
                 }
-                os_cond_wait(&copies->moved, &copies->copies_lock, left_ms);
+                lock_wait_for(&copies->copies_lock, &copies->moved, left_ms);
         }
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         return status;
 }
 
@@ -528,12 +528,12 @@ bool copies_close_later(struct nebula_session *session)
         struct client_copies *copies = &session->copies;
         bool is_own;
 
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         is_own = is_own_thread(copies);
         if (is_own)
                 copies->is_ending = copies->closes_session = true;
         pthread_cond_broadcast(&copies->moved);
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         return is_own;
 }
 
@@ -542,15 +542,15 @@ void copies_done(struct nebula_session *session)
         struct client_copies *copies = &session->copies;
         bool has_maker, has_releaser;
 
-        pthread_mutex_lock(&copies->copies_lock);
+        lock_take(&copies->copies_lock);
         copies->is_ending = true;
         has_maker = copies->has_maker;
         has_releaser = copies->has_releaser;
         pthread_cond_broadcast(&copies->moved);
-        pthread_mutex_unlock(&copies->copies_lock);
+        lock_give(&copies->copies_lock);
         if (has_maker)
                 pthread_join(copies->maker, NULL);
         if (has_releaser)
                 pthread_join(copies->releaser, NULL);
-        pthread_mutex_destroy(&copies->copies_lock);
+        lock_done(&copies->copies_lock);
 }

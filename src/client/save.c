@@ -114,9 +114,9 @@ static enum client_capture capture_setting(struct nebula_session *session)
 {
         enum client_capture setting;
 
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         setting = session->settings.capture;
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         return setting;
 }
 
@@ -414,7 +414,7 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
                 checkpoint_know(plan->checkpoint, 0, 0); /* the version is in doubt too: begin it again by its tag */
                 status = save_once(plan, &releases, error);
         }
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
         if (releases) /* at the end: it may free the checkpoint and close the session */
                 plan->keep->release(plan->keep->argument, NULL);
         return status;

@@ -6,7 +6,7 @@
 #include "client/client.h"
 #include "os/os.h"
 
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards sessions and their `next` */
+static struct lock list_lock = LOCK_INIT(LOCK_SESSIONS); /* guards sessions and their `next` */
 static struct nebula_session *sessions;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
@@ -17,10 +17,10 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
  */
 static void before_fork(void)
 {
-        pthread_mutex_lock(&list_lock);
+        lock_take(&list_lock);
         for (struct nebula_session *session = sessions; session; session = session->next) {
-                session->was_locked = pthread_mutex_trylock(&session->request_lock) == 0;
-                pthread_mutex_lock(&session->settings_lock);
+                session->was_locked = lock_try(&session->request_lock);
+                lock_take_beside(&session->settings_lock);
         }
         client_wires_before_fork();
 }
@@ -29,19 +29,19 @@ static void after_fork_in_parent(void)
 {
         client_wires_after_fork(false);
         for (struct nebula_session *session = sessions; session; session = session->next) {
-                pthread_mutex_unlock(&session->settings_lock);
+                lock_give(&session->settings_lock);
                 if (session->was_locked)
-                        pthread_mutex_unlock(&session->request_lock);
+                        lock_give(&session->request_lock);
         }
-        pthread_mutex_unlock(&list_lock);
+        lock_give(&list_lock);
 }
 
 static void after_fork_in_child(void)
 {
         client_wires_after_fork(true);
         for (struct nebula_session *session = sessions; session; session = session->next) {
-                pthread_mutex_init(&session->settings_lock, NULL);
-                pthread_mutex_init(&session->request_lock, NULL);
+                lock_init(&session->settings_lock, LOCK_SETTINGS);
+                lock_init(&session->request_lock, LOCK_REQUEST);
                 if (session->was_locked) {
                         client_wire_close(&session->wire);
                         if (session->pool) /* it would be called in a child that has one thread, and no device */
@@ -54,22 +54,23 @@ static void after_fork_in_child(void)
                 copies_fork(session);
                 session->retry_pause_ms = 0;
         }
-        pthread_mutex_init(&list_lock, NULL);
+        lock_init(&list_lock, LOCK_SESSIONS);
         client_inline_forked();
 }
 
 static void watch_forks(void)
 {
+        cow_watch_forks();
         pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 static void list_add(struct nebula_session *session)
 {
         pthread_once(&fork_once, watch_forks);
-        pthread_mutex_lock(&list_lock);
+        lock_take(&list_lock);
         session->next = sessions;
         sessions = session;
-        pthread_mutex_unlock(&list_lock);
+        lock_give(&list_lock);
 }
 
 /* Whether it was the last one. */
@@ -77,7 +78,7 @@ static bool list_remove(struct nebula_session *session)
 {
         bool is_last;
 
-        pthread_mutex_lock(&list_lock);
+        lock_take(&list_lock);
         for (struct nebula_session **at = &sessions; *at; at = &(*at)->next) {
                 if (*at == session) {
                         *at = session->next;
@@ -85,7 +86,7 @@ static bool list_remove(struct nebula_session *session)
                 }
         }
         is_last = !sessions;
-        pthread_mutex_unlock(&list_lock);
+        lock_give(&list_lock);
         return is_last;
 }
 
@@ -95,8 +96,8 @@ static void session_free(struct nebula_session *session)
         client_wire_close(&session->wire);
         client_wire_close(&session->idle_wire);
         capture_pool_free(session->pool);
-        pthread_mutex_destroy(&session->request_lock);
-        pthread_mutex_destroy(&session->settings_lock);
+        lock_done(&session->request_lock);
+        lock_done(&session->settings_lock);
         free(session);
 }
 
@@ -113,8 +114,8 @@ enum nebula_status nebula_session_open(const struct nebula_options *options, neb
         if (!session)
                 return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         session->wire.fd = session->idle_wire.fd = -1;
-        pthread_mutex_init(&session->settings_lock, NULL);
-        pthread_mutex_init(&session->request_lock, NULL);
+        lock_init(&session->settings_lock, LOCK_SETTINGS);
+        lock_init(&session->request_lock, LOCK_REQUEST);
         copies_init(session);
         status = client_settings_read(options, &session->settings, ret_error);
         if (status != NEBULA_OK)
@@ -125,9 +126,9 @@ enum nebula_status nebula_session_open(const struct nebula_options *options, neb
                 goto free_session;
         }
         list_add(session);
-        pthread_mutex_lock(&session->request_lock);
+        lock_take(&session->request_lock);
         status = session_connect(session, ret_error);
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
         if (status != NEBULA_OK)
                 goto leave_list;
         *ret_session = session;
@@ -145,9 +146,9 @@ static bool is_another_job(nebula_session *session, const struct ipc_hello *hell
 {
         bool is_other;
 
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         is_other = strcmp(hello->persist_path, session->settings.hello.persist_path) || strcmp(hello->job, session->settings.hello.job);
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         return is_other;
 }
 
@@ -157,11 +158,11 @@ static void lock_for_configure(nebula_session *session, const struct ipc_hello *
 {
         bool is_settled = !is_another_job(session, hello) || copies_are_on_this_thread(session); /* which cannot wait for itself */
 
-        pthread_mutex_lock(&session->request_lock);
+        lock_take(&session->request_lock);
         while (!is_settled && copies_settle(session, 0, 0, NULL) != NEBULA_OK) {
-                pthread_mutex_unlock(&session->request_lock);
+                lock_give(&session->request_lock);
                 copies_settle(session, 0, -1, NULL);
-                pthread_mutex_lock(&session->request_lock);
+                lock_take(&session->request_lock);
         }
 }
 
@@ -179,16 +180,16 @@ static enum nebula_status leave_parent(nebula_session *session, struct ipc_hello
         hello->pid = os->pid();
         hello->session_nonce = IPC_NONCE_FAMILY(hello->session_nonce) | (number & ~IPC_NONCE_FAMILY(UINT64_MAX));
         client_wire_close(&session->wire);
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         client_wire_close(&session->idle_wire);
         before = session->settings.hello;
         session->settings.hello = *hello;
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         status = session_connect(session, error);
         if (status != NEBULA_OK) {
-                pthread_mutex_lock(&session->settings_lock);
+                lock_take(&session->settings_lock);
                 session->settings.hello = before;
-                pthread_mutex_unlock(&session->settings_lock);
+                lock_give(&session->settings_lock);
         }
         return status;
 }
@@ -210,14 +211,14 @@ enum nebula_status nebula_session_configure(nebula_session *session, const struc
                 goto free_settings;
 
         lock_for_configure(session, &settings->hello);
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         settings->hello.session_nonce = session->settings.hello.session_nonce;
         is_child = settings->hello.pid != session->settings.hello.pid;
         settings->hello.pid = session->settings.hello.pid;
         is_same = memcmp(&settings->hello, &session->settings.hello, sizeof settings->hello) == 0;
         memcpy(session->settings.agent_path, settings->agent_path, sizeof settings->agent_path);
         session->settings.capture = settings->capture;
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         if (!is_same && is_child)
                 status = leave_parent(session, &settings->hello, ret_error);
         if (!is_same && !is_child) {
@@ -229,11 +230,11 @@ enum nebula_status nebula_session_configure(nebula_session *session, const struc
                 status = session_call(session, &call, ret_error);
         }
         if (!is_same && !is_child && status == NEBULA_OK) {
-                pthread_mutex_lock(&session->settings_lock);
+                lock_take(&session->settings_lock);
                 session->settings.hello = settings->hello;
-                pthread_mutex_unlock(&session->settings_lock);
+                lock_give(&session->settings_lock);
         }
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
 free_settings:
         free(settings);
         return status;
@@ -246,9 +247,9 @@ void nebula_session_close(nebula_session *session)
         if (!session || copies_close_later(session))
                 return;
         is_last = list_remove(session);
-        pthread_mutex_lock(&session->request_lock); /* a running save ends first */
+        lock_take(&session->request_lock); /* a running save ends first */
         session_forget_untold(session); /* without its commit it comes to nothing */
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
         session_free(session);
         if (is_last)
                 capture_copy_rest();
@@ -258,12 +259,12 @@ void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void
 {
         if (!session)
                 return;
-        pthread_mutex_lock(&session->request_lock);
+        lock_take(&session->request_lock);
         session->unmapping = unmapping;
         session->unmapping_argument = argument;
         if (session->pool)
                 capture_pool_watch(session->pool, unmapping, argument);
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
 }
 
 enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms, struct nebula_error *ret_error)
@@ -277,9 +278,9 @@ static uint64_t flush_begins(struct nebula_session *session)
 {
         uint64_t number;
 
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         number = ++session->flushed.begun;
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         return number;
 }
 
@@ -288,7 +289,7 @@ static void flush_ends(struct nebula_session *session, uint64_t number, const ch
 {
         struct client_flushed *flushed = &session->flushed;
 
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         if (tag[0]) {
                 memcpy(flushed->tag, tag, sizeof flushed->tag);
                 flushed->one = number;
@@ -297,7 +298,7 @@ static void flush_ends(struct nebula_session *session, uint64_t number, const ch
                 flushed->all = number;
                 flushed->all_nonce = agent_nonce;
         }
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
 }
 
 enum nebula_status nebula_session_flush(nebula_session *session, const char *tag, int64_t timeout_ms,

@@ -120,7 +120,7 @@ enum nebula_status client_start_agent(const struct client_settings *settings, bo
 
 typedef int agent_inline(const char *runtime_dir, const char *memory_dir, char *error, size_t error_size);
 
-static pthread_mutex_t inline_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the two below */
+static struct lock inline_lock = LOCK_INIT(LOCK_INLINE); /* guards the two below */
 static uint32_t inline_pid; /* of the process whose threads the agent is: this one, or one that it was forked from */
 static struct ipc_place inline_place;
 
@@ -220,7 +220,7 @@ enum nebula_status client_start_inline(struct ipc_place *place, struct nebula_er
 {
         enum nebula_status status = NEBULA_OK;
 
-        pthread_mutex_lock(&inline_lock);
+        lock_take(&inline_lock);
         /* A forked child asks its parent's agent, which knows what the parent saved. */
         if (inline_pid == 0 || (inline_pid != os->pid() && !os->alive(inline_pid))) {
                 status = start_inline(&inline_place, error);
@@ -229,12 +229,12 @@ enum nebula_status client_start_inline(struct ipc_place *place, struct nebula_er
         }
         if (status == NEBULA_OK)
                 *place = inline_place;
-        pthread_mutex_unlock(&inline_lock);
+        lock_give(&inline_lock);
         return status;
 }
 
 /* Another thread may have held the lock, which the child does not have. */
 void client_inline_forked(void)
 {
-        pthread_mutex_init(&inline_lock, NULL);
+        lock_init(&inline_lock, LOCK_INLINE);
 }

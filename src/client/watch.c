@@ -22,9 +22,9 @@ enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret
         watch = calloc(1, sizeof *watch);
         if (!watch)
                 return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a watch");
-        pthread_mutex_lock(&session->settings_lock);
+        lock_take(&session->settings_lock);
         watch->settings = session->settings;
-        pthread_mutex_unlock(&session->settings_lock);
+        lock_give(&session->settings_lock);
         watch->settings.hello.role = IPC_ROLE_TOOL;
         watch->settings.is_idle = true;
         watch->wire.fd = -1;

@@ -18,14 +18,14 @@
  * The connections of this process. A forked child has them, too, and would hold them open: threads of its parent's used them, which are
  * not there to close them, and the agent would wait for a trainer that has ended.
  */
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list */
+static struct lock list_lock = LOCK_INIT(LOCK_WIRES); /* guards the list */
 static int *list;
 static size_t list_count, list_room;
 static unsigned fork_count; /* how many forks lie between the first process and this one */
 
 void client_wires_before_fork(void)
 {
-        pthread_mutex_lock(&list_lock);
+        lock_take(&list_lock);
 }
 
 void client_wires_after_fork(bool is_child)
@@ -35,7 +35,7 @@ void client_wires_after_fork(bool is_child)
                         os->close(list[--list_count]);
                 fork_count++;
         }
-        pthread_mutex_unlock(&list_lock);
+        lock_give(&list_lock);
 }
 
 /* Not while it connects, which a stopped agent can hold up: a fork would wait, too. What cannot be listed is as good as the others, but for
@@ -44,7 +44,7 @@ static void list_fd(int fd)
 {
         int *larger;
 
-        pthread_mutex_lock(&list_lock);
+        lock_take(&list_lock);
         if (list_count == list_room) {
                 larger = realloc(list, (list_room + 8) * sizeof *list);
                 list = larger ? larger : list;
@@ -52,12 +52,12 @@ static void list_fd(int fd)
         }
         if (list_count < list_room)
                 list[list_count++] = fd;
-        pthread_mutex_unlock(&list_lock);
+        lock_give(&list_lock);
 }
 
 static void close_listed(int fd, unsigned opened_in)
 {
-        pthread_mutex_lock(&list_lock);
+        lock_take(&list_lock);
         for (size_t i = 0; opened_in == fork_count && i < list_count; i++)
                 if (list[i] == fd) {
                         list[i] = list[--list_count];
@@ -65,7 +65,7 @@ static void close_listed(int fd, unsigned opened_in)
                 }
         if (opened_in == fork_count) /* else it was closed when this process began, and the number may be another's */
                 os->close(fd);
-        pthread_mutex_unlock(&list_lock);
+        lock_give(&list_lock);
 }
 
 void client_wire_close(struct client_wire *wire)

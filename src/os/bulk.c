@@ -84,7 +84,7 @@ int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
 
                 feed->missing[i] = (uint8_t)count_of(left < chunk_bytes ? left : chunk_bytes, BULK_REQUEST_BYTES);
         }
-        pthread_mutex_init(&feed->lock, NULL);
+        lock_init(&feed->lock, LOCK_FEED);
         os_cond_init(&feed->changed);
         return 0;
 }
@@ -95,7 +95,7 @@ void bulk_feed_done(struct bulk_feed *feed)
                 return;
         free(feed->offsets);
         free(feed->missing);
-        pthread_mutex_destroy(&feed->lock);
+        lock_done(&feed->lock);
         pthread_cond_destroy(&feed->changed);
         feed->offsets = NULL;
 }
@@ -113,26 +113,26 @@ static void tell_piece(struct bulk_feed *feed, uint64_t offset)
 
 void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset)
 {
-        pthread_mutex_lock(&feed->lock);
+        lock_take(&feed->lock);
         tell_piece(feed, offset);
-        pthread_mutex_unlock(&feed->lock);
+        lock_give(&feed->lock);
 }
 
 void bulk_feed_tell_all(struct bulk_feed *feed)
 {
-        pthread_mutex_lock(&feed->lock);
+        lock_take(&feed->lock);
         for (size_t i = 0; i < feed->wanted; i++)
                 while (feed->missing[i])
                         tell_piece(feed, i * feed->chunk_bytes);
-        pthread_mutex_unlock(&feed->lock);
+        lock_give(&feed->lock);
 }
 
 void bulk_feed_end(struct bulk_feed *feed)
 {
-        pthread_mutex_lock(&feed->lock);
+        lock_take(&feed->lock);
         feed->is_ended = true;
         pthread_cond_broadcast(&feed->changed);
-        pthread_mutex_unlock(&feed->lock);
+        lock_give(&feed->lock);
 }
 
 static bool is_far_ahead(const struct bulk_feed *feed, uint64_t ahead)
@@ -144,11 +144,11 @@ bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead)
 {
         bool is_ahead;
 
-        pthread_mutex_lock(&feed->lock);
+        lock_take(&feed->lock);
         if (is_far_ahead(feed, ahead))
-                os_cond_wait(&feed->changed, &feed->lock, PACE_MS);
+                lock_wait_for(&feed->lock, &feed->changed, PACE_MS);
         is_ahead = is_far_ahead(feed, ahead);
-        pthread_mutex_unlock(&feed->lock);
+        lock_give(&feed->lock);
         return is_ahead;
 }
 
@@ -156,11 +156,11 @@ bool bulk_feed_wait(struct bulk_feed *feed)
 {
         bool is_whole;
 
-        pthread_mutex_lock(&feed->lock);
+        lock_take(&feed->lock);
         while (feed->count < feed->wanted && !feed->is_ended)
-                pthread_cond_wait(&feed->changed, &feed->lock);
+                lock_wait(&feed->lock, &feed->changed);
         is_whole = feed->count == feed->wanted;
-        pthread_mutex_unlock(&feed->lock);
+        lock_give(&feed->lock);
         return is_whole;
 }
 
@@ -172,9 +172,9 @@ static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
         uint64_t index;
         int result;
 
-        pthread_mutex_lock(&feed->lock);
+        lock_take(&feed->lock);
         while ((index = atomic_load(&job->next_chunk)) == feed->count && index < feed->wanted && !feed->is_ended && may_wait)
-                pthread_cond_wait(&feed->changed, &feed->lock);
+                lock_wait(&feed->lock, &feed->changed);
         if (index < feed->count) {
                 *ret_offset = feed->offsets[index];
                 atomic_store(&job->next_chunk, index + 1);
@@ -184,7 +184,7 @@ static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
         } else {
                 result = index == feed->wanted ? -ENODATA : feed->is_ended ? -ECANCELED : -EAGAIN;
         }
-        pthread_mutex_unlock(&feed->lock);
+        lock_give(&feed->lock);
         return result;
 }
 
@@ -253,14 +253,14 @@ bool bulk_take(struct bulk_job *job, bool may_wait, uint64_t *ret_offset, uint64
 void bulk_fail(struct bulk_job *job, uint64_t offset, int result, const struct nebula_error *error)
 {
         atomic_store(&job->is_stopped, true);
-        pthread_mutex_lock(&job->result_lock);
+        lock_take(&job->result_lock);
         if (!job->result || offset < job->failed_offset) {
                 job->result = result;
                 job->failed_offset = offset;
                 if (job->error && error)
                         *job->error = *error;
         }
-        pthread_mutex_unlock(&job->result_lock);
+        lock_give(&job->result_lock);
 }
 
 /* Moves the bytes behind the last whole page of a direct file. */
@@ -332,10 +332,10 @@ static int run_job(struct bulk_job *job)
         job->chunk_count = count_of(job->size, job->chunk_bytes);
         if (job->is_direct && (((uintptr_t)job->data | job->chunk_bytes) & (BULK_PAGE_BYTES - 1)))
                 return -EINVAL;
-        pthread_mutex_init(&job->result_lock, NULL);
+        lock_init(&job->result_lock, LOCK_BULK_RESULT);
         if (bulk_engine_used() == BULK_ENGINE_THREADS || !bulk_run_ring(job))
                 bulk_run_threads(job);
-        pthread_mutex_destroy(&job->result_lock);
+        lock_done(&job->result_lock);
         return job->result;
 }
 
@@ -343,11 +343,11 @@ static void feed_attach(struct bulk_feed *feed, bool is_written)
 {
         if (!feed)
                 return;
-        pthread_mutex_lock(&feed->lock);
+        lock_take(&feed->lock);
         feed->taken = 0;
         feed->is_written = is_written;
         pthread_cond_broadcast(&feed->changed);
-        pthread_mutex_unlock(&feed->lock);
+        lock_give(&feed->lock);
 }
 
 int bulk_pin(const void *data, uint64_t size)

@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "nebula.h"
+#include "os/lock.h"
 
 #define BULK_PAGE_BYTES 4096u
 #define BULK_REQUEST_BYTES (4u << 20) /* large enough for full speed, small enough to spread over threads */
@@ -49,7 +50,7 @@ int bulk_engine_force(enum bulk_engine engine);
  * ended. The caller that made the feed frees it when producer and writers are done.
  */
 struct bulk_feed {
-        pthread_mutex_t lock; /* guards the members below */
+        struct lock lock; /* guards the members below */
         pthread_cond_t changed;
         uint64_t chunk_bytes; /* size of one request */
         uint8_t *missing;  /* per chunk: pieces not told yet */

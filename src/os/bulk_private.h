@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "os/bulk.h"
+#include "os/lock.h"
 
 /* One call of bulk_write or bulk_read. */
 struct bulk_job {
@@ -26,7 +27,7 @@ struct bulk_job {
         atomic_uint_fast64_t next_chunk; /* chunks taken so far; if there is a feed, feed->lock guards it */
         atomic_bool is_stopped;
 
-        pthread_mutex_t result_lock; /* guards the members below */
+        struct lock result_lock; /* guards the members below */
         int result;
         uint64_t failed_offset; /* where `result` happened: of several failures, the one nearest to the start is reported */
 };

@@ -31,7 +31,7 @@ struct pinned {
 };
 
 /* Guards the list below and the is_used of its entries. The ring of an entry belongs to the run that has set is_used. */
-static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lock pinned_lock = LOCK_INIT(LOCK_PINNED);
 static struct pinned *pinned_list;
 
 struct uring_run {
@@ -40,7 +40,7 @@ struct uring_run {
         const struct pinned *pinned; /* NULL: the ring is for this run alone */
         struct request requests[BULK_DEPTH];
 
-        pthread_mutex_t queue_lock; /* guards the members below */
+        struct lock queue_lock; /* guards the members below */
         pthread_cond_t queue_changed;
         struct { uint64_t offset, size; } queue[BULK_DEPTH];
         size_t queue_first, queue_count;
@@ -92,7 +92,7 @@ int bulk_ring_pin(const char *data, uint64_t size)
 
         if (!size)
                 return -EINVAL;
-        pthread_mutex_lock(&pinned_lock);
+        lock_take(&pinned_lock);
         if (*pinned_find(data))
                 goto unlock;
         pinned = calloc(1, sizeof *pinned);
@@ -110,7 +110,7 @@ int bulk_ring_pin(const char *data, uint64_t size)
         pinned->next = pinned_list;
         pinned_list = pinned;
 unlock:
-        pthread_mutex_unlock(&pinned_lock);
+        lock_give(&pinned_lock);
         return result;
 }
 
@@ -118,12 +118,12 @@ void bulk_ring_unpin(const char *data)
 {
         struct pinned **link, *pinned;
 
-        pthread_mutex_lock(&pinned_lock);
+        lock_take(&pinned_lock);
         link = pinned_find(data);
         pinned = *link;
         if (pinned)
                 *link = pinned->next;
-        pthread_mutex_unlock(&pinned_lock);
+        lock_give(&pinned_lock);
         if (pinned)
                 pinned_free(pinned);
 }
@@ -135,21 +135,21 @@ static struct pinned *pinned_take(const struct bulk_job *job)
 
         if (!job->is_write)
                 return NULL;
-        pthread_mutex_lock(&pinned_lock);
+        lock_take(&pinned_lock);
         pinned = *pinned_find(job->data);
         if (pinned && (pinned->is_used || pinned->size < job->size))
                 pinned = NULL;
         if (pinned)
                 pinned->is_used = true;
-        pthread_mutex_unlock(&pinned_lock);
+        lock_give(&pinned_lock);
         return pinned;
 }
 
 static void pinned_return(struct pinned *pinned)
 {
-        pthread_mutex_lock(&pinned_lock);
+        lock_take(&pinned_lock);
         pinned->is_used = false;
-        pthread_mutex_unlock(&pinned_lock);
+        lock_give(&pinned_lock);
 }
 
 static uint64_t direct_end(const struct bulk_job *job, const struct request *request)
@@ -176,23 +176,23 @@ static void *check_queue(void *argument)
 {
         struct uring_run *run = argument;
 
-        pthread_mutex_lock(&run->queue_lock);
+        lock_take(&run->queue_lock);
         for (;;) {
                 uint64_t offset, size;
 
                 while (!run->queue_count && !run->is_ended)
-                        pthread_cond_wait(&run->queue_changed, &run->queue_lock);
+                        lock_wait(&run->queue_lock, &run->queue_changed);
                 if (!run->queue_count)
                         break;
                 offset = run->queue[run->queue_first].offset;
                 size = run->queue[run->queue_first].size;
                 run->queue_first = (run->queue_first + 1) % BULK_DEPTH;
                 run->queue_count--;
-                pthread_mutex_unlock(&run->queue_lock);
+                lock_give(&run->queue_lock);
                 bulk_finish_chunk(run->job, run->job->data + offset, offset, size);
-                pthread_mutex_lock(&run->queue_lock);
+                lock_take(&run->queue_lock);
         }
-        pthread_mutex_unlock(&run->queue_lock);
+        lock_give(&run->queue_lock);
         return NULL;
 }
 
@@ -201,7 +201,7 @@ static void hand_over(struct uring_run *run, uint64_t offset, uint64_t size)
 {
         bool is_queued = false;
 
-        pthread_mutex_lock(&run->queue_lock);
+        lock_take(&run->queue_lock);
         if (run->checker_count && run->queue_count < BULK_DEPTH) {
                 size_t last = (run->queue_first + run->queue_count) % BULK_DEPTH;
 
@@ -211,7 +211,7 @@ static void hand_over(struct uring_run *run, uint64_t offset, uint64_t size)
                 is_queued = true;
                 pthread_cond_signal(&run->queue_changed);
         }
-        pthread_mutex_unlock(&run->queue_lock);
+        lock_give(&run->queue_lock);
         if (!is_queued)
                 bulk_finish_chunk(run->job, run->job->data + offset, offset, size);
 }
@@ -317,22 +317,22 @@ static bool pump_and_check(struct uring_run *run)
         size_t count = 0;
         bool is_whole;
 
-        pthread_mutex_init(&run->queue_lock, NULL);
+        lock_init(&run->queue_lock, LOCK_RING_QUEUE);
         pthread_cond_init(&run->queue_changed, NULL);
         while (job->check && count < wanted && count + 1 < job->chunk_count &&
                !bulk_start(&threads[count], check_queue, run))
                 count++;
         run->checker_count = count;
         is_whole = pump(run);
-        pthread_mutex_lock(&run->queue_lock);
+        lock_take(&run->queue_lock);
         run->is_ended = true;
         pthread_cond_broadcast(&run->queue_changed);
-        pthread_mutex_unlock(&run->queue_lock);
+        lock_give(&run->queue_lock);
         check_queue(run); /* helps to check the rest */
         while (count)
                 pthread_join(threads[--count], NULL);
         pthread_cond_destroy(&run->queue_changed);
-        pthread_mutex_destroy(&run->queue_lock);
+        lock_done(&run->queue_lock);
         return is_whole;
 }
 

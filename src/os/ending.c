@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "os/ending.h"
+#include "os/lock.h"
 #include "os/os_uffd.h"
 #include "os/thread.h"
 
@@ -32,7 +33,7 @@ static atomic_bool is_near, was_crash_survived;
 static atomic_int forked; /* 1: yes, -1: no, 0: not known yet */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT, crash_once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t handlers_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below and the installing of handlers */
+static struct lock handlers_lock = LOCK_INIT(LOCK_ENDING); /* guards the variables below and the installing of handlers */
 static bool has_thread;
 static sem_t signal_came;
 
@@ -71,7 +72,7 @@ static void wait_at_exit(void)
 /* A forked child has neither the parent's threads nor their work. */
 static void forget_in_child(void)
 {
-        pthread_mutex_init(&handlers_lock, NULL);
+        lock_init(&handlers_lock, LOCK_ENDING);
         has_thread = false;
         atomic_store(&under_way, 0);
         atomic_store(&due_signal, 0);
@@ -219,19 +220,19 @@ void ending_begin(void)
 {
         pthread_once(&once, start);
         pthread_once(&crash_once, watch_crashes);
-        pthread_mutex_lock(&handlers_lock);
+        lock_take(&handlers_lock);
         atomic_store(&owner, getpid());
         atomic_fetch_add(&under_way, 1);
         hold_signals(); /* on every call: the program may have restored the default since */
-        pthread_mutex_unlock(&handlers_lock);
+        lock_give(&handlers_lock);
 }
 
 void ending_done(void)
 {
-        pthread_mutex_lock(&handlers_lock);
+        lock_take(&handlers_lock);
         if (atomic_fetch_sub(&under_way, 1) == 1 && atomic_load(&due_signal) == 0)
                 let_signals_go();
-        pthread_mutex_unlock(&handlers_lock);
+        lock_give(&handlers_lock);
 }
 
 /* Whether the process was forked without exec since. Field 9 of stat is the flags; it is the seventh field behind the program's name. */

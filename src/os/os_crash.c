@@ -2,11 +2,11 @@
 #include "os/os_crash.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "os/lock.h"
 #include "os/os.h"
 #include "os/os_ring_model.h"
 #include "os/os_crash_model.h"
@@ -18,7 +18,7 @@ static const struct os_table *below;
 static struct os_table table;
 static char *root;
 
-static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER; /* guards all variables below */
+static struct lock log_lock = LOCK_INIT(LOCK_CRASH_LOG); /* guards all variables below */
 static struct crash_op *ops;
 static size_t op_count;
 static size_t durable_count; /* length of the log when os_crash_begin returned */
@@ -113,11 +113,11 @@ static int crash_open(const char *path, int flags)
 {
         int fd;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         fd = below->open(path, flags);
         if (fd >= 0)
                 log_open(fd, path, flags);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return fd;
 }
 
@@ -134,11 +134,11 @@ static int crash_open_below(const char *at, const char *key, int flags)
         int fd;
 
         join(at, key, path);
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         fd = below->open_below(at, key, flags);
         if (fd >= 0)
                 log_open(fd, path, flags);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return fd;
 }
 
@@ -146,11 +146,11 @@ static int crash_close(int fd)
 {
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         if (fd >= 0 && fd < FD_MAX)
                 files[fd].inode = 0;
         result = below->close(fd);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -159,11 +159,11 @@ static int64_t crash_pwrite(int fd, const void *data, size_t size, uint64_t offs
         int64_t count;
         uint32_t inode;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         count = below->pwrite(fd, data, size, offset);
         if (count > 0 && inode_of(fd, &inode))
                 log_write(inode, data, (uint64_t)count, offset);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return count;
 }
 
@@ -173,7 +173,7 @@ static int64_t crash_write(int fd, const void *data, size_t size)
         uint32_t inode;
         int64_t count;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         if (inode_of(fd, &inode) && files[fd].is_append && !below->fstat(fd, &before))
                 files[fd].offset = before.size;
         count = below->write(fd, data, size);
@@ -181,7 +181,7 @@ static int64_t crash_write(int fd, const void *data, size_t size)
                 log_write(inode, data, (uint64_t)count, files[fd].offset);
                 files[fd].offset += (uint64_t)count;
         }
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return count;
 }
 
@@ -190,16 +190,16 @@ static int64_t crash_read(int fd, void *data, size_t size)
         uint32_t inode;
         int64_t count;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         if (!inode_of(fd, &inode)) {
                 /* Read without the lock: a pipe or a socket may wait for another thread's call. */
-                pthread_mutex_unlock(&log_lock);
+                lock_give(&log_lock);
                 return below->read(fd, data, size);
         }
         count = below->read(fd, data, size);
         if (count > 0)
                 files[fd].offset += (uint64_t)count;
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return count;
 }
 
@@ -209,12 +209,12 @@ static int crash_fsync(int fd)
         uint32_t inode;
         int result = 0;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         if (inode_of(fd, &inode))
                 add_op((struct crash_op){ .kind = CRASH_SYNC, .inode = inode });
         else
                 result = below->fsync(fd);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -223,11 +223,11 @@ static int crash_truncate(int fd, uint64_t size)
         uint32_t inode;
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->truncate(fd, size);
         if (!result && inode_of(fd, &inode))
                 log_resize(inode, size);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -237,13 +237,13 @@ static int crash_allocate(int fd, uint64_t offset, uint64_t size)
         uint32_t inode;
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->fstat(fd, &before);
         if (!result)
                 result = below->allocate(fd, offset, size);
         if (!result && inode_of(fd, &inode) && !below->fstat(fd, &after) && after.size != before.size)
                 log_resize(inode, after.size);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -252,14 +252,14 @@ static int crash_punch(int fd, uint64_t offset, uint64_t size)
         uint32_t inode;
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->punch(fd, offset, size);
         if (!result && inode_of(fd, &inode)) {
                 char *zeros = need(calloc(1, size + 1));
 
                 add_op((struct crash_op){ .kind = CRASH_WRITE, .inode = inode, .data = zeros, .size = size, .offset = offset });
         }
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -283,11 +283,11 @@ static int crash_rename(const char *from, const char *to)
 {
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->rename(from, to);
         if (!result)
                 log_rename(from, to);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -298,11 +298,11 @@ static int crash_rename_below(const char *at, const char *from, const char *to)
 
         join(at, from, from_path);
         join(at, to, to_path);
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->rename_below(at, from, to);
         if (!result)
                 log_rename(from_path, to_path);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -325,11 +325,11 @@ static int crash_exchange(const char *a, const char *b)
 {
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->exchange(a, b);
         if (!result)
                 log_exchange(a, b);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -349,11 +349,11 @@ static int crash_link(const char *from, const char *to)
 {
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->link(from, to);
         if (!result)
                 log_link(from, to);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -383,11 +383,11 @@ static int crash_link_below(const char *at, const char *key, const char *to_at, 
 
         join(at, key, path);
         join(to_at, to, to_path);
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->link_below(at, key, to_at, to);
         if (!result)
                 log_link(path, to_path);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -404,11 +404,11 @@ static int remove_with(int (*call)(const char *path), const char *path)
 {
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = call(path);
         if (!result)
                 log_remove(path);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -418,11 +418,11 @@ static int remove_below_with(int (*call)(const char *at, const char *key), const
         int result;
 
         join(at, key, path);
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = call(at, key);
         if (!result)
                 log_remove(path);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -459,11 +459,11 @@ static int crash_mkdir(const char *path, uint32_t mode)
 {
         int result;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->mkdir(path, mode);
         if (!result)
                 log_mkdir(path);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -473,11 +473,11 @@ static int crash_mkdir_below(const char *at, const char *key, uint32_t mode)
         int result;
 
         join(at, key, path);
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         result = below->mkdir_below(at, key, mode);
         if (!result)
                 log_mkdir(path);
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return result;
 }
 
@@ -572,9 +572,9 @@ uint64_t os_crash_position(void)
 {
         uint64_t position;
 
-        pthread_mutex_lock(&log_lock);
+        lock_take(&log_lock);
         position = op_count - durable_count;
-        pthread_mutex_unlock(&log_lock);
+        lock_give(&log_lock);
         return position;
 }
 

@@ -97,19 +97,3 @@ void os_cond_init(pthread_cond_t *cond)
         pthread_cond_init(cond, &attributes);
         pthread_condattr_destroy(&attributes);
 }
-
-bool os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t timeout_ms)
-{
-        struct timespec until;
-
-        if (timeout_ms < 0)
-                return pthread_cond_wait(cond, mutex) == 0;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += timeout_ms / 1000;
-        until.tv_nsec += timeout_ms % 1000 * 1000000;
-        if (until.tv_nsec >= 1000000000) {
-                until.tv_sec++;
-                until.tv_nsec -= 1000000000;
-        }
-        return pthread_cond_timedwait(cond, mutex, &until) != ETIMEDOUT;
-}

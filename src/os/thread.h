@@ -1,7 +1,7 @@
 /*
  * thread.h - additions to pthread.h for Nebula's own threads: start with signals
  * blocked, a moderate stack and, if asked, low priority; wake up on another
- * processor than the waking thread; wait on a clock that is never set.
+ * processor than the waking thread; wait on a clock that is never set (lock_wait_for in lock.h).
  *
  * Not part of `os`: there is no system call here whose failure a test could
  * simulate.
@@ -29,7 +29,5 @@ int os_thread_start_for_program(pthread_t *ret_thread, void *(*run)(void *), voi
  * is no other processor, and nothing has changed. */
 bool os_thread_keep_off(pthread_t thread, cpu_set_t *ret_before);
 void os_cond_init(pthread_cond_t *cond);
-/* False if timeout_ms passed without a signal; timeout_ms < 0: no limit. */
-bool os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t timeout_ms);
 
 #endif

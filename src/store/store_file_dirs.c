@@ -4,18 +4,18 @@
  * sync. So a store syncs the way to each directory once, and remembers it.
  */
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "os/lock.h"
 #include "os/os.h"
 #include "store/store_private.h"
 
 #define DIRECTORY_MODE 0777 /* as the umask allows: others read checkpoints */
 
 struct file_dirs {
-        pthread_mutex_t lock;       /* guards everything below */
+        struct lock lock;       /* guards everything below */
         char *known[FILE_DIRS_KEPT]; /* absolute paths; the oldest is replaced */
         size_t next;
         bool has_device;
@@ -28,7 +28,7 @@ struct file_dirs *file_dirs_new(void)
         struct file_dirs *dirs = calloc(1, sizeof *dirs);
 
         if (dirs)
-                pthread_mutex_init(&dirs->lock, NULL);
+                lock_init(&dirs->lock, LOCK_STORE_DIRS);
         return dirs;
 }
 
@@ -37,25 +37,25 @@ void file_dirs_free(struct file_dirs *dirs)
         if (!dirs)
                 return;
         file_dirs_forget(dirs);
-        pthread_mutex_destroy(&dirs->lock);
+        lock_done(&dirs->lock);
         free(dirs);
 }
 
 void file_dirs_forget(struct file_dirs *dirs)
 {
-        pthread_mutex_lock(&dirs->lock);
+        lock_take(&dirs->lock);
         for (size_t i = 0; i < FILE_DIRS_KEPT; i++) {
                 free(dirs->known[i]);
                 dirs->known[i] = NULL;
         }
-        pthread_mutex_unlock(&dirs->lock);
+        lock_give(&dirs->lock);
 }
 
 void file_dirs_forget_one(struct file_dirs *dirs, const char *path)
 {
         size_t length = strlen(path);
 
-        pthread_mutex_lock(&dirs->lock);
+        lock_take(&dirs->lock);
         for (size_t i = 0; i < FILE_DIRS_KEPT; i++) {
                 const char *known = dirs->known[i];
 
@@ -64,7 +64,7 @@ void file_dirs_forget_one(struct file_dirs *dirs, const char *path)
                 free(dirs->known[i]);
                 dirs->known[i] = NULL;
         }
-        pthread_mutex_unlock(&dirs->lock);
+        lock_give(&dirs->lock);
 }
 
 static bool is_known(const struct file_dirs *dirs, const char *path)
@@ -216,7 +216,7 @@ int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *direc
         length = (size_t)snprintf(path, sizeof path, "%s%s%s", root, *directory ? "/" : "", directory);
         if (length >= sizeof path)
                 return -ENAMETOOLONG;
-        pthread_mutex_lock(&dirs->lock);
+        lock_take(&dirs->lock);
         if (!is_known(dirs, path))
                 result = ensure_root(dirs, root);
         for (size_t i = root_length + 1; i <= length && !result; i++) {
@@ -228,6 +228,6 @@ int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *direc
                 result = ensure_below(dirs, path, root, path + root_length + 1);
                 path[i] = kept;
         }
-        pthread_mutex_unlock(&dirs->lock);
+        lock_give(&dirs->lock);
         return result;
 }

@@ -35,9 +35,9 @@ static unsigned mem_features(struct store *store)
         struct mem_volume *volume = mem_volume_of(store);
         bool is_stale;
 
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         is_stale = volume->faults.stale_writes;
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         return STORE_COPIES | STORE_PUTS_IF_SAME | (is_stale ? 0 : STORE_LISTS_FRESH);
 }
 
@@ -80,9 +80,9 @@ enum nebula_status mem_write(struct store *store, const char *key, char *data, u
         struct store_stamp stamp;
 
         if (!status) {
-                pthread_mutex_lock(&volume->lock);
+                lock_take(&volume->lock);
                 status = write_locked(store, key, &data, size, condition, seen, &stamp, error);
-                pthread_mutex_unlock(&volume->lock);
+                lock_give(&volume->lock);
         }
         free(data);
         if (!status && ret_stamp)
@@ -127,9 +127,9 @@ static enum nebula_status mem_read(struct store *store, const char *key, void *d
 
         if (status)
                 return status;
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         status = read_locked(store, key, data, offset, size, error);
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         return status;
 }
 
@@ -164,9 +164,9 @@ enum nebula_status mem_get(struct store *store, const char *key, size_t limit, c
 
         if (status)
                 return status;
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         status = get_locked(store, key, limit, ret_text, ret_size, ret_stamp, error);
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         return status;
 }
 
@@ -191,7 +191,7 @@ static enum nebula_status mem_stat(struct store *store, const char *key, struct 
 
         if (status)
                 return status;
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         object = mem_find(volume, key);
         if (object) {
                 entry = mem_entry(object);
@@ -200,7 +200,7 @@ static enum nebula_status mem_stat(struct store *store, const char *key, struct 
         } else {
                 status = mem_not_found(store, key, error);
         }
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         if (!status)
                 *ret_entry = entry;
         return status;
@@ -214,13 +214,13 @@ static enum nebula_status remove_one(struct store *store, const struct store_vic
 
         if (status)
                 return status;
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         object = mem_find(volume, victim->key);
         if (object && (!victim->stamp.text[0] || !strcmp(mem_stamp(object).text, victim->stamp.text))) {
                 mem_drop(volume, object);
                 status = mem_answer(volume, victim->key, error);
         }
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         return status;
 }
 

@@ -9,10 +9,10 @@ void store_mem_faults(struct store *store, const struct mem_faults *faults)
 {
         struct mem_volume *volume = mem_volume_of(store);
 
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         volume->faults = faults ? *faults : (struct mem_faults){ 0 };
         volume->call_count = volume->write_count = 0;
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
 }
 
 uint64_t store_mem_calls(struct store *store)
@@ -20,9 +20,9 @@ uint64_t store_mem_calls(struct store *store)
         struct mem_volume *volume = mem_volume_of(store);
         uint64_t count;
 
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         count = volume->call_count;
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         return count;
 }
 
@@ -31,9 +31,9 @@ uint64_t store_mem_writes(struct store *store)
         struct mem_volume *volume = mem_volume_of(store);
         uint64_t count;
 
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         count = volume->write_count;
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         return count;
 }
 
@@ -51,10 +51,10 @@ enum nebula_status mem_begin(struct store *store, const char *key, struct nebula
         int64_t latency_ms;
         int http_status;
 
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         latency_ms = volume->faults.latency_ms;
         http_status = answer_of(&volume->faults, ++volume->call_count);
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         if (latency_ms)
                 os->sleep_ms(latency_ms);
         if (!http_status)

@@ -113,9 +113,9 @@ enum nebula_status mem_list(struct store *store, const char *prefix, bool deep, 
                 page.next = strdup(AT_THE_FIRST);
                 status = page.next ? NEBULA_OK : NEBULA_NO_MEMORY;
         } else {
-                pthread_mutex_lock(&volume->lock);
+                lock_take(&volume->lock);
                 status = list_locked(volume, prefix, deep, from, &page);
-                pthread_mutex_unlock(&volume->lock);
+                lock_give(&volume->lock);
         }
         if (status) {
                 store_page_done(&page);

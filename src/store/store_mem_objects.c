@@ -8,7 +8,7 @@
 #include "os/os.h"
 #include "store/store_mem_private.h"
 
-static pthread_mutex_t volumes_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lock volumes_lock = LOCK_INIT(LOCK_STORE_VOLUMES);
 static struct mem_volume *volumes; /* guarded by volumes_lock */
 static atomic_bool is_allowed;
 
@@ -32,7 +32,7 @@ static struct mem_volume *new_volume(const char *url)
                 free(volume);
                 return NULL;
         }
-        pthread_mutex_init(&volume->lock, NULL);
+        lock_init(&volume->lock, LOCK_STORE_MEM);
         volume->next = volumes;
         volumes = volume;
         return volume;
@@ -42,13 +42,13 @@ struct mem_volume *mem_volume_find(const char *url, bool makes)
 {
         struct mem_volume *volume;
 
-        pthread_mutex_lock(&volumes_lock);
+        lock_take(&volumes_lock);
         volume = volumes;
         while (volume && strcmp(volume->url, url))
                 volume = volume->next;
         if (!volume && makes)
                 volume = new_volume(url);
-        pthread_mutex_unlock(&volumes_lock);
+        lock_give(&volumes_lock);
         return volume;
 }
 
@@ -58,10 +58,10 @@ void store_mem_forget(const char *url)
 
         if (!volume)
                 return;
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         mem_clear(volume);
         volume->faults = (struct mem_faults){ 0 };
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
 }
 
 struct mem_volume *mem_volume_of(const struct store *store)

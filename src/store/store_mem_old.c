@@ -67,13 +67,13 @@ enum nebula_status mem_old_stat(struct store *store, const char *key, struct old
         enum nebula_status status = list_below(store, key, &list, error);
 
         entry.is_directory = list.count;
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         object = status ? NULL : mem_find(volume, key);
         if (object) {
                 entry.size = object->size;
                 entry.mtime_ns = object->wall_ns;
         }
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         if (!status && !object && !list.count)
                 status = mem_not_found(store, key, error);
         store_list_done(&list);
@@ -91,10 +91,10 @@ static int64_t wall_of(const struct store *store, const char *key)
         const struct mem_object *object;
         int64_t wall_ns;
 
-        pthread_mutex_lock(&volume->lock);
+        lock_take(&volume->lock);
         object = mem_find(volume, key);
         wall_ns = object ? object->wall_ns : 0;
-        pthread_mutex_unlock(&volume->lock);
+        lock_give(&volume->lock);
         return wall_ns;
 }
 

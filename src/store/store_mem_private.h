@@ -4,8 +4,7 @@
 #ifndef NB_STORE_STORE_MEM_PRIVATE_H
 #define NB_STORE_STORE_MEM_PRIVATE_H
 
-#include <pthread.h>
-
+#include "os/lock.h"
 #include "store/store_mem.h"
 #include "store/store_private.h"
 
@@ -28,7 +27,7 @@ static inline int64_t mem_time(int64_t wall_ns)
 struct mem_volume {
         struct mem_volume *next;
         char *url;
-        pthread_mutex_t lock; /* guards everything below */
+        struct lock lock; /* guards everything below */
         struct mem_object *objects; /* by key */
         size_t count;
         struct mem_object ghosts[STORE_MEM_STALE_MAX]; /* the last ones that were taken away, without data: stale lists show them */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/lock.h"
 #include "os/os.h"
 #include "store/manifest_private.h"
 #include "sum/sum.h"
@@ -19,7 +20,7 @@ struct verify {
         const struct verify_watch *watch;
         uint64_t readable; /* bytes that are there, at most file->size */
 
-        pthread_mutex_t lock; /* guards everything below */
+        struct lock lock; /* guards everything below */
         size_t next;          /* chunk that nobody has taken yet */
         uint64_t first_offset;
         enum nebula_status status;
@@ -64,7 +65,7 @@ static void *work(void *argument)
         struct nebula_error failure = { 0 };
         void *buffer = aligned_alloc(4096, ((size_t)chunk_bytes + 4095) & ~(size_t)4095);
 
-        pthread_mutex_lock(&verify->lock);
+        lock_take(&verify->lock);
         while (verify->next < verify->file->chunk_count) {
                 size_t index = verify->next++;
                 uint64_t offset = (uint64_t)index * chunk_bytes;
@@ -73,18 +74,18 @@ static void *work(void *argument)
 
                 if (offset + size > verify->readable)
                         break; /* cut off: what is missing was noted before */
-                pthread_mutex_unlock(&verify->lock);
+                lock_give(&verify->lock);
                 if (buffer)
                         status = check_chunk(verify, index, buffer, offset, size, &failure);
                 else
                         status = error_set(&failure, NEBULA_NO_MEMORY, 0, "no memory for a chunk of %" PRIu32 " bytes", chunk_bytes);
-                pthread_mutex_lock(&verify->lock);
+                lock_take(&verify->lock);
                 if (status)
                         note(verify, offset, size, &failure);
                 if (verify->watch->progress)
                         verify->watch->progress(verify->watch->argument, size);
         }
-        pthread_mutex_unlock(&verify->lock);
+        lock_give(&verify->lock);
         free(buffer);
         return NULL;
 }
@@ -114,7 +115,7 @@ enum nebula_status verify_file(struct store *store, const char *key, const struc
         uint64_t found;
         enum nebula_status status = store->ops->old_stat(store, key, &entry, &failure);
 
-        pthread_mutex_init(&verify.lock, NULL);
+        lock_init(&verify.lock, LOCK_VERIFY);
         if (status) {
                 note(&verify, 0, 0, &failure);
                 goto out;
@@ -130,7 +131,7 @@ enum nebula_status verify_file(struct store *store, const char *key, const struc
         if (verify.readable)
                 run_threads(&verify);
 out:
-        pthread_mutex_destroy(&verify.lock);
+        lock_done(&verify.lock);
         if (verify.status && error)
                 *error = verify.error;
         return verify.status;

@@ -39,7 +39,7 @@ double catalogue_moment(struct catalogue *catalogue)
 void catalogue_init(struct catalogue *catalogue)
 {
         memset(catalogue, 0, sizeof *catalogue);
-        pthread_mutex_init(&catalogue->catalogue_lock, NULL);
+        lock_init(&catalogue->catalogue_lock, LOCK_CATALOGUE);
         os_cond_init(&catalogue->moved);
         os_cond_init(&catalogue->work);
         os_cond_init(&catalogue->clock);
@@ -93,12 +93,12 @@ void catalogue_done(struct catalogue *catalogue)
         pthread_cond_destroy(&catalogue->keep);
         pthread_cond_destroy(&catalogue->copy);
         pthread_cond_destroy(&catalogue->event);
-        pthread_mutex_destroy(&catalogue->catalogue_lock);
+        lock_done(&catalogue->catalogue_lock);
 }
 
 void catalogue_lock(struct catalogue *catalogue)
 {
-        pthread_mutex_lock(&catalogue->catalogue_lock);
+        lock_take(&catalogue->catalogue_lock);
 }
 
 static void wake(struct catalogue *catalogue, uint32_t wakes)
@@ -161,7 +161,7 @@ void catalogue_unlock(struct catalogue *catalogue)
         uint32_t wakes;
         struct waiter *over = take_wakes(catalogue, &wakes);
 
-        pthread_mutex_unlock(&catalogue->catalogue_lock);
+        lock_give(&catalogue->catalogue_lock);
         if (wakes)
                 wake(catalogue, wakes);
         tell(over);
@@ -179,13 +179,13 @@ static void wake_with_lock(struct catalogue *catalogue)
 void catalogue_unlock_last(struct catalogue *catalogue)
 {
         wake_with_lock(catalogue);
-        pthread_mutex_unlock(&catalogue->catalogue_lock);
+        lock_give(&catalogue->catalogue_lock);
 }
 
 void catalogue_wait(struct catalogue *catalogue, pthread_cond_t *cond, int64_t timeout_ms)
 {
         wake_with_lock(catalogue);
-        os_cond_wait(cond, &catalogue->catalogue_lock, timeout_ms);
+        lock_wait_for(&catalogue->catalogue_lock, cond, timeout_ms);
 }
 
 void catalogue_await(struct catalogue *catalogue, struct waiter *waiter, uint64_t version_id, enum nebula_state state)

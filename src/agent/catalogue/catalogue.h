@@ -33,6 +33,7 @@
 #include "agent/catalogue/lifecycle.h"
 #include "agent/memory/memory.h"
 #include "ipc/ipc.h"
+#include "os/lock.h"
 #include "store/document.h"
 #include "store/manifest.h"
 
@@ -246,7 +247,7 @@ struct waiter {
         void (*tell)(struct waiter *waiter);    /* mostly after the lock was given back */
 };
 struct catalogue {
-        pthread_mutex_t catalogue_lock;
+        struct lock catalogue_lock;
         pthread_cond_t moved, work, clock, keep, copy, event;
         struct waiter *waiters;
         uint32_t wakes; /* who is to be told of what was done under the lock */

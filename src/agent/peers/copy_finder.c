@@ -86,9 +86,9 @@ static void ask_own(struct question *question)
         struct replica *replica = question->replica;
         struct source *source = &question->source;
 
-        pthread_mutex_lock(&replica->own_lock);
+        lock_take(&replica->own_lock);
         source->member = replica->own;
-        pthread_mutex_unlock(&replica->own_lock);
+        lock_give(&replica->own_lock);
         question->status = !source->member.port ? NEBULA_NOT_FOUND /* it was not opened yet */ :
                            ask_listing(&source->member, question->key, question->hello, 0, &source->listing, &question->error);
 }
@@ -389,7 +389,7 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
         catalogue_unlock(catalogue);
         if (!asked)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "no copies in other nodes' memory are asked for");
-        pthread_mutex_lock(&replica->inventory_lock);
+        lock_take(&replica->inventory_lock);
         status = inventory_get(replica, job, true, &inventory, error);
         if (!status) {
                 best = newest_copy(inventory, wanted, &share);
@@ -405,7 +405,7 @@ enum nebula_status replica_find(struct catalogue *catalogue, struct job *job, co
                         status = NEBULA_NO_MEMORY;
                 catalogue_unlock(catalogue);
         }
-        pthread_mutex_unlock(&replica->inventory_lock);
+        lock_give(&replica->inventory_lock);
         return status;
 }
 
@@ -423,7 +423,7 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
         catalogue_unlock(catalogue);
         if (!asked)
                 return;
-        pthread_mutex_lock(&replica->inventory_lock);
+        lock_take(&replica->inventory_lock);
         if (inventory_get(replica, job, true, &inventory, &error)) {
                 log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
         } else {
@@ -433,7 +433,7 @@ void replica_learn(struct catalogue *catalogue, struct job *job)
                                 remote_version(catalogue, job, inventory, &inventory->sources[i].listing.copies[j], NULL);
                 catalogue_unlock(catalogue);
         }
-        pthread_mutex_unlock(&replica->inventory_lock);
+        lock_give(&replica->inventory_lock);
 }
 
 /* Of many nodes all would ask all the others, and then one of them for its file: they wait for storage, unless that will never have it. */
@@ -458,7 +458,7 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
                 return false;
         version->pins++;
         catalogue_unlock(catalogue);
-        pthread_mutex_lock(&replica->inventory_lock);
+        lock_take(&replica->inventory_lock);
         if (inventory_get(replica, version->job, true, &inventory, &error))
                 log_event(LOG_LEVEL_WARN, "peers could not be asked: %s", error.message);
         else
@@ -468,7 +468,7 @@ bool replica_gather(struct catalogue *catalogue, struct version *version)
                 remote_version(catalogue, version->job, inventory, one, NULL);
         version->pins--;
         catalogue_signal(catalogue); /* somebody may wait for it to be let go of */
-        pthread_mutex_unlock(&replica->inventory_lock);
+        lock_give(&replica->inventory_lock);
         return true;
 }
 
@@ -579,7 +579,7 @@ static struct place *find_places(struct replica *replica, struct job *job, bool 
         struct place *places = NULL, *grown;
         size_t count = 0;
 
-        pthread_mutex_lock(&replica->inventory_lock);
+        lock_take(&replica->inventory_lock);
         if (inventory_get(replica, job, fresh, &inventory, NULL))
                 goto done;
         for (size_t i = 0; i < inventory->count; i++)
@@ -597,7 +597,7 @@ static struct place *find_places(struct replica *replica, struct job *job, bool 
                         }
                 }
 done:
-        pthread_mutex_unlock(&replica->inventory_lock);
+        lock_give(&replica->inventory_lock);
         *ret_count = count;
         return places;
 }

@@ -22,7 +22,7 @@ void copy_server_complain(struct copy_server *server, const char *from, const st
         uint32_t unsaid = 0;
         bool say;
 
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         say = !server->complained_ns || now - server->complained_ns >= COMPLAIN_NS;
         if (say) {
                 unsaid = server->unsaid;
@@ -31,7 +31,7 @@ void copy_server_complain(struct copy_server *server, const char *from, const st
         } else {
                 server->unsaid++;
         }
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         if (say && unsaid)
                 log_event(LOG_LEVEL_WARN, "turned the peer at %s away: %s (and %u more)", from, error->message, unsaid);
         else if (say)
@@ -43,13 +43,13 @@ static bool find_key(void *argument, const char *identity, struct tls_key *ret_k
         struct copy_server *server = argument;
         bool found = false;
 
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         for (size_t i = 0; i < server->key_count && !found; i++)
                 if (!strcmp(server->keys[i].identity, identity)) {
                         *ret_key = server->keys[i];
                         found = true;
                 }
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         return found;
 }
 
@@ -57,9 +57,9 @@ bool copy_server_is_stopping(struct copy_server *server)
 {
         bool stopping;
 
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         stopping = server->stopping;
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         return stopping;
 }
 
@@ -72,13 +72,13 @@ static void converse(struct visitor *visitor)
         int fd;
         enum nebula_status status = peer_serve(visitor->fd, find_key, server, server->node, server->catalogue->agent_nonce, &peer, &error);
 
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         fd = visitor->fd;
         visitor->fd = -1; /* to be closed, or the peer's */
         visitor->peer = status ? NULL : peer;
         visitor->is_proven = !status;
         is_sent_away = visitor->is_sent_away;
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         if (status) {
                 os->close(fd);
                 if (is_sent_away)
@@ -103,9 +103,9 @@ static void converse(struct visitor *visitor)
                           visitor->incoming->what.tag, error.message);
         copy_server_drop_incoming(visitor);
         copy_server_own_close(visitor);
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         visitor->peer = NULL;
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         peer_free(peer);
 }
 
@@ -120,14 +120,14 @@ static void *visitor_main(void *argument)
         catalogue->peer_count--;
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         for (size_t i = 0; i < VISITOR_MAX; i++)
                 if (server->visitors[i] == visitor)
                         server->visitors[i] = NULL;
         free(visitor);
         server->visitor_count--;
         pthread_cond_broadcast(&server->ended);
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         return NULL;
 }
 
@@ -146,7 +146,7 @@ bool copy_server_start_visit(struct copy_server *server, int fd, const char *fro
         catalogue_lock(server->catalogue);
         server->catalogue->peer_count++;
         catalogue_unlock(server->catalogue);
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         if (!copy_server_make_room(server, from))
                 slot = VISITOR_MAX;
         while (slot < VISITOR_MAX && server->visitors[slot])
@@ -156,7 +156,7 @@ bool copy_server_start_visit(struct copy_server *server, int fd, const char *fro
                 server->visitor_count++;
                 started = true;
         }
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         if (!started) {
                 catalogue_lock(server->catalogue);
                 server->catalogue->peer_count--;
@@ -184,7 +184,7 @@ enum nebula_status copy_server_new(struct catalogue *catalogue, const char *node
                 return status;
         }
         snprintf(server->node, sizeof server->node, "%s", node);
-        pthread_mutex_init(&server->copy_server_lock, NULL);
+        lock_init(&server->copy_server_lock, LOCK_COPY_SERVER);
         os_cond_init(&server->ended);
         *ret_server = server;
         return NEBULA_OK;
@@ -317,14 +317,14 @@ enum nebula_status copy_server_add_key(struct copy_server *server, const struct 
 {
         enum nebula_status status = NEBULA_OK;
 
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         if (!has_key(server, key->identity)) {
                 forget_keys(server);
                 status = grow_keys(server, error);
                 if (!status)
                         server->keys[server->key_count++] = *key;
         }
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         return status;
 }
 
@@ -332,7 +332,7 @@ void copy_server_free(struct copy_server *server)
 {
         if (!server)
                 return;
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         server->stopping = true;
         if (server->listen_fd >= 0)
                 os->shutdown(server->listen_fd);
@@ -345,9 +345,9 @@ void copy_server_free(struct copy_server *server)
                         else if (visitor && visitor->fd >= 0)
                                 os->shutdown(visitor->fd);
                 }
-                os_cond_wait(&server->ended, &server->copy_server_lock, 100);
+                lock_wait_for(&server->copy_server_lock, &server->ended, 100);
         }
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         if (server->listen_fd >= 0) {
                 pthread_join(server->listener, NULL);
                 os->close(server->listen_fd);
@@ -357,6 +357,6 @@ void copy_server_free(struct copy_server *server)
                 explicit_bzero(server->keys, server->key_capacity * sizeof *server->keys);
         free(server->keys);
         pthread_cond_destroy(&server->ended);
-        pthread_mutex_destroy(&server->copy_server_lock);
+        lock_done(&server->copy_server_lock);
         free(server);
 }

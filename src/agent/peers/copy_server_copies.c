@@ -168,11 +168,11 @@ struct copy *copy_server_copy_new(struct copy_server *server, const struct peer 
                 error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe a copy");
                 return NULL;
         }
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         fits = make_room(server, capacity, &taken);
         if (fits)
                 server->used += capacity;
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         copy_server_copies_free(server, taken);
         if (fits) {
                 catalogue_lock(catalogue);
@@ -182,13 +182,13 @@ struct copy *copy_server_copy_new(struct copy_server *server, const struct peer 
                 catalogue_unlock(catalogue);
         }
         if (!reserved) {
-                pthread_mutex_lock(&server->copy_server_lock);
+                lock_take(&server->copy_server_lock);
                 server->used -= fits ? capacity : 0;
                 error_set(error, NEBULA_NO_MEMORY, 0,
                           "\"%.100s\" needs %" PRIu64 " MiB here, and of %" PRIu64 " MiB for copies %" PRIu64 " are in use: raise "
                           "NEBULA_PEER_MEMORY or NEBULA_MEMORY_BUFFER_SIZE", offer->tag, capacity >> 20, server->budget >> 20,
                           server->used >> 20);
-                pthread_mutex_unlock(&server->copy_server_lock);
+                lock_give(&server->copy_server_lock);
                 free(copy);
                 return NULL;
         }
@@ -204,9 +204,9 @@ struct copy *copy_server_copy_new(struct copy_server *server, const struct peer 
         strcpy(copy->path, peer->hello.path);
         if (!fill_copy(server, copy, error))
                 return copy;
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         server->used -= capacity;
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         copy_free(server, copy);
         return NULL;
 }
@@ -217,9 +217,9 @@ void copy_server_drop_incoming(struct visitor *visitor)
 
         if (!visitor->incoming)
                 return;
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         server->used -= visitor->incoming->capacity;
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         copy_free(server, visitor->incoming);
         visitor->incoming = NULL;
 }

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "agent/peers/copy_server.h"
+#include "os/lock.h"
 
 #define VISITOR_MAX 256 /* one owner, or a few after losses, and who looks for a lost copy, or reads files, one at a time each */
 #define KEY_MAX 4096    /* jobs that have trainers or versions here, or copies: one handshake looks through 256 KiB at most */
@@ -61,7 +62,7 @@ struct copy_server {
         struct member own;
         pthread_t listener;
         int listen_fd; /* < 0: the listener is shut */
-        pthread_mutex_t copy_server_lock;
+        struct lock copy_server_lock;
         pthread_cond_t ended;
         struct tls_key *keys;
         size_t key_count, key_capacity;

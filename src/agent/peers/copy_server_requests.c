@@ -19,12 +19,12 @@ static enum nebula_status serve_offer(struct visitor *visitor, struct nebula_err
         if (status)
                 return status;
         copy_server_drop_incoming(visitor);
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         visitor->is_owner = true;
         for (struct copy *copy = server->copies; copy; copy = copy->next)
                 there = there || (copy_server_copy_is_for(copy, peer) && copy->owner_id == offer.id && !copy->dropped &&
                                   copy->what.sequence == offer.sequence && !strcmp(copy->what.owner, peer->hello.node));
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         if (there) {
                 peer_copy_done(&offer);
                 return peer_send_answer(peer, NEBULA_BUSY, "it is here already", error);
@@ -101,7 +101,7 @@ static enum nebula_status serve_seal(struct visitor *visitor, struct nebula_erro
                 return peer_send_answer(peer, refusal.status, refusal.message, error);
         }
         log_event(LOG_LEVEL_INFO, "holds %s generation %" PRIu64 " for node \"%s\"", copy->what.tag, copy->what.generation, peer->hello.node);
-        pthread_mutex_lock(&server->copy_server_lock); /* from its end on others may let the copy go */
+        lock_take(&server->copy_server_lock); /* from its end on others may let the copy go */
         /* Sent anew, by an agent that did not know of it: the older one goes. */
         for (struct copy *other = server->copies; other; other = other->next)
                 if (copy_server_copy_is_for(other, peer) && other->owner_id == copy->owner_id && !strcmp(other->what.owner, copy->what.owner))
@@ -111,7 +111,7 @@ static enum nebula_status serve_seal(struct visitor *visitor, struct nebula_erro
         server->copies = copy;
         visitor->incoming = NULL;
         taken = copy_server_copies_collect(server);
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         copy_server_copies_free(server, taken);
         return peer_send_answer(peer, NEBULA_OK, "", error);
 }
@@ -126,7 +126,7 @@ static enum nebula_status serve_keep(struct visitor *visitor, struct nebula_erro
 
         if (status)
                 return status;
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         for (struct copy *copy = server->copies; copy; copy = copy->next) {
                 bool kept = !copy_server_copy_is_for(copy, peer) || strcmp(copy->what.owner, peer->hello.node);
 
@@ -135,7 +135,7 @@ static enum nebula_status serve_keep(struct visitor *visitor, struct nebula_erro
                 copy->dropped = copy->dropped || !kept;
         }
         taken = copy_server_copies_collect(server);
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         copy_server_copies_free(server, taken);
         peer_keep_done(&keep);
         return peer_send_answer(peer, NEBULA_OK, "", error);
@@ -152,7 +152,7 @@ static enum nebula_status serve_list(struct visitor *visitor, struct nebula_erro
 
         if (!listing.copies)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a listing");
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         for (const struct copy *copy = server->copies; copy && listing.count < PEER_COPY_MAX; copy = copy->next)
                 if (copy_server_copy_is_for(copy, visitor->peer) && !copy->dropped)
                         listing.copies[listing.count++] = copy->what; /* the files stay the copy's */
@@ -160,7 +160,7 @@ static enum nebula_status serve_list(struct visitor *visitor, struct nebula_erro
         status = copy_server_own_list(visitor, &listing, PEER_COPY_MAX, error);
         if (!status)
                 status = peer_listing_format(&listing, &text, &size, error);
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         for (size_t i = copy_count; i < listing.count; i++)
                 peer_copy_done(&listing.copies[i]);
         free(listing.copies);
@@ -178,7 +178,7 @@ static bool copy_piece(struct visitor *visitor, const struct peer_fetch *fetch, 
         uint64_t left;
         bool is_sound;
 
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         copy = server->copies;
         while (copy && (copy->what.id != fetch->copy || !copy_server_copy_is_for(copy, visitor->peer) || copy->dropped))
                 copy = copy->next;
@@ -186,7 +186,7 @@ static bool copy_piece(struct visitor *visitor, const struct peer_fetch *fetch, 
                    fetch->offset < copy->what.files[fetch->file].size && fetch->offset % PEER_PIECE_BYTES == 0;
         if (is_sound)
                 copy->users++;
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         if (!is_sound)
                 return false;
         left = copy->what.files[fetch->file].size - fetch->offset;
@@ -201,10 +201,10 @@ static void done_with(struct copy_server *server, struct copy *copy)
 {
         struct copy *taken;
 
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         copy->users--;
         taken = copy_server_copies_collect(server);
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         copy_server_copies_free(server, taken);
 }
 

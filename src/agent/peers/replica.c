@@ -74,9 +74,9 @@ static enum nebula_status announce(struct replica *replica, struct fan *fan, str
         if (!status)
                 status = copy_server_open(replica->server, &own, error);
         if (!status) {
-                pthread_mutex_lock(&replica->own_lock);
+                lock_take(&replica->own_lock);
                 replica->own = own;
-                pthread_mutex_unlock(&replica->own_lock);
+                lock_give(&replica->own_lock);
                 status = member_announce(fan->job->persist_path, &own, error);
         }
         fan->announced |= !status;
@@ -97,9 +97,9 @@ enum nebula_status replica_members(struct replica *replica, const struct job *jo
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of nodes");
         }
         if (conf_env("NEBULA_PEERS")) {
-                pthread_mutex_lock(&replica->own_lock);
+                lock_take(&replica->own_lock);
                 snprintf(self, sizeof self, "%s:%u", replica->own.address, replica->own.port);
-                pthread_mutex_unlock(&replica->own_lock);
+                lock_give(&replica->own_lock);
         } else {
                 snprintf(self, sizeof self, "%s", replica->node);
         }
@@ -370,11 +370,11 @@ enum nebula_status replica_start(struct catalogue *catalogue, struct nebula_erro
                 return status;
         }
         replica->bytes_per_s = mbps * 1000000;
-        pthread_mutex_init(&replica->inventory_lock, NULL);
-        pthread_mutex_init(&replica->own_lock, NULL);
+        lock_init(&replica->inventory_lock, LOCK_INVENTORY);
+        lock_init(&replica->own_lock, LOCK_OWN_MEMBER);
         if (os_thread_start(&replica->thread, replica_main, replica, false)) {
-                pthread_mutex_destroy(&replica->inventory_lock);
-                pthread_mutex_destroy(&replica->own_lock);
+                lock_done(&replica->inventory_lock);
+                lock_done(&replica->own_lock);
                 copy_server_free(replica->server);
                 free(replica);
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "cannot start a thread for replicas");
@@ -401,8 +401,8 @@ void replica_stop(struct catalogue *catalogue)
         }
         copy_server_free(replica->server);
         replica_forget(replica);
-        pthread_mutex_destroy(&replica->inventory_lock);
-        pthread_mutex_destroy(&replica->own_lock);
+        lock_done(&replica->inventory_lock);
+        lock_done(&replica->own_lock);
         catalogue->replica = NULL;
         free(replica);
 }

@@ -11,6 +11,7 @@
 #include "agent/peers/copy_server.h"
 #include "agent/peers/peer.h"
 #include "agent/peers/replica.h"
+#include "os/lock.h"
 
 #define SECOND_NS INT64_C(1000000000)
 #define ASKING_NS (10 * SECOND_NS)    /* all members together */
@@ -36,13 +37,13 @@ struct replica {
         struct catalogue *catalogue;
         struct copy_server *server;
         char node[IPC_NAME_MAX];
-        pthread_mutex_t own_lock; /* guards own, which the replica thread alone writes */
+        struct lock own_lock; /* guards own, which the replica thread alone writes */
         struct member own;
         pthread_t thread;
         bool ended; /* the thread has, or is about to; catalogue_lock guards it */
         struct fan *fans;
         uint64_t bytes_per_s; /* of all copies together; 0: no bound */
-        pthread_mutex_t inventory_lock; /* guards inventories; held while members are asked, so that ranks ask once */
+        struct lock inventory_lock; /* guards inventories; held while members are asked, so that ranks ask once */
         struct inventory *inventories;
 };
 

@@ -1,5 +1,4 @@
 /* Checksums of a version's files: while they are written, or for a copy on another node. */
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include "agent/persist/worker.h"
 #include "base/error.h"
 #include "image/image.h"
+#include "os/lock.h"
 #include "os/os.h"
 
 #define PACE_BYTES (64u << 20) /* somewhat more than what is on its way to storage */
@@ -33,13 +33,13 @@ void sealing_keep_chunks(struct version *version, struct plan_file *file)
 }
 
 /* One at a time: the persist worker and the replica thread may want the same image, and the second finds it done. */
-static pthread_mutex_t seal_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lock seal_lock = LOCK_INIT(LOCK_SEAL);
 static atomic_uint seal_waiting; /* threads */
 
 static void seal_begin(void)
 {
         atomic_fetch_add(&seal_waiting, 1);
-        pthread_mutex_lock(&seal_lock);
+        lock_take(&seal_lock);
         atomic_fetch_sub(&seal_waiting, 1);
 }
 
@@ -85,7 +85,7 @@ static bool await_copied(void *argument, uint64_t size)
 
         if (copied >= size)
                 return copied != IMAGE_GIVEN_UP;
-        pthread_mutex_unlock(&seal_lock);
+        lock_give(&seal_lock);
         begun_ns = moved_ns = os->now_ns();
         while (goes_on && copied < size) {
                 copied = memory_await_copied(image, size, AHEAD_LOOK_MS);
@@ -134,7 +134,7 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
         } else if (!status && feed) {
                 bulk_feed_tell_all(feed);
         }
-        pthread_mutex_unlock(&seal_lock);
+        lock_give(&seal_lock);
         return status;
 }
 
@@ -169,7 +169,7 @@ enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image,
         catalogue_lock(catalogue);
         image->readers += !status;
         catalogue_unlock(catalogue);
-        pthread_mutex_unlock(&seal_lock);
+        lock_give(&seal_lock);
         if (status || image->capacity < MEMORY_ROUND)
                 return status;
         catalogue_lock(catalogue);
@@ -200,7 +200,7 @@ void sealing_unmap(struct catalogue *catalogue, struct image *image)
         catalogue_lock(catalogue);
         unmap_unread(image);
         catalogue_unlock(catalogue);
-        pthread_mutex_unlock(&seal_lock);
+        lock_give(&seal_lock);
 }
 
 void storage_unseal(struct catalogue *catalogue, struct image *image)
@@ -211,7 +211,7 @@ void storage_unseal(struct catalogue *catalogue, struct image *image)
         memory_drop(&catalogue->memory, image);
         catalogue_signal(catalogue); /* a save may wait for room */
         catalogue_unlock(catalogue);
-        pthread_mutex_unlock(&seal_lock);
+        lock_give(&seal_lock);
 }
 
 /* What was just sealed, so that nothing that happens to the version takes it away. Lock held. */

@@ -793,10 +793,10 @@ static void unlocked_release(void *argument, const struct nebula_error *failure)
 {
         struct filling *at = argument;
 
-        at->was_lost = pthread_mutex_trylock(&session->request_lock) != 0; /* which asking would wait for, for ever */
+        at->was_lost = !lock_try(&session->request_lock); /* which asking would wait for, for ever */
         if (at->was_lost)
                 return;
-        pthread_mutex_unlock(&session->request_lock);
+        lock_give(&session->request_lock);
         asking_release(argument, failure);
         if (at->released_count == 2)
                 nebula_session_close(session);

@@ -223,9 +223,9 @@ static void check_crowd(bool speaks)
                         printf("# %s\n", error.message);
                 }
         }
-        pthread_mutex_lock(&server->copy_server_lock);
+        lock_take(&server->copy_server_lock);
         CHECK(server->visitor_count <= 128);
-        pthread_mutex_unlock(&server->copy_server_lock);
+        lock_give(&server->copy_server_lock);
         crowding = false;
         for (size_t i = 0; i < 4; i++)
                 pthread_join(threads[i], NULL);

@@ -319,10 +319,10 @@ static int watch_stat(const char *path, bool follow, struct os_stat *ret_stat)
 {
         if (!strncmp(path, out, strlen(out))) {
                 looked++;
-                if (pthread_mutex_trylock(&bench.catalogue.catalogue_lock))
+                if (!lock_try(&bench.catalogue.catalogue_lock))
                         looked_locked++;
                 else
-                        pthread_mutex_unlock(&bench.catalogue.catalogue_lock);
+                        lock_give(&bench.catalogue.catalogue_lock);
         }
         return os_linux.stat(path, follow, ret_stat);
 }

@@ -1,0 +1,93 @@
+/*
+ * lock.h - mutexes that know their place in the order of all locks (lock_order.h).
+ *
+ *      struct lock lock = LOCK_INIT(LOCK_SEAL);      or lock_init(&lock, LOCK_SEAL) ... lock_done(&lock)
+ *      lock_take(&lock);  ...  lock_give(&lock);     the same thread does both
+ *
+ * In builds with tests (NB_LOCK_CHECKS, which meson sets) each thread keeps a list of the locks that it holds. An acquisition
+ * out of order ends the process with the names of both. In other builds these functions are those of pthread.h.
+ */
+#ifndef NB_OS_LOCK_H
+#define NB_OS_LOCK_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "os/lock_order.h"
+
+struct lock {
+        pthread_mutex_t mutex;
+        enum lock_rank rank;
+};
+#define LOCK_INIT(rank) { PTHREAD_MUTEX_INITIALIZER, rank }
+
+enum lock_how {
+        LOCK_IN_ORDER,
+        LOCK_BESIDE, /* others of the same name may be held */
+        LOCK_TRIED,  /* it is taken already, without waiting */
+        LOCK_AGAIN,  /* it is given back and taken again by a wait */
+};
+#ifdef NB_LOCK_CHECKS
+void lock_enter(const struct lock *lock, enum lock_how how); /* before the thread waits for it */
+void lock_leave(const struct lock *lock, enum lock_rank rank); /* afterwards: the lock may be gone */
+void lock_forget(const struct lock *lock); /* it is begun anew, in a forked child perhaps */
+#else
+static inline void lock_enter(const struct lock *lock, enum lock_how how) {}
+static inline void lock_leave(const struct lock *lock, enum lock_rank rank) {}
+static inline void lock_forget(const struct lock *lock) {}
+#endif
+
+static inline void lock_init(struct lock *lock, enum lock_rank rank)
+{
+        lock_forget(lock);
+        pthread_mutex_init(&lock->mutex, NULL);
+        lock->rank = rank;
+}
+
+static inline void lock_done(struct lock *lock)
+{
+        pthread_mutex_destroy(&lock->mutex);
+}
+
+static inline void lock_take(struct lock *lock)
+{
+        lock_enter(lock, LOCK_IN_ORDER);
+        pthread_mutex_lock(&lock->mutex);
+}
+
+/* For a thread that holds others of the same name, and one lock above them without which nobody holds two. */
+static inline void lock_take_beside(struct lock *lock)
+{
+        lock_enter(lock, LOCK_BESIDE);
+        pthread_mutex_lock(&lock->mutex);
+}
+
+/* False: another thread has it. */
+static inline bool lock_try(struct lock *lock)
+{
+        bool is_taken = pthread_mutex_trylock(&lock->mutex) == 0;
+
+        if (is_taken)
+                lock_enter(lock, LOCK_TRIED);
+        return is_taken;
+}
+
+static inline void lock_give(struct lock *lock)
+{
+        enum lock_rank rank = lock->rank; /* the next thread that takes it may free it */
+
+        pthread_mutex_unlock(&lock->mutex);
+        lock_leave(lock, rank);
+}
+
+/* Gives the lock back and waits for `cond`; has it again afterwards. */
+static inline void lock_wait(struct lock *lock, pthread_cond_t *cond)
+{
+        lock_enter(lock, LOCK_AGAIN);
+        pthread_cond_wait(cond, &lock->mutex);
+}
+/* Likewise, for so long; `cond` is one of os_cond_init. False: timeout_ms passed without a signal. timeout_ms < 0: no limit. */
+bool lock_wait_for(struct lock *lock, pthread_cond_t *cond, int64_t timeout_ms);
+
+#endif

@@ -1,0 +1,54 @@
+/*
+ * lock_order.h - every mutex of Nebula, in the order in which a thread may take them.
+ *
+ * A thread that holds a lock takes only locks that stand below it. Two locks of one name are never held together, with one
+ * exception: lock_take_beside (lock.h). To try a lock is free of the order, because a try does not wait.
+ *
+ * Builds with tests check each acquisition (lock.h). A new lock is added here, where it fits.
+ */
+#ifndef NB_OS_LOCK_ORDER_H
+#define NB_OS_LOCK_ORDER_H
+
+#define LOCK_ORDER(LOCK) \
+        /* the command */ \
+        LOCK(LOCK_RESTORE)       /* cli/cmd_restore.c: the file that a signal would remove */ \
+        /* the client */ \
+        LOCK(LOCK_REQUEST)       /* client.h, request_lock: one request of a session after the other */ \
+        LOCK(LOCK_INLINE)        /* client/start.c: an agent in this process is started once */ \
+        LOCK(LOCK_SESSIONS)      /* client/session.c: the list of sessions; held during a fork */ \
+        LOCK(LOCK_SETTINGS)      /* client.h, settings_lock: of a session */ \
+        LOCK(LOCK_WIRES)         /* client/wire.c: the list of connections; held during a fork */ \
+        LOCK(LOCK_COPIES)        /* client.h, copies_lock: copies of a session that are under way */ \
+        /* capture */ \
+        LOCK(LOCK_ENGINE)        /* capture/cow_engine.c: the process's engine; held during a fork */ \
+        LOCK(LOCK_START)         /* cow_private.h, start_lock: one start of a capture after the other */ \
+        LOCK(LOCK_BLOCKS)        /* cow_private.h, blocks_lock: live captures and their blocks */ \
+        LOCK(LOCK_HUGE)          /* cow_private.h, huge_lock: pages that are to be joined */ \
+        LOCK(LOCK_TURN)          /* capture/copy.c: one capture after the other */ \
+        LOCK(LOCK_CREW)          /* capture/copy.c: the copying threads and their job */ \
+        /* the agent */ \
+        LOCK(LOCK_INVENTORY)     /* replica_private.h, inventory_lock: what other nodes hold; held while they are asked */ \
+        LOCK(LOCK_COPY_SERVER)   /* copy_server_private.h: the copies that this node holds for others */ \
+        LOCK(LOCK_SEAL)          /* agent/persist/persist_seal.c: one image is sealed after the other */ \
+        LOCK(LOCK_CATALOGUE)     /* catalogue.h, catalogue_lock: all that the agent knows */ \
+        LOCK(LOCK_OWN_MEMBER)    /* replica_private.h, own_lock: what this node tells others of itself */ \
+        /* storage */ \
+        LOCK(LOCK_VERIFY)        /* store/verify.c: the files that are still to be checked */ \
+        LOCK(LOCK_STORE_DIRS)    /* store/store_file_dirs.c: directories that are durable already */ \
+        LOCK(LOCK_STORE_VOLUMES) /* store/store_mem_objects.c: the volumes of the driver `mem` */ \
+        LOCK(LOCK_STORE_MEM)     /* store_mem_private.h: the objects of one volume */ \
+        LOCK(LOCK_PROGRESS)      /* cli/term.c: the line that shows progress */ \
+        /* bulk I/O */ \
+        LOCK(LOCK_FEED)          /* bulk.h: how far the bytes of a file are there */ \
+        LOCK(LOCK_BULK_RESULT)   /* bulk_private.h: the outcome of one call */ \
+        LOCK(LOCK_PINNED)        /* os/bulk_ring.c: memory that a ring has registered */ \
+        LOCK(LOCK_RING_QUEUE)    /* os/bulk_ring.c: requests that have come back */ \
+        /* taken anywhere */ \
+        LOCK(LOCK_ENDING)        /* os/ending.c: what is under way when the process ends */ \
+        LOCK(LOCK_CRASH_LOG)     /* os/os_crash.c: the calls that a test records */
+
+#define LOCK_RANK(name) name,
+enum lock_rank { LOCK_ORDER(LOCK_RANK) };
+#undef LOCK_RANK
+
+#endif

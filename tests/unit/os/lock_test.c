@@ -1,0 +1,139 @@
+/* The order of locks. Each violation is that of a child, which it ends. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "os/lock.h"
+#include "os/thread.h"
+#include "tap.h"
+
+static struct lock seal = LOCK_INIT(LOCK_SEAL), catalogue = LOCK_INIT(LOCK_CATALOGUE), feed = LOCK_INIT(LOCK_FEED);
+static struct lock other_catalogue = LOCK_INIT(LOCK_CATALOGUE);
+static pthread_cond_t cond;
+
+/* Whether a child that does this ends by SIGABRT, and says both names. Neither: it ends well, and says nothing. */
+static bool ends(void (*work)(void), const char *first, const char *second)
+{
+        char said[1024] = "";
+        int fds[2], how;
+        pid_t child;
+        ssize_t size;
+
+        if (pipe(fds) || (child = fork()) < 0)
+                return false;
+        if (!child) {
+                dup2(fds[1], 2);
+                work();
+                _exit(0);
+        }
+        close(fds[1]);
+        size = read(fds[0], said, sizeof said - 1);
+        close(fds[0]);
+        waitpid(child, &how, 0);
+        if (!first)
+                return WIFEXITED(how) && !WEXITSTATUS(how) && size == 0;
+        return WIFSIGNALED(how) && WTERMSIG(how) == SIGABRT && strstr(said, first) && strstr(said, second);
+}
+
+static void take_right(void)
+{
+        lock_take(&seal);
+        lock_take(&catalogue);
+        lock_take(&feed);
+        lock_give(&seal); /* the order of giving is free */
+        lock_give(&feed);
+        lock_give(&catalogue);
+        lock_take(&seal);
+        lock_give(&seal);
+}
+
+static void take_wrong(void)
+{
+        lock_take(&catalogue);
+        lock_take(&seal);
+}
+
+static void take_two_alike(void)
+{
+        lock_take(&catalogue);
+        lock_take(&other_catalogue);
+}
+
+static void take_two_alike_beside(void)
+{
+        lock_take(&catalogue);
+        lock_take_beside(&other_catalogue);
+        lock_give(&catalogue);
+        lock_give(&other_catalogue);
+}
+
+static void try_wrong(void)
+{
+        lock_take(&catalogue);
+        if (lock_try(&seal))
+                lock_give(&seal);
+        lock_give(&catalogue);
+}
+
+static void wait_right(void)
+{
+        lock_take(&seal);
+        lock_take(&catalogue);
+        lock_wait_for(&catalogue, &cond, 1);
+        lock_give(&catalogue);
+        lock_give(&seal);
+}
+
+/* Behind the wait it would take the first one while it holds the second. */
+static void wait_wrong(void)
+{
+        lock_take(&catalogue);
+        lock_take(&feed);
+        lock_wait_for(&catalogue, &cond, 1);
+}
+
+static void give_what_is_not_held(void)
+{
+        lock_take(&seal);
+        lock_give(&catalogue);
+}
+
+static void begin_anew_while_held(void)
+{
+        lock_take(&feed);
+        lock_init(&feed, LOCK_FEED);
+        lock_take(&catalogue);
+        lock_give(&catalogue);
+}
+
+static void locks_that_are_taken_in_order_are_had(void)
+{
+        CHECK(ends(take_right, NULL, NULL));
+        CHECK(ends(try_wrong, NULL, NULL));
+        CHECK(ends(take_two_alike_beside, NULL, NULL));
+        CHECK(ends(wait_right, NULL, NULL));
+        CHECK(ends(begin_anew_while_held, NULL, NULL));
+}
+
+static void a_lock_out_of_order_ends_the_process_with_both_names(void)
+{
+        CHECK(ends(take_wrong, "LOCK_SEAL", "LOCK_CATALOGUE"));
+        CHECK(ends(take_two_alike, "LOCK_CATALOGUE", "LOCK_CATALOGUE"));
+        CHECK(ends(wait_wrong, "LOCK_CATALOGUE", "LOCK_FEED"));
+        CHECK(ends(give_what_is_not_held, "LOCK_CATALOGUE", "not hold"));
+}
+
+int main(void)
+{
+        static const struct tap_test tests[] = {
+                TEST(locks_that_are_taken_in_order_are_had),
+                TEST(a_lock_out_of_order_ends_the_process_with_both_names),
+        };
+
+#ifndef NB_LOCK_CHECKS
+        printf("1..0 # SKIP built without lock_checks\n");
+        return 0;
+#endif
+        os_cond_init(&cond);
+        return tap_run(tests, sizeof tests / sizeof tests[0]);
+}
