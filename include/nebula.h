@@ -1,10 +1,9 @@
 /*
  * nebula.h - the public C interface of Nebula, the checkpoint engine.
  *
- * A program that computes for days saves its state now and then. Nebula takes
- * a copy of that state in memory, returns, and writes it to storage in the
- * background; after a crash the newest complete version comes back from the
- * fastest place that still has it.
+ * A program that computes for days saves its state now and then. Nebula copies that state in memory,
+ * returns, and writes it to storage in the background. After a crash Nebula loads the newest complete
+ * version from the fastest place that still has it.
  *
  * Calling sequence
  *
@@ -28,41 +27,37 @@
  *      }
  *      nebula_session_close(session);
  *
- * Ownership: every handle that a call returns belongs to the caller, who frees
- * it with the matching _free or _close; NULL is fine there. Strings and arrays
- * given to a call are read during the call and not kept, but for the ranges of
- * the calls that end in _kept. Freeing a checkpoint handle does not
- * touch the checkpoint.
+ * Ownership: the caller owns every handle that a call returns, and frees it with the matching _free or
+ * _close; NULL is allowed there. A call reads its strings and arrays before it returns and keeps none of
+ * them. The one exception is the memory of the ranges of the calls that end in _kept. Freeing a
+ * checkpoint handle does not change the checkpoint.
  *
- * Values: when a save call returns, the file holds the values of that moment,
- * whatever the program does with its memory next.
+ * Values: the file holds the values of the moment when the save call was made. After the call returns,
+ * the program may change its memory.
  *
- * Threads: every call may be made from any thread; calls on one session are
- * serialised inside, except waits, which do not hold others up.
+ * Threads: any thread may make any call. Calls on one session run one after the other; waits do not
+ * block other calls.
  *
- * Errors: every call that can fail returns a status and, when `ret_error` is
- * not NULL, describes the failure there in one sentence. Outputs are last,
- * named ret_..., and written only on success. The library never prints or
- * exits, and raises no signal but those that it has held up (see Ends).
+ * Errors: every call that can fail returns a status. If `ret_error` is not NULL, the call describes the
+ * failure there in one sentence. Outputs are last, named ret_..., and written only on success. The
+ * library never prints and never exits. It raises only signals that it has held back (see Ends).
  *
- * Ends: copies that go on behind a save that has returned (the calls that end
- * in _kept) are waited for by exit and quick_exit, for 300 s at most, and,
- * for 30 s, behind a signal that would end the process because its action is
- * the default: the program runs on until they are done. abort and a fault hold
- * up their thread likewise. _exit and exec ask nobody: call
- * nebula_session_settle before. SIGKILL loses what is not copied yet. In a
- * process that was forked and has called no exec since every save returns
- * when its bytes are copied.
+ * Ends: after a call that ends in _kept has returned, its copies may still run.
+ * * exit and quick_exit wait for them, 300 s at most.
+ * * A signal that would end the process because its action is the default waits for them, 30 s at most;
+ *   the program runs on meanwhile.
+ * * abort and a fault stop their own thread until the copies are done, 30 s at most.
+ * * _exit and exec do not wait: call nebula_session_settle before.
+ * * SIGKILL loses the bytes that are not copied yet.
+ * In a forked process that has not called exec, every save returns after its bytes are copied.
  *
- * Signals: the first save that is large enough to return before its values are
- * copied (capture "auto" or "cow"), whether it does or not, installs a handler
- * for SIGSEGV and SIGBUS. It ends a copy whose source is freed meanwhile, and
- * leaves every other fault to the handler that was there before, or to the
- * default. See docs/capture.md, No crash. With the first copy that goes on
- * behind its save come handlers for SIGABRT, SIGFPE, SIGILL and SIGSYS, which
- * pass everything on once the copies are done. Other signals that end a
- * process by default are handled only while something is being copied, and
- * only those whose action is the default then.
+ * Signals: the first save that is large enough for copy-on-write (capture "auto" or "cow") installs a
+ * handler for SIGSEGV and SIGBUS, even if that save copies. The handler ends a copy whose source is
+ * freed meanwhile. It leaves every other fault to the previous handler, or to the default. See
+ * docs/capture.md, No crash. The first copy that goes on after its save installs handlers for SIGABRT,
+ * SIGFPE, SIGILL and SIGSYS, which pass the signal on when the copies are done. Other signals that end a
+ * process by default are handled only while a copy is running, and only if their action is the default
+ * then.
  */
 #ifndef NEBULA_H
 #define NEBULA_H
@@ -82,28 +77,28 @@ extern "C" {
 
 #define NEBULA_VERSION "0.1.0"
 
-/* What failed, grouped by what is lost. */
+/* The result of a call. The groups say what the failure affects. */
 enum nebula_status {
         NEBULA_OK = 0,
-        /* Nothing: try again, or wait longer. */
+        /* Nothing is lost: try again, or wait longer. */
         NEBULA_TIMEOUT = 10,
         NEBULA_BUSY = 11,
-        /* This file or path. */
+        /* One file or path is affected. */
         NEBULA_NOT_FOUND = 20,
         NEBULA_STORAGE = 21,
         NEBULA_NO_SPACE = 22,
         NEBULA_CORRUPT = 23,
-        /* This checkpoint. */
+        /* This checkpoint is lost. */
         NEBULA_FAILED = 30,
         NEBULA_NO_MEMORY = 31,
-        /* The session: no agent answers, or an invariant broke. */
+        /* The session cannot go on: no agent answers, or an invariant broke. */
         NEBULA_UNAVAILABLE = 40,
         NEBULA_INTERNAL = 41,
-        /* The caller. */
+        /* The caller made an error. */
         NEBULA_INVALID = 50,
 };
 
-/* One failure, owned by the caller. `sys_errno` and `http_status` are 0 when they play no part. */
+/* One failure; the caller owns the struct. `sys_errno` and `http_status` are 0 if they do not apply. */
 struct nebula_error {
         enum nebula_status status;
         int sys_errno;
@@ -113,45 +108,45 @@ struct nebula_error {
 
 /* The life of a checkpoint; each state is a promise (see docs/durability.md). */
 enum nebula_state {
-        NEBULA_STATE_CAPTURING = 0, /* values are fixed, copying goes on */
+        NEBULA_STATE_CAPTURING = 0, /* values are fixed, the copy is not complete */
         NEBULA_STATE_CAPTURED = 1,  /* this rank's files survive the death of the trainer */
-        NEBULA_STATE_COMMITTED = 2, /* every rank has captured: can be loaded */
+        NEBULA_STATE_COMMITTED = 2, /* every rank has captured: the checkpoint can be loaded */
         NEBULA_STATE_REPLICATED = 3,/* a copy is in another node's memory */
         NEBULA_STATE_DURABLE = 4,   /* survives power loss */
-        NEBULA_STATE_FAILED = 5,    /* see the reason; older checkpoints are untouched */
+        NEBULA_STATE_FAILED = 5,    /* the error says why; older checkpoints are unchanged */
 };
 
-/* What to do when the memory tier is full. */
+/* What a save does if the memory tier is full. */
 enum nebula_on_full {
-        NEBULA_ON_FULL_WAIT = 0,   /* wait until something durable can be freed */
-        NEBULA_ON_FULL_STREAM = 1, /* write straight to storage */
-        NEBULA_ON_FULL_SKIP = 2,   /* fail this checkpoint, say so, go on */
+        NEBULA_ON_FULL_WAIT = 0,   /* wait until a durable version can leave memory */
+        NEBULA_ON_FULL_STREAM = 1, /* keep it in a file on disk instead, until it is durable */
+        NEBULA_ON_FULL_SKIP = 2,   /* fail this checkpoint, report it, go on */
 };
 
 struct nebula_options {
         size_t struct_size;            /* set by nebula_options_init */
-        const char *persist_path;      /* absolute path, or NULL: memory tier only; this, job and run are UTF-8 */
-        const char *job;               /* NULL: "" ; keeps two jobs on one path apart */
-        const char *output_dir;        /* folder for checkpointHistories.csv; NULL: none is written */
-        const char *run;               /* one incarnation of the job, same on all ranks; NULL: "" */
+        const char *persist_path;      /* absolute path; NULL: memory tier only. persist_path, job and run are UTF-8 */
+        const char *job;               /* distinguishes two jobs on one path; NULL: "" */
+        const char *output_dir;        /* directory for checkpointHistories.csv; NULL: no file */
+        const char *run;               /* one incarnation of the job, the same on all ranks; NULL: "" */
         double persist_interval_s;     /* 0: persist every version */
         uint32_t retention_count;      /* versions kept in memory, >= 1 */
-        uint32_t rank, world;          /* default 0 of 1 */
+        uint32_t rank, world;          /* default: rank 0 of 1 */
         uint32_t local_rank, local_world;
-        uint64_t memory_bytes;         /* budget of the node's memory tier; 0: a safe share of what is free */
+        uint64_t memory_bytes;         /* budget of the node's memory tier; 0: a safe share of the free memory */
         enum nebula_on_full on_full;
-        uint32_t keep_last;            /* storage retention: newest versions kept; 0: all */
-        uint64_t keep_every;           /* storage retention: also every version whose step is a multiple; 0: none */
-        uint32_t replica_count;        /* copies in other nodes' memory, each on another node; 8 at most */
-        const char *agent_path;        /* the `nebula` executable; NULL: found by itself */
+        uint32_t keep_last;            /* storage retention: how many of the newest versions to keep; 0: all */
+        uint64_t keep_every;           /* storage retention: also keep versions whose step is a multiple; 0: none */
+        uint32_t replica_count;        /* copies in other nodes' memory, each on a different node; at most 8 */
+        const char *agent_path;        /* path of the `nebula` program; NULL: search for it */
 };
 
 typedef struct nebula_session nebula_session;
 typedef struct nebula_checkpoint nebula_checkpoint;
 typedef struct nebula_map nebula_map;
 
-/* How many files complete a checkpoint: a positive number over all ranks, or one of these. */
-#define NEBULA_FILES_OPEN (-1)      /* a rank's part closes at its commit, at its first save to the next tag, flush or exit */
+/* How many files complete a checkpoint: a positive number counted over all ranks, or one of these. */
+#define NEBULA_FILES_OPEN (-1)      /* a rank's part closes at its commit, its first save to the next tag, its flush or its exit */
 #define NEBULA_FILES_ALL_RANKS (-2) /* complete when every rank has committed */
 
 enum nebula_dtype {
@@ -171,70 +166,79 @@ struct nebula_tensor {
         const void *data;
 };
 
-/* A piece of memory that becomes a storage of a torch file. */
+/* A piece of memory that becomes one storage of a torch file. */
 struct nebula_range {
         const void *data;
         uint64_t size; /* bytes */
 };
 
-/* Rank 0 of 1, two versions in memory, every version persisted, nothing removed; no storage path. NULL: nothing. */
+/* Sets the defaults: rank 0 of 1, two versions in memory, every version persisted, none removed from storage, no
+ * storage path. NULL is allowed. */
 NEBULA_API void nebula_options_init(struct nebula_options *options);
 
-/* Connects to this node's agent, starting it if there is none. */
+/* Connects to this node's agent. Starts the agent if none runs. */
 NEBULA_API enum nebula_status nebula_session_open(const struct nebula_options *options,
         nebula_session **ret_session, struct nebula_error *ret_error);
-/* New settings for everything that follows; equal settings change nothing. NEBULA_INVALID: one that cannot be meant,
- * or another live process is this rank of this job. Another path or job: waits for running copies first, and what was begun
- * there and not committed is closed as at the end of the session. */
+/* Sets new options for all further calls; equal options change nothing. NEBULA_INVALID: an option is impossible, or
+ * another live process is this rank of this job. Changing the path or the job waits for running copies, then closes
+ * uncommitted checkpoints as closing the session would. */
 NEBULA_API enum nebula_status nebula_session_configure(nebula_session *session,
         const struct nebula_options *options, struct nebula_error *ret_error);
-/* Waits for running copies and disconnects. The agent finishes the rest. Called in a `release` (see nebula_keep) on a thread of the
- * session it returns at once, and the same happens when the last copy has ended. */
+/* Waits for running copies and disconnects. The agent finishes its work in the background. If a `release` (see
+ * nebula_keep) calls this on a thread of the session, it returns at once, and the session closes after the last
+ * copy. */
 NEBULA_API void nebula_session_close(nebula_session *session);
-/* Every save that has returned is complete in memory, or has failed, on return. timeout_ms < 0: no limit. */
+/* Waits until every save that has returned is complete in memory or has failed. timeout_ms < 0: no limit. */
 NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms,
         struct nebula_error *ret_error);
-/* `unmapping` is called before an image that a `fill` may have seen leaves this process's memory, on any thread that makes
- * a call on the session: what was registered for it with a device is to be taken back. No call on this session may be made there. */
+/* Sets a callback for programs that register images with a device in `fill`. `unmapping` is called before such an
+ * image is unmapped, on any thread that makes a call on the session, and must take the registration back. It must
+ * not make a call on this session. */
 NEBULA_API void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void *argument, void *image),
         void *argument);
-/* Everything committed (tag NULL) or one tag is durable on return. What this rank has committed, and other ranks have not, is waited
- * for; without a tag until nothing has come for NEBULA_TAKEOVER_S (docs/cli.md): then NEBULA_TIMEOUT names the ranks that are missing.
- * timeout_ms < 0: no other limit but NEBULA_PERSIST_GIVE_UP. */
+/* Waits until all committed checkpoints (tag NULL), or the one of `tag`, are durable. A checkpoint that this rank
+ * has committed and other ranks have not is waited for too. Without a tag, that wait ends if no rank has committed
+ * anything for NEBULA_TAKEOVER_S (docs/cli.md): NEBULA_TIMEOUT then names the missing ranks. timeout_ms < 0: no
+ * other limit, except NEBULA_PERSIST_GIVE_UP. */
 NEBULA_API enum nebula_status nebula_session_flush(nebula_session *session, const char *tag,
         int64_t timeout_ms, struct nebula_error *ret_error);
 
-/* Attaches to `tag`, or starts it. A tag that is already whole starts a new generation at its first save. The agent hears of it
- * with the first save or commit; of NEBULA_FILES_OPEN, where there are more ranks, at once: their commits wait for this one. */
+/* Attaches to `tag`, or begins it. If the tag is already complete, the first save begins a new generation. The agent
+ * is told with the first save or commit. One case is told at once: NEBULA_FILES_OPEN with several ranks, because
+ * their commits wait for this rank's. */
 NEBULA_API enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *tag,
         int64_t file_count, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
-/* A file that torch.load reads as a dict of tensors. */
+/* Saves a file that torch.load reads as a dict of tensors. */
 NEBULA_API enum nebula_status nebula_checkpoint_save_tensors(nebula_checkpoint *checkpoint, const char *name,
         const struct nebula_tensor *tensors, size_t count, struct nebula_error *ret_error);
-/* A torch file from its finished pickle and its storages, in the order of their keys "0", "1", ... */
+/* Saves a torch file, made of its finished pickle and its storages in the order of their keys "0", "1", ... */
 NEBULA_API enum nebula_status nebula_checkpoint_save_pickle(nebula_checkpoint *checkpoint, const char *name,
         const void *pickle, size_t pickle_size, const struct nebula_range *storages, size_t count,
         struct nebula_error *ret_error);
 /*
- * The same for memory that stays allocated until `release` is called: then the bytes may follow after the save has
- * returned, by copy-on-write (docs/capture.md; NEBULA_CAPTURE=auto|copy|cow). The file has the values of the call in
- * any case; the program may change the memory, but not unmap, move or empty it: that fails the checkpoint.
- * `release` is called once for each save that succeeds, perhaps before it returns, on any thread, with no lock of
- * the library held; `failure` is NULL, or says why the file will never be whole, and its checkpoint has failed.
- * It may make any call; one that would wait there for later copies, of which it is called by the thread that makes
- * them, says NEBULA_BUSY instead: settle, flush, report, a search, a map.
+ * The calls that end in _kept are for memory that stays allocated until `release` is called. The save may then
+ * return before the bytes are copied, by copy-on-write (docs/capture.md; NEBULA_CAPTURE=auto|copy|cow). The file has
+ * the values of the call in any case. Until `release`, the program may change the memory. If it unmaps, moves or
+ * empties the memory, the checkpoint fails.
+ *
+ * `release` is called once for each save that succeeds, on any thread, perhaps before the save returns, while the
+ * library holds no lock. `failure` is NULL, or says why the file will never be complete; its checkpoint has then
+ * failed. `release` may make any call. A call that would wait for later copies, and so for the thread that runs this
+ * `release`, returns NEBULA_BUSY instead: settle, flush, report, a search, a map.
  */
 struct nebula_keep {
         void (*release)(void *argument, const struct nebula_error *failure);
         void *argument;
-        const unsigned char *is_unprotectable; /* one per range: a device or running I/O may write to it; NULL: none */
+        const unsigned char *is_unprotectable; /* one byte per range, not 0 if a device or running I/O may write to it; NULL: none */
         /*
-         * Both or neither. A range without an address is written by the caller, say by a device: `fill` begins that in
-         * the image, which is shared memory of image_bytes, range i at image + offsets[i]; `filled` returns when every
-         * such byte is there. `fill` is called inside the save, where no other call on this session may be made (and again
-         * when the agent died: with another image); `filled` once for each `fill` that succeeded: before the save
-         * returns, or, if may_overlap is not 0, perhaps later, on a thread of the session. When either fails, so does
-         * the save, or later the checkpoint.
+         * Set both or neither. The caller itself writes a range whose address is NULL, for example by a device. `fill`
+         * starts these writes into the image, which is shared memory of image_bytes; range i is at image + offsets[i].
+         * `filled` returns when all these bytes are there.
+         *
+         * `fill` is called inside the save and must make no other call on this session. If the agent dies, `fill` is
+         * called again with another image. `filled` is called once for each successful `fill`, before the save returns; if
+         * may_overlap is not 0, it may be called later, on a thread of the session. If either fails, the save fails, or
+         * later the checkpoint.
          */
         enum nebula_status (*fill)(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
                                    struct nebula_error *ret_error);
@@ -244,19 +248,20 @@ struct nebula_keep {
 NEBULA_API enum nebula_status nebula_checkpoint_save_pickle_kept(nebula_checkpoint *checkpoint, const char *name,
         const void *pickle, size_t pickle_size, const struct nebula_range *storages, size_t count,
         const struct nebula_keep *keep, struct nebula_error *ret_error);
-/* A file that is the concatenation of the ranges (safetensors, any other format). */
+/* Saves a file that is the concatenation of the ranges (safetensors or any other format). */
 NEBULA_API enum nebula_status nebula_checkpoint_save_bytes(nebula_checkpoint *checkpoint, const char *name,
         const struct nebula_range *ranges, size_t count, struct nebula_error *ret_error);
 NEBULA_API enum nebula_status nebula_checkpoint_save_bytes_kept(nebula_checkpoint *checkpoint, const char *name,
         const struct nebula_range *ranges, size_t count, const struct nebula_keep *keep, struct nebula_error *ret_error);
-/* Closes this rank's part. Never waits for another rank. While files of this handle are still being copied it returns at once, and the
- * agent hears of it with the last: what then fails is told to that one's `release`. */
+/* Closes this rank's part. Never waits for another rank. While files of this handle are still being copied, it
+ * returns at once, and the agent is told after the last copy. A failure after that is reported to that file's
+ * `release`. */
 NEBULA_API enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error);
-/* Gives this checkpoint up; what was whole before stays. `reason`: for people. NEBULA_INVALID: it is complete already. */
+/* Gives this checkpoint up; earlier complete versions stay. `reason` is for people. NEBULA_INVALID: it is complete already. */
 NEBULA_API enum nebula_status nebula_checkpoint_fail(nebula_checkpoint *checkpoint, const char *reason,
         struct nebula_error *ret_error);
-/* Returns when `state` is reached. Waiting for durable asks for it. timeout_ms < 0: no limit. NEBULA_TIMEOUT: not yet;
- * otherwise what made the checkpoint fail. */
+/* Waits until `state` is reached. Waiting for durable also makes the agent persist the checkpoint. timeout_ms < 0:
+ * no limit. NEBULA_TIMEOUT: not reached yet. Any other status is the reason why the checkpoint failed. */
 NEBULA_API enum nebula_status nebula_checkpoint_wait(nebula_checkpoint *checkpoint, enum nebula_state state,
         int64_t timeout_ms, struct nebula_error *ret_error);
 NEBULA_API enum nebula_status nebula_checkpoint_state(nebula_checkpoint *checkpoint,
@@ -265,32 +270,33 @@ NEBULA_API enum nebula_status nebula_checkpoint_state(nebula_checkpoint *checkpo
 NEBULA_API const char *nebula_checkpoint_tag(const nebula_checkpoint *checkpoint);
 NEBULA_API void nebula_checkpoint_free(nebula_checkpoint *checkpoint);
 
-/* The newest complete checkpoint, or the one named `tag`; persist_path NULL: the session's.
- * NEBULA_NOT_FOUND when there is none. */
+/* Finds the newest complete checkpoint, or the one named `tag`. persist_path NULL: the session's. NEBULA_NOT_FOUND if there is none. */
 NEBULA_API enum nebula_status nebula_checkpoint_latest(nebula_session *session, const char *persist_path,
         nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
-/* What the search that has found this checkpoint has passed over, though it may be newer, and why: a damaged one, say. 0: no more.
- * The texts belong to the checkpoint. */
+/* Lists the checkpoints that the search for this one skipped although they may be newer, and the reason, such as
+ * damage. Returns 0 if there is no entry `index`. The texts belong to the checkpoint. */
 NEBULA_API int nebula_checkpoint_passed_over(const nebula_checkpoint *checkpoint, uint32_t index, const char **ret_tag,
         const char **ret_reason);
 NEBULA_API enum nebula_status nebula_checkpoint_find(nebula_session *session, const char *tag,
         const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
-/* That version of the tag and no other: `generation` and `sequence` as NEBULA_REPORT_VERSIONS gives them, 0: any. So
- * the ranks of several nodes load what they agreed on, also when one of them has a later version of the tag. */
+/* Finds only that version of the tag: `generation` and `sequence` as NEBULA_REPORT_VERSIONS gives them; 0: any. The
+ * ranks of several nodes use it to load the version that they agreed on, even if one node has a later version of the
+ * tag. */
 NEBULA_API enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const char *tag, uint64_t generation,
         uint64_t sequence, const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 
 /*
- * What becomes of checkpoints in the background, for a program's own log. A watch has a connection of its own, counts as no rank,
- * asks for nothing and starts no agent; one thread uses it. `at`: seconds since 1970. `seconds`: what writing took; 0: another
- * node wrote. `size`: bytes. `tag`: "" for NEBULA_EVENT_STORAGE. `text`: why, "" for NEBULA_EVENT_DURABLE.
+ * Events of the background work on checkpoints, for a program's own log. A watch has a connection of its own, does not
+ * count as a rank, and starts no agent. One thread uses it. `at`: seconds since 1970. `seconds`: how long the write took;
+ * 0: another node wrote. `size`: bytes. `tag`: "" for NEBULA_EVENT_STORAGE. `text`: the reason; "" for
+ * NEBULA_EVENT_DURABLE.
  */
 enum nebula_event_kind {
         NEBULA_EVENT_DURABLE = 0, /* a checkpoint of this job is durable */
-        NEBULA_EVENT_LOST = 1,    /* one was complete, and will not become durable */
-        NEBULA_EVENT_STORAGE = 2, /* storage fails; it is tried again */
-        NEBULA_EVENT_LATE = 3,    /* ranks of this node have committed, and what `text` names has not come for NEBULA_TAKEOVER_S */
-        NEBULA_EVENT_OTHER_AGENT = 4, /* another agent of this user has checkpoints of the path in memory; `text`: which */
+        NEBULA_EVENT_LOST = 1,    /* a complete checkpoint will not become durable */
+        NEBULA_EVENT_STORAGE = 2, /* storage fails; the agent tries again */
+        NEBULA_EVENT_LATE = 3,    /* ranks of this node have committed; the ranks or nodes in `text` have not for NEBULA_TAKEOVER_S */
+        NEBULA_EVENT_OTHER_AGENT = 4, /* another agent of this user, named in `text`, has checkpoints of the path in memory */
 };
 struct nebula_event {
         enum nebula_event_kind kind;
@@ -299,65 +305,68 @@ struct nebula_event {
         char tag[256], text[512];
 };
 typedef struct nebula_watch nebula_watch;
-/* Of the session's job, as it is called now; what happens from now on. The session may end before the watch. */
+/* Watches the session's present job from now on. The session may be closed before the watch. */
 NEBULA_API enum nebula_status nebula_watch_open(nebula_session *session, nebula_watch **ret_watch, struct nebula_error *ret_error);
-/* The next event. NEBULA_TIMEOUT: none within timeout_ms (< 0: no limit); NEBULA_UNAVAILABLE: no agent runs. */
+/* Returns the next event. NEBULA_TIMEOUT: none within timeout_ms (< 0: no limit). NEBULA_UNAVAILABLE: no agent runs. */
 NEBULA_API enum nebula_status nebula_watch_next(nebula_watch *watch, int64_t timeout_ms, struct nebula_event *ret_event,
         struct nebula_error *ret_error);
 NEBULA_API void nebula_watch_close(nebula_watch *watch);
 
 /*
- * A file also appears at `path` (absolute), by link or verified copy and one rename, once the checkpoint is durable; name
- * NULL: all files, as a directory: they join what lies in `staging`, which then becomes `path`. The agent does it, so
- * it happens also when this process has died. Waiting for durable and flush include it.
+ * Publishes a file: once the checkpoint is durable, the file also appears at `path` (absolute), by a link or a verified
+ * copy and one rename. name NULL: publishes all files as a directory. They are added to the files in `staging`, which
+ * then becomes `path`. The agent publishes even if this process has died. Waiting for durable and flushing wait for
+ * publishing too.
  */
 NEBULA_API enum nebula_status nebula_checkpoint_publish(nebula_checkpoint *checkpoint, const char *name, const char *path,
         const char *staging, struct nebula_error *ret_error);
-/* The file or directory goes once everything published before has appeared; what was to appear there does not. A
- * directory that was published takes its checkpoint with it. NEBULA_INVALID: it is, or holds, a job's storage path. */
+/* Removes a published file or directory after all earlier publishes have taken effect. A publish to this path that
+ * has not happened yet is cancelled. If a whole directory was published, its checkpoint is removed too.
+ * NEBULA_INVALID: the path is, or contains, a job's storage path. */
 NEBULA_API enum nebula_status nebula_session_unpublish(nebula_session *session, const char *path,
         struct nebula_error *ret_error);
-/* What was published as `path`, whether it has appeared already or not; ret_name: the file, "" for a directory.
- * NEBULA_NOT_FOUND: nothing that Nebula knows of; a plain file may be there. */
+/* Finds the checkpoint that was published as `path`, even if it has not appeared yet. ret_name: the file; "" for a
+ * directory. NEBULA_NOT_FOUND: Nebula has published nothing there; an ordinary file may exist. */
 NEBULA_API enum nebula_status nebula_session_find_published(nebula_session *session, const char *path,
         nebula_checkpoint **ret_checkpoint, char ret_name[256], struct nebula_error *ret_error);
 
-/* The verified bytes of a file, valid until nebula_map_free. The memory is this process's own: whatever is done to it
- * changes no checkpoint. */
+/* The verified bytes of a file, valid until nebula_map_free. The memory is private to this process: changing it does
+ * not change the checkpoint. */
 NEBULA_API enum nebula_status nebula_checkpoint_map(nebula_checkpoint *checkpoint, const char *name,
         nebula_map **ret_map, struct nebula_error *ret_error);
-/* The same, but what only storage has is not read yet, and zeros until then: nebula_map_fetch brings a range, verified, and
- * nebula_map_read brings ranges to where they belong, with no copy of them in the map. One call at a time. */
+/* nebula_checkpoint_map, but bytes that only storage has are not read yet and are zero until then. nebula_map_fetch
+ * reads a range into the map and verifies it. nebula_map_read reads ranges to other addresses, without a copy in the
+ * map. One call at a time. */
 NEBULA_API enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, const char *name,
         nebula_map **ret_map, struct nebula_error *ret_error);
-/* `size` bytes from `offset` of the file on, both in bytes. NEBULA_CORRUPT names file and offset. */
+/* Reads `size` bytes at `offset` of the file. NEBULA_CORRUPT names file and offset. */
 NEBULA_API enum nebula_status nebula_map_fetch(nebula_map *map, uint64_t offset, uint64_t size,
         struct nebula_error *ret_error);
-/* Brings what a reader of torch's file format looks at before any values: the directory and each record's header, many reads at a time. Of what
- * is no such file, nothing. */
+/* Reads the directory and the header of each record of a torch file, many at a time: a reader of the format needs
+ * them before any values. For other files it does nothing. */
 NEBULA_API enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error *ret_error);
-/* `size` bytes from `offset` of the file on, and where they go. */
+/* `size` bytes at `offset` of the file, and their target address. */
 struct nebula_part {
         uint64_t offset, size;
         void *data;
 };
-/* Parts come in the order of their offsets and do not overlap. After a failure their contents are undefined. */
+/* Parts must be sorted by offset and must not overlap. After a failure the contents of the targets are undefined. */
 NEBULA_API enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *parts, size_t count,
         struct nebula_error *ret_error);
-/* The whole file, and its bytes. */
+/* The bytes of the whole file, and their number. */
 NEBULA_API const void *nebula_map_data(const nebula_map *map);
 NEBULA_API uint64_t nebula_map_size(const nebula_map *map);
-/* A tensor of a file that nebula_checkpoint_save_tensors wrote; its name is `name`, its data lie in the map. NEBULA_NOT_FOUND:
- * no tensor of that name; NEBULA_INVALID: a file of another kind. */
+/* Finds a tensor in a file that nebula_checkpoint_save_tensors wrote. ret_tensor->name is `name`; its data lie in
+ * the map. NEBULA_NOT_FOUND: no tensor of that name. NEBULA_INVALID: another kind of file. */
 NEBULA_API enum nebula_status nebula_map_tensor(const nebula_map *map, const char *name,
         struct nebula_tensor *ret_tensor, struct nebula_error *ret_error);
 NEBULA_API void nebula_map_free(nebula_map *map);
 
-/* What the agent knows, as JSON text; the caller frees it with nebula_text_free. */
+/* What the agent knows, as JSON; the caller frees the text with nebula_text_free. */
 enum nebula_report {
         NEBULA_REPORT_VERSIONS = 0, /* versions in memory and in storage (see docs/formats.md) */
         NEBULA_REPORT_STATUS = 1,   /* the agent, its sessions, its queue */
-        NEBULA_REPORT_HISTORY = 2,  /* one object per version: what checkpointHistories.csv holds */
+        NEBULA_REPORT_HISTORY = 2,  /* one object per version, as in checkpointHistories.csv */
 };
 NEBULA_API enum nebula_status nebula_session_report(nebula_session *session, enum nebula_report report,
         const char *persist_path, char **ret_text, struct nebula_error *ret_error);
@@ -366,7 +375,7 @@ NEBULA_API enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkp
         char **ret_text, struct nebula_error *ret_error);
 NEBULA_API void nebula_text_free(char *text);
 
-/* "no_space", "durable": constant text, "unknown" for a number that this version does not know. */
+/* Constant texts such as "no_space" and "durable"; "unknown" for a number that this version does not know. */
 NEBULA_API const char *nebula_status_name(enum nebula_status status);
 NEBULA_API const char *nebula_state_name(enum nebula_state state);
 

@@ -1,4 +1,4 @@
-/* A request, and everything that makes it survive the death of an agent. */
+/* Sends a request, and repeats it at the next agent if its agent dies. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 #define RETRY_PAUSE_MIN_MS 1000
 #define RETRY_PAUSE_MAX_MS 60000
-#define TIMEOUT_MAX_MS ((int64_t)1000 * 86400 * 365 * 100) /* more is for ever */
+#define TIMEOUT_MAX_MS ((int64_t)1000 * 86400 * 365 * 100) /* a longer time is no limit */
 
 static enum nebula_status give(struct nebula_error *error, const struct nebula_error *failure)
 {
@@ -46,11 +46,11 @@ static enum nebula_status open_wire(struct nebula_session *session, struct clien
         if (status == NEBULA_OK)
                 status = client_wire_open(wire, &settings, error);
         if (status == NEBULA_OK && !settings.is_inline)
-                wire->log = session->settings.place.log; /* which stays as it is while the session lives */
+                wire->log = session->settings.place.log; /* points into settings that live as long as the session */
         return status;
 }
 
-/* When there is no agent to be had, every save would wait for one: so it is tried less and less often. */
+/* Connects to the agent. If none can be started, every save would wait for one, so the pause between attempts grows. */
 enum nebula_status session_connect(struct nebula_session *session, struct nebula_error *error)
 {
         enum nebula_status status;
@@ -95,7 +95,7 @@ static enum nebula_status try_call(struct client_wire *wire, const struct client
         return client_wire_await(wire, call->type, call->timeout_ms, ret_broken, error);
 }
 
-/* An agent that is silent for too long is as good as none; asking another question of it would only double the wait. */
+/* An agent that does not answer in time counts as unreachable: another request to it would only double the wait. */
 static enum nebula_status silent(enum nebula_status status, bool is_broken, struct nebula_error *error)
 {
         if (status == NEBULA_TIMEOUT && is_broken && error)
@@ -122,7 +122,7 @@ static enum nebula_status call_now(struct nebula_session *session, const struct 
 enum nebula_status session_call(struct nebula_session *session, const struct client_call *call,
                                 struct nebula_error *error)
 {
-        session_tell_untold(session, false, NULL); /* an agent that cannot be had is found to be so once more, below */
+        session_tell_untold(session, false, NULL); /* if no agent can be reached, the call below finds that out again */
         return call_now(session, call, error);
 }
 
@@ -142,7 +142,7 @@ void session_forget_untold(struct nebula_session *session)
         free(copy);
 }
 
-/* The agent that lent the image is gone, and what is in it is the file itself: the only one, or others are gone too. */
+/* Saves the file in the image again, at a new agent: the image may hold the only copy, because other ranks' agents may be gone too. */
 static void tell_once_more(struct nebula_session *session)
 {
         struct client_copy *copy = atomic_load(&session->untold);
@@ -150,7 +150,7 @@ static void tell_once_more(struct nebula_session *session)
         if (!atomic_load(&copy->checkpoint->saved_version_id) && copies_ready(session) == NEBULA_OK) {
                 atomic_store(&session->untold, NULL);
                 copies_add(session, copy);
-                nebula_checkpoint_free(copy->checkpoint); /* it is held by the list */
+                nebula_checkpoint_free(copy->checkpoint); /* the list of copies holds it */
         } else {
                 atomic_store(&copy->checkpoint->is_torn, true);
         }
@@ -168,7 +168,7 @@ enum nebula_status session_tell_untold(struct nebula_session *session, bool comm
         call.request = &copy->captured;
         status = call_now(session, &call, error);
         if (status == NEBULA_UNAVAILABLE)
-                return status; /* the next request tries again, perhaps with an agent that has taken the image over */
+                return status; /* the next request tries again, perhaps at an agent that has adopted the image */
         if (status == NEBULA_OK)
                 checkpoint_saved(copy->checkpoint, commits);
         else if (status != NEBULA_NOT_FOUND)
@@ -188,7 +188,7 @@ void session_tell_all(struct nebula_session *session)
         lock_give(&session->request_lock);
 }
 
-/* A connection costs the agent a thread's start and end, so that the last one is kept. False: there is none. */
+/* Takes the connection that was kept: a new one costs the agent a thread. False: there is none. */
 static bool take_idle_wire(struct nebula_session *session, struct client_wire *wire)
 {
         lock_take(&session->settings_lock);
@@ -200,7 +200,7 @@ static bool take_idle_wire(struct nebula_session *session, struct client_wire *w
 
 void session_wire_done(struct nebula_session *session, struct client_wire *wire)
 {
-        ipc_frame_done(&wire->frame); /* a report may be large */
+        ipc_frame_done(&wire->frame); /* frees the buffer: a report may be large */
         lock_take(&session->settings_lock);
         if (session->idle_wire.fd < 0) {
                 session->idle_wire = *wire;
@@ -215,7 +215,8 @@ enum nebula_status session_call_alone(struct nebula_session *session, struct cli
 {
         enum nebula_status status;
         bool is_broken = false;
-        int tries = wire->fd < 0 && take_idle_wire(session, wire) ? -1 : 0; /* its agent may have died long before this request */
+        /* A kept connection's agent may have died long before this request, so its failure does not count. */
+        int tries = wire->fd < 0 && take_idle_wire(session, wire) ? -1 : 0;
 
         for (; tries < 2; tries++) {
                 status = wire->fd >= 0 ? NEBULA_OK : open_wire(session, wire, error);

@@ -1,4 +1,4 @@
-/* Handles: a tag, and the number by which the agent knows its version. */
+/* Handles of checkpoints: a tag, and the agent's id of its version. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,8 +7,8 @@
 #include "image/image.h"
 #include "os/ending.h"
 
-/* Whether a flush that the same agent answered began after the last save. One of everything leaves out what other ranks have
- * still to commit. */
+/* Whether a flush at the same agent began after the last save. A flush of all tags says nothing of a version that
+ * other ranks have not committed. */
 static bool is_flushed(const struct nebula_checkpoint *checkpoint)
 {
         struct nebula_session *session = checkpoint->session;
@@ -29,7 +29,7 @@ void checkpoint_know(struct nebula_checkpoint *checkpoint, uint64_t version_id, 
 
         if (saved_id && version_id && version_id != saved_id && agent_nonce != atomic_load(&checkpoint->saved_agent_nonce) &&
             !is_flushed(checkpoint))
-                atomic_store(&checkpoint->is_torn, true); /* an agent that takes over from another keeps the numbers */
+                atomic_store(&checkpoint->is_torn, true); /* an agent that adopts versions keeps their ids */
         atomic_store(&checkpoint->version_id, version_id);
         atomic_store(&checkpoint->agent_nonce, agent_nonce);
 }
@@ -68,7 +68,7 @@ static void know_begun(struct nebula_checkpoint *checkpoint, const struct client
         checkpoint_know(checkpoint, begun->version_id, wire->agent_nonce);
 }
 
-/* done_generation not 0: only what the agent has already. */
+/* done_generation not 0: only finds a version that the agent has. */
 static enum nebula_status begin(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
                                 bool *ret_broken, struct nebula_error *error)
 {
@@ -82,7 +82,7 @@ static enum nebula_status begin(struct nebula_checkpoint *checkpoint, uint64_t d
         return status;
 }
 
-/* done_generation not 0: of an earlier writing of the tag is NEBULA_NOT_FOUND. */
+/* done_generation not 0: an older generation of the tag is NEBULA_NOT_FOUND. */
 static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
                                      bool *ret_broken, struct nebula_error *error)
 {
@@ -97,13 +97,13 @@ static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint6
                 return status;
         found = wire->frame.payload;
         if (found->generation < done_generation)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "storage has an earlier writing");
+                return error_set(error, NEBULA_NOT_FOUND, 0, "storage has only an earlier writing of this tag");
         checkpoint_know(checkpoint, found->version_id, wire->agent_nonce);
         return NEBULA_OK;
 }
 
-/* An agent may have dropped it from memory since it was durable, or have ended with the only copy. To begin it anew would make a version
- * of that tag without files, which nobody would ever commit. */
+/* The agent may have dropped the version from memory after it was durable, or have ended with the only copy.
+ * Beginning the tag again would make a version without files that no rank would ever commit. */
 static enum nebula_status look_again(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
                                      bool *ret_broken, struct nebula_error *error)
 {
@@ -148,7 +148,7 @@ void checkpoint_know_image(struct nebula_checkpoint *checkpoint, const struct cl
         bool is_granted = granted && wire->frame.header.status == NEBULA_OK;
         uint64_t version_id = 0;
 
-        if (granted) /* else there was no answer */
+        if (granted) /* otherwise there was no answer */
                 version_id = is_granted ? granted->version_id : ipc_refused_version(&wire->frame);
         if (is_granted)
                 atomic_store(&checkpoint->begun_generation, granted->generation);
@@ -156,8 +156,9 @@ void checkpoint_know_image(struct nebula_checkpoint *checkpoint, const struct cl
                 checkpoint_know(checkpoint, version_id, wire->agent_nonce);
 }
 
-/* Other ranks' parts of an open-ended checkpoint wait for those that have begun. Of all others the agent hears with the first
- * request that needs it: the first save waits for one answer, not two. */
+/* Tells the agent now of an open-ended checkpoint of several ranks, because the commits of other ranks wait for each
+ * rank that has begun. Any other checkpoint is begun with its first request, so that the first save waits for one
+ * answer and not for two. */
 static enum nebula_status tell_begun(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
 {
         struct nebula_session *session = checkpoint->session;
@@ -168,7 +169,7 @@ static enum nebula_status tell_begun(struct nebula_checkpoint *checkpoint, struc
         enum nebula_status status;
 
         memcpy(request.tag, checkpoint->tag, sizeof request.tag);
-        copies_lock_settled(session, checkpoint->tag);
+        copies_lock_after_commit(session, checkpoint->tag);
         status = session_connect(session, error);
         checkpoint->is_open_ended = checkpoint->file_count == NEBULA_FILES_OPEN && session->settings.hello.world > 1;
         if (status == NEBULA_OK && checkpoint->is_open_ended) {
@@ -213,7 +214,7 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
         return NEBULA_OK;
 }
 
-/* request_lock is held. With the word that the last file is whole, where the agent has not heard that yet. */
+/* Sends the commit, with the message that the last file is complete if the agent has not had it yet. The caller holds request_lock. */
 static enum nebula_status tell_committed(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
 {
         struct ipc_version request = { 0 };
@@ -236,18 +237,18 @@ static enum nebula_status tell_committed(struct nebula_checkpoint *checkpoint, s
         return status;
 }
 
-/* The last copy brings the commit. Where this process may end past all that waits for it, the commit does. */
+/* The last background copy sends the commit. A process that may end without waiting for copies waits here instead. */
 static enum nebula_status await_copies(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
 
         if (!ending_may_linger() && !copies_are_on_this_thread(checkpoint->session))
-                status = copies_settle(checkpoint->session, 0, ENDING_EXIT_MS, error);
+                status = copies_await(checkpoint->session, 0, ENDING_EXIT_MS, error);
         return status == NEBULA_OK ? checkpoint_check(checkpoint, error) : status;
 }
 
-/* While a file is still being copied nothing can be complete: the commit goes with the word that it is whole, and nobody waits
- * for an answer here. */
+/* While a file is being copied, the version cannot be complete. The commit is then sent with the message that the
+ * file is complete, and the caller does not wait for an answer. */
 enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struct nebula_error *ret_error)
 {
         struct nebula_error torn;
@@ -261,13 +262,13 @@ enum nebula_status nebula_checkpoint_commit(nebula_checkpoint *checkpoint, struc
         lock_give(&checkpoint->session->request_lock);
         if (is_later)
                 return await_copies(checkpoint, ret_error);
-        copies_lock_settled(checkpoint->session, checkpoint->tag); /* of another handle */
+        copies_lock_after_commit(checkpoint->session, checkpoint->tag); /* it may be another handle's commit */
         status = tell_committed(checkpoint, ret_error);
         lock_give(&checkpoint->session->request_lock);
         if (status == NEBULA_OK && copies_are_under_way(checkpoint->session, checkpoint))
                 status = await_copies(checkpoint, ret_error);
         if (checkpoint_check(checkpoint, &torn) != NEBULA_OK)
-                nebula_checkpoint_fail(checkpoint, torn.message, NULL); /* nobody is to wait for what it was begun again as */
+                nebula_checkpoint_fail(checkpoint, torn.message, NULL); /* no rank should wait for the version that was begun again */
         return status;
 }
 
@@ -284,7 +285,7 @@ enum nebula_status nebula_checkpoint_fail(nebula_checkpoint *checkpoint, const c
         if (!checkpoint)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_fail needs a checkpoint");
         if (length >= sizeof request.reason)
-                length = sizeof request.reason - 1; /* a reason is for reading: better short than refused */
+                length = sizeof request.reason - 1; /* the reason is for people: cut it rather than refuse it */
         if (length > 0)
                 memcpy(request.reason, reason, length);
         atomic_store(&checkpoint->is_given_up, true);
@@ -333,7 +334,7 @@ enum nebula_status nebula_checkpoint_state(nebula_checkpoint *checkpoint, enum n
         if (status == NEBULA_OK && state > NEBULA_STATE_FAILED)
                 status = session_break(session, ret_error, "the agent reported the unknown state %u", state);
         lock_give(&session->request_lock);
-        if (status == NEBULA_FAILED) { /* it is lost: the report says why */
+        if (status == NEBULA_FAILED) { /* the version is lost: the report says why */
                 status = NEBULA_OK;
                 state = NEBULA_STATE_FAILED;
         }
@@ -356,8 +357,8 @@ enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkpoint, char 
         if (!checkpoint || !ret_text)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_report needs a checkpoint and a place "
                                  "for the text");
-        session_tell_all(checkpoint->session); /* so that every file is listed */
-        status = copies_settle(checkpoint->session, 0, -1, ret_error);
+        session_tell_all(checkpoint->session); /* so that the report lists every file */
+        status = copies_await(checkpoint->session, 0, -1, ret_error);
         if (status == NEBULA_OK)
                 status = session_call_alone(checkpoint->session, &wire, &call, ret_error);
         if (status == NEBULA_OK)

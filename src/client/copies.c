@@ -1,11 +1,11 @@
 /*
- * Captures that go on after their save returned. A thread of the session waits for each, the oldest first, and tells
- * the agent: on a connection of its own, since a save may hold the session's for as long as memory is full, and it is
- * the end of a copy that lets memory be freed. Another thread calls `release` then, which may wait for a lock of the program's,
- * Python's for one: a thread that has crashed with it waits in its signal handler for the copies (os/ending.h).
+ * Captures that go on after their save returned. One thread of the session waits for each capture, the oldest first, and
+ * tells the agent. It has a connection of its own, because a save may hold the session's connection while memory is full,
+ * and only the end of a copy lets memory be freed. A second thread calls `release`, which may wait for a lock of the
+ * program such as Python's: a thread that crashed with that lock waits in its signal handler for the copies (os/ending.h).
  *
- * What lies in an image is the file itself. So when the agent died meanwhile and its successor knows nothing of
- * the image, the file is copied from there: the program's memory has moved on.
+ * The image holds the finished file. So if the agent dies meanwhile and its successor does not know the image, the file is
+ * copied from the image: the program's memory has changed since.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,15 +16,16 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-/* A save is over for the program some time after it is for us: until then copying would slow down what it waits for. A write
- * to what is not copied yet does not wait for this. */
+/* The program needs some more time to return from the save. Copying at once would slow that down. A write to memory
+ * that is not copied yet does not wait for this pause. */
 #define COPY_AFTER_NS 2000000
 
-/* What takes some time to copy is written to storage meanwhile: the agent hears of every so many bytes. */
+/* A large file is written to storage while it is still being copied: the agent is told after each so many bytes. */
 #define COPIED_BYTES (32u << 20)
-#define COPIED_FROM (4 * (uint64_t)COPIED_BYTES) /* the size of a file */
+#define COPIED_FROM (4 * (uint64_t)COPIED_BYTES) /* smallest file of which the agent is told early */
 #define COPIED_EVERY_MS 5
-#define COPIED_QUIET_NS 500000000 /* after a write that waited: who overwrites everything may do so for long without waiting again */
+/* Pause after a write that had to wait: a program that overwrites everything may write for long without waiting again. */
+#define COPIED_QUIET_NS 500000000
 
 void copies_init(struct nebula_session *session)
 {
@@ -57,7 +58,7 @@ static enum nebula_status tell_abandoned(struct nebula_session *session, struct 
         return tell(session, wire, IPC_ABANDON, &request, sizeof request, NULL);
 }
 
-/* `granted` and its fd are in wire->frame. */
+/* Copies the file from the old image into a new one. The answer in wire->frame has the new image and its fd. */
 static enum nebula_status fill_again(struct client_wire *wire, const struct client_copy *copy, struct nebula_error *error)
 {
         const struct ipc_granted *granted = wire->frame.payload;
@@ -68,7 +69,7 @@ static enum nebula_status fill_again(struct client_wire *wire, const struct clie
         void *image;
         int result;
 
-        /* A mapping beyond the end of its file would end the trainer with SIGBUS. */
+        /* Touching a mapping beyond the end of its file would end the trainer with SIGBUS. */
         result = os->fstat(wire->frame.fd, &stat);
         if (result < 0 || stat.size < capacity || capacity < copy->size)
                 return error_set(error, NEBULA_FAILED, result < 0 ? -result : 0,
@@ -84,7 +85,7 @@ static enum nebula_status fill_again(struct client_wire *wire, const struct clie
         return NEBULA_OK;
 }
 
-/* Another agent answers, which does not know the image. */
+/* Saves the file again at a new agent, which does not know the image. */
 static enum nebula_status save_again(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                      struct nebula_error *error)
 {
@@ -99,7 +100,7 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
                 return status;
         copy->captured.image_id = ((const struct ipc_granted *)wire->frame.payload)->image_id;
         copy->agent_nonce = wire->agent_nonce;
-        copy->captured.sum_count = 0; /* they lie in the other image */
+        copy->captured.sum_count = 0; /* the sums lie in the old image */
         status = checkpoint_check(copy->checkpoint, error);
         if (status == NEBULA_OK)
                 status = fill_again(wire, copy, error);
@@ -110,7 +111,7 @@ static enum nebula_status save_again(struct nebula_session *session, struct clie
         return status;
 }
 
-/* Whether the commit of its checkpoint goes with `copy`, the last one that the agent has not heard of. */
+/* Whether `copy` is the last one that the agent has not been told of, so that its checkpoint's commit goes with it. */
 static bool takes_commit(struct nebula_session *session, struct client_copy *copy)
 {
         struct nebula_checkpoint *checkpoint = copy->checkpoint;
@@ -129,9 +130,9 @@ static bool is_of_file(const struct client_copy *copy, const char *tag, const ch
         return strcmp(copy->checkpoint->tag, tag) == 0 && strcmp(copy->name, name) == 0;
 }
 
-/* Whether an agent that does not know the image is right not to: the file is that of a later save. Another agent than the one that
- * lent the image has forgotten it with all others; then the later one has to be on its way, or the file would be lost without it. */
-static bool gave_way(struct nebula_session *session, const struct client_copy *copy, uint64_t agent_nonce)
+/* Whether an agent rightly does not know the image, because the file was saved again. If a new agent answers, it has
+ * forgotten all images. Then the later save must still be in progress, or the file would be lost. */
+static bool was_replaced(struct nebula_session *session, const struct client_copy *copy, uint64_t agent_nonce)
 {
         bool result;
 
@@ -143,8 +144,9 @@ static bool gave_way(struct nebula_session *session, const struct client_copy *c
         return result;
 }
 
-/* `copy` will never be whole, and `status` is how the agent took that. Only the one that lent the image fails the version for it: another
- * might call whole without this file what it knows by the same tag. A counted checkpoint lacks a file then, and is not whole. */
+/* `copy` failed; `status` is the agent's answer about it. Only the agent that lent the image is told to fail the
+ * version: a new agent might have a complete version of the same tag without this file. A version with a file count
+ * lacks a file then, so it never becomes complete. */
 static void lose(struct nebula_session *session, struct client_wire *wire, const struct client_copy *copy, enum nebula_status status,
                  const char *reason)
 {
@@ -156,15 +158,15 @@ static void lose(struct nebula_session *session, struct client_wire *wire, const
         };
 
         if (checkpoint->file_count > 0 || atomic_load(&checkpoint->is_given_up) ||
-            (status != NEBULA_UNAVAILABLE && wire->agent_nonce == copy->agent_nonce) || gave_way(session, copy, wire->agent_nonce))
+            (status != NEBULA_UNAVAILABLE && wire->agent_nonce == copy->agent_nonce) || was_replaced(session, copy, wire->agent_nonce))
                 return;
         atomic_store(&checkpoint->is_torn, true);
         memcpy(request.reason, reason, strnlen(reason, sizeof request.reason - 1));
-        if (wire->fd >= 0) /* else nobody has begun it again */
+        if (wire->fd >= 0) /* otherwise no rank has begun it again */
                 session_call_alone(session, wire, &call, NULL);
 }
 
-/* CAPTURED, and the commit, whether it was there before or came in the meantime. */
+/* Sends CAPTURED, and the commit if it was left to this copy. */
 static enum nebula_status tell_captured(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                         struct nebula_error *error)
 {
@@ -180,7 +182,7 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
         copy->captured.commits = takes_commit(session, copy);
         lock_give(&session->copies.copies_lock);
         status = tell(session, wire, IPC_CAPTURED, &copy->captured, sizeof copy->captured, error);
-        if (status == NEBULA_NOT_FOUND && gave_way(session, copy, wire->agent_nonce))
+        if (status == NEBULA_NOT_FOUND && was_replaced(session, copy, wire->agent_nonce))
                 status = NEBULA_OK;
         else if (status == NEBULA_NOT_FOUND && wire->agent_nonce != copy->agent_nonce &&
                  !atomic_load(&copy->checkpoint->is_given_up))
@@ -201,13 +203,13 @@ static enum nebula_status tell_captured(struct nebula_session *session, struct c
         return status;
 }
 
-/* False: the agent does not want to hear of it. While the program waits for copies, it hears nothing: what it would do
- * takes processors and memory bandwidth from them. */
+/* Tells the agent how far the copy is. False: the agent does not want to know. While the program waits for copies,
+ * the agent is not told, because its work would take processors and memory bandwidth from them. */
 static bool tell_copied(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy)
 {
         struct ipc_copied request = { .image_id = copy->captured.image_id, .size = cow_copied(copy->capture) };
 
-        if (request.size < copy->copied_size + COPIED_BYTES || request.size > copy->size) /* all of it: CAPTURED follows */
+        if (request.size < copy->copied_size + COPIED_BYTES || request.size > copy->size) /* the whole file: CAPTURED follows */
                 return true;
         if (os->now_ns() - cow_waited_ns(copy->capture) < COPIED_QUIET_NS)
                 return true;
@@ -219,7 +221,7 @@ static bool tell_copied(struct nebula_session *session, struct client_wire *wire
         return tell(session, wire, IPC_COPIED, &request, sizeof request, NULL) == NEBULA_OK;
 }
 
-/* Waits for the copy, and tells the agent of what there is of it so far. */
+/* Waits for the copy and tells the agent its progress. */
 static enum nebula_status await_capture(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                         struct nebula_error *error)
 {
@@ -262,12 +264,13 @@ static enum nebula_status finish(struct nebula_session *session, struct client_w
         lose(session, wire, copy, tell_abandoned(session, wire, copy, error->message), error->message);
         lock_take(&session->copies.copies_lock);
         copy->is_told = true;
-        takes_commit(session, copy); /* which is none any more: the version has failed */
+        takes_commit(session, copy); /* without effect: the version has failed */
         lock_give(&session->copies.copies_lock);
         return status;
 }
 
-/* copies_lock is held. What waits for the oldest copy must not wait for its release, which may itself wait for that, a lock say. */
+/* Moves the oldest copy to the list of the release thread. A thread that waits for the copy must not wait for its
+ * release, because the release may wait for a lock of that thread. The caller holds copies_lock. */
 static void hand_over_first(struct client_copies *copies)
 {
         struct client_copy *copy = copies->first, **link = &copies->released;
@@ -299,9 +302,9 @@ static void *make_copies(void *argument)
                 if (copy->capture && os->now_ns() < copy->added_ns + COPY_AFTER_NS)
                         os->sleep_ms(COPY_AFTER_NS / 1000000);
                 if (finish(session, &wire, copy, &copy->failure) == NEBULA_OK)
-                        copy->failure.status = NEBULA_OK; /* an attempt may have failed before */
+                        copy->failure.status = NEBULA_OK; /* an earlier attempt may have failed */
                 ending_done();
-                if (copy->large) /* not in save(), which it would hold up */
+                if (copy->large) /* here, because it would delay save() */
                         cow_advise_huge(copy->large, copy->large_count);
                 lock_take(&copies->copies_lock);
                 hand_over_first(copies);
@@ -347,7 +350,7 @@ static void *release_copies(void *argument)
         return NULL;
 }
 
-/* copies_lock is held. In a `release`, mostly: what waits for all copies would wait for itself. */
+/* Mostly true inside a `release`: a wait for all copies would wait for itself. The caller holds copies_lock. */
 static bool is_own_thread(const struct client_copies *copies)
 {
         return (copies->has_maker && pthread_equal(copies->maker, pthread_self())) ||
@@ -393,10 +396,10 @@ void copies_add(struct nebula_session *session, struct client_copy *copy)
         *link = copy;
         copies->count++;
         lock_give(&copies->copies_lock);
-        pthread_cond_broadcast(&copies->moved); /* behind the lock, which else the thread that wakes up would wait for, and be woken twice */
+        pthread_cond_broadcast(&copies->moved); /* after unlocking, so that the waking thread need not wait for the lock */
 }
 
-/* copies_lock is held. */
+/* The caller holds copies_lock. */
 static bool are_under_way(const struct client_copies *copies, const struct nebula_checkpoint *checkpoint)
 {
         const struct client_copy *copy = copies->first;
@@ -427,7 +430,7 @@ bool copies_commit(struct nebula_session *session, struct nebula_checkpoint *che
         return is_under_way;
 }
 
-/* copies_lock is held. On the thread itself: false. */
+/* False on the copying thread itself. The caller holds copies_lock. */
 static bool commit_is_under_way(const struct client_copies *copies, const char *tag)
 {
         const struct client_copy *copy = copies->first;
@@ -437,7 +440,7 @@ static bool commit_is_under_way(const struct client_copies *copies, const char *
         return copy && !is_own_thread(copies);
 }
 
-void copies_lock_settled(struct nebula_session *session, const char *tag)
+void copies_lock_after_commit(struct nebula_session *session, const char *tag)
 {
         struct client_copies *copies = &session->copies;
 
@@ -485,7 +488,7 @@ size_t copies_images(struct nebula_session *session, uint64_t ret_ids[CLIENT_COP
         return count;
 }
 
-enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,
+enum nebula_status copies_await(struct nebula_session *session, uint64_t image_id, int64_t timeout_ms,
                                  struct nebula_error *error)
 {
         struct client_copies *copies = &session->copies;
@@ -493,7 +496,7 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
         enum nebula_status status = NEBULA_OK;
 
         if (client_patience_ms(timeout_ms) < 0)
-                timeout_ms = -1; /* "for ever" said with a large number */
+                timeout_ms = -1; /* so large that it means no limit */
         if (timeout_ms >= 0)
                 end_ns = os->now_ns() + timeout_ms * 1000000;
         lock_take(&copies->copies_lock);
@@ -503,13 +506,13 @@ enum nebula_status copies_settle(struct nebula_session *session, uint64_t image_
 
                 while (copy && image_id && copy->image_id != image_id)
                         copy = copy->next;
-                if (!copy && !image_id) /* on the thread that releases the first of these only what follows is waited for */
+                if (!copy && !image_id) /* the release thread waits only for the copies behind the first */
                         copy = is_own_thread(copies) && copies->released ? copies->released->next : copies->released;
                 if (!copy)
                         break;
                 if (is_own_thread(copies)) {
-                        status = error_set(error, NEBULA_BUSY, 0, "\"%.100s\" of checkpoint \"%.100s\" is copied when this `release` has "
-                                           "returned", copy->name, copy->checkpoint->tag);
+                        status = error_set(error, NEBULA_BUSY, 0, "\"%.100s\" of checkpoint \"%.100s\" can be copied only after "
+                                                                  "this `release` has returned", copy->name, copy->checkpoint->tag);
                         break;
                 }
                 if (timeout_ms >= 0 && left_ms <= 0) {

@@ -1,4 +1,4 @@
-/* Looking for a checkpoint that is complete: in memory first, then in storage. The agent does the looking. */
+/* Finds a complete checkpoint: in memory first, then in storage. The agent does the search. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
         if (!checkpoint)
                 return NULL;
         checkpoint->session = session;
-        checkpoint->file_count = NEBULA_FILES_OPEN; /* should the caller add to it */
+        checkpoint->file_count = NEBULA_FILES_OPEN; /* in case the caller adds files to it */
         checkpoint->is_found = checkpoint->is_open_ended = true;
         checkpoint->user_count = 1;
         checkpoint->generation = found->generation;
@@ -42,7 +42,7 @@ static enum nebula_status find(nebula_session *session, const char *tag, uint64_
         struct nebula_checkpoint *checkpoint;
         enum nebula_status status;
 
-        status = copies_settle(session, 0, -1, error); /* what this process has committed can be found by it */
+        status = copies_await(session, 0, -1, error); /* so that the agent knows all that this process has committed */
         if (status == NEBULA_OK)
                 status = client_persist_path(request.persist_path, persist_path, error);
         if (status == NEBULA_OK)

@@ -1,7 +1,7 @@
 /*
- * Reading back. What the node's memory holds is mapped: the agent has verified it. What only storage holds is read
- * straight into memory of this process, each chunk checked as it arrives: shared pages would have to be made first,
- * and that takes as long as the disk.
+ * Loads files. A file in the node's memory is mapped; the agent has verified it. A file that only storage holds is
+ * read straight into this process's memory, and each chunk is checked as it arrives. A shared mapping would not do:
+ * making its pages takes as long as the disk.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,20 +11,21 @@
 #include "image/image.h"
 #include "os/os.h"
 
-#define COPIED_BYTES (128u << 10) /* of a file: less is copied in the time that a mapping takes, and there are 65,000 of these (vm.max_map_count) */
-#define HEADER_BYTES 512u /* of a record, with its name and padding; a larger one costs its reader one more read */
+/* Smaller files are copied: a mapping takes as long, and a process may have 65,000 of them (vm.max_map_count). */
+#define COPIED_BYTES (128u << 10)
+#define HEADER_BYTES 512u /* of a record, with name and padding; a larger header costs its reader one more read */
 
 struct nebula_map {
-        void *data; /* NULL when the file is empty */
+        void *data; /* NULL if the file is empty */
         uint64_t size;
         bool is_zip;
-        struct client_stored *stored;    /* NULL: every byte is there */
-        nebula_checkpoint *checkpoint;   /* held */
+        struct client_stored *stored;    /* NULL: every byte is in memory */
+        nebula_checkpoint *checkpoint;   /* a reference */
         char name[IPC_NAME_MAX];
 };
 
-/* Room for a file that is read here. No huge pages are asked for: a virtual machine's host takes back what lies free in pieces of that
- * size, and gives it again at a tenth of the disk's speed. */
+/* Maps memory for a file that is read here, without asking for huge pages: the host of a virtual machine takes back
+ * free memory in pieces of that size, and returns it at a tenth of a disk's speed. */
 static enum nebula_status make_room(struct nebula_map *map, struct nebula_error *error)
 {
         int result = map->size == 0 ? 0 : os->map(-1, 0, map->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS,
@@ -46,7 +47,7 @@ static int copy_image(struct nebula_map *map, int fd)
         return result;
 }
 
-/* A mapping beyond the end of its file would end the trainer with SIGBUS: so its size is looked at. */
+/* Checks the size first: touching a mapping beyond the end of its file would end the trainer with SIGBUS. */
 static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebula_error *error)
 {
         struct os_stat stat;
@@ -70,13 +71,13 @@ static enum nebula_status map_image(struct nebula_map *map, int fd, struct nebul
         return NEBULA_OK;
 }
 
-/* reads_storage: whether the agent may lend the stored file. */
+/* reads_storage: whether the agent may pass the stored file for this process to read. */
 static enum nebula_status open_file(struct nebula_map *map, bool reads_storage, struct client_wire *wire, struct nebula_error *error)
 {
         struct ipc_open request = { .reads_storage = reads_storage };
         struct client_call call = {
                 .type = IPC_OPEN, .request = &request, .size = sizeof request, .version_id = &request.version_id,
-                .checkpoint = map->checkpoint, .timeout_ms = -1, /* as long as reading takes */
+                .checkpoint = map->checkpoint, .timeout_ms = -1, /* no limit: reading takes as long as it takes */
         };
 
         memcpy(request.name, map->name, sizeof request.name);
@@ -106,7 +107,7 @@ static enum nebula_status open_map(struct nebula_map *map, struct nebula_error *
         return status;
 }
 
-/* The lent file could not be read, or is damaged: the agent says which, or has another source. */
+/* Reading the stored file here failed: asks the agent, which finds the damage or has another source. */
 static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
@@ -156,7 +157,7 @@ enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, c
         atomic_fetch_add(&checkpoint->user_count, 1);
         status = client_text(map->name, sizeof map->name, name, "the file's name", ret_error);
         if (status == NEBULA_OK)
-                status = copies_settle(checkpoint->session, 0, -1, ret_error);
+                status = copies_await(checkpoint->session, 0, -1, ret_error);
         if (status == NEBULA_OK)
                 status = open_map(map, ret_error);
         if (status != NEBULA_OK) {
@@ -213,7 +214,7 @@ enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error
         if (!map)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_fetch_headers needs a map");
         if (!map->stored)
-                return NEBULA_OK; /* all of it is there */
+                return NEBULA_OK; /* all bytes are there */
         tail = map->size < ZIP_TAIL_BYTES ? map->size : ZIP_TAIL_BYTES;
         status = fetch_parts(map, &(struct nebula_part){ map->size - tail, tail, NULL }, 1, ret_error);
         if (status == NEBULA_OK && zip_find_directory(map->data, map->size, &directory, NULL) == NEBULA_OK)
@@ -221,7 +222,7 @@ enum nebula_status nebula_map_fetch_headers(nebula_map *map, struct nebula_error
         if (status != NEBULA_OK)
                 return status;
         status = zip_find_headers(map->data, map->size, &offsets, &count, &why);
-        if (status != NEBULA_OK) /* what is no zip, whoever reads it will see */
+        if (status != NEBULA_OK) /* a file that is no zip has no headers; its reader will report that */
                 return status == NEBULA_NO_MEMORY ? error_set(ret_error, status, 0, "%s", why.message) : NEBULA_OK;
         parts = calloc(count + 1, sizeof *parts);
         if (!parts)
@@ -251,7 +252,7 @@ enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *pa
                 return NEBULA_OK;
         status = fetch_from_agent(map, ret_error);
         if (status == NEBULA_OK)
-                stored_scatter(NULL, map->data, map->size, parts, count); /* from memory: it can't fail */
+                stored_scatter(NULL, map->data, map->size, parts, count); /* from memory, so it cannot fail */
         return status;
 }
 

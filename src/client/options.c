@@ -1,4 +1,4 @@
-/* What the caller asked for, checked once, in the form that travels. */
+/* Checks the caller's options once and puts them into the form of a request. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 void nebula_options_init(struct nebula_options *options)
 {
         if (!options)
-                return; /* nebula_session_open says what is missing */
+                return; /* nebula_session_open reports what is missing */
         *options = (struct nebula_options){
                 .struct_size = sizeof *options,
                 .persist_interval_s = 0,
@@ -31,13 +31,13 @@ enum nebula_status client_text(char *to, size_t size, const char *value, const c
         if (length >= size)
                 return error_set(error, NEBULA_INVALID, 0, "%s is %zu bytes long, at most %zu are possible: \"%.60s...\"",
                                  what, length, size - 1, value);
-        memset(to, 0, size); /* settings are compared byte by byte */
+        memset(to, 0, size); /* zeroed, because settings are compared byte by byte */
         if (length > 0)
                 memcpy(to, value, length);
         return NEBULA_OK;
 }
 
-/* For what documents name, which are JSON: each of them would fail later, and every checkpoint with it. */
+/* For texts that go into JSON documents: if one is not UTF-8, every checkpoint would fail later. */
 static enum nebula_status utf8_text(char *to, size_t size, const char *value, const char *what, struct nebula_error *error)
 {
         if (value && !text_is_utf8(value, strlen(value)))
@@ -120,7 +120,7 @@ static enum nebula_status read_capture(enum client_capture *ret_capture, struct 
         return NEBULA_OK;
 }
 
-/* Whether the agent is a process of its own or lives in this one. */
+/* Whether the agent is a process of its own or runs in this one. */
 static enum nebula_status read_where(bool *ret_is_inline, struct nebula_error *error)
 {
         const char *where = conf_env("NEBULA_AGENT");

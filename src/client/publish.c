@@ -1,4 +1,4 @@
-/* Checkpoints under paths that somebody else chose. The agent does it; here it is asked for. */
+/* Checkpoints at paths that a framework chose. The agent publishes; this file sends the requests. */
 #include <stdlib.h>
 #include <string.h>
 

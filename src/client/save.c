@@ -1,6 +1,6 @@
 /*
- * Saving a file: everything that can be known beforehand is laid out first; then the agent lends an image, and the
- * values are captured into it. A plan is a list of parts, so that how they are captured is one function's choice.
+ * Saves a file. The client lays out everything that is known beforehand; then the agent lends an image, and the
+ * values are captured into it. A plan is a list of parts; one function decides how to capture them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "os/os.h"
 #include "sum/sum.h"
 
-#define PREPARED_NS 20000000 /* where memory lies may have changed since, then */
+#define PREPARED_NS 20000000 /* after this time the mappings may have changed */
 
 /* One file to be saved. */
 struct plan {
@@ -20,20 +20,20 @@ struct plan {
         char name[IPC_NAME_MAX];
         enum ipc_format format;
         uint64_t size;
-        struct zip_layout layout; /* zip only */
+        struct zip_layout layout; /* only of a zip */
         const void *pickle;
         struct capture_part *parts;
         size_t part_count;
-        const uint64_t *offsets;        /* of each range in the image */
-        size_t cow_count;               /* the first so many may be copied after save returned */
-        const struct nebula_keep *keep; /* NULL: the caller's memory is its own again when save returns */
+        const uint64_t *offsets;        /* the offset of each range in the image */
+        size_t cow_count;               /* the first cow_count parts may be copied after save returned */
+        const struct nebula_keep *keep; /* NULL: the caller may free the memory when save returns */
         int64_t begun_ns;               /* when save was called */
-        int64_t prepared_ns;            /* when what follows was found out; 0: it was not */
-        struct cow_capture *capture;    /* what to protect; NULL: everything is copied */
+        int64_t prepared_ns;            /* when `capture` was prepared; 0: not yet */
+        struct cow_capture *capture;    /* the parts to protect; NULL: everything is copied at once */
         bool ask_huge;
 };
 
-/* An image that the agent lent, mapped. */
+/* An image loan, mapped. */
 struct lent {
         uint64_t image_id, capacity_bytes;
         void *data;
@@ -120,7 +120,7 @@ static enum client_capture capture_setting(struct nebula_session *session)
         return setting;
 }
 
-/* The caller keeps its memory, enough of it can be protected, and there is who copies it then. */
+/* Whether copy-on-write is possible: the caller keeps its memory, enough of it can be protected, and the copying threads run. */
 static bool can_use_cow(const struct plan *plan, enum client_capture setting)
 {
         uint64_t size = 0;
@@ -133,7 +133,7 @@ static bool can_use_cow(const struct plan *plan, enum client_capture setting)
                copies_ready(plan->checkpoint->session) == NEBULA_OK;
 }
 
-/* Chooses how the values are to be fixed: by cow where that is possible and, unless it is asked for, where it pays. */
+/* Chooses how to fix the values: copy-on-write if possible and either demanded or cheaper. */
 static void prepare_capture(struct plan *plan)
 {
         enum client_capture setting = capture_setting(plan->checkpoint->session);
@@ -148,7 +148,7 @@ static void prepare_capture(struct plan *plan)
                 cow_prepare(plan->parts, plan->cow_count, &plan->capture, NULL);
 }
 
-/* What can be found out without an image: while the agent looks for one. `argument`: the plan. */
+/* The work that needs no image, done while the agent finds one. `argument` is the plan. */
 static void prepare(void *argument)
 {
         struct plan *plan = argument;
@@ -192,11 +192,14 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         memcpy(live_ids, granted->live_ids, granted->live_count * sizeof *live_ids);
         live_count = granted->live_count + copies_images(session, live_ids + granted->live_count);
         untold = atomic_load(&session->untold);
-        if (untold) /* no agent could be told; this one may not know its image, and then it is copied from there */
+        /* A copy is untold because no agent could be reached; this agent may not know its image, which is then the only
+         * source of the file. */
+        if (untold)
                 live_ids[live_count++] = untold->image_id;
         capture_pool_keep(session->pool, live_ids, live_count);
-        /* The same number from another agent: the mapping that a copy still writes to goes only after it. */
-        status = copies_settle(session, granted->image_id, -1, error);
+        /* A new agent may give the same id again. A copy may still write to the old mapping, so wait for it before
+         * the old mapping is replaced. */
+        status = copies_await(session, granted->image_id, -1, error);
         if (status != NEBULA_OK)
                 return status;
         fd = session->wire.frame.fd;
@@ -204,7 +207,7 @@ static enum nebula_status request_image(struct plan *plan, struct lent *lent, st
         return capture_pool_map(session->pool, granted->image_id, fd, granted->capacity_bytes, &lent->data, error);
 }
 
-/* The way that is always possible. */
+/* Captures by a copy, which always works. */
 static void capture_now(const struct plan *plan, struct capture_pool *pool, const struct lent *lent, struct ipc_captured *captured)
 {
         struct image_sums sums = image_sums_in(lent->data, plan->size, lent->capacity_bytes);
@@ -222,7 +225,7 @@ static void capture_now(const struct plan *plan, struct capture_pool *pool, cons
         captured->sum_count = sums.count;
 }
 
-/* The agent must not wait for an image that will never be filled. */
+/* Tells the agent that the image will never be filled, so that it does not wait. */
 static void abandon(struct nebula_session *session, uint64_t image_id, const char *reason)
 {
         struct ipc_abandon request = { .image_id = image_id };
@@ -231,10 +234,10 @@ static void abandon(struct nebula_session *session, uint64_t image_id, const cha
         };
 
         memcpy(request.reason, reason, strnlen(reason, sizeof request.reason - 1));
-        session_call(session, &call, NULL); /* the failure that led here is the one to report */
+        session_call(session, &call, NULL); /* the first failure is the one to report */
 }
 
-/* Fixes the values; the capture is the caller's then. Returns the CPU time taken so far, in ns. */
+/* Fixes the values by protection and returns the capture, which the caller frees. Returns the processor time so far, in ns. */
 static int64_t capture_cow(struct plan *plan, struct capture_pool *pool, const struct lent *lent, struct cow_capture **ret_capture)
 {
         struct image_sums sums = image_sums_in(lent->data, plan->size, lent->capacity_bytes);
@@ -252,7 +255,7 @@ static int64_t capture_cow(struct plan *plan, struct capture_pool *pool, const s
         return os->thread_cpu_ns() - begun_ns;
 }
 
-/* NULL: no memory. */
+/* NULL: an allocation failed. */
 static struct client_copy *new_copy(const struct plan *plan, const struct lent *lent, const struct ipc_captured *captured)
 {
         struct client_copy *copy = calloc(1, sizeof *copy);
@@ -267,8 +270,8 @@ static struct client_copy *new_copy(const struct plan *plan, const struct lent *
         return copy;
 }
 
-/* Takes `capture` over. The agent hears of the file when it is whole, and the caller's memory is released then.
- * `is_filling`: that `filled` is to be called then. */
+/* Takes `capture` over. When the file is complete, the agent is told and the caller's memory is released.
+ * `is_filling`: call `filled` then. */
 static enum nebula_status copy_later(const struct plan *plan, const struct lent *lent, struct cow_capture *capture,
                                      bool is_filling, const struct ipc_captured *captured, struct nebula_error *error)
 {
@@ -296,8 +299,8 @@ static enum nebula_status copy_later(const struct plan *plan, const struct lent 
         return NEBULA_OK;
 }
 
-/* Every byte is in the image. Where all ranks are waited for the agent needs to hear of it no sooner than of the commit: without
- * that, the version comes to nothing. */
+/* Every byte is in the image: tells the agent. For NEBULA_FILES_ALL_RANKS this can wait for the commit, because
+ * without the commit the version is never complete. */
 static enum nebula_status tell_captured(const struct plan *plan, const struct lent *lent, struct ipc_captured *captured,
                                         struct nebula_error *error)
 {
@@ -307,7 +310,7 @@ static enum nebula_status tell_captured(const struct plan *plan, const struct le
         };
         bool commit_follows = checkpoint->file_count == NEBULA_FILES_ALL_RANKS &&
                               !copies_are_under_way(checkpoint->session, checkpoint) &&
-                              !atomic_load(&checkpoint->session->untold); /* one that an agent could not be told of just now */
+                              !atomic_load(&checkpoint->session->untold); /* else an earlier one could not be told */
         struct client_copy *copy = commit_follows ? new_copy(plan, lent, captured) : NULL;
         enum nebula_status status;
 
@@ -321,8 +324,9 @@ static enum nebula_status tell_captured(const struct plan *plan, const struct le
         return status;
 }
 
-/* The caller's own writes to the image: begun, or waited for. Whatever fails there is no reason to save again. A device registers memory
- * page by page, with one thread: where the pages are there already that takes a tenth of the time. */
+/* Starts the caller's own writes to the image, or waits for them. If they fail, saving again would not help. First
+ * makes the image's pages on several threads: a device registers memory page by page on one thread, ten times faster
+ * if the pages are there. */
 static enum nebula_status begin_filling(const struct plan *plan, struct capture_pool *pool, const struct lent *lent,
                                         struct nebula_error *error)
 {
@@ -341,8 +345,9 @@ static enum nebula_status end_filling(const struct plan *plan, struct nebula_err
         return plan->keep->filled(plan->keep->argument, error) == NEBULA_OK ? NEBULA_OK : NEBULA_FAILED;
 }
 
-/* request_lock is held. NEBULA_NOT_FOUND: the agent lost the image, and the values are still here. *ret_releases: the caller's memory is
- * its own again; else copies.c says so when it is. */
+/* One attempt to save. The caller holds request_lock. NEBULA_NOT_FOUND: the agent lost the image, and the values are
+ * still in the caller's memory. *ret_releases: the caller's memory is released now; otherwise copies.c does that
+ * later. */
 static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struct nebula_error *error)
 {
         struct nebula_session *session = plan->checkpoint->session;
@@ -358,7 +363,7 @@ static enum nebula_status save_once(struct plan *plan, bool *ret_releases, struc
         if (status == NEBULA_OK)
                 status = checkpoint_check(plan->checkpoint, &why);
         if (status == NEBULA_OK && is_filling)
-                status = begin_filling(plan, session->pool, &lent, &why); /* first: a device copies while we do */
+                status = begin_filling(plan, session->pool, &lent, &why); /* first, because a device copies at the same time */
         if (status != NEBULA_OK)
                 goto give_up;
         if (os->now_ns() - plan->prepared_ns > PREPARED_NS)
@@ -401,21 +406,21 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
         enum nebula_status status;
         bool releases = false, is_elsewhere;
 
-        copies_lock_settled(session, plan->checkpoint->tag);
+        copies_lock_after_commit(session, plan->checkpoint->tag);
         copies_replace(session, plan->checkpoint->tag, plan->name);
         atomic_store(&plan->checkpoint->is_given_up, false);
-        /* Adding to a checkpoint that was found is writing its tag again; so is adding to one that another agent was asked for since. */
+        /* A save to a checkpoint that was found begins a new generation. So does one to a checkpoint that a different agent has now. */
         is_elsewhere = atomic_exchange(&plan->checkpoint->done_generation, 0) &&
                        atomic_load(&plan->checkpoint->agent_nonce) != atomic_load(&plan->checkpoint->saved_agent_nonce);
         if (atomic_exchange(&plan->checkpoint->is_found, false) || is_elsewhere)
                 checkpoint_know(plan->checkpoint, 0, 0);
         status = save_once(plan, &releases, error);
         if (status == NEBULA_NOT_FOUND) {
-                checkpoint_know(plan->checkpoint, 0, 0); /* the version is in doubt too: begin it again by its tag */
+                checkpoint_know(plan->checkpoint, 0, 0); /* the version id may be invalid too: find the version again by its tag */
                 status = save_once(plan, &releases, error);
         }
         lock_give(&session->request_lock);
-        if (releases) /* at the end: it may free the checkpoint and close the session */
+        if (releases) /* last, because it may free the checkpoint and close the session */
                 plan->keep->release(plan->keep->argument, NULL);
         return status;
 }

@@ -1,4 +1,4 @@
-/* The session: its life, its settings, what is asked of it as a whole, and forks. */
+/* The session: its life, its settings, requests about all checkpoints, and forks. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,14 +6,14 @@
 #include "client/client.h"
 #include "os/os.h"
 
-static struct lock list_lock = LOCK_INIT(LOCK_SESSIONS); /* guards sessions and their `next` */
+static struct lock list_lock = LOCK_INIT(LOCK_SESSIONS); /* guards `sessions` and each `next` */
 static struct nebula_session *sessions;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 /*
- * A forked child (a data loader's worker, mostly) must not speak on its parent's connection nor write into its images,
- * and may never find a lock free that another thread held. request_lock is only tried: it may be held for long, even
- * by the thread that forks. What it guards is then not touched but forgotten.
+ * A forked child (usually a worker of a data loader) must not use its parent's connection or write into its images. It
+ * also must not inherit a lock that another thread held. request_lock is only tried, because it may be held for long,
+ * even by the forking thread. If it was not taken, the child forgets the state it guards.
  */
 static void before_fork(void)
 {
@@ -44,12 +44,12 @@ static void after_fork_in_child(void)
                 lock_init(&session->request_lock, LOCK_REQUEST);
                 if (session->was_locked) {
                         client_wire_close(&session->wire);
-                        if (session->pool) /* it would be called in a child that has one thread, and no device */
+                        if (session->pool) /* the child has one thread and no device, so it must not be called there */
                                 capture_pool_watch(session->pool, NULL, NULL);
                         capture_pool_free(session->pool);
                 }
                 session->wire = session->idle_wire = (struct client_wire){ .fd = -1 };
-                session->untold = NULL; /* its parent tells */
+                session->untold = NULL; /* the parent tells the agent */
                 session->pool = NULL;
                 copies_fork(session);
                 session->retry_pause_ms = 0;
@@ -73,7 +73,7 @@ static void list_add(struct nebula_session *session)
         lock_give(&list_lock);
 }
 
-/* Whether it was the last one. */
+/* True: it was the last session. */
 static bool list_remove(struct nebula_session *session)
 {
         bool is_last;
@@ -141,7 +141,7 @@ free_session:
         return status;
 }
 
-/* Whether checkpoints begun before and after these settings belong to two jobs of the agent's. */
+/* Whether checkpoints before and after these settings belong to two different jobs. */
 static bool is_another_job(nebula_session *session, const struct ipc_hello *hello)
 {
         bool is_other;
@@ -152,22 +152,23 @@ static bool is_another_job(nebula_session *session, const struct ipc_hello *hell
         return is_other;
 }
 
-/* Takes request_lock. The agent takes a session's change to another job for its end in the last one, where nothing that is still
- * being copied can become whole. */
+/* Takes request_lock. A change to another job ends the session's part in the last one: a copy still in progress
+ * could not become complete there. So this waits for copies first. */
 static void lock_for_configure(nebula_session *session, const struct ipc_hello *hello)
 {
-        bool is_settled = !is_another_job(session, hello) || copies_are_on_this_thread(session); /* which cannot wait for itself */
+        /* The copying threads cannot wait for themselves. */
+        bool may_lock = !is_another_job(session, hello) || copies_are_on_this_thread(session);
 
         lock_take(&session->request_lock);
-        while (!is_settled && copies_settle(session, 0, 0, NULL) != NEBULA_OK) {
+        while (!may_lock && copies_await(session, 0, 0, NULL) != NEBULA_OK) {
                 lock_give(&session->request_lock);
-                copies_settle(session, 0, -1, NULL);
+                copies_await(session, 0, -1, NULL);
                 lock_take(&session->request_lock);
         }
 }
 
-/* In a forked child that goes its own way: what it asked its parent's session to be, the parent's next checkpoints would follow.
- * request_lock is held. */
+/* Lets a forked child with settings of its own leave its parent's session: otherwise the parent's next checkpoints
+ * would take the child's settings. The caller holds request_lock. */
 static enum nebula_status leave_parent(nebula_session *session, struct ipc_hello *hello, struct nebula_error *error)
 {
         struct ipc_hello before;
@@ -247,8 +248,8 @@ void nebula_session_close(nebula_session *session)
         if (!session || copies_close_later(session))
                 return;
         is_last = list_remove(session);
-        lock_take(&session->request_lock); /* a running save ends first */
-        session_forget_untold(session); /* without its commit it comes to nothing */
+        lock_take(&session->request_lock); /* waits for a running save */
+        session_forget_untold(session); /* without its commit the file's version never becomes complete */
         lock_give(&session->request_lock);
         session_free(session);
         if (is_last)
@@ -271,7 +272,7 @@ enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeou
 {
         if (!session)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_session_settle needs a session");
-        return copies_settle(session, 0, timeout_ms, ret_error);
+        return copies_await(session, 0, timeout_ms, ret_error);
 }
 
 static uint64_t flush_begins(struct nebula_session *session)
@@ -284,7 +285,7 @@ static uint64_t flush_begins(struct nebula_session *session)
         return number;
 }
 
-/* Without a storage path it made nothing durable. */
+/* Records a successful flush. Without a storage path a flush makes nothing durable. */
 static void flush_ends(struct nebula_session *session, uint64_t number, const char tag[IPC_NAME_MAX], uint64_t agent_nonce)
 {
         struct client_flushed *flushed = &session->flushed;
@@ -319,7 +320,7 @@ enum nebula_status nebula_session_flush(nebula_session *session, const char *tag
         status = client_text(request.tag, sizeof request.tag, tag, "the tag", ret_error);
         session_tell_all(session);
         if (status == NEBULA_OK)
-                status = copies_settle(session, 0, timeout_ms, ret_error);
+                status = copies_await(session, 0, timeout_ms, ret_error);
         if (status == NEBULA_OK)
                 status = session_call_alone(session, &wire, &call, ret_error);
         if (status == NEBULA_OK)

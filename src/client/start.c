@@ -1,4 +1,4 @@
-/* The agent's program: where it is, and starting it. */
+/* Finds the agent's program and starts it. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ static bool is_program(const char *path)
         return os->stat(path, true, &stat) == 0 && stat.kind == OS_KIND_FILE && (stat.mode & 0111);
 }
 
-/* The directory of the file that holds this code: the library, the Python extension or the program. */
+/* The directory of the file that contains this code: the library, the Python extension or the program. */
 static bool own_directory(char *directory, size_t size)
 {
         Dl_info info;
@@ -67,7 +67,7 @@ static bool find_in_path(char path[IPC_PATH_MAX])
         return false;
 }
 
-/* A path that the user chose is taken or refused, never passed over: another agent may be of another version. */
+/* A path that the user chose is used or refused. No other is tried instead, because it may be of another version. */
 static enum nebula_status find_program(const struct client_settings *settings, char path[IPC_PATH_MAX],
                                        struct nebula_error *error)
 {
@@ -90,7 +90,7 @@ enum nebula_status client_start_agent(const struct client_settings *settings, bo
                                       struct nebula_error *error)
 {
         char *argv[] = { (char[]){ PROGRAM }, (char[]){ "agent" }, (char[]){ "--daemon" }, NULL };
-        struct ipc_place *place = malloc(sizeof *place); /* large for a thread's stack */
+        struct ipc_place *place = malloc(sizeof *place); /* too large for a thread's stack */
         char path[IPC_PATH_MAX];
         enum nebula_status status;
         int exit_status = 0;
@@ -107,10 +107,10 @@ enum nebula_status client_start_agent(const struct client_settings *settings, bo
         if (status != NEBULA_OK)
                 return status;
         result = os->spawn(path, argv, &exit_status);
-        if (result < 0 && result != -ECHILD) /* a program that ignores SIGCHLD cannot learn how it ended */
+        if (result < 0 && result != -ECHILD) /* -ECHILD: the program ignores SIGCHLD, so the exit status is lost */
                 return error_set(error, NEBULA_UNAVAILABLE, -result, "the agent cannot be started: %.300s does not run",
                                  path);
-        *ret_hopeless = false; /* an agent that was just ending may have been in the way */
+        *ret_hopeless = false; /* an agent that was just ending may have caused the failure */
         if (exit_status != 0)
                 return error_set(error, NEBULA_UNAVAILABLE, 0,
                                  "the agent did not start: `%.200s agent --daemon` ended with %d, see %.160s", path,
@@ -120,8 +120,8 @@ enum nebula_status client_start_agent(const struct client_settings *settings, bo
 
 typedef int agent_inline(const char *runtime_dir, const char *memory_dir, char *error, size_t error_size);
 
-static struct lock inline_lock = LOCK_INIT(LOCK_INLINE); /* guards the two below */
-static uint32_t inline_pid; /* of the process whose threads the agent is: this one, or one that it was forked from */
+static struct lock inline_lock = LOCK_INIT(LOCK_INLINE); /* guards the two variables below */
+static uint32_t inline_pid; /* the process whose threads run the agent: this one, or one that it was forked from */
 static struct ipc_place inline_place;
 
 static enum nebula_status load_inline(agent_inline **ret_start, struct nebula_error *error)
@@ -149,11 +149,11 @@ static enum nebula_status load_inline(agent_inline **ret_start, struct nebula_er
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent's library has no nebula_agent_inline: it is of "
                                  "another version");
         }
-        memcpy(ret_start, &symbol, sizeof symbol); /* ISO C has no cast from data to code */
+        memcpy(ret_start, &symbol, sizeof symbol); /* ISO C has no cast from a data pointer to a function pointer */
         return NEBULA_OK;
 }
 
-/* Whether an agent listens there: of a process in another pid namespace the number says nothing. */
+/* Whether an agent listens there. The pid in the name proves nothing if its process is in another pid namespace. */
 static bool answers(const char *directory)
 {
         char path[IPC_PATH_MAX];
@@ -164,7 +164,7 @@ static bool answers(const char *directory)
         return fd >= 0;
 }
 
-/* A process cannot tidy up after its own SIGKILL: the next one does, for "i<pid>" of the dead. */
+/* Removes the "i<pid>" directories of dead processes: a process cannot clean up after its own SIGKILL. */
 static void remove_stale(const char *directory)
 {
         char name[IPC_NAME_MAX], path[IPC_PATH_MAX];
@@ -199,7 +199,7 @@ static enum nebula_status start_inline(struct ipc_place *place, struct nebula_er
         if (status != NEBULA_OK)
                 return status;
         remove_stale(place->directory);
-        /* Beside the socket of a real agent, which this one must not be mistaken for. */
+        /* In a directory of its own beside a real agent's socket, so that this agent is never taken for one. */
         used = strlen(place->directory);
         snprintf(place->directory + used, sizeof place->directory - used, "/i%u", os->pid());
         result = snprintf(place->socket, sizeof place->socket, "%s/agent.sock", place->directory);
@@ -221,7 +221,7 @@ enum nebula_status client_start_inline(struct ipc_place *place, struct nebula_er
         enum nebula_status status = NEBULA_OK;
 
         lock_take(&inline_lock);
-        /* A forked child asks its parent's agent, which knows what the parent saved. */
+        /* A forked child uses its parent's agent, which has the parent's checkpoints. */
         if (inline_pid == 0 || (inline_pid != os->pid() && !os->alive(inline_pid))) {
                 status = start_inline(&inline_place, error);
                 if (status == NEBULA_OK)
@@ -233,7 +233,7 @@ enum nebula_status client_start_inline(struct ipc_place *place, struct nebula_er
         return status;
 }
 
-/* Another thread may have held the lock, which the child does not have. */
+/* Another thread of the parent may have held the lock; that thread does not exist in the child. */
 void client_inline_forked(void)
 {
         lock_init(&inline_lock, LOCK_INLINE);

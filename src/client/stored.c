@@ -1,6 +1,6 @@
 /*
- * A file that the agent lent from storage: read here, chunk by chunk, each compared with its checksum before any byte of
- * it is used. Nothing is reported in detail: whoever reads in vain asks the agent, which finds out what is wrong.
+ * A file in storage whose descriptor the agent passed. This process reads it chunk by chunk and checks each chunk before
+ * it uses a byte of it. Failures are not reported in detail: the caller then asks the agent, which finds the cause.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -14,14 +14,14 @@
 #include "os/thread.h"
 #include "sum/sum.h"
 
-#define READERS_MAX 8u /* each with one request on its way: as many as the disk is fastest with */
+#define READERS_MAX 8u /* one request each: as many as a disk needs for full speed */
 
 struct client_stored {
         int fd;
         bool is_direct;
         uint64_t size, chunk_bytes, chunk_count;
         uint64_t *crc64;
-        bool *present; /* chunks that lie in the map already */
+        bool *present; /* chunks that are in the map */
 };
 
 struct client_stored *stored_new(int fd, const struct ipc_opened *opened)
@@ -35,7 +35,7 @@ struct client_stored *stored_new(int fd, const struct ipc_opened *opened)
         stored->size = opened->size;
         stored->chunk_bytes = opened->chunk_bytes;
         stored->chunk_count = opened->chunk_count;
-        stored->crc64 = calloc(stored->chunk_count + 1, sizeof *stored->crc64); /* + 1: an empty file has none */
+        stored->crc64 = calloc(stored->chunk_count + 1, sizeof *stored->crc64); /* + 1: calloc of 0 items may return NULL */
         stored->present = calloc(stored->chunk_count + 1, sizeof *stored->present);
         if (!stored->crc64 || !stored->present) {
                 stored_free(stored);
@@ -64,8 +64,8 @@ static uint64_t chunk_size(const struct client_stored *stored, uint64_t index)
         return stored->size - offset < stored->chunk_bytes ? stored->size - offset : stored->chunk_bytes;
 }
 
-/* `to` has room for whole pages, which is what a direct file is read by: the last read ends where the file does. Behind any other chunk
- * another begins. */
+/* Reads and checks one chunk. `to` has room for whole pages, because a direct file is read in whole pages. Only the
+ * file's last chunk can be shorter. */
 static bool read_chunk(const struct client_stored *stored, uint64_t index, char *to)
 {
         uint64_t offset = index * stored->chunk_bytes, size = chunk_size(stored, index), done = 0;
@@ -110,7 +110,7 @@ void stored_fill(const struct client_stored *stored, void *data, const void *fil
         }
 }
 
-/* Chunks that are wanted in the map. */
+/* Chunks to read into the map. */
 struct fetching {
         struct client_stored *stored;
         char *data;
@@ -138,7 +138,7 @@ static void *fetch_chunks(void *argument)
         return NULL;
 }
 
-/* Runs `run` on so many threads, this one among them. */
+/* Runs `run` on `wanted` threads, the calling thread included. */
 static void run_readers(void *(*run)(void *argument), void *argument, size_t wanted)
 {
         pthread_t threads[READERS_MAX];
@@ -177,9 +177,9 @@ struct scatter {
         const struct client_stored *stored;
         const char *data;
         uint64_t size, chunk_bytes;
-        const struct nebula_part *parts; /* in the order of their offsets */
+        const struct nebula_part *parts; /* sorted by offset */
         size_t count;
-        atomic_uint_fast64_t next; /* chunk */
+        atomic_uint_fast64_t next; /* the next chunk to read */
         atomic_bool failed;
 };
 

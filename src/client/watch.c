@@ -1,4 +1,4 @@
-/* What becomes of checkpoints in the background. */
+/* Events of the background work on checkpoints. */
 #include <stdlib.h>
 #include <string.h>
 

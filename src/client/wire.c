@@ -1,4 +1,4 @@
-/* One connection to the agent: found, or started and found; greeted; asked. */
+/* One connection to the agent: finds the agent or starts it, greets it, sends requests. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -7,21 +7,21 @@
 #include "client/client.h"
 #include "os/os.h"
 
-/* The whole of finding, starting and greeting an agent; a start takes some milliseconds when all is well. */
+/* For finding, starting and greeting an agent together. A start takes some milliseconds on a healthy machine. */
 #define OPEN_LIMIT_MS 10000
-#define START_PAUSE_MS 300 /* between two attempts to start one: another may just be ending */
+#define START_PAUSE_MS 300 /* between two attempts to start an agent: another one may just be ending */
 #define START_COUNT_MAX 3
 #define PAUSE_MIN_MS 2
 #define PAUSE_MAX_MS 200
 
 /*
- * The connections of this process. A forked child has them, too, and would hold them open: threads of its parent's used them, which are
- * not there to close them, and the agent would wait for a trainer that has ended.
+ * The connections of this process. A forked child closes them: otherwise it would keep its parent's connections open, and
+ * the agent would go on waiting for a trainer that has ended.
  */
 static struct lock list_lock = LOCK_INIT(LOCK_WIRES); /* guards the list */
 static int *list;
 static size_t list_count, list_room;
-static unsigned fork_count; /* how many forks lie between the first process and this one */
+static unsigned fork_count; /* number of forks between the first process and this one */
 
 void client_wires_before_fork(void)
 {
@@ -38,8 +38,8 @@ void client_wires_after_fork(bool is_child)
         lock_give(&list_lock);
 }
 
-/* Not while it connects, which a stopped agent can hold up: a fork would wait, too. What cannot be listed is as good as the others, but for
- * children. */
+/* Called after connecting, because connecting can hang at a stopped agent, and a fork would wait for list_lock. If
+ * the list cannot grow, the connection works, but children do not close it. */
 static void list_fd(int fd)
 {
         int *larger;
@@ -63,7 +63,7 @@ static void close_listed(int fd, unsigned opened_in)
                         list[i] = list[--list_count];
                         break;
                 }
-        if (opened_in == fork_count) /* else it was closed when this process began, and the number may be another's */
+        if (opened_in == fork_count) /* otherwise it was closed when this process began, and the number may belong to another file */
                 os->close(fd);
         lock_give(&list_lock);
 }
@@ -77,7 +77,7 @@ void client_wire_close(struct client_wire *wire)
         wire->agent_nonce = 0;
 }
 
-/* An agent that was stopped holds a save up until CLIENT_ANSWER_MS are over, and can say nothing of it. */
+/* Writes a line into the agent's log. A stopped agent holds a save up for CLIENT_ANSWER_MS and cannot write it itself. */
 static void say_silent(struct client_wire *wire)
 {
         int fd = os->open(wire->log, OS_WRITE | OS_APPEND | OS_NOFOLLOW);
@@ -85,13 +85,13 @@ static void say_silent(struct client_wire *wire)
         wire->log = NULL;
         if (fd < 0)
                 return;
-        log_line(fd, LOG_LEVEL_WARN, "process %u waits for the agent (process %u), which has not answered for %d s: "
-                 "it is stopped, or waits for memory or storage",
+        log_line(fd, LOG_LEVEL_WARN, "process %u waits for the agent (process %u), which has not answered for %d s: it is "
+                                     "stopped, or waits for memory or storage",
                  os->pid(), wire->agent_pid, CLIENT_SILENT_MS / 1000);
         os->close(fd);
 }
 
-/* Whether the answer can be read; false after CLIENT_SILENT_MS. */
+/* Whether an answer comes within CLIENT_SILENT_MS. */
 static bool answers_soon(const struct client_wire *wire)
 {
         int64_t until_ns = os->now_ns() + (int64_t)CLIENT_SILENT_MS * 1000000, left_ms = CLIENT_SILENT_MS;
@@ -127,7 +127,7 @@ enum nebula_status client_wire_await(struct client_wire *wire, enum ipc_type typ
         enum nebula_status status;
 
         if ((timeout_ms == CLIENT_ANSWER_MS || type == IPC_IMAGE) && wire->log) {
-                timeout_ms = answers_soon(wire) ? -1 : timeout_ms - CLIENT_SILENT_MS; /* -1: reading is all that is left */
+                timeout_ms = answers_soon(wire) ? -1 : timeout_ms - CLIENT_SILENT_MS; /* -1: the answer is there and only has to be read */
                 if (timeout_ms >= 0)
                         say_silent(wire);
         }
@@ -169,9 +169,9 @@ static enum nebula_status greet(struct client_wire *wire, const struct client_se
 }
 
 enum outcome {
-        OUTCOME_FINAL,  /* greeted, or told no */
-        OUTCOME_ABSENT, /* nobody listens */
-        OUTCOME_AGAIN,  /* somebody does, but was busy or just ending */
+        OUTCOME_FINAL,  /* greeted, or refused */
+        OUTCOME_ABSENT, /* no agent listens */
+        OUTCOME_AGAIN,  /* an agent listens, but was busy or just ending */
 };
 
 static enum nebula_status attempt(struct client_wire *wire, const struct client_settings *settings, int64_t left_ms,
@@ -194,8 +194,8 @@ static enum nebula_status attempt(struct client_wire *wire, const struct client_
         *ret_outcome = is_broken && status != NEBULA_TIMEOUT ? OUTCOME_AGAIN : OUTCOME_FINAL;
         if (status != NEBULA_OK)
                 client_wire_close(wire);
-        return status == NEBULA_TIMEOUT ? error_set(error, NEBULA_UNAVAILABLE, 0, "the agent on %s accepts connections, "
-                                                    "but does not speak: see %s", path, settings->place.log) : status;
+        return status == NEBULA_TIMEOUT ? error_set(error, NEBULA_UNAVAILABLE, 0, "the agent on %s accepts connections, but does not "
+                                                                                  "answer: see %s", path, settings->place.log) : status;
 }
 
 enum nebula_status client_wire_open(struct client_wire *wire, const struct client_settings *settings,
@@ -219,7 +219,7 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
                         if (start_failure.status != NEBULA_OK && (is_hopeless || ++start_count == START_COUNT_MAX))
                                 break;
                         if (start_failure.status == NEBULA_OK)
-                                continue; /* it listens already */
+                                continue; /* an agent listens already */
                 }
                 if (os->now_ns() >= end_ns)
                         break;
