@@ -26,7 +26,7 @@ static const struct args_option *find(const struct args_option *options, size_t 
         return NULL;
 }
 
-/* Takes one option at argv[*at], and its value, which may be the next word. */
+/* Takes one option at argv[*at] and its value, which may be the next word. */
 static bool take_option(int argc, char **argv, int *at, const struct args_option *options, size_t count,
                         struct args *args)
 {

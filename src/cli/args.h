@@ -1,8 +1,8 @@
 /*
- * args.h - command lines: --name, --name VALUE, --name=VALUE, positionals in
- * between, and `--` for "no options from here on".
+ * args.h - command lines: --name, --name VALUE, --name=VALUE, positional
+ * arguments in between, and `--`, behind which all words are positional.
  *
- * Nothing is printed here: args_parse describes what is wrong in `problem`.
+ * Prints nothing: args_parse describes an error in `problem`.
  */
 #ifndef NB_CLI_ARGS_H
 #define NB_CLI_ARGS_H
@@ -21,7 +21,7 @@ enum args_kind {
 struct args_option {
         const char *name; /* without the dashes */
         enum args_kind kind;
-        void *to; /* written when the option is given */
+        void *to; /* written if the option is given */
 };
 struct args {
         const char *positionals[ARGS_POSITIONAL_MAX];
@@ -29,9 +29,9 @@ struct args {
         char problem[200];
 };
 
-/* argv[0] is skipped. Returns false and fills args->problem when the line is wrong. */
+/* Skips argv[0]. If the line is wrong, fills args->problem and returns false. */
 bool args_parse(int argc, char **argv, const struct args_option *options, size_t option_count, struct args *args);
-/* Whether --help or -h stands before any `--`. */
+/* Whether --help or -h comes before any `--`. */
 bool args_want_help(int argc, char **argv);
 
 #endif

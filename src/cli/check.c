@@ -28,14 +28,14 @@ static void add_damage(json_t *file, uint64_t offset, uint64_t size, const char 
         size_t at = json_array_size(damages);
 
         json_object_set_new(file, "ok", json_false());
-        /* Threads find it in any order, and people read it in that of the file. */
+        /* Sorted by offset: threads find damage in any order, and people read it in the order of the file. */
         while (at && json_integer_value(json_object_get(json_array_get(damages, at - 1), "offset")) > (json_int_t)offset)
                 at--;
         json_array_insert_new(damages, at, json_pack("{s:I, s:I, s:s}", "offset", (json_int_t)offset, "size", (json_int_t)size,
                                                      "message", message));
 }
 
-/* One file on its way through verify_file. */
+/* One file that verify_file is checking. */
 struct file_check {
         json_t *file;
         struct zipcheck zip;
@@ -63,7 +63,7 @@ static void on_chunk(void *argument, const void *data, uint64_t offset, uint64_t
                 zipcheck_chunk(&check->zip, data, offset, size);
 }
 
-/* Says in which records a damage lies: of those that the range touches, the ones whose own checksum is wrong too. */
+/* Adds the names of the damaged records: records that the range touches and whose own checksum is wrong too. */
 static void name_records(const struct zipcheck *zip, json_t *damage)
 {
         uint64_t offset = (uint64_t)json_integer_value(json_object_get(damage, "offset"));
@@ -81,7 +81,7 @@ static void name_records(const struct zipcheck *zip, json_t *damage)
         json_decref(records);
 }
 
-/* The zip's own checksums: they tell where in the file damage lies, and find what was never sealed. */
+/* Checks the zip's own checksums. They tell which records are damaged, and find an image that was never sealed. */
 static void judge_zip(struct file_check *check)
 {
         json_t *damages = json_object_get(check->file, "damage");
@@ -156,7 +156,7 @@ static json_t *check_file(struct store *store, const struct manifest *manifest, 
         return file;
 }
 
-/* A record, and all files that it vouches for. */
+/* Checks a record and all files that it lists. */
 static void check_record(struct store *store, const struct manifest *manifest, size_t index, const char *only_name,
                          json_t *version)
 {
@@ -180,7 +180,7 @@ static void check_record(struct store *store, const struct manifest *manifest, s
                         continue;
                 if (lost) {
                         file = new_file(one->name, one->path, one->size);
-                        add_damage(file, 0, one->size, "cannot be checked: the record with its checksums is not sound");
+                        add_damage(file, 0, one->size, "cannot be checked: the record that holds its checksums is damaged");
                 } else {
                         file = check_file(store, manifest, one, &record);
                 }

@@ -1,12 +1,12 @@
 /*
- * cli.h - the `nebula` command: a table of sub-commands, one file each, and
- * the few things that all of them share.
+ * cli.h - the `nebula` command: a table of sub-commands, one file each, and the
+ * functions that they share.
  *
- * Exit codes are part of the interface (docs/cli.md). A command returns one;
- * when it is the result of an error it has been printed by cli_fail: one
- * sentence on stderr, and with --json an object {"error": ...} on stdout.
+ * Exit codes are part of the interface (docs/cli.md). A command returns one.
+ * For an error, cli_fail prints one sentence to stderr and, with --json, an
+ * object {"error": ...} to stdout, and returns the exit code.
  *
- * Threads: the main one, but for the callbacks of verify.h.
+ * Threads: the main thread, except for the callbacks of verify.h.
  */
 #ifndef NB_CLI_CLI_H
 #define NB_CLI_CLI_H
@@ -20,23 +20,23 @@
 
 enum cli_exit {
         CLI_OK = 0,
-        CLI_WRONG = 1,       /* something was found wrong: damage, a failed check */
-        CLI_USAGE = 2,       /* the command line */
+        CLI_WRONG = 1,       /* a check failed or found damage */
+        CLI_USAGE = 2,       /* the command line is wrong */
         CLI_NOT_FOUND = 3,   /* no such tag, file or path */
         CLI_UNREACHABLE = 4, /* storage or the agent cannot be reached, or fails */
-        CLI_REFUSED = 5,     /* asked for something that would lose data */
-        CLI_TIMEOUT = 6,     /* not done within the time that was given */
+        CLI_REFUSED = 5,     /* the request would lose data */
+        CLI_TIMEOUT = 6,     /* not done within the given time */
 };
 
 struct cli_command {
         const char *name, *usage, *summary;
-        const char *help; /* what `nebula NAME --help` prints below the usage */
+        const char *help; /* text of `nebula NAME --help` below the usage */
         int (*run)(int argc, char **argv); /* argv[0] is the command's name */
 };
 extern const struct cli_command cli_commands[];
 extern const size_t cli_command_count;
 
-/* What every command takes. */
+/* Options of every command. */
 struct cli_common {
         const char *path; /* --path */
         bool json;
@@ -44,19 +44,19 @@ struct cli_common {
 #define CLI_COMMON(common) { "path", ARGS_TEXT, &(common).path }, { "json", ARGS_FLAG, &(common).json }
 #define CLI_COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* Parses the command line of a command; on failure prints why and returns false: exit with CLI_USAGE. */
+/* Parses a command's line. If it is wrong, prints why and returns false; the command exits with CLI_USAGE. */
 bool cli_parse(int argc, char **argv, const struct args_option *options, size_t option_count, struct args *args,
                size_t least, size_t most);
-/* Prints the error and returns the exit code that its status amounts to. */
+/* Prints the error and returns its exit code. */
 int cli_fail(bool json, const struct nebula_error *error);
 /* One line on stderr, "nebula: ...". */
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The same about a wrong command line, with where to read more; returns CLI_USAGE. */
+/* Prints the same about a wrong command line, and where to read more. Returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 enum cli_exit cli_exit_of(enum nebula_status status);
-/* Prints to stdout, takes over the value. Returns CLI_UNREACHABLE when stdout fails, else `code`. */
+/* Prints to stdout and frees the value. Returns CLI_UNREACHABLE if stdout fails, else `code`. */
 int cli_print_json(json_t *value, int code);
-/* y/N on the terminal; `asked` is the question. No terminal: false, and *ret_no_terminal. */
+/* Asks the question `asked` on the terminal, y/N. Without a terminal returns false and sets *ret_no_terminal. */
 bool cli_confirm(const char *asked, bool *ret_no_terminal);
 
 int command_agent(int argc, char **argv);

@@ -1,4 +1,4 @@
-/* nebula doctor: every check in turn, and what to do. */
+/* nebula doctor: runs each check and prints advice. */
 #include <string.h>
 
 #include "base/error.h"
@@ -16,7 +16,7 @@ struct doctor {
         json_t *list;
 };
 
-/* Printed as they come: a check on a hanging mount shows which one hangs. */
+/* Prints each result at once: if a check hangs on a mount, the output shows which check. */
 static void run_checks(struct doctor *doctor, const struct doctor_check *checks, size_t count, const char *path)
 {
         for (size_t i = 0; i < count; i++) {
@@ -27,7 +27,7 @@ static void run_checks(struct doctor *doctor, const struct doctor_check *checks,
                         fflush(stdout);
                 }
                 checks[i].run(path, &finding);
-                text_make_printable(finding.found); /* a path may have been cut in the middle of a character */
+                text_make_printable(finding.found); /* a cut path may end in the middle of a character */
                 text_make_printable(finding.advice);
                 doctor->is_bad = doctor->is_bad || finding.verdict == DOCTOR_BAD;
                 if (doctor->json) {

@@ -1,4 +1,4 @@
-/* nebula inspect: one version's files, ranks, sizes and times; one file's records. */
+/* nebula inspect: files, ranks, sizes and times of one version; records of one file. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "cli/view.h"
 #include "os/os.h"
 
-/* How many records a zip image has; -1: it is none, or cannot be read. */
+/* The number of records of a zip image; -1 if it is no zip or cannot be read. */
 static int64_t count_records(struct store *store, const struct manifest *manifest, const struct manifest_file *file)
 {
         struct zip_entry *entries;
@@ -52,7 +52,7 @@ static json_t *describe_file(struct store *store, const struct manifest *manifes
         return result;
 }
 
-/* The whole answer as JSON; the human form is printed from it. */
+/* The whole answer as JSON; the text for people is printed from it. */
 static json_t *describe(struct store *store, const struct manifest *manifest)
 {
         json_t *files = json_array(), *ranks = json_array();
@@ -210,11 +210,11 @@ static int no_records(bool json, const char *name)
 {
         struct nebula_error error;
 
-        error_set(&error, NEBULA_INVALID, 0, "\"%s\" is no torch file: there are no records inside", name);
+        error_set(&error, NEBULA_INVALID, 0, "\"%s\" is not a torch file: it has no records", name);
         return cli_fail(json, &error);
 }
 
-/* Of the view's bytes; `place` names them in what is said when they are no zip file. */
+/* Prints the records of the view's bytes. `place` names the file in an error message. */
 static int inspect_view(bool json, const char *tag, const char *name, const struct view *view, const char *place)
 {
         struct zip_entry *entries = NULL;
@@ -265,7 +265,7 @@ static int inspect_file(bool json, struct store *store, const struct manifest *m
         return code;
 }
 
-/* What the agent says about a version that only its memory holds, or that is younger there than in storage. */
+/* Asks the agent for a version that is only in its memory, or younger there than in storage. */
 static enum nebula_status ask_memory(const struct cli_common *common, const char *tag, uint64_t than, struct link **ret_link,
                                      uint64_t *ret_version_id, json_t **ret_version)
 {

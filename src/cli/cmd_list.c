@@ -32,7 +32,7 @@ int command_list(int argc, char **argv)
                 else
                         term_print(STYLE_PLAIN, "no checkpoints%s%s\n", *versions.path ? " in " : "", versions.path);
                 if (versions.broken_count)
-                        cli_complain("%zu checkpoint%s not sound: %s", versions.broken_count,
+                        cli_complain("%zu checkpoint%s damaged or unreadable: %s", versions.broken_count,
                                 versions.broken_count == 1 ? " is" : "s are", versions.broken);
         }
         versions_done(&versions);

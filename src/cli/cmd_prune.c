@@ -1,4 +1,4 @@
-/* nebula prune: old versions out of storage, by the rules that the agent has too. */
+/* nebula prune: removes old versions from storage, by the agent's own rules. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +13,12 @@
 #include "os/os.h"
 
 struct prune {
-        uint64_t keep_last, keep_every; /* 0: that rule was not given */
+        uint64_t keep_last, keep_every; /* 0: not given */
         const char *tag, *job;          /* NULL: not given */
         bool abandoned, yes;
 };
 
-/* Sets drop[i] by the rules for the versions of one job, which do not count those of others. */
+/* Sets drop[i] by the rules for the versions of one job; versions of other jobs do not count. */
 static enum nebula_status plan_job(const struct prune *prune, const struct manifest_scan *scan, const char *job, bool *drop,
                                    struct nebula_error *error)
 {
@@ -41,7 +41,7 @@ static enum nebula_status plan_job(const struct prune *prune, const struct manif
                 entries[count++].durable = true;
         }
         retain_mark(entries, count);
-        /* --keep-every alone keeps its multiples and the newest. */
+        /* With --keep-every alone, the multiples and the newest version stay. */
         if (prune->keep_last || prune->keep_every)
                 retain_storage(entries, count, (uint32_t)(prune->keep_last ? prune->keep_last : 1), prune->keep_every, drops);
         for (size_t i = 0; i < count; i++)
@@ -61,14 +61,14 @@ static enum nebula_status plan_tag(const struct prune *prune, const struct manif
                         continue;
                 if (manifest_scan_newest(scan, scan->manifests[i].job) == (int64_t)i)
                         return error_set(error, NEBULA_BUSY, 0,
-                                         "\"%s\" is the newest complete checkpoint: it is what a restart would load, so it stays",
+                                         "\"%s\" is the newest complete checkpoint, which a restart would load: it stays",
                                          prune->tag);
                 drop[i] = true;
                 return NEBULA_OK;
         }
         if (!strcmp(prune->tag, "latest") && scan->count)
                 return error_set(error, NEBULA_BUSY, 0,
-                                 "\"latest\" is the newest complete checkpoint: it is what a restart would load, so it stays");
+                                 "\"latest\" is the newest complete checkpoint, which a restart would load: it stays");
         return error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint \"%s\"", prune->tag);
 }
 
@@ -101,7 +101,7 @@ static enum nebula_status plan(const struct prune *prune, const struct manifest_
         return status;
 }
 
-/* Whether the agent has a later writing of it that is to follow it in storage, perhaps with files of this one. */
+/* Whether the agent will write a later generation of this version to storage, perhaps with files of this one. */
 static bool is_followed(const json_t *report, const struct manifest *manifest)
 {
         const json_t *versions = json_object_get(report, "versions"), *one;
@@ -120,7 +120,7 @@ static bool is_followed(const json_t *report, const struct manifest *manifest)
         return false;
 }
 
-/* What the agent of this machine writes anew stays, as it does in the agent's own retention. A named one is refused. */
+/* Keeps versions that this machine's agent is writing again, as the agent's own retention does. If --tag names such a version, refuses. */
 static enum nebula_status spare_followed(const char *given_path, const char *tag, const struct manifest_scan *scan,
                                          bool *drop, struct nebula_error *error)
 {
@@ -137,8 +137,8 @@ static enum nebula_status spare_followed(const char *given_path, const char *tag
                 if (!drop[i] || !is_followed(report, &scan->manifests[i]))
                         continue;
                 if (tag)
-                        status = error_set(error, NEBULA_BUSY, 0, "\"%s\" is being written again by the running agent, "
-                                           "perhaps with files of this one: it stays", tag);
+                        status = error_set(error, NEBULA_BUSY, 0, "\"%s\" stays: the running agent is writing it again, perhaps "
+                                                                  "with files of this version", tag);
                 drop[i] = false;
         }
         json_decref(report);
@@ -215,7 +215,7 @@ static int carry_out(const struct prune *prune, bool json, struct store *store, 
         else if (prune->yes)
                 printf("removed %zu of %zu checkpoints, %s\n", count, scan->count, human_size(bytes, size));
         else
-                printf("would remove %zu of %zu checkpoints, %s; nothing was touched, --yes does it\n", count, scan->count,
+                printf("would remove %zu of %zu checkpoints, %s; nothing was removed, add --yes to remove them\n", count, scan->count,
                        human_size(bytes, size));
         return CLI_OK;
 }
@@ -240,9 +240,10 @@ int command_prune(int argc, char **argv)
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
         if (!prune.tag == !(prune.keep_last || prune.keep_every || prune.abandoned))
-                return cli_usage_error("prune", "say what stays (--keep-last, --keep-every) or what goes (--abandoned, --tag)");
+                return cli_usage_error("prune", "say which checkpoints to keep (--keep-last, --keep-every) or which to remove "
+                                                "(--abandoned, --tag)");
         if (prune.tag && prune.job)
-                return cli_usage_error("prune", "--tag and --job exclude each other");
+                return cli_usage_error("prune", "--tag and --job cannot be used together");
         if (prune.keep_last > UINT32_MAX)
                 return cli_usage_error("prune", "--keep-last %" PRIu64 " is too large", prune.keep_last);
         if (target_open(common.path, &store, &error) || manifest_scan(store, &scan, &error)) {

@@ -1,4 +1,4 @@
-/* nebula restore: copies of a version's files, verified from storage, or as they lie in the agent's memory. */
+/* nebula restore: copies a version's files out of storage, verified, or out of the agent's memory. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +17,9 @@
 #include "store/verify.h"
 
 #define PIECE_BYTES (8u << 20)
-#define LOOKS_MAX 20 /* for a checkpoint that is removed or written again while it is read */
+#define LOOKS_MAX 20 /* attempts, if the checkpoint is removed or written again while it is read */
 
-/* A file that waits for the others before it gets its name. */
+/* A complete file that does not have its final name yet. */
 struct waiting {
         struct sink sink;
         char name[256];
@@ -28,16 +28,16 @@ struct waiting {
 
 struct restore {
         const struct cli_common *common;
-        const char *tag; /* as asked */
+        const char *tag; /* the TAG argument */
         char path[TARGET_PATH_MAX], to[TARGET_PATH_MAX];
-        const char *const *names; /* only these; none: all */
+        const char *const *names; /* only these files; none: all */
         size_t name_count;
         bool force;
-        bool is_gone; /* the checkpoint was removed or written again while it was read, and is to be looked for once more */
-        struct lock lock; /* of the next two, which a signal looks at */
+        bool is_gone; /* the checkpoint was removed or written again while it was read: search for it again */
+        struct lock lock; /* guards the two below, which the signal handling uses */
         struct waiting *waiting;
         size_t waiting_count;
-        json_t *files; /* what was restored: {"name", "path", "size"} */
+        json_t *files; /* restored files: {"name", "path", "size"} */
         uint64_t bytes;
 };
 
@@ -49,7 +49,7 @@ static bool wants(const struct restore *restore, const char *name)
         return !restore->name_count;
 }
 
-/* Looks before anything is written: a half overwritten directory helps nobody. */
+/* Checked before anything is written, so that a failure leaves no directory half overwritten. */
 static enum nebula_status check_free(const struct restore *restore, const char *path, struct nebula_error *error)
 {
         char target[2 * TARGET_PATH_MAX];
@@ -58,7 +58,7 @@ static enum nebula_status check_free(const struct restore *restore, const char *
         snprintf(target, sizeof target, "%s/%s", restore->to, path);
         if (restore->force || os->stat(target, false, &stat))
                 return NEBULA_OK;
-        return error_set(error, NEBULA_BUSY, 0, "%s is there already; --force overwrites", target);
+        return error_set(error, NEBULA_BUSY, 0, "%s exists already; --force overwrites it", target);
 }
 
 static enum nebula_status check_names(const struct restore *restore, const char *const *found, size_t count,
@@ -76,7 +76,7 @@ static enum nebula_status check_names(const struct restore *restore, const char 
         return NEBULA_OK;
 }
 
-/* The next file. It is in the list, and to be taken out by `abandon_last` when it does not become whole. */
+/* Begins the next file and adds it to the list. If the file does not become complete, abandon_last removes it. */
 static enum nebula_status add_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct sink **ret_sink,
                                    struct nebula_error *error)
 {
@@ -115,7 +115,8 @@ static void abandon_last(struct restore *restore)
         lock_give(&restore->lock);
 }
 
-/* A signal ends the command: what is not whole goes, and what gets its name just now gets it first. The lock is kept to the end. */
+/* A signal ends the command. Removes incomplete files; a file that is getting its name gets it first. Keeps the lock
+ * until the process ends. */
 static void abandon_all(void *argument)
 {
         struct restore *restore = argument;
@@ -125,7 +126,7 @@ static void abandon_all(void *argument)
                 os->unlink(restore->waiting[i].sink.temporary);
 }
 
-/* All are whole, and get their names; or, after a failure, none does. */
+/* Gives all files their names; after a failure, gives none. */
 static enum nebula_status end_files(struct restore *restore, enum nebula_status status, struct nebula_error *error)
 {
         lock_take(&restore->lock);
@@ -161,7 +162,7 @@ static void on_chunk(void *argument, const void *data, uint64_t offset, uint64_t
         sink_write(argument, data, offset, size);
 }
 
-/* Once it is known that there is something to restore. */
+/* Called only when there is a file to restore. */
 static enum nebula_status make_directory(const struct restore *restore, struct nebula_error *error)
 {
         int result = os_make_dirs(restore->to, 0777);
@@ -172,7 +173,8 @@ static enum nebula_status make_directory(const struct restore *restore, struct n
 static enum nebula_status gone(struct restore *restore, struct nebula_error *error)
 {
         restore->is_gone = true;
-        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" was removed or written again each time while it was read", restore->tag);
+        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" could not be restored: it was removed or written again during each "
+                                                     "of the attempts to read it", restore->tag);
 }
 
 static enum nebula_status restore_stored_file(struct restore *restore, struct store *store, const struct manifest *manifest,
@@ -248,7 +250,7 @@ static enum nebula_status restore_memory_file(struct restore *restore, struct li
                 return status;
         status = view_open_memory(link, version_id, name, &view, error);
         if (status)
-                return status == NEBULA_NOT_FOUND ? gone(restore, error) : status; /* it was in the list */
+                return status == NEBULA_NOT_FOUND ? gone(restore, error) : status; /* removed meanwhile: the version listed it */
         status = begin_file(restore, name, path, view.size, &sink, error);
         if (!status) {
                 for (uint64_t offset = 0; offset < view.size; offset += PIECE_BYTES) {
@@ -298,7 +300,7 @@ static enum nebula_status restore_memory(struct restore *restore, struct link *l
         return end_files(restore, status, error);
 }
 
-/* What lies in memory has no sums that cover all of it. */
+/* A version in memory has no checksums over all its bytes, so it is not called verified. */
 static int finish(const struct restore *restore, const char *tag, uint64_t generation, bool is_verified, double seconds)
 {
         const char *source = is_verified ? "storage" : "memory";
@@ -319,7 +321,7 @@ static int finish(const struct restore *restore, const char *tag, uint64_t gener
         return CLI_OK;
 }
 
-/* Both places are asked; memory is used when it alone has the version, or has a younger one. */
+/* One attempt. Searches storage and memory. Takes the version from memory only if storage has none or an older one. */
 static enum nebula_status restore_once(struct restore *restore, struct link *link, struct manifest *ret_manifest,
                                        json_t **ret_remembered, struct nebula_error *error)
 {
@@ -330,7 +332,8 @@ static enum nebula_status restore_once(struct restore *restore, struct link *lin
         if (*restore->path)
                 status = store_open(restore->path, &store, error);
         else
-                status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint \"%s\": no storage was named and no agent has it",
+                status = error_set(error, NEBULA_NOT_FOUND, 0, "no checkpoint \"%s\": no storage path is known (--path DIR), "
+                                   "and no agent has it in memory",
                                    restore->tag);
         if (!status)
                 status = target_load(store, restore->tag, ret_manifest, NULL, error);
@@ -385,7 +388,7 @@ int command_restore(int argc, char **argv)
 {
         struct cli_common common = { 0 };
         const char *to = NULL;
-        static struct restore restore = { .lock = LOCK_INIT(LOCK_RESTORE) }; /* a signal may come until the very end */
+        static struct restore restore = { .lock = LOCK_INIT(LOCK_RESTORE) }; /* static: the signal handling uses it until the process ends */
         const struct args_option options[] = {
                 CLI_COMMON(common), { "to", ARGS_TEXT, &to }, { "force", ARGS_FLAG, &restore.force },
         };
@@ -399,7 +402,7 @@ int command_restore(int argc, char **argv)
                 return cli_usage_error("restore", "--to DIR is missing");
         if (target_path(common.path, restore.path, &error) || target_absolute(to, restore.to, &error))
                 return cli_fail(common.json, &error);
-        os_signals_clean(abandon_all, &restore); /* without it a signal leaves what is not whole */
+        os_signals_clean(abandon_all, &restore); /* if this fails, a signal leaves incomplete files behind */
         restore.common = &common;
         restore.tag = args.positionals[0];
         restore.names = args.positionals + 1;

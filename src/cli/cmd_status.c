@@ -1,4 +1,4 @@
-/* nebula status: the agent, its jobs and its queue; the newest versions anywhere. */
+/* nebula status: the agent, its jobs and its queue; the newest versions in memory and storage. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +15,11 @@
 #define REDRAW_MS 1000
 
 struct status {
-        json_t *report;           /* NULL: no agent */
+        json_t *report;           /* NULL: no agent runs */
         struct versions versions; /* has_versions */
         bool has_versions;
-        struct nebula_error storage_error; /* why not; NEBULA_INVALID: no storage was named */
-        char agent_problem[512];  /* an agent that is there and does not answer */
+        struct nebula_error storage_error; /* why storage could not be read; NEBULA_INVALID: no storage path is known */
+        char agent_problem[512];  /* set if an agent runs and does not answer */
 };
 
 static void status_load(const char *given_path, struct status *status)
@@ -63,14 +63,14 @@ static void print_agent(const struct status *status)
                human_size((uint64_t)number_of(agent, "memory_budget"), budget));
 }
 
-/* Lists of the agent's report in one line per entry. */
+/* Prints lists of the agent's report, one line per entry. */
 static void print_jobs(const json_t *jobs)
 {
         for (size_t i = 0; i < json_array_size(jobs); i++) {
                 const json_t *job = json_array_get(jobs, i);
                 const char *name = text_of(job, "job"), *path = text_of(job, "persist_path");
 
-                /* A look like this one leaves an empty job behind. */
+                /* The session of an earlier status command leaves an empty job in the report. */
                 if (!*path && number_of(job, "sessions") <= 0 && number_of(job, "versions_in_memory") <= 0)
                         continue;
                 term_print(STYLE_BOLD, "job      ");
@@ -179,7 +179,7 @@ int command_status(int argc, char **argv)
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
         if (watch && common.json)
-                return cli_usage_error("status", "--watch and --json exclude each other");
+                return cli_usage_error("status", "--watch and --json cannot be used together");
         for (;;) {
                 status_load(common.path, &status);
                 if (common.json) {
@@ -197,6 +197,6 @@ int command_status(int argc, char **argv)
                 status_done(&status);
                 if (!watch || fflush(stdout))
                         return code;
-                os->sleep_ms(REDRAW_MS); /* until Ctrl-C, which needs no cleaning up */
+                os->sleep_ms(REDRAW_MS); /* until Ctrl-C, which needs no clean-up */
         }
 }

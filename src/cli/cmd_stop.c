@@ -1,4 +1,4 @@
-/* nebula stop: the agent finishes persisting and ends; --now drops what is only in memory. */
+/* nebula stop: the agent finishes persisting and ends; --now drops versions that are only in memory. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 #define LOOK_MS 1000
 #define TIMEOUT_MAX_S 31536000 /* a year */
 
-/* How much would be lost: versions in memory that storage does not have. */
+/* Counts the versions in memory that storage does not have. */
 static void count_unsaved(struct link *link, size_t *ret_count, uint64_t *ret_bytes)
 {
         json_t *report = NULL, *jobs;
@@ -31,7 +31,8 @@ static void count_unsaved(struct link *link, size_t *ret_count, uint64_t *ret_by
         json_decref(report);
 }
 
-/* "2 versions (1.1 GiB) for /scratch/run7 and 1 version (3.0 MiB) for /other", of what is to be persisted; "" when nothing is. */
+/* Describes the versions that wait to be persisted, as "2 versions (1.1 GiB) for /scratch/run7 and 1 version (3.0
+ * MiB) for /other"; "" if there are none. */
 static void describe_queue(char *text, size_t size)
 {
         json_t *report = NULL, *queue;
@@ -78,7 +79,7 @@ static int64_t look_ms(int64_t until_ns)
         return left_ms < 0 ? 0 : left_ms < LOOK_MS ? left_ms + 1 : LOOK_MS;
 }
 
-/* Says what is waited for as often as it changes. timeout_s 0: for as long as it takes. */
+/* Prints the agent's queue whenever it changes. timeout_s 0: no limit. */
 static enum nebula_status wait_for_agent(struct link *link, bool says, uint64_t timeout_s, struct nebula_error *error)
 {
         int64_t until = timeout_s ? os->now_ns() + (int64_t)timeout_s * 1000000000 : INT64_MAX;
@@ -108,7 +109,8 @@ static bool may_drop(size_t count, uint64_t bytes, bool *ret_no_terminal)
         return cli_confirm(question, ret_no_terminal);
 }
 
-/* The answer comes just before the end; a new agent must be able to start when this command is back. */
+/* The agent answers just before it ends. This waits for the end, because a new agent must be able to start as soon
+ * as the command returns. */
 static bool wait_for_end(uint32_t seen_pid)
 {
         for (int64_t waited = 0; link_agent_is_there(seen_pid); waited += END_POLL_MS) {
@@ -119,7 +121,7 @@ static bool wait_for_end(uint32_t seen_pid)
         return true;
 }
 
-/* It persists as long as that takes, and there is no asking it how far it is. */
+/* Waits without progress messages: an agent of another version cannot be asked about its queue. */
 static int await_other_version(bool json, uint32_t pid)
 {
         if (!json)
@@ -167,7 +169,7 @@ int command_stop(int argc, char **argv)
         if (now && !yes && !may_drop(count, bytes, &no_terminal)) {
                 link_close(link);
                 error_set(&error, NEBULA_BUSY, 0, "%s", no_terminal ?
-                          "stop --now drops the memory tier: say --yes where nobody can be asked" : "nothing was stopped");
+                          "stop --now drops the memory tier: say --yes, because there is no terminal to ask on" : "nothing was stopped");
                 cli_fail(common.json, &error);
                 return CLI_REFUSED;
         }
@@ -184,7 +186,7 @@ int command_stop(int argc, char **argv)
                 cli_fail(common.json, &error);
                 return CLI_TIMEOUT;
         }
-        /* An agent that ends at once may be gone before its answer is read. */
+        /* An agent that ends at once may be gone before its answer was read. */
         if (status && status != NEBULA_UNAVAILABLE)
                 return cli_fail(common.json, &error);
         if (!wait_for_end(seen_pid)) {

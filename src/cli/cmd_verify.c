@@ -1,4 +1,4 @@
-/* nebula verify: every byte of one version, of all, or of one file. */
+/* nebula verify: checks every byte of one version, of all versions, or of one file. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +11,14 @@
 #include "cli/table.h"
 #include "os/os.h"
 
-#define LOOKS_MAX 20 /* how often something else is found, when it was removed or written again meanwhile */
+#define LOOKS_MAX 20 /* attempts, if the version is removed or written again meanwhile */
 
-/* What is to be checked, as the command line names it. */
+/* The object that the command line names. */
 struct verify_target {
-        struct store *store; /* NULL: a lone file */
+        struct store *store; /* NULL: a file on its own */
         char tag[256];       /* "" = every version of the store */
-        bool is_newest;      /* the tag was not given: it is the newest's */
-        size_t passed_over;  /* then so many cannot be read, one of which may be newer */
+        bool is_newest;      /* no tag was given: the newest version */
+        size_t passed_over;  /* number of versions that cannot be read; one of them may be newer */
         char name[256];      /* "" = every file */
         char path[TARGET_PATH_MAX];
 };
@@ -30,7 +30,7 @@ static bool is_kind(const char *path, enum os_kind kind)
         return !os->stat(path, true, &stat) && stat.kind == kind;
 }
 
-/* Cuts the last component off and copies it out; false at the root. */
+/* Cuts the last component off the path and copies it to ret_last; false at the root. */
 static bool cut_last(char *path, char ret_last[256])
 {
         char *slash = strrchr(path, '/');
@@ -68,7 +68,7 @@ static enum nebula_status name_of_path(struct verify_target *target, const char 
         return status ? error_set(error, status, 0, "\"%s\" has no file \"%s\"", target->tag, inside) : NEBULA_OK;
 }
 
-/* A version's directory, or a file in one, or a directory of versions, or a file on its own. */
+/* Finds out what the path is: a version's directory, a file in one, a directory of versions, or a file on its own. */
 static enum nebula_status resolve_path(struct verify_target *target, struct nebula_error *error)
 {
         char directory[TARGET_PATH_MAX], file[256] = "", encoded[256];
@@ -80,12 +80,12 @@ static enum nebula_status resolve_path(struct verify_target *target, struct nebu
         if (!strcmp(file, "manifest.json") || !strncmp(file, "rank-", 5)) {
                 if (strlen(directory) > 8 && !strcmp(directory + strlen(directory) - 8, "/" MANIFEST_DIRECTORY)) {
                         cut_last(directory, encoded);
-                        file[0] = '\0'; /* a document vouches for its version: check all of that */
+                        file[0] = '\0'; /* a manifest or record covers its version: check the whole version */
                 }
         }
         if (!holds_manifest(directory)) {
                 if (*file)
-                        return NEBULA_OK; /* on its own */
+                        return NEBULA_OK; /* a file on its own */
                 return store_open(directory, &target->store, error);
         }
         if (!cut_last(directory, encoded) || name_decode(encoded, target->tag, error))
@@ -103,7 +103,7 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
         struct manifest manifest;
         enum nebula_status status;
 
-        if (word && !*word) /* not the current directory, as a path */
+        if (word && !*word) /* an empty path is not the current directory */
                 return error_set(error, NEBULA_INVALID, 0, "a tag or path is empty");
         status = target_open(given_path, &target->store, &absent);
         if (!status && all)
@@ -127,12 +127,12 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
             (is_kind(target->path, OS_KIND_FILE) || is_kind(target->path, OS_KIND_DIRECTORY)))
                 return resolve_path(target, error);
         if (word && given_path == NULL && status == NEBULA_INVALID)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" is neither a checkpoint nor a path", word);
+                return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" is neither a tag nor a path", word);
         *error = absent;
         return status;
 }
 
-/* False: it went while it was looked at. */
+/* False: the version was removed or written again while it was checked. */
 static bool append_once(const struct verify_target *target, const char *tag, json_t *versions, enum nebula_status *ret_status)
 {
         struct manifest manifest = { 0 };
@@ -157,7 +157,8 @@ static bool append_once(const struct verify_target *target, const char *tag, jso
         return !is_gone;
 }
 
-/* NEBULA_NOT_FOUND: it was removed; NEBULA_BUSY: it was written again each time. Then it is not among `versions`. */
+/* NEBULA_NOT_FOUND: the version was removed. NEBULA_BUSY: it was written again during every attempt. In both cases
+ * it is not added to `versions`. */
 static enum nebula_status append_version(const struct verify_target *target, const char *tag, json_t *versions)
 {
         enum nebula_status status = NEBULA_OK;
@@ -169,7 +170,7 @@ static enum nebula_status append_version(const struct verify_target *target, con
         return status == NEBULA_NOT_FOUND ? status : NEBULA_BUSY;
 }
 
-/* One version. In place of the newest that is removed meanwhile comes the one that is the newest then. */
+/* Checks one version. If the newest was wanted and is removed meanwhile, checks the next newest. */
 static enum nebula_status append_one(const struct verify_target *target, json_t *versions, struct nebula_error *error)
 {
         struct manifest newest;
@@ -189,7 +190,7 @@ static enum nebula_status append_one(const struct verify_target *target, json_t 
                 strcpy(tag, newest.tag);
                 manifest_done(&newest);
         }
-        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" is not there any more", tag);
+        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%s\" has been removed", tag);
 }
 
 static bool is_among(const struct manifest_scan *scan, const char *tag)
@@ -200,7 +201,7 @@ static bool is_among(const struct manifest_scan *scan, const char *tag)
         return false;
 }
 
-/* Directories with a manifest that the scan found unsound, or that nobody can tell it of. Another user's, such as lost+found, are named. */
+/* Adds directories that hold a manifest which the scan could not read. Directories of other users, such as lost+found, are only named. */
 static enum nebula_status append_broken(const struct verify_target *target, const struct manifest_scan *scan,
                                         json_t *versions, struct nebula_error *error)
 {
@@ -250,7 +251,7 @@ static bool is_begun(struct store *store, const char *directory)
         return has_document && !has_manifest;
 }
 
-/* A version whose manifest was deleted is not there for anybody: whoever looks for damage should hear of it. */
+/* Names directories without a manifest: other commands do not show them, but their files may be the damage that the user is looking for. */
 static void tell_incomplete(struct store *store)
 {
         struct old_list list;
@@ -262,12 +263,12 @@ static void tell_incomplete(struct store *store)
                 if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) ||
                     !is_begun(store, list.entries[i].name))
                         continue;
-                cli_complain("%s has no manifest: it is being written, or that was cut off; it was not checked", tag);
+                cli_complain("%s was not checked: it has no manifest, so its writing is not finished or was interrupted", tag);
         }
         old_list_done(&list);
 }
 
-/* All sound versions, oldest first, and then those that are not. */
+/* Checks all readable versions, oldest first, then adds the unreadable ones. */
 static enum nebula_status append_all(const struct verify_target *target, json_t *versions, struct nebula_error *error)
 {
         struct manifest_scan scan;
@@ -286,7 +287,7 @@ static enum nebula_status append_all(const struct verify_target *target, json_t 
         return status;
 }
 
-/* What people read: one line per file, and below it every damage. */
+/* Prints one line per file, and each damage below it. */
 static void print_file(const json_t *file, struct table *table)
 {
         const json_t *damages = json_object_get(file, "damage");
@@ -377,7 +378,7 @@ static int finish(bool json, json_t *versions, size_t passed_over, double second
         if (sum.bad)
                 term_print(STYLE_BAD, "%zu damaged\n", sum.bad);
         else if (passed_over)
-                term_print(STYLE_BAD, "no damage here, but %zu passed over\n", passed_over);
+                term_print(STYLE_BAD, "no damage here, but %zu checkpoint(s) could not be read\n", passed_over);
         else
                 term_print(STYLE_GOOD, "no damage\n");
         return code;
@@ -391,7 +392,8 @@ static enum nebula_status check_target(const struct verify_target *target, json_
                 return append_all(target, versions, error);
         } else {
                 json_t *file = check_lone_file(target->path);
-                json_t *lone = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", "(no manifest covers this file: its own CRC-32s)",
+                json_t *lone = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", "(no manifest lists this file: checked by its own "
+                                                                                    "CRC-32s)",
                                          "generation", (json_int_t)0, "ok", check_ok(file), "size",
                                          json_integer_value(json_object_get(file, "size")), "documents", "files");
 
@@ -416,7 +418,7 @@ int command_verify(int argc, char **argv)
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 1))
                 return CLI_USAGE;
         if (all && args.count)
-                return cli_usage_error("verify", "--all and \"%s\" exclude each other", args.positionals[0]);
+                return cli_usage_error("verify", "--all and \"%s\" cannot be used together", args.positionals[0]);
         if (resolve(common.path, args.count ? args.positionals[0] : NULL, all, &target, &error)) {
                 code = cli_fail(common.json, &error);
                 goto out;

@@ -1,6 +1,7 @@
 /*
- * doctor.h - the checks of `nebula doctor`, one function each: it tries the
- * thing and says what it found and, unless all is well, what to do.
+ * doctor.h - the checks of `nebula doctor`, one function each. A check tries
+ * the thing and reports the result. If the result is not good, it also says
+ * what to do.
  */
 #ifndef NB_CLI_DOCTOR_H
 #define NB_CLI_DOCTOR_H
@@ -10,20 +11,20 @@
 
 enum doctor_verdict {
         DOCTOR_GOOD,
-        DOCTOR_SLOWER, /* works, in a second-best way */
+        DOCTOR_SLOWER, /* works, but more slowly */
         DOCTOR_BAD,    /* something essential does not work */
 };
 struct doctor_finding {
         enum doctor_verdict verdict;
-        char found[200];  /* what is */
-        char advice[300]; /* what to do; "" when nothing */
+        char found[200];  /* the result */
+        char advice[300]; /* what to do; "": nothing */
 };
 #define FOUND(finding, ...) snprintf((finding)->found, sizeof (finding)->found, __VA_ARGS__)
 #define ADVICE(finding, ...) snprintf((finding)->advice, sizeof (finding)->advice, __VA_ARGS__)
 
 struct doctor_check {
         const char *name;
-        /* path: absolute storage path, or "" when none is known. */
+        /* path: the absolute storage path; "" if none is known. */
         void (*run)(const char *path, struct doctor_finding *finding);
 };
 extern const struct doctor_check doctor_machine_checks[], doctor_storage_checks[];

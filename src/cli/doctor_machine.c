@@ -1,4 +1,4 @@
-/* What the machine and its kernel allow. */
+/* Checks of the machine and its kernel. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +71,7 @@ static void check_userfaultfd(const char *path, struct doctor_finding *finding)
         }
         finding->verdict = DOCTOR_SLOWER;
         FOUND(finding, "%s: save() copies in full before it returns",
-              result ? os_error_text(result) : "only for faults of user mode");
+              result ? os_error_text(result) : "only for faults of user mode: save() copies in full before it returns");
         ADVICE(finding, "sysctl vm.unprivileged_userfaultfd=1, or read-write access to /dev/userfaultfd, or CAP_SYS_PTRACE");
 }
 
@@ -87,7 +87,7 @@ static void check_io_uring(const char *path, struct doctor_finding *finding)
         }
         finding->verdict = DOCTOR_SLOWER;
         FOUND(finding, "%s: bulk I/O uses threads, at about the same speed", os_error_text(result));
-        ADVICE(finding, "nothing is needed; to allow it: sysctl kernel.io_uring_disabled=0 and a seccomp profile that lets it through");
+        ADVICE(finding, "no action is needed; to allow it: sysctl kernel.io_uring_disabled=0 and a seccomp profile that permits it");
 }
 
 static void check_memlock(const char *path, struct doctor_finding *finding)
@@ -105,7 +105,7 @@ static void check_memlock(const char *path, struct doctor_finding *finding)
         } else {
                 FOUND(finding, "%s", human_size(bytes, text));
                 if (bytes < (uint64_t)1 << 30)
-                        ADVICE(finding, "copies from GPUs want more, and writes to disk then take less CPU: ulimit -l unlimited");
+                        ADVICE(finding, "copies from GPUs need more, and so do disk writes that save CPU time: ulimit -l unlimited");
         }
 }
 
@@ -120,11 +120,11 @@ static void check_memory(const char *path, struct doctor_finding *finding)
               set ? "; NEBULA_MEMORY_BUFFER_SIZE=" : "", set ? set : "");
         if (bytes < MEMORY_LEAST) {
                 finding->verdict = DOCTOR_BAD;
-                ADVICE(finding, "every version in memory needs as much as its files: free memory or raise the container's limit");
+                ADVICE(finding, "each version in memory needs as many bytes as its files: free memory or raise the container's limit");
         }
 }
 
-/* Whether a cgroup's limit is what binds; both versions of the interface. */
+/* Whether a cgroup limits the memory, under both versions of the interface. */
 static void check_cgroup(const char *path, struct doctor_finding *finding)
 {
         static const char *const files[] = { "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes" };
@@ -146,7 +146,7 @@ static void check_cgroup(const char *path, struct doctor_finding *finding)
         }
 }
 
-/* Tried for real: neither modes nor free space tell of a file system that is read-only. */
+/* Writes to the directory: neither its mode nor its free space shows a read-only file system. */
 static int try_memory(const char *directory, bool is_there)
 {
         char file[IPC_PATH_MAX + 32];
@@ -175,17 +175,18 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
         (void)path;
         if (ipc_place_find(&place, NULL)) {
                 finding->verdict = DOCTOR_BAD;
-                FOUND(finding, "no place for it is known");
+                FOUND(finding, "no directory for it is known");
                 return;
         }
-        /* The directory itself comes with the first agent: its parent tells. */
+        /* The directory is made by the first agent, so its parent is checked. */
         snprintf(memory, sizeof memory, "%s", place.memory);
         slash = strrchr(memory, '/');
         result = ipc_place_stat(memory, &stat);
         if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 022))) {
                 finding->verdict = DOCTOR_SLOWER;
-                FOUND(finding, "%.100s: not yours, or others may write: memfds are used, which do not survive the agent", memory);
-                ADVICE(finding, "chmod 700 it, or remove it: the agent makes its own");
+                FOUND(finding, "%.95s: not this user's, or others may write to it: memfds are used, which do not survive "
+                               "the agent", memory);
+                ADVICE(finding, "run chmod 700 on it, or remove it: the agent then makes its own");
                 return;
         }
         tried = try_memory(memory, !result);
@@ -208,7 +209,7 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
               human_size(space.total_bytes, total));
         if (space.fs_type != TMPFS_TYPE && space.fs_type != RAMFS_TYPE) {
                 finding->verdict = DOCTOR_SLOWER;
-                FOUND(finding, "%.100s: is no memory file system: saving runs at the speed of a disk", memory);
+                FOUND(finding, "%.100s is not on a memory file system: saving runs at the speed of a disk", memory);
                 ADVICE(finding, "set NEBULA_MEMORY_DIR to a directory under /dev/shm, or unset it");
         } else if (space.free_bytes < (uint64_t)1 << 30) {
                 finding->verdict = DOCTOR_SLOWER;
@@ -218,7 +219,7 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
         }
 }
 
-/* The word in brackets: "always [madvise] never". */
+/* The word in brackets of a file such as "always [madvise] never". */
 static void chosen_of(const char *file, char ret_word[32])
 {
         char *text = NULL, *begin, *end;
@@ -244,7 +245,8 @@ static void check_huge_pages(const char *path, struct doctor_finding *finding)
         FOUND(finding, "program memory: %s, shared memory: %s", anonymous, shared);
         if (!strcmp(anonymous, "never")) {
                 finding->verdict = DOCTOR_SLOWER;
-                ADVICE(finding, "write protection costs 26-80 ms/GiB with small pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+                ADVICE(finding, "write protection costs more on small pages (docs/performance.md): echo madvise > "
+                                "/sys/kernel/mm/transparent_hugepage/enabled");
         }
 }
 

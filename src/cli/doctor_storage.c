@@ -1,4 +1,4 @@
-/* What the storage path allows. */
+/* Checks of the storage path. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ static bool is_plain(const char *path)
         return *path == '/';
 }
 
-/* The path, or the nearest directory above it that exists: the first save creates the rest. */
+/* The path, or its nearest existing parent: the first save creates the rest. */
 static void nearest(const char *path, char ret_path[TARGET_PATH_MAX])
 {
         struct os_stat stat;
@@ -32,7 +32,7 @@ static void nearest(const char *path, char ret_path[TARGET_PATH_MAX])
         }
 }
 
-/* Writes 1 MiB to a temporary file that is removed again; 0, or a negative errno. */
+/* Writes 1 MiB to a temporary file and removes it. Returns 0 or a negative errno. */
 static int try_write(const char *path, int flags, double *ret_seconds)
 {
         char directory[TARGET_PATH_MAX], file[TARGET_PATH_MAX + 64];
@@ -68,19 +68,19 @@ static void check_path(const char *path, struct doctor_finding *finding)
         int result;
 
         if (!*path) {
-                FOUND(finding, "none was named: nothing would be persisted");
-                ADVICE(finding, "give --path DIR to have it checked too");
+                FOUND(finding, "no storage path is known: nothing would be persisted");
+                ADVICE(finding, "give --path DIR to check it too");
                 return;
         }
         if (!is_plain(path)) {
-                FOUND(finding, "%.150s: only directories can be tried", path);
+                FOUND(finding, "%.150s: only directories can be checked", path);
                 return;
         }
         result = try_write(path, 0, &seconds);
         if (result) {
                 finding->verdict = DOCTOR_BAD;
                 FOUND(finding, "%.120s: cannot write: %s", path, os_error_text(result));
-                ADVICE(finding, result == -EACCES || result == -EPERM ? "check who owns it" : "check that it is mounted, writable and not full");
+                ADVICE(finding, result == -EACCES || result == -EPERM ? "check the owner and the mode of the directory" : "check that it is mounted, writable and not full");
                 return;
         }
         FOUND(finding, "%.120s: writable%s, 1 MiB written and synced in %s", path,
@@ -102,7 +102,7 @@ static void check_direct(const char *path, struct doctor_finding *finding)
         }
         finding->verdict = DOCTOR_SLOWER;
         FOUND(finding, "%s: writes go through the page cache", os_error_text(result));
-        ADVICE(finding, "nothing is needed; a local file system such as ext4 or xfs takes O_DIRECT");
+        ADVICE(finding, "no action is needed; local file systems such as ext4 or xfs take O_DIRECT");
 }
 
 static void check_space(const char *path, struct doctor_finding *finding)
@@ -147,7 +147,7 @@ static void check_content(const char *path, struct doctor_finding *finding)
                 finding->verdict = DOCTOR_BAD;
                 FOUND(finding, "%.190s", error.message);
         } else {
-                FOUND(finding, "%zu complete, %zu not sound", scan.count, scan.broken_count);
+                FOUND(finding, "%zu complete, %zu damaged or unreadable", scan.count, scan.broken_count);
                 if (scan.broken_count) {
                         finding->verdict = DOCTOR_BAD;
                         ADVICE(finding, "%.290s", scan.broken);

@@ -15,8 +15,8 @@
 struct link {
         int fd;
         struct ipc_frame frame;
-        uint32_t agent_pid; /* as it calls itself */
-        uint32_t seen_pid;  /* as this process can see it; 0: not, from its pid namespace */
+        uint32_t agent_pid; /* the pid that the agent reports */
+        uint32_t seen_pid;  /* its pid in this process's pid namespace; 0: not visible there */
 };
 
 static enum nebula_status ask_within(struct link *link, enum ipc_type type, const void *request, size_t size,
@@ -27,7 +27,7 @@ static enum nebula_status ask_within(struct link *link, enum ipc_type type, cons
         return ipc_call(link->fd, type, request, size, timeout_ms, &link->frame, &is_broken, error);
 }
 
-/* One request and its answer, which lies in link->frame. Waits as long as it takes: stop persists first. */
+/* Sends a request and receives the answer into link->frame. No timeout: stop persists first. */
 static enum nebula_status ask(struct link *link, enum ipc_type type, const void *request, size_t size,
                               struct nebula_error *error)
 {
@@ -152,7 +152,7 @@ bool link_agent_is_there(uint32_t seen_pid)
         fd = os->open(place.lock, OS_READ | OS_WRITE | OS_NOFOLLOW);
         if (fd < 0)
                 return false;
-        result = os->lock(fd, false); /* which an agent holds to its end */
+        result = os->lock(fd, false); /* an agent holds this lock until it ends */
         os->close(fd);
         return result < 0;
 }
@@ -170,10 +170,10 @@ static enum nebula_status take_json(struct link *link, json_t **ret_value, struc
         json_t *value;
 
         while (size && !text[size - 1])
-                size--; /* the NUL may travel along */
+                size--; /* the text may include its NUL */
         value = json_loadb(text, size, 0, &problem);
         if (!value)
-                return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent's report is no JSON: %s", problem.text);
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent's report is not JSON: %s", problem.text);
         *ret_value = value;
         return NEBULA_OK;
 }
@@ -226,7 +226,7 @@ enum nebula_status link_find_younger(struct link *link, const char *persist_path
         if (!lies_in(description, "memory") ||
             (uint64_t)json_integer_value(json_object_get(description, "sequence")) <= than) {
                 json_decref(description);
-                return error_set(error, NEBULA_NOT_FOUND, 0, "the agent's memory has nothing younger");
+                return error_set(error, NEBULA_NOT_FOUND, 0, "the agent's memory has nothing newer");
         }
         *ret_version_id = found.version_id;
         *ret_description = description;
@@ -247,7 +247,7 @@ enum nebula_status link_file(struct link *link, uint64_t version_id, const char 
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent sent no file for \"%s\"", name);
         memcpy(ret_opened, link->frame.payload, sizeof *ret_opened);
         *ret_fd = link->frame.fd;
-        link->frame.fd = -1; /* taken */
+        link->frame.fd = -1; /* the caller owns it now */
         return NEBULA_OK;
 }
 

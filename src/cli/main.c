@@ -12,7 +12,7 @@
 #define NO_COMMAND "there is no command \"%s\"; `nebula` alone lists them"
 
 const struct cli_command cli_commands[] = {
-        { "status", "nebula status [--watch] [--path DIR] [--json]", "what the agent does right now, and the newest versions",
+        { "status", "nebula status [--watch] [--path DIR] [--json]", "what the agent is doing, and the newest versions",
           "Works without an agent; never starts one. --watch redraws every second\n"
           "until Ctrl-C.\n\n"
           "  nebula status --watch --path /scratch/run7\n",
@@ -28,7 +28,7 @@ const struct cli_command cli_commands[] = {
           command_inspect },
         { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "check every byte against its checksum",
           "Without TAG the newest checkpoint; PATH is a directory or a single file.\n"
-          "Every damage is named with file and offset. Exit code 1 if there is any.\n\n"
+          "Each damage is named with file and offset. Exit code 1 if there is any.\n\n"
           "  nebula verify global_step500\n"
           "  nebula verify /scratch/run7/global_step500/model.pt\n",
           command_verify },
@@ -39,19 +39,20 @@ const struct cli_command cli_commands[] = {
           "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n",
           command_restore },
         { "prune", "nebula prune (--keep-last N | --keep-every K | --abandoned | --tag TAG) [--yes] [--job NAME] [--path DIR] [--json]", "remove old checkpoints from storage",
-          "Shows what would go; --yes does it. What either rule keeps stays, the newest\n"
-          "complete checkpoint always stays, and so does every file that Nebula did not\n"
-          "write. --keep-every K keeps versions whose step is a multiple of K. --abandoned\n"
-          "removes what the job left behind when it went back to an earlier step.\n\n"
+          "Shows what would be removed; --yes removes it. A checkpoint that one of the rules\n"
+          "keeps stays. The newest complete checkpoint always stays, and so does every file\n"
+          "that Nebula did not write. --keep-every K keeps versions whose step is a multiple\n"
+          "of K. --abandoned removes checkpoints that the job left behind when it went back\n"
+          "to an earlier step.\n\n"
           "  nebula prune --keep-last 3 --keep-every 1000 --yes\n",
           command_prune },
-        { "doctor", "nebula doctor [--path DIR] [--json]", "what this machine allows, and what to do about it",
-          "Tries each thing for real. Exit code 1 if something essential does not work.\n\n"
+        { "doctor", "nebula doctor [--path DIR] [--json]", "what this machine allows, and advice",
+          "Tries each ability. Exit code 1 if something essential does not work.\n\n"
           "  nebula doctor --path /scratch/run7\n",
           command_doctor },
         { "stop", "nebula stop [--now [--yes]] [--timeout SECONDS] [--json]", "finish persisting and end the agent",
-          "--now drops what is only in memory; it asks first, --yes answers. --timeout gives up then, with exit code 6: the\n"
-          "agent goes on.\n\n"
+          "--now drops versions that are only in memory; it asks first, or takes --yes as the answer. After --timeout the\n"
+          "command gives up with exit code 6, and the agent goes on.\n\n"
           "  nebula stop\n",
           command_stop },
         { "agent", "nebula agent --daemon | --foreground", "run the agent (the first init() does this by itself)",
@@ -178,7 +179,7 @@ int cli_fail(bool json, const struct nebula_error *error)
         char message[sizeof error->message];
 
         memcpy(message, error->message, sizeof message);
-        text_make_printable(message); /* it may quote what no JSON can hold */
+        text_make_printable(message); /* it may quote bytes that JSON cannot hold */
         cli_complain("%s", message);
         if (json)
                 cli_print_json(json_pack("{s:{s:s, s:s}}", "error", "status", nebula_status_name(error->status),
@@ -227,7 +228,7 @@ int main(int argc, char **argv)
                 return CLI_OK;
         }
         code = command->run(argc - 1, argv + 1);
-        /* A full disk behind `nebula list > file` must not pass for success. */
+        /* `nebula list > file` on a full disk must not count as success. */
         if (fflush(stdout) && code == CLI_OK) {
                 cli_complain("cannot write the output");
                 code = CLI_UNREACHABLE;

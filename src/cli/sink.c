@@ -11,7 +11,7 @@
 enum nebula_status sink_begin(struct sink *sink, const char *directory, const char *name, uint64_t size,
                               struct nebula_error *error)
 {
-        uint64_t id = 0; /* in containers that share a directory, processes share their numbers */
+        uint64_t id = 0; /* random: processes in containers that share a directory may have the same pid */
         int result = os->random(&id, sizeof id);
 
         sink->result = 0;
@@ -24,7 +24,8 @@ enum nebula_status sink_begin(struct sink *sink, const char *directory, const ch
         sink->fd = os->open(sink->temporary, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW | OS_SHARED);
         if (sink->fd < 0)
                 return error_set(error, NEBULA_STORAGE, -sink->fd, "cannot create %s", sink->temporary);
-        /* A full disk shows now and not after minutes; where nothing can be reserved, the writes will tell. */
+        /* Reserves the space, so that a full disk shows now and not after minutes. If the file system cannot
+         * reserve, the writes will fail. */
         result = size ? os->allocate(sink->fd, 0, size) : 0;
         if (result == -ENOSPC || result == -EDQUOT) {
                 sink_abandon(sink);
@@ -41,13 +42,13 @@ void sink_write(struct sink *sink, const void *data, uint64_t offset, uint64_t s
                 atomic_compare_exchange_strong(&sink->result, &none, result);
 }
 
-/* A link fails where somebody has given the name meanwhile, which a rename does not. */
+/* A link fails if a file of that name exists; a rename would replace it. */
 static int give_name(const struct sink *sink, bool replaces)
 {
         int result = replaces ? -ENOSYS : os->link(sink->temporary, sink->path);
 
         if (result && result != -EEXIST)
-                return os->rename(sink->temporary, sink->path); /* or there are no links here */
+                return os->rename(sink->temporary, sink->path); /* or the file system has no links */
         os->unlink(sink->temporary);
         return result;
 }
@@ -72,7 +73,7 @@ enum nebula_status sink_place(struct sink *sink, bool replaces, struct nebula_er
         int result = give_name(sink, replaces);
 
         if (result == -EEXIST)
-                return error_set(error, NEBULA_BUSY, 0, "%s is there already; --force overwrites", sink->path);
+                return error_set(error, NEBULA_BUSY, 0, "%s exists already; --force overwrites it", sink->path);
         if (result) {
                 os->unlink(sink->temporary);
                 return error_set(error, NEBULA_STORAGE, -result, "cannot write %s", sink->path);

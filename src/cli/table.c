@@ -18,7 +18,7 @@ struct table {
         size_t column_count;
         struct cell *cells; /* row by row */
         size_t cell_count, capacity;
-        bool is_broken; /* memory was out */
+        bool is_broken; /* an allocation failed */
 };
 
 struct table *table_new(const struct table_column *columns, size_t count)
@@ -68,7 +68,7 @@ void table_cell(struct table *table, enum style style, const char *format, ...)
                 table->is_broken = true;
                 return;
         }
-        text_make_printable(text); /* a tag may hold anything */
+        text_make_printable(text); /* a tag may contain any character */
         table->cells[table->cell_count++] = (struct cell){ .text = text, .style = style };
 }
 
@@ -117,7 +117,7 @@ static void measure(const struct table *table, uint32_t limit, size_t widths[TAB
         }
 }
 
-/* `blanks` are owed from the cells before and paid by the next text, so that no line ends in blanks. */
+/* `blanks` come from the cells before. They are printed in front of the next text, so that no line ends in blanks. */
 static size_t print_cell(FILE *file, const char *text, size_t width, enum table_align align, size_t blanks, const char *on,
                          const char *off)
 {

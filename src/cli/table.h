@@ -6,12 +6,11 @@
  *      table_print(table, stdout, term_columns(), term_has_colour());
  *      table_free(table);
  *
- * A column is as wide as its widest cell. Where the whole is wider than the
- * terminal, columns that may shrink lose their middle ("glob…p500"); width 0
- * means no limit, and nothing is ever cut in a pipe.
+ * A column is as wide as its widest cell. If the table is wider than the terminal,
+ * columns that may shrink lose their middle ("glob…p500"). Width 0 means no limit:
+ * in a pipe nothing is cut.
  *
- * When memory is out, the table ends where it was: these are tables of output,
- * and table_print then returns false.
+ * If an allocation fails, the table ends there and table_print returns false.
  */
 #ifndef NB_CLI_TABLE_H
 #define NB_CLI_TABLE_H
@@ -34,7 +33,7 @@ struct table *table_new(const struct table_column *columns, size_t count);
 void table_cell(struct table *table, enum style style, const char *format, ...) __attribute__((format(printf, 3, 4)));
 bool table_print(const struct table *table, FILE *file, uint32_t width, bool has_colour);
 void table_free(struct table *table);
-/* Columns that UTF-8 text takes: characters, not bytes; combining and wide ones count as one. */
+/* Width of UTF-8 text in columns: counts characters, not bytes; a combining or wide character counts as one. */
 size_t table_text_width(const char *text);
 
 #endif

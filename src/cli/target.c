@@ -9,13 +9,14 @@
 #include "cli/cli.h"
 #include "os/os.h"
 
-/* Takes "", "." and ".." out, by the letters alone, as Python's abspath does: the agent knows a path under that name. */
+/* Removes "", "." and ".." from the text of the path without looking at links, as Python's abspath does: that is the
+ * name under which the agent knows the path. */
 static void normalise(char *path)
 {
         char *from = path, *to = path;
 
         while (*from) {
-                size_t length = strcspn(++from, "/"); /* behind a slash */
+                size_t length = strcspn(++from, "/"); /* skips the slash */
 
                 if (length == 2 && from[0] == '.' && from[1] == '.') {
                         while (to > path && *--to != '/')
@@ -48,7 +49,7 @@ enum nebula_status target_absolute(const char *path, char ret_path[TARGET_PATH_M
         length = snprintf(ret_path, TARGET_PATH_MAX, "%s%s%s", here, *here ? "/" : "", path);
         if (length < 0 || length >= TARGET_PATH_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "the path \"%.80s...\" is too long", path);
-        if (!text_is_utf8(ret_path, (size_t)length)) /* the current directory's, it may be */
+        if (!text_is_utf8(ret_path, (size_t)length)) /* it may come from the current directory */
                 return error_set(error, NEBULA_INVALID, 0, "the path \"%.200s\" is not valid UTF-8", ret_path);
         if (!is_url)
                 normalise(ret_path);
@@ -91,7 +92,8 @@ enum nebula_status target_open(const char *given, struct store **ret_store, stru
                 return status;
         if (!*path)
                 return error_set(error, NEBULA_INVALID, 0,
-                                 "no storage to look at: give --path DIR, set NEBULA_PERSISTENT_STORAGE_PATH, or go to a directory with checkpoints");
+                                 "no storage path is known: give --path DIR, set NEBULA_PERSISTENT_STORAGE_PATH, or go to a "
+                                 "directory with checkpoints");
         return store_open(path, ret_store, error);
 }
 
@@ -123,14 +125,14 @@ enum nebula_status target_load(struct store *store, const char *tag, struct mani
                         status = error_set(error, NEBULA_NOT_FOUND, 0, "no complete checkpoint in %s", store->root);
         } else {
                 *ret_manifest = scan.manifests[newest];
-                scan.manifests[newest] = (struct manifest){ 0 }; /* moved out */
+                scan.manifests[newest] = (struct manifest){ 0 }; /* moved to the caller */
                 if (ret_passed_over)
                         *ret_passed_over = scan.broken_count;
                 text_make_printable(scan.broken);
                 if (scan.broken_count == 1)
-                        cli_complain("a checkpoint that cannot be read is passed over: %s", scan.broken);
+                        cli_complain("skipped a checkpoint that cannot be read: %s", scan.broken);
                 else if (scan.broken_count)
-                        cli_complain("%zu checkpoints that cannot be read are passed over, the first: %s", scan.broken_count, scan.broken);
+                        cli_complain("skipped %zu checkpoints that cannot be read; the first: %s", scan.broken_count, scan.broken);
         }
         manifest_scan_done(&scan);
         return status;

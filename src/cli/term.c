@@ -39,7 +39,7 @@ const char *term_code(enum style style)
         return codes[style];
 }
 
-/* Of the newlines only those stay with which the format begins and ends: no tag or path makes a line of its own. */
+/* Keeps only the newlines at the start and the end of the format: a newline in a tag or path cannot forge a line. */
 static void print_harmless(const char *format, char *text)
 {
         size_t above = strspn(format, "\n"), below = 0, length = strlen(text);
@@ -72,7 +72,7 @@ void term_print(enum style style, const char *format, ...)
 }
 
 static struct {
-        struct lock lock; /* guards all of it */
+        struct lock lock; /* guards the members below */
         char what[80];
         uint64_t total, done;
         int64_t begun_ns, drawn_ns;

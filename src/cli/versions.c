@@ -150,12 +150,13 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
         }
         if (*versions.path) {
                 status = scan_path(versions.path, &scan, error);
-                /* Nothing has been persisted yet: the directory comes with the first file. */
+                /* Nothing has been persisted yet: the first file makes the directory. */
                 if (status == NEBULA_NOT_FOUND && json_array_size(json_object_get(report, "versions")))
                         status = NEBULA_OK;
         } else if (!versions.has_agent) {
                 status = error_set(error, NEBULA_INVALID, 0,
-                                   "no agent is running and no storage was named: give --path DIR, set NEBULA_PERSISTENT_STORAGE_PATH, or go to a directory with checkpoints");
+                                   "no agent is running and no storage path is known: give --path DIR, set "
+                                   "NEBULA_PERSISTENT_STORAGE_PATH, or go to a directory with checkpoints");
         }
         if (!status)
                 status = versions_merge(&scan, report, &versions, error);

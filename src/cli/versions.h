@@ -1,6 +1,6 @@
 /*
- * versions.h - every version that a user can have back: those in storage, and
- * those that the running agent holds. One that lies in both is listed once.
+ * versions.h - all versions that can be loaded: those in storage and those in
+ * the running agent's memory. A version in both is listed once.
  */
 #ifndef NB_CLI_VERSIONS_H
 #define NB_CLI_VERSIONS_H
@@ -17,29 +17,29 @@ struct version {
         size_t file_count;
         char state[16]; /* a state of nebula.h */
         double committed; /* seconds since 1970; 0: not yet */
-        double moved;     /* when it was committed, else when its state changed last */
+        double moved;     /* when it was committed; if it was not, when its state last changed */
         uint64_t sequence;
         struct line line;
-        bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job went back to an earlier step since */
-        char error[256]; /* why it failed or waits, or "" */
+        bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job has gone back to an earlier step since */
+        char error[256]; /* why it failed or waits; "": neither */
 };
 struct versions {
-        char path[TARGET_PATH_MAX]; /* the storage path; "" = none, only the agent was asked */
+        char path[TARGET_PATH_MAX]; /* the storage path; "": only the agent was asked */
         struct version *list;       /* oldest first */
         size_t count;
-        size_t broken_count; /* unsound manifests */
-        char broken[512];    /* the first of them */
+        size_t broken_count; /* unreadable manifests */
+        char broken[512];    /* message about the first of them */
         bool has_agent;
 };
 
-/* A missing agent is fine; so is missing storage when an agent answers and none was named. ask_agent false: storage alone. */
+/* A missing agent is no error. A missing storage path is no error if an agent answers. ask_agent false: reads only storage. */
 enum nebula_status versions_load(const char *given_path, bool ask_agent, struct versions *ret_versions, struct nebula_error *error);
-/* The same with what was read already; `report` (NEBULA_REPORT_VERSIONS) may be NULL. */
+/* Merges what was read already; `report` (NEBULA_REPORT_VERSIONS) may be NULL. */
 enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
                                   struct nebula_error *error);
 void versions_done(struct versions *versions);
 json_t *versions_json(const struct versions *versions);
-/* A table for people, from versions->list[first] on. */
+/* Prints a table for people, from versions->list[first] on. */
 void versions_print(const struct versions *versions, size_t first);
 
 #endif

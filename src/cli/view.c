@@ -82,7 +82,7 @@ enum nebula_status view_open_memory(struct link *link, uint64_t version_id, cons
         if (result < 0)
                 return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map the agent's image of %s", name);
         if (opened.format == IPC_FORMAT_ZIP && view.size)
-                status = image_seal_rest(view.data, view.size, error); /* in our private copy */
+                status = image_seal_rest(view.data, view.size, error); /* in this process's private copy */
         if (status)
                 view_close(&view);
         else

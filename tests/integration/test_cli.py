@@ -323,7 +323,7 @@ def test_a_newest_that_cannot_be_read_is_not_passed_over_without_a_word(run, mak
     ):
         result = run(*arguments, "--path", store)
         assert result.returncode == code and "global_step1" in result.stdout
-        assert ("passed over" in result.stderr and "global_step2" in result.stderr) == (arguments[-1] != "global_step1")
+        assert ("skipped" in result.stderr and "global_step2" in result.stderr) == (arguments[-1] != "global_step1")
     told = run("verify", "--json", "--path", store)
     assert told.returncode == 1 and not json.loads(told.stdout)["ok"]
 
@@ -675,7 +675,7 @@ def test_json_is_whole_for_paths_that_are_long_or_no_utf8(run, make, tmp_path):
 def test_a_file_that_has_no_records_is_not_called_damaged(run, make):
     store = make("global_step1", "model.pt=100", "--raw", "notes.txt")
     asked = run("inspect", "global_step1", "notes.txt", "--path", store)
-    assert asked.returncode == 2 and '"notes.txt" is no torch file' in asked.stderr
+    assert asked.returncode == 2 and '"notes.txt" is not a torch file' in asked.stderr
 
 
 def test_an_agent_that_cannot_be_talked_to_is_not_called_absent(run, tmp_path):
