@@ -13,7 +13,7 @@ if found=$(grep -nE "$system" -r src --include='*.c' --include='*.h' | grep -v '
 fi
 
 # The trainer's half knows nothing of storage, of the agent and of their libraries.
-theirs='^ *# *include *["<](store/|agent/|cli/|jansson|liburing|openssl/)'
+theirs='^ *# *include *["<](store/|agent/|cli/|jansson|liburing|openssl/|curl/)'
 if found=$(grep -nE "$theirs" -r src/base src/sum src/os src/image src/ipc src/capture src/client \
         --include='*.c' --include='*.h' | grep -v '^src/os/os_uring'); then
         complain "lint: the trainer's half includes the agent's:" "$found"

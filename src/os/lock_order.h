@@ -37,6 +37,12 @@
         LOCK(LOCK_STORE_DIRS)    /* store/store_file_dirs.c: directories that are durable already */ \
         LOCK(LOCK_STORE_VOLUMES) /* store/store_mem_objects.c: the volumes of the driver `mem` */ \
         LOCK(LOCK_STORE_MEM)     /* store_mem_private.h: the objects of one volume */ \
+        LOCK(LOCK_LANES)         /* store/http/lanes.c: the outcome of one job */ \
+        LOCK(LOCK_HTTP_HOSTS)    /* store/http/http_host.c: what is under way to each host */ \
+        LOCK(LOCK_HTTP_POOL)     /* store/http/http_pool.c: connections that wait */ \
+        LOCK(LOCK_HTTP_SHARED)   /* store/http/http_pool.c: which data libcurl shares between connections */ \
+        LOCK(LOCK_HTTP_NAMES)    /* store/http/http_pool.c: addresses of hosts */ \
+        LOCK(LOCK_HTTP_SESSIONS) /* store/http/http_pool.c: TLS sessions */ \
         LOCK(LOCK_PROGRESS)      /* cli/term.c: the line that shows progress */ \
         /* bulk I/O */ \
         LOCK(LOCK_FEED)          /* bulk.h: how far the bytes of a file are there */ \

@@ -1,0 +1,82 @@
+#include "store/http/crypt.h"
+
+#include <limits.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <string.h>
+
+bool crypt_sha256(const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES])
+{
+        unsigned length = CRYPT_SHA256_BYTES;
+
+        return EVP_Digest(data, size, ret_digest, &length, EVP_sha256(), NULL) == 1;
+}
+
+bool crypt_hmac_sha256(const void *key, size_t key_size, const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES])
+{
+        unsigned length = CRYPT_SHA256_BYTES;
+
+        return key_size <= INT_MAX && HMAC(EVP_sha256(), key, (int)key_size, data, size, ret_digest, &length) != NULL;
+}
+
+static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+void crypt_base64(const void *data, size_t size, char *ret_text)
+{
+        const uint8_t *bytes = data;
+
+        for (size_t i = 0; i < size; i += 3) {
+                size_t left = size - i;
+                uint32_t group = (uint32_t)bytes[i] << 16 | (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) | (left > 2 ? bytes[i + 2] : 0);
+
+                *ret_text++ = alphabet[group >> 18];
+                *ret_text++ = alphabet[group >> 12 & 63];
+                *ret_text++ = left > 1 ? alphabet[group >> 6 & 63] : '=';
+                *ret_text++ = left > 2 ? alphabet[group & 63] : '=';
+        }
+        *ret_text = 0;
+}
+
+/* The value of a digit; 64: padding; 65: neither. */
+static unsigned value_of(char digit)
+{
+        const char *found = digit ? strchr(alphabet, digit) : NULL;
+
+        return found ? (unsigned)(found - alphabet) : digit == '=' ? 64 : 65;
+}
+
+bool crypt_base64_decode(const char *text, void *ret_data, size_t room, size_t *ret_size)
+{
+        size_t length = strlen(text), size = 0;
+        uint8_t *bytes = ret_data;
+
+        if (length % 4)
+                return false;
+        for (size_t i = 0; i < length; i += 4) {
+                bool is_last = i + 4 == length;
+                uint32_t group = 0;
+                size_t count = 3;
+
+                for (size_t k = 0; k < 4; k++) {
+                        unsigned value = value_of(text[i + k]);
+
+                        if (value > 64 || (value == 64 && !(is_last && k >= 2 && (k == 3 || text[i + 3] == '='))))
+                                return false;
+                        if (value == 64)
+                                count--;
+                        group = group << 6 | (value & 63);
+                }
+                if (count > room - size)
+                        return false;
+                for (size_t k = 0; k < count; k++)
+                        bytes[size++] = (uint8_t)(group >> (16 - 8 * k));
+        }
+        *ret_size = size;
+        return true;
+}
+
+void crypt_forget(void *data, size_t size)
+{
+        OPENSSL_cleanse(data, size);
+}

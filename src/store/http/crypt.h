@@ -1,0 +1,26 @@
+/*
+ * crypt.h - what signing a request takes: SHA-256, HMAC-SHA-256, base64 and hex. The only file of the stores with OpenSSL.
+ *
+ * Threads: no shared state.
+ */
+#ifndef NB_STORE_HTTP_CRYPT_H
+#define NB_STORE_HTTP_CRYPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CRYPT_SHA256_BYTES 32
+#define CRYPT_BASE64_SIZE(bytes) (((bytes) + 2) / 3 * 4 + 1) /* of the text for so many bytes, its NUL included */
+
+/* False: OpenSSL has no memory for it. */
+bool crypt_sha256(const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES]);
+bool crypt_hmac_sha256(const void *key, size_t key_size, const void *data, size_t size, uint8_t ret_digest[CRYPT_SHA256_BYTES]);
+/* ret_text has CRYPT_BASE64_SIZE(size) bytes. */
+void crypt_base64(const void *data, size_t size, char *ret_text);
+/* Decodes a whole text with its padding, of whole groups of four. False: it is none, or has more than `room` bytes. */
+bool crypt_base64_decode(const char *text, void *ret_data, size_t room, size_t *ret_size);
+/* Overwrites a secret, also where a compiler sees no use of the memory afterwards. */
+void crypt_forget(void *data, size_t size);
+
+#endif

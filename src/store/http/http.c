@@ -1,0 +1,287 @@
+/* A request is tried until it has an answer that counts, or until trying longer makes no sense. */
+#include "store/http/http.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#include "base/error.h"
+#include "os/os.h"
+#include "store/http/http_private.h"
+
+#define MS_NS 1000000LL
+#define PRINTED_MAX 300
+#define SLICE_MS 100 /* between two looks at *stop */
+#define UNDER_WAY_MS 86400000LL /* a request waits for its turn behind others, which all have a deadline */
+
+/* One call of http_send. */
+struct sending {
+        const struct http_request *request;
+        struct http_host *host;
+        char printed[PRINTED_MAX]; /* "PUT https://host/path" */
+        unsigned failures;         /* tries that had no answer that counts */
+        int64_t failed_ns;         /* the first of them */
+        bool was_refused, was_stale;
+        char text[CURL_ERROR_SIZE];
+};
+
+void http_fields_add(struct http_fields *fields, const char *name, const char *value)
+{
+        struct buf line = { 0 };
+        struct curl_slist *grown = NULL;
+        char *text;
+        size_t size;
+
+        buf_add_text(&line, name);
+        /* libcurl sends an empty field when the name ends with ';', and leaves out its own when nothing follows ':'. */
+        buf_add_text(&line, *value ? ": " : ";");
+        buf_add_text(&line, value);
+        text = buf_take(&line, &size);
+        if (text && !strpbrk(text, "\r\n"))
+                grown = curl_slist_append(fields->list, text);
+        if (grown)
+                fields->list = grown;
+        else
+                fields->failed = true;
+        free(text);
+}
+
+/* libcurl adds these of its own accord. The first makes it wait for an interim answer, which not every store gives. */
+static void leave_out(struct http_fields *fields)
+{
+        static const char *const names[] = { "Expect:", "Accept:" };
+
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+                struct curl_slist *grown = curl_slist_append(fields->list, names[i]);
+
+                if (grown)
+                        fields->list = grown;
+                else
+                        fields->failed = true;
+        }
+}
+
+static enum nebula_status make_fields(struct sending *sending, struct http_fields *fields, struct nebula_error *error)
+{
+        const struct http_request *request = sending->request;
+        enum nebula_status status = NEBULA_OK;
+
+        leave_out(fields);
+        for (size_t i = 0; i < request->header_count; i++)
+                http_fields_add(fields, request->headers[i].name, request->headers[i].value);
+        if (request->sign)
+                status = request->sign(request->sign_argument, sending->was_refused, fields, error);
+        if (!status && fields->failed)
+                status = error_set(error, NEBULA_INVALID, 0, "%s: the header holds a line end, or there is no memory for it", sending->printed);
+        return status;
+}
+
+static bool is_stopped(const struct sending *sending)
+{
+        return sending->request->stop && atomic_load(sending->request->stop);
+}
+
+static enum nebula_status stopped(const struct sending *sending, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_UNAVAILABLE, 0, "%s: was stopped", sending->printed);
+}
+
+static bool is_repeatable(int status)
+{
+        return status == 408 || status == 429 || status == 500 || (status >= 502 && status <= 504);
+}
+
+static enum http_verdict verdict_of(enum http_outcome outcome, int status)
+{
+        if (outcome == HTTP_OUTCOME_ANSWER)
+                return status == 429 || status == 503 ? HTTP_VERDICT_OVERLOADED : is_repeatable(status) ? HTTP_VERDICT_ILL : HTTP_VERDICT_FINE;
+        return outcome == HTTP_OUTCOME_NONE || outcome == HTTP_OUTCOME_SLOW || outcome == HTTP_OUTCOME_NEVER ? HTTP_VERDICT_FAILED : HTTP_VERDICT_NONE;
+}
+
+/* One try, in its turn. *ret_response is zeroed unless it is an answer. */
+static enum nebula_status try_once(struct sending *sending, enum http_outcome *ret_outcome, struct http_response *ret_response,
+                                   struct nebula_error *error)
+{
+        const struct http_request *request = sending->request;
+        bool is_small = request->body_size + request->into_size <= HTTP_SMALL_BYTES;
+        struct http_connection connection = { 0 };
+        struct http_fields fields = { 0 };
+        enum http_verdict verdict = HTTP_VERDICT_NONE;
+        enum nebula_status status;
+        char what[CURL_ERROR_SIZE + 32];
+
+        *ret_response = (struct http_response){ 0 };
+        if (!http_host_enter(sending->host, is_small, os->now_ns() + UNDER_WAY_MS * MS_NS, request->stop))
+                return stopped(sending, error);
+        status = make_fields(sending, &fields, error);
+        if (!status && !http_pool_take(sending->host, &connection))
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "%s: no memory for a connection", sending->printed);
+        if (!status) {
+                *ret_outcome = http_transfer(&connection, request, &fields, ret_response, sending->text);
+                http_pool_give(&connection, *ret_outcome == HTTP_OUTCOME_ANSWER);
+                verdict = verdict_of(*ret_outcome, ret_response->status);
+        }
+        if (*sending->text)
+                snprintf(what, sizeof what, "%s", sending->text);
+        else
+                snprintf(what, sizeof what, "its answer is %d", ret_response->status);
+        http_host_leave(sending->host, verdict, what);
+        curl_slist_free_all(fields.list);
+        return status;
+}
+
+/* Seconds, or a date; also in milliseconds, as Azure says it. -1: the answer asks for no pause. */
+static int64_t asked_pause_ms(const struct http_response *response)
+{
+        const char *exact = http_field(response, "x-ms-retry-after-ms"), *value = http_field(response, "retry-after");
+        int64_t now, then;
+
+        if (exact && *exact >= '0' && *exact <= '9')
+                return strtoll(exact, NULL, 10);
+        if (value && *value >= '0' && *value <= '9')
+                return strtoll(value, NULL, 10) * 1000;
+        if (!value || !http_date_parse(value, &then))
+                return -1;
+        now = os->wall_ns() / (1000 * MS_NS);
+        if (http_field(response, "date"))
+                http_date_parse(http_field(response, "date"), &now);
+        return then > now ? (then - now) * 1000 : 0;
+}
+
+/* Half of it is chance, so that clients which failed together do not come back together. */
+static int64_t pause_ms(const struct sending *sending, const struct http_response *response)
+{
+        unsigned doublings = sending->failures < 16 ? sending->failures - 1 : 15;
+        int64_t pause = http_settings.pause_ms << doublings, asked = asked_pause_ms(response);
+        uint32_t chance = 0;
+
+        if (pause > http_settings.pause_max_ms)
+                pause = http_settings.pause_max_ms;
+        os->random(&chance, sizeof chance);
+        pause = pause / 2 + (pause ? chance % (pause / 2 + 1) : 0);
+        return asked > pause ? asked : pause;
+}
+
+/* False: the time for repeating is over. */
+static bool pause_before_next(struct sending *sending, const struct http_response *response)
+{
+        int64_t limit_ms = sending->request->retry_ms, now_ns = os->now_ns(), pause, until_ns;
+
+        if (!limit_ms)
+                limit_ms = http_host_has_answered(sending->host) ? http_settings.retry_ms : http_settings.retry_new_ms;
+        if (!sending->failures++)
+                sending->failed_ns = now_ns;
+        pause = pause_ms(sending, response);
+        until_ns = now_ns + pause * MS_NS;
+        if (limit_ms < 0 || until_ns - sending->failed_ns > limit_ms * MS_NS)
+                return false;
+        while (!is_stopped(sending) && (now_ns = os->now_ns()) < until_ns) {
+                int64_t left_ms = (until_ns - now_ns + MS_NS - 1) / MS_NS;
+
+                os->sleep_ms(left_ms < SLICE_MS ? left_ms : SLICE_MS);
+        }
+        return true;
+}
+
+static enum nebula_status give_up(const struct sending *sending, enum http_outcome outcome, struct nebula_error *error)
+{
+        switch (outcome) {
+        case HTTP_OUTCOME_STOPPED:
+                return stopped(sending, error);
+        case HTTP_OUTCOME_TOO_LONG:
+                return error_set(error, NEBULA_CORRUPT, 0, "%s: the answer is longer than it may be", sending->printed);
+        case HTTP_OUTCOME_NO_MEMORY:
+                return error_set(error, NEBULA_NO_MEMORY, 0, "%s: no memory for the answer", sending->printed);
+        case HTTP_OUTCOME_SLOW:
+                return error_set(error, NEBULA_TIMEOUT, 0, "%s: no answer in time: %s", sending->printed, sending->text);
+        default:
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "%s: no answer: %s", sending->printed, sending->text);
+        }
+}
+
+static bool may_have_answer_later(enum http_outcome outcome)
+{
+        return outcome == HTTP_OUTCOME_NONE || outcome == HTTP_OUTCOME_STALE || outcome == HTTP_OUTCOME_SLOW;
+}
+
+/* True: another try, now. Else the answer, or the lack of one, is the result. */
+static bool try_again(struct sending *sending, enum http_outcome outcome, const struct http_response *response)
+{
+        if (outcome == HTTP_OUTCOME_STALE && !sending->was_stale)
+                return sending->was_stale = true;
+        if (outcome == HTTP_OUTCOME_ANSWER && response->status == 401 && sending->request->sign && !sending->was_refused)
+                return sending->was_refused = true;
+        if (outcome == HTTP_OUTCOME_ANSWER ? is_repeatable(response->status) : may_have_answer_later(outcome))
+                return pause_before_next(sending, response);
+        return false;
+}
+
+static enum nebula_status begin(struct sending *sending, struct nebula_error *error)
+{
+        const struct http_request *request = sending->request;
+        char printed[PRINTED_MAX - 16];
+        enum nebula_status status = http_pool_ready(error);
+        struct url url;
+
+        if (status)
+                return status;
+        url_print(request->url, printed, sizeof printed);
+        snprintf(sending->printed, sizeof sending->printed, "%.8s %s", request->method, printed);
+        if (!url_split(request->url, &url) || (strcmp(url.scheme, "https") && strcmp(url.scheme, "http")))
+                return error_set(error, NEBULA_INVALID, 0, "%s: is no http URL that can be used", sending->printed);
+        if (!strcmp(url.scheme, "http") && !url_is_loopback(&url) && !request->is_local && !http_pool_allows_plain())
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "%s: would send data and keys unencrypted: use https, or set NEBULA_STORE_ALLOW_HTTP=1", sending->printed);
+        sending->host = http_host_find(&url);
+        return sending->host ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "%s: no memory for a connection", sending->printed);
+}
+
+enum nebula_status http_send(const struct http_request *request, struct http_response *ret_response, struct nebula_error *error)
+{
+        struct sending sending = { .request = request };
+        enum http_outcome outcome = HTTP_OUTCOME_NONE;
+        enum nebula_status status;
+
+        *ret_response = (struct http_response){ 0 };
+        status = begin(&sending, error);
+        for (unsigned tries = 1; !status; tries++) {
+                struct http_response response;
+
+                status = try_once(&sending, &outcome, &response, error);
+                if (status)
+                        break;
+                if (!try_again(&sending, outcome, &response)) {
+                        if (outcome != HTTP_OUTCOME_ANSWER)
+                                return give_up(&sending, outcome, error);
+                        response.tries = tries;
+                        *ret_response = response;
+                        break;
+                }
+                http_response_done(&response);
+                if (is_stopped(&sending))
+                        status = stopped(&sending, error);
+        }
+        return status;
+}
+
+const char *http_field(const struct http_response *response, const char *name)
+{
+        const char *at = response->fields, *end = at ? at + response->fields_size : NULL;
+
+        while (at && at < end) {
+                const char *value = at + strlen(at) + 1;
+
+                if (!strcmp(at, name))
+                        return value;
+                at = value + strlen(value) + 1;
+        }
+        return NULL;
+}
+
+void http_response_done(struct http_response *response)
+{
+        free(response->text);
+        free(response->fields);
+        *response = (struct http_response){ 0 };
+}

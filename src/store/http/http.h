@@ -1,0 +1,111 @@
+/*
+ * http.h - one request to an object store and its answer, over connections that the whole process shares.
+ *
+ *      struct http_request request = { .method = "PUT", .url = url, .body = data, .body_size = size, .sign = sign, ... };
+ *      status = http_send(&request, &response, error);
+ *      if (!status)
+ *              ... response.status, http_field(&response, "etag"), response.text ...
+ *      http_response_done(&response);
+ *
+ * http_send blocks its caller, who moves the bytes himself: the processors of all callers share the work of TLS. A body goes out of
+ * the caller's memory, and a body that comes goes `into` the caller's memory; each passes through one buffer of the connection, of
+ * 256 KiB. Parallel transfers are parallel callers (lanes.h).
+ *
+ * http_send repeats a request whose connection failed or whose answer is 408, 429, 500, 502, 503 or 504, after a pause that grows and
+ * that obeys Retry-After, until http_settings.retry_ms have passed since the first failure. A request that is sent on a connection
+ * which the server had closed meanwhile is repeated once without a pause. So a server may have done a request more than once:
+ * what that means for an answer such as "412, it exists", only the caller knows.
+ *
+ * The number of requests that are under way to one host follows its answers: it grows by one for each round of successes, and
+ * 429 and 503 halve it. NEBULA_STORE_MBPS limits the sum of all bodies, in both directions.
+ *
+ * TLS certificates are verified, against SSL_CERT_FILE or CURL_CA_BUNDLE where one is set. Plain http reaches this machine only,
+ * unless NEBULA_STORE_ALLOW_HTTP=1. Redirects are not followed: the caller sees them as answers.
+ *
+ * Errors: NEBULA_UNAVAILABLE (no answer: name, connection, TLS), NEBULA_TIMEOUT (too slow), NEBULA_CORRUPT (more bytes than the
+ * caller has room for), NEBULA_INVALID (a URL or a setting), NEBULA_BUSY (request->stop was set), and those of `sign`. Every answer of a server is
+ * NEBULA_OK. Messages never hold a query, a header or a body.
+ *
+ * Ownership: the response belongs to the caller; it is zeroed after a failure. Threads: any, all at once.
+ */
+#ifndef NB_STORE_HTTP_HTTP_H
+#define NB_STORE_HTTP_HTTP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "nebula.h"
+
+#define HTTP_TEXT_MAX (1u << 20)    /* of an answer's body, unless the request says otherwise */
+#define HTTP_ERROR_MAX (64u << 10)  /* of the body of an answer that is not 2xx; the rest is dropped */
+#define HTTP_FIELDS_MAX (64u << 10) /* of an answer's header */
+
+struct http_header {
+        const char *name, *value;
+};
+struct http_fields; /* the header of one try */
+/* Neither the name nor the value may hold a line end. */
+void http_fields_add(struct http_fields *fields, const char *name, const char *value);
+
+/* Adds what proves to the server who asks. Called before each try; `was_refused`: the server answered 401 to the try before, so
+ * whatever it was proved with is of no more use. */
+typedef enum nebula_status http_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error);
+
+struct http_request {
+        const char *method, *url;
+        const struct http_header *headers; /* besides those that `sign` adds */
+        size_t header_count;
+        http_sign *sign;                   /* NULL: nothing proves who asks */
+        void *sign_argument;
+        const void *body;
+        uint64_t body_size;
+        void *into;         /* where the body of a 2xx goes; NULL: into response->text */
+        uint64_t into_size; /* room */
+        size_t text_max;    /* bytes of text; 0: HTTP_TEXT_MAX */
+        int64_t answer_ms;  /* the server may think so long; 0: http_settings.answer_ms */
+        int64_t retry_ms;   /* 0: http_settings.retry_ms; < 0: one try only */
+        bool is_local;      /* to a service of this machine or its network card (tokens): no proxy, and plain http is fine */
+        const atomic_bool *stop; /* NULL, or once it is true the request ends */
+};
+
+struct http_response {
+        int status;
+        char *text;         /* NUL-terminated; NULL: it went `into`, or there was none */
+        size_t text_size;
+        uint64_t into_size; /* bytes that came */
+        char *fields;       /* http_field reads them */
+        size_t fields_size;
+        unsigned tries;
+};
+
+enum nebula_status http_send(const struct http_request *request, struct http_response *ret_response, struct nebula_error *error);
+/* The value of a header field, by its name in lower case; NULL: the answer has none. */
+const char *http_field(const struct http_response *response, const char *name);
+void http_response_done(struct http_response *response);
+/* "Sun, 06 Nov 1994 08:49:37 GMT". */
+#define HTTP_DATE_SIZE 32
+void http_date_format(int64_t seconds, char ret_text[HTTP_DATE_SIZE]);
+bool http_date_parse(const char *text, int64_t *ret_seconds);
+
+/* So many callers at once can be of use to one host. */
+uint32_t http_width(void);
+
+struct http_settings {
+        int64_t connect_ms;
+        int64_t quiet_ms;       /* a transfer under way that moves no byte for so long has failed */
+        int64_t answer_ms;      /* from the last byte of a request to the first of its answer */
+        int64_t retry_ms;       /* from the first failure of a request until it is given up */
+        int64_t retry_new_ms;   /* the same for a host that never answered this process: it may be a typing mistake */
+        int64_t pause_ms;       /* before the first repetition; doubles with each */
+        int64_t pause_max_ms;
+        int64_t halve_ms;       /* the limit of requests under way is halved once within this time */
+        uint64_t slowest;       /* bytes per second; a request has a minute, and the time that its bodies take at this rate */
+        uint32_t width_first, width_max; /* requests under way to one host */
+        double megabytes_per_s; /* of 10^6 bytes, all bodies together; 0: no limit */
+};
+struct http_settings http_settings_now(void);
+/* For tests: the settings from now on, and every host as if it was never spoken to. Nothing may be under way. */
+void http_settings_set(const struct http_settings *settings);
+
+#endif

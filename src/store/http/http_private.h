@@ -1,0 +1,81 @@
+/*
+ * http_private.h - what the files of the transport share. Nobody else includes it.
+ *
+ *      http.c           repeats tries until one has an answer
+ *      http_transfer.c  one try: moves bytes between memory and a connection
+ *      http_pool.c      connections that wait for the next try, and what all of them share
+ *      http_host.c      how much is under way to each host, and how fast
+ */
+#ifndef NB_STORE_HTTP_HTTP_PRIVATE_H
+#define NB_STORE_HTTP_HTTP_PRIVATE_H
+
+#include <curl/curl.h>
+#include <pthread.h>
+
+#include "base/buf.h"
+#include "store/http/http.h"
+#include "store/http/url.h"
+
+#define HTTP_BUFFER_BYTES (256u << 10) /* of a connection, each way: a memory copy of it stays in the second-level cache */
+#define HTTP_SMALL_BYTES (256u << 10)  /* a request with no more is not held up behind large ones */
+#define HTTP_SMALL_SPARE 8u            /* so many small ones may be under way beyond the limit */
+
+struct http_fields {
+        struct curl_slist *list;
+        bool failed; /* no memory, or a line end in it */
+};
+
+/* http_host.c: hosts are made once and stay. */
+struct http_host {
+        struct http_host *next;
+        char name[URL_HOST_MAX + 32]; /* "https://host:443" */
+        /* Guarded by the lock of http_host.c: */
+        uint32_t limit, busy, successes;
+        bool has_answered, is_troubled;
+        int64_t cut_ns;      /* when the limit was halved last */
+        int64_t troubled_ns; /* since when it has been troubled */
+};
+/* Up to ILL it was an answer. */
+enum http_verdict { HTTP_VERDICT_FINE, HTTP_VERDICT_OVERLOADED, HTTP_VERDICT_ILL, HTTP_VERDICT_FAILED, HTTP_VERDICT_NONE };
+/* NULL: no memory. */
+struct http_host *http_host_find(const struct url *url);
+/* Waits until one more request may be under way. False: until_ns has come, or *stop is set. */
+bool http_host_enter(struct http_host *host, bool is_small, int64_t until_ns, const atomic_bool *stop);
+/* `what`, an answer or a failure in words, is logged when trouble begins. */
+void http_host_leave(struct http_host *host, enum http_verdict verdict, const char *what);
+bool http_host_has_answered(struct http_host *host);
+void http_host_forget_all(void);
+/* Waits until so many more bytes keep the limit of bytes per second. */
+void http_rate_take(uint64_t bytes);
+
+/* http_pool.c */
+struct http_connection {
+        CURL *curl;
+        CURLM *multi; /* holds the connection */
+        const struct http_host *host;
+};
+/* Reads the settings of the environment, once. */
+enum nebula_status http_pool_ready(struct nebula_error *error);
+extern struct http_settings http_settings;
+bool http_pool_allows_plain(void);
+/* One that spoke to this host last, if there is one; its options are those of a new one. False: no memory. */
+bool http_pool_take(const struct http_host *host, struct http_connection *ret_connection);
+/* `is_good`: its connection may serve again. */
+void http_pool_give(struct http_connection *connection, bool is_good);
+
+/* http_transfer.c */
+enum http_outcome {
+        HTTP_OUTCOME_ANSWER,
+        HTTP_OUTCOME_STALE,    /* the server had closed the connection before the request */
+        HTTP_OUTCOME_NONE,     /* no answer: another try may have one */
+        HTTP_OUTCOME_SLOW,     /* no answer in time: likewise */
+        HTTP_OUTCOME_STOPPED,
+        HTTP_OUTCOME_TOO_LONG, /* the answer has more bytes than there is room for */
+        HTTP_OUTCOME_NEVER,    /* no answer, and none with another try: a certificate that is not trusted */
+        HTTP_OUTCOME_NO_MEMORY,
+};
+/* `text` says what went wrong. ret_response is written when there is an answer. */
+enum http_outcome http_transfer(struct http_connection *connection, const struct http_request *request, const struct http_fields *fields,
+                                struct http_response *ret_response, char text[CURL_ERROR_SIZE]);
+
+#endif

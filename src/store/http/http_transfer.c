@@ -1,0 +1,323 @@
+/* One try of a request: libcurl asks for bytes and hands bytes out; here they are taken from memory and put into memory. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/conf.h"
+#include "os/os.h"
+#include "store/http/http_private.h"
+
+#define MINUTE_MS 60000
+#define LOOK_MS 50 /* between two looks at what may end a transfer */
+
+struct transfer {
+        const struct http_request *request;
+        CURL *curl;
+        uint64_t sent;          /* bytes of the body that libcurl has taken */
+        uint64_t into_size;
+        struct buf text, fields;
+        int64_t moved_ns;       /* when a byte moved last */
+        curl_off_t put;         /* bytes of the body that went out */
+        bool is_success;        /* the status is 2xx */
+        bool has_begun;         /* a byte of the answer came */
+        bool is_quiet, is_stopped, is_too_long, is_flooded;
+};
+
+static size_t give_body(char *to, size_t unit, size_t count, void *argument)
+{
+        struct transfer *transfer = argument;
+        uint64_t left = transfer->request->body_size - transfer->sent;
+        size_t size = unit * count < left ? unit * count : (size_t)left;
+
+        http_rate_take(size);
+        memcpy(to, (const char *)transfer->request->body + transfer->sent, size);
+        transfer->sent += size;
+        transfer->moved_ns = os->now_ns();
+        return size;
+}
+
+/* libcurl repeats a request of its own accord when the server had closed a connection that waited. */
+static int seek_body(void *argument, curl_off_t offset, int origin)
+{
+        struct transfer *transfer = argument;
+
+        if (origin != SEEK_SET || offset < 0 || (uint64_t)offset > transfer->request->body_size)
+                return CURL_SEEKFUNC_FAIL;
+        transfer->sent = (uint64_t)offset;
+        return CURL_SEEKFUNC_OK;
+}
+
+/* An interim answer or a second one of a proxy begins anew: only the last counts. */
+static void begin_answer(struct transfer *transfer, const char *line, size_t size)
+{
+        const char *blank = memchr(line, ' ', size);
+
+        transfer->fields.size = transfer->text.size = 0;
+        transfer->into_size = 0;
+        transfer->is_success = blank && blank + 1 < line + size && blank[1] == '2';
+}
+
+static size_t take_field(char *line, size_t unit, size_t count, void *argument)
+{
+        struct transfer *transfer = argument;
+        size_t size = unit * count, whole = size, name;
+        const char *colon;
+
+        transfer->moved_ns = os->now_ns();
+        transfer->has_begun = true;
+        if (size > 5 && !memcmp(line, "HTTP/", 5)) {
+                begin_answer(transfer, line, size);
+                return whole;
+        }
+        while (size && strchr(" \t\r\n", line[size - 1]))
+                size--;
+        colon = memchr(line, ':', size);
+        if (!colon)
+                return whole;
+        if (transfer->fields.size + size > HTTP_FIELDS_MAX) {
+                transfer->is_flooded = true;
+                return 0;
+        }
+        name = (size_t)(colon - line);
+        for (size_t i = 0; i < name; i++)
+                buf_add_byte(&transfer->fields, (uint8_t)(line[i] >= 'A' && line[i] <= 'Z' ? line[i] + ('a' - 'A') : line[i]));
+        buf_add_byte(&transfer->fields, 0);
+        for (name++; name < size && (line[name] == ' ' || line[name] == '\t'); name++)
+                ;
+        buf_add(&transfer->fields, line + name, size - name);
+        buf_add_byte(&transfer->fields, 0);
+        return whole;
+}
+
+static size_t take_body(char *from, size_t unit, size_t count, void *argument)
+{
+        struct transfer *transfer = argument;
+        const struct http_request *request = transfer->request;
+        size_t size = unit * count, room;
+
+        http_rate_take(size);
+        transfer->moved_ns = os->now_ns();
+        if (request->into && transfer->is_success) {
+                if (size > request->into_size - transfer->into_size) {
+                        transfer->is_too_long = true;
+                        return 0;
+                }
+                memcpy((char *)request->into + transfer->into_size, from, size);
+                transfer->into_size += size;
+                return size;
+        }
+        room = !transfer->is_success ? HTTP_ERROR_MAX : request->text_max ? request->text_max : HTTP_TEXT_MAX;
+        if (size > room - transfer->text.size) {
+                transfer->is_too_long = transfer->is_success;
+                buf_add(&transfer->text, from, room - transfer->text.size);
+                return transfer->is_success ? 0 : size;
+        }
+        buf_add(&transfer->text, from, size);
+        return size;
+}
+
+/* Whether the transfer has to end before its time. */
+static bool must_end(struct transfer *transfer)
+{
+        const struct http_request *request = transfer->request;
+        bool is_under_way = transfer->has_begun || (transfer->sent && transfer->sent < request->body_size);
+        int64_t now_ns = os->now_ns(), limit_ms = http_settings.quiet_ms;
+        curl_off_t put = 0;
+
+        /* Of a body that goes out slowly, libcurl takes a piece long before it has sent it. */
+        curl_easy_getinfo(transfer->curl, CURLINFO_SIZE_UPLOAD_T, &put);
+        if (put != transfer->put) {
+                transfer->put = put;
+                transfer->moved_ns = now_ns;
+        }
+        if (!is_under_way)
+                limit_ms = request->answer_ms ? request->answer_ms : http_settings.answer_ms;
+        transfer->is_stopped = request->stop && atomic_load(request->stop);
+        transfer->is_quiet = now_ns - transfer->moved_ns > limit_ms * 1000000;
+        return transfer->is_stopped || transfer->is_quiet;
+}
+
+static void set_trust(CURL *curl)
+{
+        const char *file = conf_env("SSL_CERT_FILE"), *directory = conf_env("SSL_CERT_DIR");
+
+        if (!file)
+                file = conf_env("CURL_CA_BUNDLE");
+        if (file)
+                curl_easy_setopt(curl, CURLOPT_CAINFO, file);
+        if (directory)
+                curl_easy_setopt(curl, CURLOPT_CAPATH, directory);
+        curl_easy_setopt(curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+}
+
+static void set_method(CURL *curl, const struct http_request *request)
+{
+        if (!strcmp(request->method, "HEAD")) {
+                curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+                return;
+        }
+        if (!strcmp(request->method, "GET"))
+                return;
+        curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request->method);
+        if (!strcmp(request->method, "DELETE") && !request->body_size)
+                return;
+        curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
+        curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)request->body_size);
+}
+
+static void set_limits(CURL *curl, const struct http_request *request)
+{
+        uint64_t bytes = request->body_size + request->into_size;
+
+        curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)http_settings.connect_ms);
+        curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS,
+                         (long)(MINUTE_MS + request->answer_ms + (int64_t)(bytes * 1000 / http_settings.slowest)));
+        curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, (long)HTTP_BUFFER_BYTES);
+        curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, (long)HTTP_BUFFER_BYTES);
+}
+
+static void set_options(struct transfer *transfer, const struct http_fields *fields, char text[CURL_ERROR_SIZE])
+{
+        const struct http_request *request = transfer->request;
+        CURL *curl = transfer->curl;
+        struct url url;
+
+        curl_easy_setopt(curl, CURLOPT_URL, request->url);
+        curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L); /* what was signed is what is sent */
+        curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+        curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+        curl_easy_setopt(curl, CURLOPT_HTTPHEADER, fields->list);
+        curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, text);
+        curl_easy_setopt(curl, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
+        curl_easy_setopt(curl, CURLOPT_READFUNCTION, give_body);
+        curl_easy_setopt(curl, CURLOPT_READDATA, transfer);
+        curl_easy_setopt(curl, CURLOPT_SEEKFUNCTION, seek_body);
+        curl_easy_setopt(curl, CURLOPT_SEEKDATA, transfer);
+        curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, take_field);
+        curl_easy_setopt(curl, CURLOPT_HEADERDATA, transfer);
+        curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
+        curl_easy_setopt(curl, CURLOPT_WRITEDATA, transfer);
+        if (request->is_local || (url_split(request->url, &url) && url_is_loopback(&url)))
+                curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+        set_method(curl, request);
+        set_limits(curl, request);
+        set_trust(curl);
+}
+
+/* The loop that libcurl asks for. CURLE_ABORTED_BY_CALLBACK: the transfer had to end. */
+static CURLcode drive(struct http_connection *connection, struct transfer *transfer)
+{
+        CURLcode code = CURLE_OUT_OF_MEMORY;
+        int64_t looked_ns = os->now_ns();
+        int running = 1, left;
+        CURLMsg *message;
+
+        if (curl_multi_add_handle(connection->multi, connection->curl))
+                return code;
+        for (;;) {
+                if (curl_multi_perform(connection->multi, &running) || !running ||
+                    curl_multi_poll(connection->multi, NULL, 0, LOOK_MS, NULL))
+                        break;
+                if (os->now_ns() - looked_ns < LOOK_MS * 1000000LL)
+                        continue;
+                looked_ns = os->now_ns();
+                if (must_end(transfer))
+                        break;
+        }
+        if (running)
+                code = CURLE_ABORTED_BY_CALLBACK;
+        else if ((message = curl_multi_info_read(connection->multi, &left)) != NULL)
+                code = message->data.result;
+        curl_multi_remove_handle(connection->multi, connection->curl);
+        return code;
+}
+
+/* A signal for a broken pipe would end the program: OpenSSL raises it when it writes to a socket that the server has closed. */
+static CURLcode perform(struct http_connection *connection, struct transfer *transfer)
+{
+        static const struct timespec at_once = { 0 };
+        sigset_t pipe, before, waiting;
+        bool was_waiting;
+        CURLcode code;
+
+        sigemptyset(&pipe);
+        sigaddset(&pipe, SIGPIPE);
+        sigpending(&waiting);
+        was_waiting = sigismember(&waiting, SIGPIPE) == 1;
+        pthread_sigmask(SIG_BLOCK, &pipe, &before);
+        code = drive(connection, transfer);
+        if (!was_waiting)
+                while (sigtimedwait(&pipe, NULL, &at_once) == SIGPIPE)
+                        ;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return code;
+}
+
+static enum http_outcome outcome_of(struct transfer *transfer, CURLcode code)
+{
+        long opened = 0;
+
+        if (transfer->text.failed || transfer->fields.failed || code == CURLE_OUT_OF_MEMORY)
+                return HTTP_OUTCOME_NO_MEMORY;
+        if (transfer->is_stopped)
+                return HTTP_OUTCOME_STOPPED;
+        if (transfer->is_too_long || transfer->is_flooded)
+                return HTTP_OUTCOME_TOO_LONG;
+        switch (code) {
+        case CURLE_OK:
+                return HTTP_OUTCOME_ANSWER;
+        case CURLE_OPERATION_TIMEDOUT:
+        case CURLE_ABORTED_BY_CALLBACK:
+                return HTTP_OUTCOME_SLOW;
+        case CURLE_PEER_FAILED_VERIFICATION:
+        case CURLE_SSL_CACERT_BADFILE:
+        case CURLE_SSL_ISSUER_ERROR:
+        case CURLE_URL_MALFORMAT:
+                return HTTP_OUTCOME_NEVER;
+        default:
+                curl_easy_getinfo(transfer->curl, CURLINFO_NUM_CONNECTS, &opened);
+                return opened || transfer->has_begun ? HTTP_OUTCOME_NONE : HTTP_OUTCOME_STALE;
+        }
+}
+
+/* False: no memory. */
+static bool hand_out(struct transfer *transfer, struct http_response *ret_response)
+{
+        struct http_response response = { .into_size = transfer->into_size };
+        long status = 0;
+
+        curl_easy_getinfo(transfer->curl, CURLINFO_RESPONSE_CODE, &status);
+        response.status = (int)status;
+        response.fields = buf_take(&transfer->fields, &response.fields_size);
+        if (!transfer->request->into || !transfer->is_success)
+                response.text = buf_take(&transfer->text, &response.text_size);
+        if (!response.fields || (!response.text && !(transfer->request->into && transfer->is_success))) {
+                http_response_done(&response);
+                return false;
+        }
+        *ret_response = response;
+        return true;
+}
+
+enum http_outcome http_transfer(struct http_connection *connection, const struct http_request *request, const struct http_fields *fields,
+                                struct http_response *ret_response, char text[CURL_ERROR_SIZE])
+{
+        struct transfer transfer = { .request = request, .curl = connection->curl, .moved_ns = os->now_ns() };
+        enum http_outcome outcome;
+        CURLcode code;
+
+        *text = 0;
+        set_options(&transfer, fields, text);
+        code = perform(connection, &transfer);
+        outcome = outcome_of(&transfer, code);
+        if (outcome == HTTP_OUTCOME_ANSWER && !hand_out(&transfer, ret_response))
+                outcome = HTTP_OUTCOME_NO_MEMORY;
+        if (transfer.is_quiet)
+                strcpy(text, "no byte moved for too long");
+        else if (code && !*text)
+                strncat(text, curl_easy_strerror(code), CURL_ERROR_SIZE - 1);
+        buf_done(&transfer.text);
+        buf_done(&transfer.fields);
+        return outcome;
+}

@@ -1,0 +1,25 @@
+/*
+ * lanes.h - pieces of one job on several threads: blocks that are sent, ranges that are read, objects that are removed.
+ *
+ *      status = lanes_run(count, http_width(), send_block, &job, error);
+ *
+ * Each thread takes the next index until all are taken. The first failure is the result; it sets `stop`, which the pieces under way
+ * pass to their requests (http_request.stop).
+ *
+ * The caller's thread works too, and the others end before lanes_run returns. Fewer threads than asked for are enough.
+ */
+#ifndef NB_STORE_HTTP_LANES_H
+#define NB_STORE_HTTP_LANES_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "nebula.h"
+
+#define LANES_MAX 64u
+
+typedef enum nebula_status lanes_piece(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error);
+
+enum nebula_status lanes_run(size_t count, uint32_t width, lanes_piece *piece, void *argument, struct nebula_error *error);
+
+#endif

@@ -1,0 +1,553 @@
+/* The transport against a server that does what the test says. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/error.h"
+#include "os/os.h"
+#include "store/http/http.h"
+#include "store/http/lanes.h"
+#include "store/http/server.h"
+#include "tap.h"
+#include "test_dir.h"
+
+#define BIG_BYTES ((3u << 20) + 17)
+
+static struct nebula_error error;
+static struct http_response response;
+static char url[128];
+
+/* Quick to give up and to repeat. */
+static struct http_settings quick(void)
+{
+        static struct http_settings real;
+
+        if (!real.slowest)
+                real = http_settings_now();
+        struct http_settings settings = real;
+
+        settings.quiet_ms = 150;
+        settings.answer_ms = 250;
+        settings.retry_ms = 3000;
+        settings.retry_new_ms = 3000;
+        settings.pause_ms = 4;
+        settings.pause_max_ms = 30;
+        settings.halve_ms = 20;
+        return settings;
+}
+
+static struct server *begin(server_handler *handler, void *argument)
+{
+        struct http_settings settings = quick();
+        struct server *server = server_start(handler, argument, false);
+
+        http_response_done(&response);
+        http_settings_set(&settings);
+        snprintf(url, sizeof url, "http://127.0.0.1:%d/c/key?sig=SECRET", server_port(server));
+        return server;
+}
+
+static enum nebula_status send_body(const char *method, const void *body, size_t size)
+{
+        struct http_request request = { .method = method, .url = url, .body = body, .body_size = size };
+
+        http_response_done(&response);
+        memset(&error, 0, sizeof error);
+        return http_send(&request, &response, &error);
+}
+
+static enum nebula_status get(void)
+{
+        return send_body("GET", NULL, 0);
+}
+
+static void echo(struct server_call *call, void *argument)
+{
+        char *seen = argument;
+
+        if (seen)
+                snprintf(seen, 1024, "%s", call->head);
+        server_answer(call, 200, "X-Thing: one\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n", call->body, call->body_size);
+}
+
+static void the_request_on_the_wire_holds_what_was_said_and_no_more(void)
+{
+        struct http_header headers[] = { { "x-ms-date", "now" }, { "x-empty", "" } };
+        struct http_request request = { .method = "PUT", .url = url, .headers = headers, .header_count = 2, .body = "hello", .body_size = 5 };
+        char seen[1024], wanted[256];
+        struct server *server = begin(echo, seen);
+
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK && response.status == 200 && response.tries == 1);
+        snprintf(wanted, sizeof wanted, "PUT /c/key?sig=SECRET HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nx-ms-date: now\r\nx-empty:\r\nContent-Length: 5\r\n\r\n",
+                 server_port(server));
+        CHECK(!strcmp(seen, wanted));
+        printf("# %s", seen);
+        CHECK(response.text_size == 5 && !strcmp(response.text, "hello"));
+        CHECK(!strcmp(http_field(&response, "x-thing"), "one") && !http_field(&response, "x-other"));
+        http_response_done(&response);
+        request = (struct http_request){ .method = "DELETE", .url = url };
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK);
+        CHECK(!strncmp(seen, "DELETE /c/key?sig=SECRET HTTP/1.1\r\nHost:", 40) && !strstr(seen, "Content-") && !strstr(seen, "Accept"));
+        http_response_done(&response);
+        request = (struct http_request){ .method = "PUT", .url = url };
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK && strstr(seen, "Content-Length: 0\r\n"));
+        http_response_done(&response);
+        request = (struct http_request){ .method = "HEAD", .url = url };
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK && !strncmp(seen, "HEAD ", 5) && response.text_size == 0);
+        server_stop(server);
+}
+
+static char *make_big(void)
+{
+        char *data = malloc(BIG_BYTES);
+
+        for (size_t i = 0; i < BIG_BYTES; i++)
+                data[i] = (char)(i * 31 + (i >> 12));
+        return data;
+}
+
+static void bodies_go_out_of_memory_and_into_memory(void)
+{
+        struct server *server = begin(echo, NULL);
+        char *big = make_big(), *back = calloc(1, BIG_BYTES + 1);
+        struct http_request request = { .method = "PUT", .url = url, .body = big, .body_size = BIG_BYTES, .into = back, .into_size = BIG_BYTES };
+
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK && response.into_size == BIG_BYTES && !response.text);
+        CHECK(!memcmp(big, back, BIG_BYTES) && !back[BIG_BYTES]);
+        http_response_done(&response);
+        back[BIG_BYTES - 1] = 'x';
+        request.into_size = BIG_BYTES - 1;
+        CHECK(http_send(&request, &response, &error) == NEBULA_CORRUPT && back[BIG_BYTES - 1] == 'x' && !response.fields);
+        request = (struct http_request){ .method = "PUT", .url = url, .body = big, .body_size = 100, .text_max = 99 };
+        CHECK(http_send(&request, &response, &error) == NEBULA_CORRUPT);
+        free(big);
+        free(back);
+        server_stop(server);
+}
+
+static void requests_one_after_the_other_share_a_connection(void)
+{
+        struct server *server = begin(echo, NULL);
+
+        for (int i = 0; i < 20; i++)
+                CHECK(send_body("PUT", "x", 1) == NEBULA_OK);
+        CHECK(server_requests(server) == 20 && server_connections(server) == 1);
+        server_stop(server);
+}
+
+struct burst {
+        int status, times;
+        const char *fields;
+};
+
+static void refuse_first(struct server_call *call, void *argument)
+{
+        const struct burst *burst = argument;
+
+        if ((int)call->number <= burst->times)
+                server_say(call, burst->status, burst->fields, "<Error/>");
+        else
+                server_answer(call, 200, "", call->body, call->body_size);
+}
+
+static void busy_answers_are_repeated_with_the_whole_body(void)
+{
+        static const int statuses[] = { 408, 429, 500, 502, 503, 504 };
+        char *big = make_big();
+
+        for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++) {
+                struct burst burst = { statuses[i], 3, "" };
+                struct server *server = begin(refuse_first, &burst);
+                struct http_request request = { .method = "PUT", .url = url, .body = big, .body_size = 1 << 20, .text_max = 1 << 20 };
+
+                CHECK(http_send(&request, &response, &error) == NEBULA_OK && response.status == 200 && response.tries == 4);
+                CHECK(response.text_size == 1 << 20 && !memcmp(response.text, big, 1 << 20));
+                http_response_done(&response);
+                server_stop(server);
+        }
+        free(big);
+}
+
+static void other_answers_are_not_repeated(void)
+{
+        static const int statuses[] = { 301, 400, 403, 404, 409, 412, 416, 501 };
+
+        for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++) {
+                struct burst burst = { statuses[i], 1, "Location: http://127.0.0.1:1/\r\n" };
+                struct server *server = begin(refuse_first, &burst);
+
+                CHECK(get() == NEBULA_OK && response.status == statuses[i] && response.tries == 1 && !strcmp(response.text, "<Error/>"));
+                server_stop(server);
+        }
+}
+
+static void a_request_is_given_up_with_the_last_answer(void)
+{
+        struct burst burst = { 503, 1000000, "" };
+        struct server *server = begin(refuse_first, &burst);
+        struct http_settings settings = quick();
+
+        settings.retry_ms = settings.retry_new_ms = 200;
+        http_settings_set(&settings);
+        CHECK(get() == NEBULA_OK && response.status == 503 && response.tries > 2 && server_requests(server) == response.tries);
+        server_stop(server);
+}
+
+static void retry_after_is_obeyed(void)
+{
+        struct burst burst = { 503, 1, "Retry-After: 1\r\n" }, exact = { 429, 1, "x-ms-retry-after-ms: 250\r\n" }, long_ = { 503, 1, "Retry-After: 3600\r\n" };
+        struct server *server = begin(refuse_first, &burst);
+        int64_t before = os->now_ns();
+
+        CHECK(get() == NEBULA_OK && response.status == 200 && os->now_ns() - before >= 1000000000);
+        server_stop(server);
+        server = begin(refuse_first, &exact);
+        before = os->now_ns();
+        CHECK(get() == NEBULA_OK && response.status == 200 && os->now_ns() - before >= 250000000);
+        server_stop(server);
+        /* Longer than there is time for repeating: the answer is the result at once. */
+        server = begin(refuse_first, &long_);
+        before = os->now_ns();
+        CHECK(get() == NEBULA_OK && response.status == 503 && os->now_ns() - before < 1000000000);
+        server_stop(server);
+}
+
+enum fault { FAULT_CLOSE, FAULT_RESET, FAULT_STALL, FAULT_TRUNCATE, FAULT_STALL_IN_BODY, FAULT_NONSENSE };
+
+static void fail_first(struct server_call *call, void *argument)
+{
+        static const char half[] = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf";
+
+        if (call->number > 1) {
+                server_say(call, 200, "", "whole");
+                return;
+        }
+        switch (*(enum fault *)argument) {
+        case FAULT_CLOSE:
+                server_close(call);
+                break;
+        case FAULT_RESET:
+                server_reset(call);
+                break;
+        case FAULT_STALL:
+                server_stall(call, 5000);
+                break;
+        case FAULT_TRUNCATE:
+                server_raw(call, half, sizeof half - 1);
+                server_close(call);
+                break;
+        case FAULT_STALL_IN_BODY:
+                server_raw(call, half, sizeof half - 1);
+                server_stall(call, 5000);
+                break;
+        case FAULT_NONSENSE:
+                server_raw(call, "\1\2\3nonsense\r\n\r\n", 15);
+                server_close(call);
+                break;
+        }
+}
+
+static void a_connection_that_fails_is_made_anew(void)
+{
+        for (enum fault fault = FAULT_CLOSE; fault <= FAULT_NONSENSE; fault++) {
+                struct server *server = begin(fail_first, &fault);
+
+                CHECK(get() == NEBULA_OK && response.status == 200 && !strcmp(response.text, "whole") && response.tries == 2);
+                if (error.status)
+                        printf("# fault %d: %s\n", fault, error.message);
+                server_stop(server);
+        }
+}
+
+static void close_after_each(struct server_call *call, void *argument)
+{
+        server_say(call, 200, "", "fine");
+        server_close(call);
+}
+
+/* The answer does not say that the connection ends: as of a server that closes what waits. */
+static void a_connection_that_was_closed_while_it_waited_costs_no_pause(void)
+{
+        struct http_settings settings = quick();
+        struct server *server = begin(close_after_each, NULL);
+        int64_t before;
+
+        settings.pause_ms = settings.pause_max_ms = 2000;
+        http_settings_set(&settings);
+        before = os->now_ns();
+        for (int i = 0; i < 10; i++)
+                CHECK(send_body("PUT", "x", 1) == NEBULA_OK && response.status == 200);
+        CHECK(os->now_ns() - before < 1000000000 && server_connections(server) == 10);
+        server_stop(server);
+}
+
+static void a_server_that_is_not_there_is_unavailable(void)
+{
+        struct http_settings settings = quick();
+        struct server *server = begin(echo, NULL);
+
+        server_stop(server);
+        settings.retry_new_ms = 100;
+        http_settings_set(&settings);
+        CHECK(get() == NEBULA_UNAVAILABLE && strstr(error.message, "GET http://127.0.0.1:") && !strstr(error.message, "SECRET"));
+        printf("# %s\n", error.message);
+        snprintf(url, sizeof url, "https://no-such-host.invalid/c?sig=SECRET");
+        CHECK(get() == NEBULA_UNAVAILABLE && strstr(error.message, "no-such-host.invalid") && !strstr(error.message, "SECRET"));
+        printf("# %s\n", error.message);
+}
+
+static void stall_always(struct server_call *call, void *argument)
+{
+        server_stall(call, 10000);
+        server_close(call);
+}
+
+static void *set_soon(void *argument)
+{
+        os->sleep_ms(100);
+        atomic_store((atomic_bool *)argument, true);
+        return NULL;
+}
+
+static void a_request_ends_when_it_is_told_to_stop(void)
+{
+        struct http_settings settings = quick();
+        struct server *server = begin(stall_always, NULL);
+        atomic_bool stop = false;
+        struct http_request request = { .method = "GET", .url = url, .stop = &stop };
+        int64_t before = os->now_ns();
+        pthread_t thread;
+
+        settings.answer_ms = 20000;
+        http_settings_set(&settings);
+        pthread_create(&thread, NULL, set_soon, &stop);
+        CHECK(http_send(&request, &response, &error) == NEBULA_UNAVAILABLE && strstr(error.message, "stopped"));
+        CHECK(os->now_ns() - before < 3000000000);
+        pthread_join(thread, NULL);
+        server_stop(server);
+}
+
+static void a_server_that_never_answers_is_a_timeout(void)
+{
+        struct server *server = begin(stall_always, NULL);
+        struct http_request request = { .method = "GET", .url = url, .retry_ms = -1 };
+
+        CHECK(http_send(&request, &response, &error) == NEBULA_TIMEOUT && !strstr(error.message, "SECRET"));
+        server_stop(server);
+}
+
+static enum nebula_status sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *ret_error)
+{
+        char *token = argument;
+
+        if (was_refused)
+                strcpy(token, "Bearer new");
+        http_fields_add(fields, "Authorization", token);
+        return NEBULA_OK;
+}
+
+static void want_new_token(struct server_call *call, void *argument)
+{
+        char token[64];
+
+        server_say(call, strcmp(server_field(call, "authorization", token, sizeof token), "Bearer new") ? 401 : 200, "", "");
+}
+
+static void a_refused_token_is_replaced_once(void)
+{
+        struct server *server = begin(want_new_token, NULL);
+        char token[32] = "Bearer old";
+        struct http_request request = { .method = "PUT", .url = url, .body = "x", .body_size = 1, .sign = sign, .sign_argument = token };
+
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK && response.status == 200 && response.tries == 2);
+        server_stop(server);
+        server = begin(refuse_first, &(struct burst){ 401, 10, "" });
+        request.url = url;
+        CHECK(http_send(&request, &response, &error) == NEBULA_OK && response.status == 401 && response.tries == 2);
+        http_response_done(&response);
+        server_stop(server);
+}
+
+static enum nebula_status sign_badly(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *ret_error)
+{
+        http_fields_add(fields, "x-name", "two\r\nx-lines: 1");
+        return NEBULA_OK;
+}
+
+static void a_line_end_in_a_header_is_refused(void)
+{
+        struct server *server = begin(echo, NULL);
+        struct http_request request = { .method = "GET", .url = url, .sign = sign_badly };
+
+        CHECK(http_send(&request, &response, &error) == NEBULA_INVALID && !server_requests(server));
+        server_stop(server);
+}
+
+static void plain_http_does_not_leave_this_machine(void)
+{
+        static const char *const far[] = { "http://example.com/?sig=SECRET", "http://127.0.0.1.example.com/", "http://10.0.0.1/", "ftp://127.0.0.1/" };
+        struct http_request request = { .method = "GET" };
+
+        for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
+                request.url = far[i];
+                CHECK(http_send(&request, &response, &error) == NEBULA_INVALID && !strstr(error.message, "SECRET"));
+        }
+}
+
+struct crowd {
+        atomic_int now, most;
+        int room; /* a request beyond so many at once is answered 503 */
+        atomic_int refused, served;
+};
+
+static void serve_crowd(struct server_call *call, void *argument)
+{
+        struct crowd *crowd = argument;
+        int now = atomic_fetch_add(&crowd->now, 1) + 1, most = atomic_load(&crowd->most);
+
+        while (now > most && !atomic_compare_exchange_weak(&crowd->most, &most, now))
+                ;
+        server_stall(call, 10);
+        atomic_fetch_sub(&crowd->now, 1);
+        atomic_fetch_add(now > crowd->room ? &crowd->refused : &crowd->served, 1);
+        server_say(call, now > crowd->room ? 503 : 200, "", "");
+}
+
+static char crowd_data[300u << 10];
+
+static enum nebula_status send_piece(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *ret_error)
+{
+        struct http_request request = { .method = "PUT", .url = url, .body = crowd_data, .body_size = sizeof crowd_data, .stop = stop };
+        struct http_response answer;
+        enum nebula_status status = http_send(&request, &answer, ret_error);
+
+        if (!status && answer.status != 200)
+                status = error_set(ret_error, NEBULA_STORAGE, 0, "the answer is %d", answer.status);
+        http_response_done(&answer);
+        return status;
+}
+
+static void requests_at_once_grow_with_success_up_to_the_limit(void)
+{
+        struct crowd crowd = { .room = 1000 };
+        struct server *server = begin(serve_crowd, &crowd);
+        struct http_settings settings = quick();
+
+        settings.width_first = 2;
+        settings.width_max = 6;
+        http_settings_set(&settings);
+        CHECK(lanes_run(3, 20, send_piece, NULL, &error) == NEBULA_OK && atomic_load(&crowd.most) <= 3);
+        CHECK(lanes_run(60, 20, send_piece, NULL, &error) == NEBULA_OK && atomic_load(&crowd.most) == 6);
+        server_stop(server);
+}
+
+static void a_server_that_is_overloaded_gets_fewer_requests_at_once(void)
+{
+        struct crowd crowd = { .room = 3 };
+        struct server *server = begin(serve_crowd, &crowd);
+        struct http_settings settings = quick();
+
+        settings.width_first = 24;
+        http_settings_set(&settings);
+        CHECK(lanes_run(150, 24, send_piece, NULL, &error) == NEBULA_OK && atomic_load(&crowd.served) == 150);
+        printf("# %d were refused\n", atomic_load(&crowd.refused));
+        CHECK(atomic_load(&crowd.refused) < 450);
+        server_stop(server);
+}
+
+static void *send_large(void *argument)
+{
+        struct nebula_error lost;
+
+        send_piece(NULL, 0, argument, &lost);
+        return NULL;
+}
+
+static void stall_large(struct server_call *call, void *argument)
+{
+        if (call->body_size)
+                server_stall(call, 10000);
+        server_say(call, 200, "", "");
+}
+
+static void a_small_request_is_not_held_up_behind_large_ones(void)
+{
+        struct server *server = begin(stall_large, NULL);
+        struct http_settings settings = quick();
+        atomic_bool stop = false;
+        pthread_t threads[3];
+        int64_t before;
+
+        settings.width_first = settings.width_max = 1;
+        settings.answer_ms = 10000;
+        http_settings_set(&settings);
+        for (size_t i = 0; i < 3; i++)
+                pthread_create(&threads[i], NULL, send_large, &stop);
+        while (!server_connections(server))
+                os->sleep_ms(1);
+        before = os->now_ns();
+        CHECK(get() == NEBULA_OK && os->now_ns() - before < 2000000000);
+        atomic_store(&stop, true);
+        for (size_t i = 0; i < 3; i++)
+                pthread_join(threads[i], NULL);
+        CHECK(server_connections(server) <= 2);
+        server_stop(server);
+}
+
+static void the_sum_of_all_bodies_keeps_the_limit_of_bytes_per_second(void)
+{
+        struct crowd crowd = { .room = 1000 };
+        struct server *server = begin(serve_crowd, &crowd);
+        struct http_settings settings = quick();
+        int64_t before;
+
+        settings.megabytes_per_s = 5;
+        http_settings_set(&settings);
+        before = os->now_ns();
+        CHECK(lanes_run(8, 4, send_piece, NULL, &error) == NEBULA_OK);
+        /* 2.46 MB, of which 0.25 MB may come at once. */
+        CHECK(os->now_ns() - before > 380000000);
+        settings.megabytes_per_s = 0;
+        http_settings_set(&settings);
+        before = os->now_ns();
+        CHECK(lanes_run(8, 4, send_piece, NULL, &error) == NEBULA_OK && os->now_ns() - before < 380000000);
+        server_stop(server);
+}
+
+static void a_certificate_is_trusted_only_when_the_bundle_holds_it(void)
+{
+        struct server *server = server_start(echo, NULL, true);
+        struct http_settings settings = quick();
+        char directory[256], bundle[300];
+
+        http_settings_set(&settings);
+        test_dir_make(directory);
+        snprintf(bundle, sizeof bundle, "%s/bundle.pem", directory);
+        REQUIRE(server_certificate(server, bundle));
+        snprintf(url, sizeof url, "https://localhost:%d/c?sig=SECRET", server_port(server));
+        unsetenv("SSL_CERT_FILE");
+        unsetenv("CURL_CA_BUNDLE");
+        CHECK(get() == NEBULA_UNAVAILABLE && strstr(error.message, "certificate") && !strstr(error.message, "SECRET"));
+        printf("# %s\n", error.message);
+        CHECK(!server_requests(server));
+        setenv("CURL_CA_BUNDLE", bundle, 1);
+        CHECK(get() == NEBULA_OK && response.status == 200);
+        unsetenv("CURL_CA_BUNDLE");
+        setenv("SSL_CERT_FILE", bundle, 1);
+        CHECK(send_body("PUT", "x", 1) == NEBULA_OK && response.status == 200);
+        /* The name counts, too. */
+        snprintf(url, sizeof url, "https://127.0.0.1:%d/c", server_port(server));
+        CHECK(get() == NEBULA_UNAVAILABLE);
+        unsetenv("SSL_CERT_FILE");
+        test_dir_remove(directory);
+        server_stop(server);
+}
+
+TAP_MAIN(TEST(the_request_on_the_wire_holds_what_was_said_and_no_more), TEST(bodies_go_out_of_memory_and_into_memory),
+         TEST(requests_one_after_the_other_share_a_connection), TEST(busy_answers_are_repeated_with_the_whole_body),
+         TEST(other_answers_are_not_repeated), TEST(a_request_is_given_up_with_the_last_answer), TEST(retry_after_is_obeyed),
+         TEST(a_connection_that_fails_is_made_anew), TEST(a_connection_that_was_closed_while_it_waited_costs_no_pause),
+         TEST(a_server_that_is_not_there_is_unavailable), TEST(a_request_ends_when_it_is_told_to_stop),
+         TEST(a_server_that_never_answers_is_a_timeout), TEST(a_refused_token_is_replaced_once), TEST(a_line_end_in_a_header_is_refused),
+         TEST(plain_http_does_not_leave_this_machine), TEST(requests_at_once_grow_with_success_up_to_the_limit),
+         TEST(a_server_that_is_overloaded_gets_fewer_requests_at_once), TEST(a_small_request_is_not_held_up_behind_large_ones),
+         TEST(the_sum_of_all_bodies_keeps_the_limit_of_bytes_per_second), TEST(a_certificate_is_trusted_only_when_the_bundle_holds_it))
