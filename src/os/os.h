@@ -38,6 +38,7 @@ struct os_stat {
         uint64_t size;       /* bytes */
         uint64_t device, inode;
         int64_t mtime_ns;
+        int64_t born_ns;     /* of directories, and only by stat_below; 0: unknown */
         uint32_t uid, mode, link_count;
         enum os_kind kind;
 };
@@ -145,6 +146,7 @@ struct os_table {
         int (*open_below)(const char *root, const char *key, int flags);
         int (*stat_below)(const char *root, const char *key, struct os_stat *ret_stat); /* of a link itself */
         int (*rename_below)(const char *root, const char *from, const char *to);
+        int (*rename_new_below)(const char *root, const char *from, const char *to); /* -EEXIST: `to` exists; -EINVAL: the file system cannot do it */
         int (*link_below)(const char *root, const char *key, const char *to_root, const char *to);
         int (*unlink_below)(const char *root, const char *key);
         int (*mkdir_below)(const char *root, const char *key, uint32_t mode);

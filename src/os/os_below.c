@@ -134,6 +134,16 @@ int os_linux_open_below(const char *root, const char *key, int flags)
         return fd < 0 ? fd : os_linux_opened(fd, theirs);
 }
 
+/* Kernels, containers and file systems may not tell it. */
+static int64_t birth_of(int directory, const char *name)
+{
+        struct statx found;
+
+        if (statx(directory, name, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH, STATX_BTIME, &found) || !(found.stx_mask & STATX_BTIME))
+                return 0;
+        return found.stx_btime.tv_sec * 1000000000 + found.stx_btime.tv_nsec;
+}
+
 int os_linux_stat_below(const char *root, const char *key, struct os_stat *ret_stat)
 {
         struct stat found;
@@ -143,13 +153,15 @@ int os_linux_stat_below(const char *root, const char *key, struct os_stat *ret_s
         if (directory < 0)
                 return directory;
         result = fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH) ? -errno : 0;
-        close(directory);
-        if (!result)
+        if (!result) {
                 os_linux_convert_stat(&found, ret_stat);
+                ret_stat->born_ns = ret_stat->kind == OS_KIND_DIRECTORY ? birth_of(directory, name) : 0;
+        }
+        close(directory);
         return result;
 }
 
-int os_linux_rename_below(const char *root, const char *from, const char *to)
+static int rename_with(const char *root, const char *from, const char *to, unsigned flags)
 {
         const char *from_name, *to_name;
         int from_directory = open_parent(root, from, &from_name), to_directory, result;
@@ -158,11 +170,21 @@ int os_linux_rename_below(const char *root, const char *from, const char *to)
                 return from_directory;
         to_directory = result = open_parent(root, to, &to_name);
         if (to_directory >= 0) {
-                result = renameat(from_directory, from_name, to_directory, to_name) ? -errno : 0;
+                result = renameat2(from_directory, from_name, to_directory, to_name, flags) ? -errno : 0;
                 close(to_directory);
         }
         close(from_directory);
         return result;
+}
+
+int os_linux_rename_below(const char *root, const char *from, const char *to)
+{
+        return rename_with(root, from, to, 0);
+}
+
+int os_linux_rename_new_below(const char *root, const char *from, const char *to)
+{
+        return rename_with(root, from, to, RENAME_NOREPLACE);
 }
 
 int os_linux_link_below(const char *root, const char *key, const char *to_root, const char *to)

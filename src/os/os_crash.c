@@ -291,7 +291,7 @@ static int crash_rename(const char *from, const char *to)
         return result;
 }
 
-static int crash_rename_below(const char *at, const char *from, const char *to)
+static int rename_below_with(int (*call)(const char *at, const char *from, const char *to), const char *at, const char *from, const char *to)
 {
         char from_path[PATH_BYTES], to_path[PATH_BYTES];
         int result;
@@ -299,11 +299,21 @@ static int crash_rename_below(const char *at, const char *from, const char *to)
         join(at, from, from_path);
         join(at, to, to_path);
         lock_take(&log_lock);
-        result = below->rename_below(at, from, to);
+        result = call(at, from, to);
         if (!result)
                 log_rename(from_path, to_path);
         lock_give(&log_lock);
         return result;
+}
+
+static int crash_rename_below(const char *at, const char *from, const char *to)
+{
+        return rename_below_with(below->rename_below, at, from, to);
+}
+
+static int crash_rename_new_below(const char *at, const char *from, const char *to)
+{
+        return rename_below_with(below->rename_new_below, at, from, to);
 }
 
 static void log_exchange(const char *a, const char *b)
@@ -554,6 +564,7 @@ int os_crash_begin(const char *path)
         table.mkdir = crash_mkdir;
         table.open_below = crash_open_below;
         table.rename_below = crash_rename_below;
+        table.rename_new_below = crash_rename_new_below;
         table.link_below = crash_link_below;
         table.unlink_below = crash_unlink_below;
         table.rmdir_below = crash_rmdir_below;

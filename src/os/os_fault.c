@@ -108,6 +108,7 @@ WRAP(readdir, PLAIN, (struct os_dir *dir, char *name, size_t size), (dir, name, 
 WRAP_AS("open", open_below, BLOCKS | TAKES_SPACE, (const char *root, const char *key, int flags), (root, key, flags))
 WRAP_AS("stat", stat_below, PLAIN, (const char *root, const char *key, struct os_stat *ret_stat), (root, key, ret_stat))
 WRAP_AS("rename", rename_below, TAKES_SPACE, (const char *root, const char *from, const char *to), (root, from, to))
+WRAP_AS("rename", rename_new_below, TAKES_SPACE, (const char *root, const char *from, const char *to), (root, from, to))
 WRAP_AS("link", link_below, TAKES_SPACE, (const char *root, const char *key, const char *to_root, const char *to), (root, key, to_root, to))
 WRAP_AS("unlink", unlink_below, PLAIN, (const char *root, const char *key), (root, key))
 WRAP_AS("mkdir", mkdir_below, TAKES_SPACE, (const char *root, const char *key, uint32_t mode), (root, key, mode))
@@ -165,7 +166,7 @@ static void fill_table(void)
         SET(open); SET(close); SET(duplicate); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
         SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link); SET(clone);
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
-        SET(open_below); SET(stat_below); SET(rename_below); SET(link_below); SET(unlink_below); SET(mkdir_below); SET(rmdir_below);
+        SET(open_below); SET(stat_below); SET(rename_below); SET(rename_new_below); SET(link_below); SET(unlink_below); SET(mkdir_below); SET(rmdir_below);
         SET(opendir_below); SET(stat_entry);
         SET(advise); SET(listen); SET(connect); SET(accept); SET(socketpair); SET(send); SET(receive); SET(peer);
         SET(poll); SET(watch_open); SET(watch); SET(watch_wait); SET(spawn); SET(random); SET(uffd_open); SET(uffd_register);

@@ -491,6 +491,7 @@ const struct os_table os_linux = {
         .ring_queued = os_linux_ring_queued, .ring_reap = os_linux_ring_reap,
         .memfd = linux_memfd, .map = linux_map, .unmap = linux_unmap, .advise = linux_advise, .move = linux_move,
         .open_below = os_linux_open_below, .stat_below = os_linux_stat_below, .rename_below = os_linux_rename_below,
+        .rename_new_below = os_linux_rename_new_below,
         .link_below = os_linux_link_below, .unlink_below = os_linux_unlink_below, .mkdir_below = os_linux_mkdir_below,
         .rmdir_below = os_linux_rmdir_below, .opendir_below = os_linux_opendir_below, .stat_entry = os_linux_stat_entry,
         .listen = os_linux_listen, .connect = os_linux_connect, .accept = os_linux_accept,

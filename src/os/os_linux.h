@@ -27,6 +27,7 @@ void os_linux_convert_stat(const struct stat *from, struct os_stat *to);
 int os_linux_open_below(const char *root, const char *key, int flags);
 int os_linux_stat_below(const char *root, const char *key, struct os_stat *ret_stat);
 int os_linux_rename_below(const char *root, const char *from, const char *to);
+int os_linux_rename_new_below(const char *root, const char *from, const char *to);
 int os_linux_link_below(const char *root, const char *key, const char *to_root, const char *to);
 int os_linux_unlink_below(const char *root, const char *key);
 int os_linux_mkdir_below(const char *root, const char *key, uint32_t mode);

@@ -73,8 +73,7 @@ bool store_is_temporary(const char *key)
         return !strncmp(slash, STORE_TEMP_BELOW, strlen(STORE_TEMP_BELOW)) && !strchr(slash + strlen(STORE_TEMP_BELOW), '/');
 }
 
-/* Grows at powers of two, so the capacity need not be kept. False: no memory. */
-static bool make_room(void **entries, size_t count, size_t size)
+bool store_make_room(void **entries, size_t count, size_t size)
 {
         void *grown;
 
@@ -91,7 +90,7 @@ enum nebula_status store_page_add(struct store_page *page, const struct store_en
         void *entries = page->entries;
         char *key = strdup(entry->key);
 
-        if (!key || !make_room(&entries, page->count, sizeof *entry)) {
+        if (!key || !store_make_room(&entries, page->count, sizeof *entry)) {
                 free(key);
                 return NEBULA_NO_MEMORY;
         }
@@ -229,7 +228,7 @@ enum nebula_status old_list_add(struct old_list *list, const struct old_entry *e
         void *entries = list->entries;
         char *name = strdup(entry->name);
 
-        if (!name || !make_room(&entries, list->count, sizeof *entry)) {
+        if (!name || !store_make_room(&entries, list->count, sizeof *entry)) {
                 free(name);
                 return NEBULA_NO_MEMORY;
         }

@@ -8,15 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "os/lock.h"
-#include "os/os.h"
-#include "store/store_private.h"
+#include "store/store_file_private.h"
 
 #define DIRECTORY_MODE 0777 /* as the umask allows: others read checkpoints */
 
+struct known_dir {
+        char *path; /* absolute; NULL: none */
+        uint64_t inode;
+        int64_t born_ns;
+};
+
 struct file_dirs {
         struct lock lock;       /* guards everything below */
-        char *known[FILE_DIRS_KEPT]; /* absolute paths; the oldest is replaced */
+        struct known_dir known[FILE_DIRS_KEPT]; /* the oldest is replaced */
         size_t next;
         bool has_device;
         uint64_t device;            /* of the root, when it was there last */
@@ -45,8 +49,8 @@ void file_dirs_forget(struct file_dirs *dirs)
 {
         lock_take(&dirs->lock);
         for (size_t i = 0; i < FILE_DIRS_KEPT; i++) {
-                free(dirs->known[i]);
-                dirs->known[i] = NULL;
+                free(dirs->known[i].path);
+                dirs->known[i].path = NULL;
         }
         lock_give(&dirs->lock);
 }
@@ -57,29 +61,31 @@ void file_dirs_forget_one(struct file_dirs *dirs, const char *path)
 
         lock_take(&dirs->lock);
         for (size_t i = 0; i < FILE_DIRS_KEPT; i++) {
-                const char *known = dirs->known[i];
+                const char *known = dirs->known[i].path;
 
                 if (!known || strncmp(known, path, length) || (known[length] && known[length] != '/'))
                         continue;
-                free(dirs->known[i]);
-                dirs->known[i] = NULL;
+                free(dirs->known[i].path);
+                dirs->known[i].path = NULL;
         }
         lock_give(&dirs->lock);
 }
 
-static bool is_known(const struct file_dirs *dirs, const char *path)
+static const struct known_dir *find_known(const struct file_dirs *dirs, const char *path)
 {
         for (size_t i = 0; i < FILE_DIRS_KEPT; i++)
-                if (dirs->known[i] && !strcmp(dirs->known[i], path))
-                        return true;
-        return false;
+                if (dirs->known[i].path && !strcmp(dirs->known[i].path, path))
+                        return &dirs->known[i];
+        return NULL;
 }
 
 /* Without memory it is synced again the next time. */
-static void remember(struct file_dirs *dirs, const char *path)
+static void remember(struct file_dirs *dirs, const char *path, const struct os_stat *found)
 {
-        free(dirs->known[dirs->next]);
-        dirs->known[dirs->next] = strdup(path);
+        struct known_dir *known = &dirs->known[dirs->next];
+
+        free(known->path);
+        *known = (struct known_dir){ strdup(path), found->inode, found->born_ns };
         dirs->next = (dirs->next + 1) % FILE_DIRS_KEPT;
 }
 
@@ -159,34 +165,36 @@ static int sync_above_root(const char *root)
         return result == -EACCES || result == -EPERM || result == -EROFS ? 0 : result;
 }
 
-/* The directory above it is there, or was: then -ENOENT, and nothing is made in its place. */
-static int make_below(const char *root, const char *key)
+/* The directory above it exists, or existed: then -ENOENT, and nothing is made in its place. */
+static int make_below(const char *root, const char *key, struct os_stat *ret_found)
 {
-        struct os_stat found;
-        int result = os->stat_below(root, key, &found);
+        int result = os->stat_below(root, key, ret_found);
 
         if (result == -ENOENT) {
                 result = os->mkdir_below(root, key, DIRECTORY_MODE);
-                if (result != -EEXIST)
+                if (result && result != -EEXIST) /* -EEXIST: another node was faster */
                         return result;
-                result = os->stat_below(root, key, &found); /* another node was faster */
+                result = os->stat_below(root, key, ret_found);
         }
         if (result)
                 return result;
-        return found.kind == OS_KIND_DIRECTORY ? 0 : found.kind == OS_KIND_LINK ? -ELOOP : -ENOTDIR;
+        return ret_found->kind == OS_KIND_DIRECTORY ? 0 : ret_found->kind == OS_KIND_LINK ? -ELOOP : -ENOTDIR;
 }
 
 static int ensure_root(struct file_dirs *dirs, const char *root)
 {
+        struct os_stat found;
         int result;
 
-        if (is_known(dirs, root))
+        if (find_known(dirs, root))
                 return check_mount(dirs, root);
         result = make_root(dirs, root);
         if (!result)
                 result = sync_above_root(root);
         if (!result)
-                remember(dirs, root);
+                result = os->stat_below(root, "", &found);
+        if (!result)
+                remember(dirs, root, &found);
         return result;
 }
 
@@ -194,16 +202,17 @@ static int ensure_root(struct file_dirs *dirs, const char *root)
 static int ensure_below(struct file_dirs *dirs, const char *path, const char *root, const char *key)
 {
         char parent[STORE_KEY_MAX];
+        struct os_stat found;
         int result;
 
-        if (is_known(dirs, path))
+        if (find_known(dirs, path))
                 return 0;
         file_parent(key, parent);
-        result = make_below(root, key);
+        result = make_below(root, key, &found);
         if (!result)
                 result = os_sync_dir_below(root, parent);
         if (!result)
-                remember(dirs, path);
+                remember(dirs, path, &found);
         return result;
 }
 
@@ -217,7 +226,7 @@ int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *direc
         if (length >= sizeof path)
                 return -ENAMETOOLONG;
         lock_take(&dirs->lock);
-        if (!is_known(dirs, path))
+        if (!find_known(dirs, path))
                 result = ensure_root(dirs, root);
         for (size_t i = root_length + 1; i <= length && !result; i++) {
                 char kept = path[i];
@@ -230,4 +239,27 @@ int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *direc
         }
         lock_give(&dirs->lock);
         return result;
+}
+
+/* A file system that does not tell when a directory was made may give the new one the old one's number: then it goes unnoticed. */
+int file_dirs_confirm(struct file_dirs *dirs, const char *root, const char *directory)
+{
+        char path[STORE_PATH_MAX];
+        const struct known_dir *known;
+        struct os_stat found;
+        bool is_same;
+        int result = os->stat_below(root, directory, &found);
+
+        if (result)
+                return result;
+        if (snprintf(path, sizeof path, "%s%s%s", root, *directory ? "/" : "", directory) >= (int)sizeof path)
+                return -ENAMETOOLONG;
+        lock_take(&dirs->lock);
+        known = find_known(dirs, path);
+        is_same = known && known->inode == found.inode && known->born_ns == found.born_ns;
+        lock_give(&dirs->lock);
+        if (is_same)
+                return 0;
+        file_dirs_forget(dirs);
+        return file_dirs_ensure(dirs, root, directory);
 }

@@ -3,8 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "os/os.h"
-#include "store/store_private.h"
+#include "store/store_file_private.h"
 
 static bool is_denied(int result)
 {

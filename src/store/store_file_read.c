@@ -1,20 +1,30 @@
 /* Reading objects: exactly the asked bytes, or an error that says what is there instead. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 
 #include "base/error.h"
 #include "os/bulk.h"
-#include "os/os.h"
-#include "store/store_private.h"
+#include "store/store_file_private.h"
 
-static int open_to_read(const struct store *store, const char *key, int flags)
+/* A directory is no object. */
+int file_open_to_read(const struct store *store, const char *key, int flags)
 {
-        int fd;
+        struct os_stat found;
+        int fd, result;
 
         do
                 fd = os->open_below(store->root, key, OS_READ | flags);
         while (fd == -EINTR);
-        return fd == -ENOTDIR ? -ENOENT : fd;
+        if (fd < 0)
+                return fd == -ENOTDIR ? -ENOENT : fd;
+        result = os->fstat(fd, &found);
+        if (!result && found.kind == OS_KIND_DIRECTORY)
+                result = -ENOENT;
+        if (!result)
+                return fd;
+        os->close(fd);
+        return result;
 }
 
 static enum nebula_status read_error(const struct store *store, const char *path, int fd, uint64_t end, int result,
@@ -39,7 +49,7 @@ enum nebula_status file_read(struct store *store, const char *key, void *data, u
 
         if (status)
                 return status;
-        fd = open_to_read(store, key, 0);
+        fd = file_open_to_read(store, key, 0);
         result = fd < 0 ? fd : os_read_at(fd, data, size, offset);
         if (result)
                 status = read_error(store, path, fd, offset + size, result, error);
@@ -48,40 +58,71 @@ enum nebula_status file_read(struct store *store, const char *key, void *data, u
         return status;
 }
 
-/* Size and bytes come from one descriptor: of a name they may be those of two files, or the size an older one that NFS remembers. */
-enum nebula_status file_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                  struct nebula_error *error)
+static enum nebula_status get_from(const char *path, const struct store *store, int fd, const struct os_stat *found, size_t limit, char **ret_text,
+                                   struct nebula_error *error)
+{
+        char *text;
+        int result;
+
+        if (found->kind != OS_KIND_FILE)
+                return error_set(error, NEBULA_CORRUPT, 0, "%s: is no file", path);
+        if (found->size > limit)
+                return error_set(error, NEBULA_CORRUPT, 0, "%s: has more than the %zu bytes that are allowed", path, limit);
+        text = malloc(found->size + 1);
+        if (!text)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to read %s", path);
+        result = os_read_at(fd, text, found->size, 0);
+        if (result) {
+                free(text);
+                return read_error(store, path, fd, found->size, result, error);
+        }
+        text[found->size] = 0;
+        *ret_text = text;
+        return NEBULA_OK;
+}
+
+/* Size and bytes come from one descriptor. By name they could come from two files, or NFS could remember the size of an older one. */
+enum nebula_status file_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                            struct store_stamp *ret_stamp, struct nebula_error *error)
 {
         char path[STORE_PATH_MAX];
+        struct os_stat found;
         enum nebula_status status = file_path(store, key, path, error);
-        int result;
+        int fd, result;
 
         if (status)
                 return status;
-        result = os_read_file_below(store->root, key, limit, ret_text, ret_size);
-        if (result == -ESPIPE)
-                return error_set(error, NEBULA_CORRUPT, 0, "%s: is no file", path);
-        if (result == -EFBIG)
-                return error_set(error, NEBULA_CORRUPT, 0, "%s: has more than the %zu bytes that are allowed", path, limit);
-        return result ? file_error(store, "read", path, result == -ENOTDIR ? -ENOENT : result, error) : NEBULA_OK;
+        fd = file_open_to_read(store, key, 0);
+        if (fd < 0)
+                return file_error(store, "read", path, fd, error);
+        result = os->fstat(fd, &found);
+        status = result ? file_error(store, "read", path, result, error) : get_from(path, store, fd, &found, limit, ret_text, error);
+        os->close(fd);
+        if (status)
+                return status;
+        if (ret_size)
+                *ret_size = found.size;
+        if (ret_stamp)
+                *ret_stamp = file_stamp(&found);
+        return NEBULA_OK;
 }
 
 enum nebula_status file_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
                                   store_check *check, void *argument, struct nebula_error *error)
 {
-        bool is_direct = size >= STORE_BULK_MIN && !(((uintptr_t)data | chunk_bytes) % BULK_PAGE_BYTES);
+        bool is_direct = size >= FILE_BULK_MIN && !(((uintptr_t)data | chunk_bytes) % BULK_PAGE_BYTES);
         char path[STORE_PATH_MAX];
         enum nebula_status status = file_path(store, key, path, error);
         int fd, result;
 
         if (status)
                 return status;
-        fd = open_to_read(store, key, is_direct ? OS_DIRECT : 0);
+        fd = file_open_to_read(store, key, is_direct ? OS_DIRECT : 0);
         result = fd < 0 ? fd : bulk_read(fd, is_direct, data, false, size, chunk_bytes, check, argument, error);
         if (result == -EINVAL && is_direct) {
                 if (fd >= 0)
                         os->close(fd);
-                fd = open_to_read(store, key, 0); /* a file system without O_DIRECT */
+                fd = file_open_to_read(store, key, 0); /* a file system without O_DIRECT */
                 result = fd < 0 ? fd : bulk_read(fd, false, data, false, size, chunk_bytes, check, argument, error);
         }
         if (result > 0)
@@ -102,10 +143,10 @@ enum nebula_status file_open_read(struct store *store, const char *key, int *ret
         if (status)
                 return status;
         *ret_direct = true;
-        *ret_fd = open_to_read(store, key, OS_DIRECT);
+        *ret_fd = file_open_to_read(store, key, OS_DIRECT);
         if (*ret_fd == -EINVAL) {
                 *ret_direct = false; /* a file system without O_DIRECT */
-                *ret_fd = open_to_read(store, key, 0);
+                *ret_fd = file_open_to_read(store, key, 0);
         }
         return *ret_fd < 0 ? file_error(store, "read", path, *ret_fd, error) : NEBULA_OK;
 }

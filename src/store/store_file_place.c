@@ -1,0 +1,115 @@
+/* A temporary file gets its key, and the key becomes durable. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/store_file_private.h"
+
+/* A server that did it may have been asked again, because its answer got lost. */
+static bool is_ours(const struct store *store, const char *key, const struct os_stat *made, uint32_t more_names)
+{
+        struct os_stat there;
+
+        return !os->stat_below(store->root, key, &there) && there.device == made->device && there.inode == made->inode &&
+               there.link_count >= made->link_count + more_names;
+}
+
+/* Only here two writers can both succeed, and the later one's object stays: the file system has no call that prevents it. */
+static int look_and_rename(const struct store *store, const char *temp, const char *key)
+{
+        struct os_stat there;
+        int result = os->stat_below(store->root, key, &there);
+
+        if (!result)
+                return -EEXIST;
+        return result == -ENOENT ? os->rename_below(store->root, temp, key) : result;
+}
+
+int file_place_new(const struct store *store, const char *temp, const char *key, const struct os_stat *made)
+{
+        int result = os->link_below(store->root, temp, store->root, key);
+
+        if (result == -EEXIST && is_ours(store, key, made, 1))
+                return 0;
+        if (result != -EPERM && result != -EOPNOTSUPP && result != -ENOSYS && result != -ELOOP)
+                return result;
+        /* A file system without second names. Or it is a link that is moved: it gets none. */
+        result = os->rename_new_below(store->root, temp, key);
+        return result == -EINVAL || result == -ENOSYS ? look_and_rename(store, temp, key) : result;
+}
+
+static int place_over(const struct store *store, const struct file_placing *placing)
+{
+        int result = os->rename_below(store->root, placing->temp, placing->key);
+
+        return result == -ENOENT && is_ours(store, placing->key, &placing->made, 0) ? 0 : result;
+}
+
+static int place_once(const struct store *store, const struct file_placing *placing, enum store_condition condition)
+{
+        struct os_stat there;
+        int result;
+
+        if (condition == STORE_ALWAYS)
+                return place_over(store, placing);
+        result = file_place_new(store, placing->temp, placing->key, &placing->made);
+        if (result == -EEXIST && !os->stat_below(store->root, placing->key, &there) && there.kind == OS_KIND_DIRECTORY)
+                return -EISDIR; /* no object, so it will never be another writer's */
+        return result;
+}
+
+int file_place(struct store *store, struct file_placing *placing, enum store_condition condition)
+{
+        struct file_dirs *dirs = ((struct file_store *)store)->dirs;
+        char parent[STORE_KEY_MAX];
+        struct os_stat temp;
+        int result = place_once(store, placing, condition);
+
+        file_parent(placing->key, parent);
+        /* A removal has taken the directory away, which was empty. */
+        for (int i = 1; i < FILE_TRIES && result == -ENOENT && !os->stat_below(store->root, placing->temp, &temp); i++) {
+                file_dirs_forget(dirs);
+                result = file_dirs_ensure(dirs, store->root, parent);
+                if (!result)
+                        result = place_once(store, placing, condition);
+        }
+        return result;
+}
+
+static int sync_one(struct store *store, const char *parent)
+{
+        int result = os_sync_dir_below(store->root, parent);
+
+        return result ? result : file_dirs_confirm(((struct file_store *)store)->dirs, store->root, parent);
+}
+
+/* Each directory once. */
+int file_place_sync(struct store *store, const struct file_placing *placings, size_t count, size_t *ret_at)
+{
+        char parent[STORE_KEY_MAX], other[STORE_KEY_MAX];
+        int result = 0;
+
+        for (size_t i = 0; i < count && !result; i++) {
+                bool is_synced = false;
+
+                file_parent(placings[i].key, parent);
+                for (size_t j = i; j-- && !is_synced;) {
+                        file_parent(placings[j].key, other);
+                        is_synced = !strcmp(parent, other);
+                }
+                *ret_at = i;
+                if (!is_synced)
+                        result = sync_one(store, parent);
+        }
+        return result;
+}
+
+struct store_stamp file_stamp(const struct os_stat *stat)
+{
+        struct store_stamp stamp;
+
+        snprintf(stamp.text, sizeof stamp.text, "%" PRIu64 "-%" PRIi64 "-%" PRIu64, stat->inode, stat->mtime_ns, stat->size);
+        return stamp;
+}

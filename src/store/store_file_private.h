@@ -1,0 +1,139 @@
+/*
+ * store_file_private.h - what the files of the driver `file` share. Functions that return an int return 0 or a negative errno.
+ */
+#ifndef NB_STORE_STORE_FILE_PRIVATE_H
+#define NB_STORE_STORE_FILE_PRIVATE_H
+
+#include <stdatomic.h>
+
+#include "os/lock.h"
+#include "os/os.h"
+#include "store/store_private.h"
+
+#define FILE_BULK_MIN (1u << 20) /* below it, threads and O_DIRECT cost more than they save */
+#define FILE_TRIES 8 /* of a write whose directories are removed meanwhile */
+#define FILE_TEMP_MAX (STORE_KEY_MAX + 32)
+
+/* The store's time was asked for at `read_ns` (os->now_ns); 0: never. */
+struct file_clock {
+        struct lock lock; /* guards the rest */
+        int64_t read_ns, time_ns;
+};
+
+struct file_store {
+        struct store store; /* first: a struct store of this driver is one of these */
+        struct file_dirs *dirs;
+        atomic_uint temp_count;
+        _Atomic uint64_t given_uid; /* 1 + whose the last file that was written became; 0: none yet */
+        atomic_uint features;       /* 0: not probed */
+        atomic_bool cannot_clone;   /* the file system cannot share blocks */
+        struct file_clock clock;
+};
+
+/* store_file.c: the path of a key, and the meaning of a failed call. */
+enum nebula_status file_path(const struct store *store, const char *key, char ret_path[STORE_PATH_MAX], struct nebula_error *error);
+/* `what` is a verb: "write", "remove". */
+enum nebula_status file_error(const struct store *store, const char *what, const char *path, int result, struct nebula_error *error);
+/* The directory that holds `key`, relative to the root; "" at the top. */
+void file_parent(const char *key, char ret_directory[STORE_KEY_MAX]);
+
+/* store_file_obstacle.c: the thing on the way to `path` that explains a failure, and how to remove it. False: nothing that can be seen. */
+bool file_obstacle(const char *path, int result, char *text, size_t size);
+
+/* store_file_dirs.c: directories that exist, and are durable. */
+#define FILE_DIRS_KEPT 64
+
+struct file_dirs;
+struct file_dirs *file_dirs_new(void);
+void file_dirs_free(struct file_dirs *dirs);
+/*
+ * Makes <root>/<directory> ("": the root itself) and what is missing above it,
+ * and syncs every entry on the way, once. -ENODEV: the file system that held the root has gone.
+ */
+int file_dirs_ensure(struct file_dirs *dirs, const char *root, const char *directory);
+/* The same, and syncs again if another process has removed the directory and made it anew since. Call it after an entry was added: as
+ * long as the entry exists nobody removes the directory. */
+int file_dirs_confirm(struct file_dirs *dirs, const char *root, const char *directory);
+/* After a failure nothing is taken for granted. */
+void file_dirs_forget(struct file_dirs *dirs);
+/* That one, and what is below it: it is about to be removed. */
+void file_dirs_forget_one(struct file_dirs *dirs, const char *path);
+
+/* store_file_temp.c: temporary files, <tag>/.nebula/tmp-* and .nebula-tmp-*, in both of which places a sweep knows them as ours. */
+void file_temp_parent(const char *key, char ret_directory[STORE_KEY_MAX]);
+/* Another name at each call. `parent` is from file_temp_parent. */
+void file_temp_name(struct store *store, const char *parent, char ret_temp[FILE_TEMP_MAX]);
+/* Makes the directories for the temporary file and for `key`, and the file. Returns its descriptor. */
+int file_temp_open(struct store *store, const char *key, int flags, char ret_temp[FILE_TEMP_MAX]);
+/* The same for another name of the file `source`. Returns 0. */
+int file_temp_link(struct store *store, const char *key, const char *source, char ret_temp[FILE_TEMP_MAX]);
+/* Syncs and closes it. */
+int file_temp_close(struct store *store, int fd, struct os_stat *ret_made);
+
+/* store_file_place.c: from a temporary file to its key. */
+struct file_placing {
+        char *temp, *key;    /* temp NULL: nothing is left there */
+        struct os_stat made; /* the temporary file */
+};
+/* With STORE_IF_ABSENT -EEXIST: something is there. Not durable before file_place_sync. */
+int file_place(struct store *store, struct file_placing *placing, enum store_condition condition);
+/* The same without making directories, and with another name for `key` only if nothing is there. */
+int file_place_new(const struct store *store, const char *temp, const char *key, const struct os_stat *made);
+/* *ret_at: the one that a failure is about. */
+int file_place_sync(struct store *store, const struct file_placing *placings, size_t count, size_t *ret_at);
+struct store_stamp file_stamp(const struct os_stat *stat);
+
+/* store_file_upload.c */
+struct store_upload {
+        size_t count;
+        struct file_placing files[];
+};
+enum nebula_status file_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
+                               struct nebula_error *error);
+void file_abort(struct store *store, struct store_upload *upload);
+enum nebula_status file_write_error(const struct store *store, const char *key, uint64_t size, int result, struct nebula_error *error);
+
+/* store_file_publish.c */
+enum nebula_status file_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
+enum nebula_status file_publish_as(struct store *store, struct store_upload *upload, enum store_condition condition,
+                                   struct nebula_error *error);
+enum nebula_status file_put(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
+                            const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
+
+/* store_file_read.c */
+int file_open_to_read(const struct store *store, const char *key, int flags);
+enum nebula_status file_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                            struct store_stamp *ret_stamp, struct nebula_error *error);
+enum nebula_status file_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
+enum nebula_status file_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes,
+                                  store_check *check, void *argument, struct nebula_error *error);
+enum nebula_status file_open_read(struct store *store, const char *key, int *ret_fd, bool *ret_direct, struct nebula_error *error);
+
+/* store_file_list.c */
+bool file_is_foreign(const struct store *store, const struct os_stat *found);
+enum nebula_status file_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                             struct nebula_error *error);
+enum nebula_status file_stat(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);
+
+/* store_file_remove.c, store_file_copy.c, store_file_clock.c */
+enum nebula_status file_remove(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
+enum nebula_status file_copy(struct store *store, const char *from, const char *to, enum store_condition condition,
+                             struct nebula_error *error);
+enum nebula_status file_clock(struct store *store, int64_t *ret_ns, struct nebula_error *error);
+
+/* store_file_old.c */
+enum nebula_status file_old_write(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
+enum nebula_status file_old_create(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
+enum nebula_status file_old_stage(struct store *store, const struct store_object *objects, size_t count,
+                                  struct store_staged **ret_staged, struct nebula_error *error);
+enum nebula_status file_old_place(struct store *store, struct store_staged *staged, struct nebula_error *error);
+void file_old_unstage(struct store *store, struct store_staged *staged);
+enum nebula_status file_old_move(struct store *store, const char *from, const char *to, struct nebula_error *error);
+enum nebula_status file_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                      struct nebula_error *error);
+enum nebula_status file_old_stat(struct store *store, const char *key, struct old_entry *ret_entry, struct nebula_error *error);
+enum nebula_status file_old_list(struct store *store, const char *prefix, struct old_list *ret_list, struct nebula_error *error);
+enum nebula_status file_old_remove(struct store *store, const char *key, struct nebula_error *error);
+enum nebula_status file_old_remove_directory(struct store *store, const char *prefix, struct nebula_error *error);
+
+#endif

@@ -1,0 +1,170 @@
+/*
+ * Removal. A file system can remove a name, but not a name only if it leads to a certain file. So a victim with a stamp is compared,
+ * moved aside, and compared again. If somebody has put another object there between, this object is moved back. Two windows are left, both
+ * of them moments long: until then the other object is not found, and if a third one takes the key in that moment, the other one stays
+ * aside.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "store/store_file_private.h"
+
+static bool is_victim(const struct store_victim *victim, const struct os_stat *there)
+{
+        return there->kind != OS_KIND_DIRECTORY && !strcmp(file_stamp(there).text, victim->stamp.text);
+}
+
+/* To a temporary name that does not exist yet. */
+static int move_once(struct store *store, const char *key, const char *parent, char ret_temp[FILE_TEMP_MAX])
+{
+        struct os_stat there;
+        int result = file_dirs_ensure(((struct file_store *)store)->dirs, store->root, parent);
+
+        if (result)
+                return result;
+        do {
+                file_temp_name(store, parent, ret_temp);
+                result = os->stat_below(store->root, ret_temp, &there);
+        } while (!result);
+        return result == -ENOENT ? os->rename_below(store->root, key, ret_temp) : result;
+}
+
+/* -ENOENT: `key` has gone. */
+static int move_aside(struct store *store, const char *key, char ret_temp[FILE_TEMP_MAX])
+{
+        char parent[STORE_KEY_MAX];
+        struct os_stat there;
+        int result = -ENOENT;
+
+        file_temp_parent(key, parent);
+        for (int i = 0; i < FILE_TRIES && result == -ENOENT; i++) {
+                if (i)
+                        file_dirs_forget(((struct file_store *)store)->dirs); /* another removal took the directory away */
+                result = move_once(store, key, parent, ret_temp);
+                if (result == -ENOENT && os->stat_below(store->root, key, &there))
+                        break;
+        }
+        return result;
+}
+
+static int move_back(const struct store *store, const char *temp, const char *key, const struct os_stat *moved)
+{
+        int result = file_place_new(store, temp, key, moved);
+
+        if (result == -EEXIST)
+                log_event(LOG_LEVEL_WARN, "%s/%s was written twice while it was removed: the first one is at %s", store->root, key, temp);
+        else if (!result)
+                result = os->unlink_below(store->root, temp);
+        return result == -EEXIST || result == -ENOENT ? 0 : result;
+}
+
+static int remove_stamped(struct store *store, const struct store_victim *victim)
+{
+        char temp[FILE_TEMP_MAX];
+        struct os_stat there, moved;
+        int result = os->stat_below(store->root, victim->key, &there);
+
+        if (result || !is_victim(victim, &there))
+                return result;
+        result = move_aside(store, victim->key, temp);
+        if (!result)
+                result = os->stat_below(store->root, temp, &moved);
+        if (result)
+                return result;
+        return is_victim(victim, &moved) ? os->unlink_below(store->root, temp) : move_back(store, temp, victim->key, &moved);
+}
+
+/* A directory is no object: there is nothing to remove. */
+static int remove_one(struct store *store, const struct store_victim *victim)
+{
+        int result = victim->stamp.text[0] ? remove_stamped(store, victim) : os->unlink_below(store->root, victim->key);
+
+        return result == -ENOENT || result == -ENOTDIR || result == -EISDIR ? 0 : result;
+}
+
+/* Also where nothing was removed: whoever removed it may have died before the sync. */
+static int sync_parent(const struct store *store, const char *parent)
+{
+        int result = os_sync_dir_below(store->root, parent);
+
+        return result == -ENOENT || result == -ENOTDIR ? 0 : result;
+}
+
+/* From that one upwards, without the root, as far as they are empty. It is no failure if one stays, or returns after a power loss. */
+static void remove_empty(struct store *store, const char *directory)
+{
+        char key[STORE_KEY_MAX], path[STORE_PATH_MAX];
+
+        strcpy(key, directory);
+        while (*key) {
+                char *slash = strrchr(key, '/');
+                int result;
+
+                if (file_path(store, key, path, NULL))
+                        return;
+                file_dirs_forget_one(((struct file_store *)store)->dirs, path);
+                result = os->rmdir_below(store->root, key);
+                if (result && result != -ENOENT && result != -ENOTDIR)
+                        return;
+                key[slash ? slash - key : 0] = 0;
+        }
+}
+
+/* Whether a victim before that one has the same parent. */
+static bool is_known_parent(const struct store_victim *victims, size_t at, const char *parent)
+{
+        char other[STORE_KEY_MAX];
+
+        for (size_t i = at; i--;) {
+                file_parent(victims[i].key, other);
+                if (!strcmp(other, parent))
+                        return true;
+        }
+        return false;
+}
+
+static int end_removal(struct store *store, const struct store_victim *victims, size_t count, size_t *ret_at)
+{
+        char parent[STORE_KEY_MAX], temp_parent[STORE_KEY_MAX];
+        int result = 0;
+
+        for (size_t i = 0; i < count && !result; i++) {
+                file_parent(victims[i].key, parent);
+                *ret_at = i;
+                if (is_known_parent(victims, i, parent))
+                        continue;
+                result = sync_parent(store, parent);
+                if (result)
+                        break;
+                remove_empty(store, parent);
+                file_temp_parent(victims[i].key, temp_parent);
+                remove_empty(store, temp_parent);
+        }
+        return result;
+}
+
+enum nebula_status file_remove(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error)
+{
+        char path[STORE_PATH_MAX];
+        enum nebula_status status = NEBULA_OK;
+        size_t at = 0;
+        int result = 0;
+
+        for (size_t i = 0; i < count && !status; i++)
+                status = *victims[i].key ? file_path(store, victims[i].key, path, error)
+                                         : error_set(error, NEBULA_INVALID, 0, "the root of %s is no object", store->root);
+        if (status)
+                return status;
+        for (size_t i = 0; i < count && !result; i++) {
+                at = i;
+                result = remove_one(store, &victims[i]);
+        }
+        if (!result)
+                result = end_removal(store, victims, count, &at);
+        if (!result)
+                return NEBULA_OK;
+        file_path(store, victims[at].key, path, NULL);
+        return file_error(store, "remove", path, result, error);
+}
