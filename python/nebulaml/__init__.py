@@ -37,6 +37,7 @@ except ImportError as _failure:
 
 from .api import (
     Checkpoint,
+    Session,
     _shutdown,
     find_published,
     flush_persistence,
@@ -68,6 +69,7 @@ __all__ = [
     "NebulaStorageError",
     "NebulaTimeout",
     "NebulaUnavailable",
+    "Session",
     "__version__",
     "_shutdown",
     "find_published",
@@ -85,6 +87,7 @@ __all__ = [
 
 # Name -> module that defines it, imported at first use: each needs a framework that may not be there.
 _LAZY: dict[str, str] = {
+    "Event": ".events",
     "NebulaCallback": ".lightning",
     "NebulaCheckpointIO": ".lightning",
     "NebulaDeepspeedStrategy": ".lightning",

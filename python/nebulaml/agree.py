@@ -8,66 +8,106 @@ NEBULA_AGREE_TIMEOUT seconds. A job that lives on one node, or of one rank, asks
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import _nebula, config, engine, ranks
+from . import _nebula, config, ranks
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
 
-__all__ = ["answer", "begun_saving", "choose", "forget", "moved", "needed"]
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["Agreement", "choose", "inventory"]
 
 _WHOLE = ("committed", "replicated", "durable")
 _SENT_MAX = 64  # versions; older ones are not worth the traffic of many ranks
 _PAUSE_S = (0.002, 0.25)
 
-_lock = threading.RLock()  # guards all below
-_pinned: dict[str | None, list[dict[str, Any]]] = {}  # by storage path, None: the session's
-_answered: dict[str | None, int] = {}  # how often, so that each question has keys of its own
-_passed: dict[str | None, list[tuple[str, str]]] = {}  # by storage path: what this rank cannot load though it is there, and why
-_told: dict[str | None, list[dict[str, Any]]] = {}  # what this rank said it has, while it has no answer
-_own: dict[str | None, list[dict[str, Any]]] = {}  # the same when all had answered
-_moves = 0  # from one path or job to another, which all ranks make alike: what is asked then is another question
 _counted: set[str] = set()  # questions in the key-value store in which this rank is counted
-_saving = False
+_numbers = itertools.count(1)  # of sessions, which all ranks make in the same order
 
 
-def needed() -> bool:
-    """Whether other nodes may know better than this one's agent: until this process begins to save."""
-    place = engine.place()
-    return place.world > 1 and place.local_world < place.world and not _saving
+class Agreement:
+    """What the ranks of one session have agreed on."""
 
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.proxy(engine)  # which owns this
+        self._lock = threading.RLock()  # guards all below
+        self._pinned: dict[str | None, list[dict[str, Any]]] = {}  # by storage path, None: the session's
+        self._answered: dict[str | None, int] = {}  # how often, so that each question has keys of its own
+        self._passed: dict[str | None, list[tuple[str, str]]] = {}  # by storage path: what this rank cannot load though it is there, and why
+        self._told: dict[str | None, list[dict[str, Any]]] = {}  # what this rank said it has, while it has no answer
+        self._own: dict[str | None, list[dict[str, Any]]] = {}  # the same when all had answered
+        self.number = 0  # of the session, in its questions; 0: that of the package's functions
+        self._moves = 0  # from one path or job to another, which all ranks make alike: what is asked then is another question
+        self._saving = False
 
-def begun_saving() -> None:
-    """From now on this rank's agent answers: what it calls committed all ranks have, and nobody is to be waited for."""
-    global _saving
-    if _saving and not _pinned:
-        return
-    with _lock:
-        _saving = True
-        _pinned.clear()
+    def join(self) -> None:
+        """This session is one of all ranks, and not of the package's functions."""
+        self.number = next(_numbers)
 
+    def needed(self) -> bool:
+        """Whether other nodes may know better than this one's agent: until this session begins to save."""
+        place = self._engine.place()
+        return place.world > 1 and place.local_world < place.world and not self._saving
 
-def moved() -> None:
-    """init() has named another path or job: what was agreed on, or said, is not of that."""
-    global _moves
-    with _lock:
-        _moves += 1
-        _pinned.clear()
-        _answered.clear()
-        _told.clear()
+    def begun_saving(self) -> None:
+        """From now on this rank's agent answers: what it calls committed all ranks have, and nobody is to be waited for."""
+        if self._saving and not self._pinned:
+            return
+        with self._lock:
+            self._saving = True
+            self._pinned.clear()
 
+    def moved(self) -> None:
+        """Another path or job is named: what was agreed on, or said, is not of that."""
+        with self._lock:
+            self._moves += 1
+            self._pinned.clear()
+            self._answered.clear()
+            self._told.clear()
 
-def forget() -> None:
-    """As at the start of the process."""
-    global _saving
-    with _lock:
-        _saving = False
-        _pinned.clear()
+    def forget(self) -> None:
+        """As at the start of the process, but for the numbers of the questions."""
+        with self._lock:
+            self._saving = False
+            self._pinned.clear()
+
+    def after_fork(self) -> None:
+        """In the child, where nobody else holds the lock."""
+        self._lock = threading.RLock()
+
+    def passed_over(self, path: str | None, chosen: dict[str, Any]) -> list[tuple[str, str]]:
+        """What may be newer than the version that the ranks agreed on, as far as this rank knows: (tag, reason)."""
+        with self._lock:
+            result = list(self._passed.get(path, []))
+            own = self._own.get(path, [])
+        keys = [_key(version) for version in own]
+        newer = own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
+        return result + [(version["tag"], "not every rank can load it") for version in newer]
+
+    def answer(self, path: str | None) -> list[dict[str, Any]]:
+        """The versions that all ranks can load, newest first; the same list on all of them. Pinned until this rank saves."""
+        with self._lock:
+            if path not in self._pinned:
+                turn = self._answered.get(path, 0) + 1  # who waited in vain asks the same question again: others may come to it yet
+                if path not in self._told:
+                    self._told[path], self._passed[path] = _look(self._engine, path)
+                own = self._own[path] = self._told[path]
+                by_key = {_key(version): version for version in own}
+                # Each rank's own numbers: those of another node say nothing to this one's agent when they share no storage.
+                agreed = _agree(self._engine, path, f"{self.number}.{self._moves}.{turn}", own)
+                self._pinned[path] = [by_key[_key(version)] for version in agreed]
+                self._answered[path] = turn
+                del self._told[path]
+            return self._pinned[path]
 
 
 def _key(version: dict[str, Any]) -> tuple[Any, ...]:
@@ -96,14 +136,19 @@ def _order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
-def inventory(path: str | None) -> list[dict[str, Any]]:
+def inventory(engine: Engine, path: str | None) -> list[dict[str, Any]]:
     """The versions that this rank could load now, newest first."""
+    return _look(engine, path)[0]
+
+
+def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """The same, and what it cannot load though it is there: (tag, reason)."""
     report = json.loads(engine.session(patient=True).report(_nebula.REPORT_VERSIONS, path))
     shared = (path or engine.settings().persist_path) is not None
-    _passed[path] = [(one["tag"], one["reason"]) for one in report["passed"]]
     whole = [
         {
             "tag": one["tag"],
+            "state": one["state"],
             "generation": one["generation"],
             "sequence": one["sequence"],
             "step": one["step"],
@@ -119,17 +164,7 @@ def inventory(path: str | None) -> list[dict[str, Any]]:
     ]
     if not whole and (report["problems"] or report["passed"]):  # "none" would mean to begin again from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
-    return _order(whole)[:_SENT_MAX]
-
-
-def passed_over(path: str | None, chosen: dict[str, Any]) -> list[tuple[str, str]]:
-    """What may be newer than the version that the ranks agreed on, as far as this rank knows: (tag, reason)."""
-    with _lock:
-        result = list(_passed.get(path, []))
-        own = _own.get(path, [])
-    keys = [_key(version) for version in own]
-    newer = own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
-    return result + [(version["tag"], "not every rank can load it") for version in newer]
+    return _order(whole)[:_SENT_MAX], [(one["tag"], one["reason"]) for one in report["passed"]]
 
 
 def _has_all_shares(held: list[dict[str, Any]]) -> bool:
@@ -149,27 +184,11 @@ def choose(inventories: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return _order([version for version in inventories[0] if _key(version) in common])
 
 
-def answer(path: str | None) -> list[dict[str, Any]]:
-    """The versions that all ranks can load, newest first; the same list on all of them. Pinned until this rank saves."""
-    with _lock:
-        if path not in _pinned:
-            turn = _answered.get(path, 0) + 1  # who waited in vain asks the same question again: others may come to it yet
-            if path not in _told:
-                _told[path] = inventory(path)
-            own = _own[path] = _told[path]
-            by_key = {_key(version): version for version in own}
-            # Each rank's own numbers: those of another node say nothing to this one's agent when they share no storage.
-            _pinned[path] = [by_key[_key(version)] for version in _agree(path, f"{_moves}.{turn}", own)]
-            _answered[path] = turn
-            del _told[path]
-        return _pinned[path]
-
-
 def _timeout() -> float:
     return config.parse_seconds("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
 
 
-def _agree(path: str | None, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _agree(engine: Engine, path: str | None, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
     place, shared = engine.place(), ranks.store()
     if shared is not None:
         return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", own)
@@ -185,7 +204,7 @@ def _agree(path: str | None, turn: str, own: list[dict[str, Any]]) -> list[dict[
             f"the ranks can agree through {root} only with a process group: call this after "
             "torch.distributed.init_process_group()"
         )
-    return _through_documents(os.path.join(folder, ".nebula"), place, turn, own)
+    return _through_documents(engine, os.path.join(folder, ".nebula"), turn, own)
 
 
 def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place: ranks.Place) -> Any:
@@ -226,7 +245,8 @@ def _through_store(shared: Any, place: ranks.Place, prefix: str, own: list[dict[
     return list(json.loads(shared.get(key)))
 
 
-def _through_documents(folder: str, place: ranks.Place, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _through_documents(engine: Engine, folder: str, turn: str, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    place = engine.place()
     run = engine.settings().run or ranks.run(place)
     if not run:
         raise NebulaConfigError(

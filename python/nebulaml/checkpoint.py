@@ -8,14 +8,15 @@ import json
 import logging
 import numbers
 import os
-import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from . import _nebula, agree, config, engine, guards
+from . import _nebula, about, config, engine, guards
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
+from .tags import WHOLE
+from .waits import patiently, refuse_within_save
 
 __all__ = ["Checkpoint"]
 
@@ -23,34 +24,8 @@ log = logging.getLogger("nebulaml")
 
 FOREVER_S = 1e9  # 30 years
 
-_OWN_TAG = re.compile(r"checkpoint-(\d+)")
-_WHOLE = ("committed", "replicated", "durable")
-
-_counter_lock = threading.RLock()  # guards both below; a signal handler may save while its thread is here
-_counter = 0
-_counted: tuple[str | None, str] | None = None  # the path and job whose checkpoints _counter goes on from
-
 _blocks_lock = threading.RLock()  # guards the next; RLock as above
 _blocks: list[tuple[Checkpoint, int]] = []  # in their `with` block, and the thread that it is of
-
-
-def _own_tag() -> str:
-    """checkpoint-<n>, one more than any complete or earlier one: the same on all ranks, as they make them in step."""
-    global _counter, _counted
-    settings = engine.settings()
-    with _counter_lock:
-        if _counted != (settings.persist_path, settings.job):
-            _counter = 0
-            try:
-                for version in versions(None):
-                    match = _OWN_TAG.fullmatch(version["tag"])
-                    if match and version.get("state") in _WHOLE:
-                        _counter = max(_counter, int(match[1]))
-            except NebulaError as failure:
-                log.warning("nebula: cannot look for earlier checkpoints, counting from 1: %s", failure)
-            _counted = (settings.persist_path, settings.job)
-        _counter += 1
-        return f"checkpoint-{_counter}"
 
 
 def _after_fork() -> None:
@@ -60,24 +35,11 @@ def _after_fork() -> None:
     _blocks.clear()
 
 
-def refuse_within_block(tag: str) -> None:
+def refuse_within_block(owner: engine.Engine, tag: str) -> None:
     """Raises NebulaConfigError in a thread that is in a block of this tag: its end alone closes it, and would be waited for here."""
     with _blocks_lock:
-        if any(block._tag == tag and thread == threading.get_ident() for block, thread in _blocks):
+        if any(block._is_of(owner, tag) and thread == threading.get_ident() for block, thread in _blocks):
             raise NebulaConfigError(f"checkpoint {tag!r} is whole at the end of its `with` block: flush it after that")
-
-
-def forget_counter() -> None:
-    """The next tag of our own is counted on from what there is then."""
-    global _counted
-    with _counter_lock:
-        _counted = None
-
-
-def versions(persist_path: str | None) -> list[dict[str, Any]]:
-    """What the agent knows of all versions, in memory and in storage."""
-    report = json.loads(engine.session().report(_nebula.REPORT_VERSIONS, persist_path))
-    return list(report["versions"] if isinstance(report, dict) else report)
 
 
 def _place(path_and_job: tuple[str | None, str] | None) -> str:
@@ -108,11 +70,24 @@ class Checkpoint:
 
     A second object for the same tag adds files to the same checkpoint; saving a name again replaces it. Whichever object
     commits closes it, with what both have saved.
+    metrics: numbers by name; metadata: what JSON can hold, by name. They are a small file of the checkpoint, ``nebula-metadata.json``, which
+        rank 0 writes at commit() and N does not count. All ranks give them, or none.
+    session: the ``Session`` that it is of; without one it is of that of ``init()``.
     As a context manager it commits on success, and gives the checkpoint up on an exception. Until the block ends
     nobody else's commit closes this tag; in a job of one process nothing else does either, its death included.
     """
 
-    def __init__(self, tag: str | None = None, N: int | None = None) -> None:  # noqa: N803
+    def __init__(
+        self,
+        tag: str | None = None,
+        N: int | None = None,  # noqa: N803
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        session: Any = None,
+    ) -> None:
+        self._engine: engine.Engine = engine.default if session is None else session._engine
+        self._engine.raise_late()
         if tag is not None:
             config.check_text("a tag", tag)
         if N is None:
@@ -121,9 +96,11 @@ class Checkpoint:
             raise NebulaConfigError(f"Checkpoint({tag!r}, {N!r}): N is a positive number of files, or -2 for all ranks")
         else:
             count = int(N)
+        self._about: about.About | None = about.check(metrics, metadata) if metrics or metadata else None
+        count += self._about is not None and count > 0
         if count == _nebula.FILES_ALL_RANKS and tag is not None:
             guards.check_tag(tag)
-        self._tag = _own_tag() if tag is None else tag
+        self._tag = self._engine.own_tags.next() if tag is None else tag
         self._count = self._goal = count  # _goal: of the next handle
         self._is_block_over = False  # since the last save: the handle is still that of the block
         self._handle: _nebula.Checkpoint | None = None
@@ -137,31 +114,36 @@ class Checkpoint:
         self._is_silent = False  # the log has said that no agent can tell what became of it
         self.passed_over: list[tuple[str, str]] = []  # of one that get_latest_checkpoint() found: what may be newer, and why not that
         _nebula.encode_name(self._tag)  # refuses what no storage can hold, also while no agent answers
-        self._failure = engine.guarded(f"starting checkpoint {self._tag!r}", self._open)
+        self._failure = self._engine.guarded(f"starting checkpoint {self._tag!r}", self._open)
 
     @classmethod
-    def _found(cls, handle: _nebula.Checkpoint, persist_path: str | None = None) -> Checkpoint:
-        """persist_path: the one that it was looked for in; None: that of init()."""
+    def _found(cls, owner: engine.Engine, handle: _nebula.Checkpoint, persist_path: str | None = None) -> Checkpoint:
+        """persist_path: the one that it was looked for in; None: that of its session."""
         self = cls.__new__(cls)
-        self._persist_path = persist_path or engine.settings().persist_path
+        self._engine = owner
+        self._persist_path = persist_path or self._engine.settings().persist_path
         self._tag, self._handle, self._begun_at = handle.tag, handle, None
         self._count, self._goal, self._is_block_over = _nebula.FILES_OPEN, _nebula.FILES_OPEN, False
         self._failure, self._lost_files, self._late_failure, self._newest = None, set(), None, {}
         self._was_durable = self._is_silent = False
+        self._about = None
         self.passed_over = handle.passed_over()
         return self
 
     def __repr__(self) -> str:
         return f"<nebulaml.Checkpoint {self._tag!r}>"
 
+    def _is_of(self, owner: engine.Engine, tag: str) -> bool:
+        return self._engine is owner and self._tag == tag
+
     def _open(self) -> _nebula.Checkpoint:
-        settings = engine.settings()
+        settings = self._engine.settings()
         here = (settings.persist_path, settings.job)
         if self._handle is None:
-            self._handle, self._begun_at = engine.session().begin(self._tag, self._goal), here
+            self._handle, self._begun_at = self._engine.session().begin(self._tag, self._goal), here
             self._persist_path = settings.persist_path
-            engine.watch()
-            agree.begun_saving()
+            self._engine.watch()
+            self._engine.agreement.begun_saving()
         elif self._begun_at not in (None, here):  # its files would be half here and half there
             raise NebulaError(
                 f"checkpoint {self._tag!r} was begun in {_place(self._begun_at)}, and init() has named {_place(here)} since: begin it again"
@@ -170,7 +152,7 @@ class Checkpoint:
 
     def _begin_again(self) -> None:
         self._open()
-        self._handle = engine.session().begin(self._tag, self._goal)
+        self._handle = self._engine.session().begin(self._tag, self._goal)
 
     def _open_for_save(self) -> _nebula.Checkpoint:
         if self._is_block_over:
@@ -181,7 +163,7 @@ class Checkpoint:
     def _known(self) -> _nebula.Checkpoint:
         if self._handle is None:
             raise NebulaUnavailable(f"checkpoint {self._tag!r} was never started: {self._failure}")
-        engine.refuse_within_save()
+        refuse_within_save()
         return self._handle
 
     # -- writing
@@ -209,7 +191,7 @@ class Checkpoint:
         self._newest[name] = object()
         failure: BaseException | None = None
         try:
-            failure = engine.guarded(f"saving {name!r} of checkpoint {self._tag!r}", save, name, argument)
+            failure = self._engine.guarded(f"saving {name!r} of checkpoint {self._tag!r}", save, name, argument)
         except BaseException as error:  # Ctrl-C too: then nobody knows whether it was saved
             failure = error
             raise
@@ -247,6 +229,7 @@ class Checkpoint:
         log.error("nebula: %s is lost: %s. Training goes on; older checkpoints are untouched.", what, failure)
         if isinstance(failure, NebulaError):
             self._failure = self._late_failure = failure
+            self._engine.note_late(failure)
         self._lost_files.add(name)
 
     def save_bytes(self, name: str, parts: Any, overlap: bool = False) -> bool:
@@ -280,12 +263,35 @@ class Checkpoint:
 
     def _publish(self, name: str | None, path: str | os.PathLike[str], staging: str | None) -> bool:
         target = config.local_path("a path", path)
-        failure = engine.guarded(
+        failure = self._engine.guarded(
             f"publishing checkpoint {self._tag!r} as {target}", lambda: self._open().publish(name, target, staging)
         )
         if failure is not None:
             self._failure = failure
         return failure is None
+
+    def _save_about(self) -> None:
+        """What was said of it, once: the commit looks at whether that could be saved."""
+        if self._about is not None and about.FILE not in self._newest and self._engine.place().rank == 0:
+            self.save_bytes(about.FILE, about.encode(self._about))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers that were given with it; a load of the file where another object wrote it. {}: none were."""
+        return dict(self._said().metrics)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The values that were given with it, as ``metrics``."""
+        return dict(self._said().metadata)
+
+    def _said(self) -> about.About:
+        if self._about is None:
+            try:
+                self._about = about.decode(bytes(memoryview(self._map_now(about.FILE, False))))
+            except NebulaNotFound:
+                return about.About()
+        return self._about
 
     def commit(self) -> bool:
         """Closes this rank's part; never waits for another rank. True on success, also when no file was saved.
@@ -294,25 +300,28 @@ class Checkpoint:
         is given up rather than called whole. Within a `with` block of another object of this tag that block's end does
         it, and closes what both have saved.
         """
+        self._save_about()
         if self._lost_files:
             if self._handle is not None:
                 self._give_up(f"a save failed before the commit: {self._failure or 'it ended with an exception'}")
-            if self._late_failure is not None and engine.settings().on_error == "raise":
+            if self._late_failure is not None and self._engine.settings().on_error == "raise":
+                self._engine.forget_late(self._late_failure)
                 raise self._late_failure
             return False
         with _blocks_lock:
-            if _blocks and any(other is not self and other._tag == self._tag for other, _ in _blocks):
+            if _blocks and any(other is not self and other._is_of(self._engine, self._tag) for other, _ in _blocks):
                 return True
-        engine.watch()  # again, should the agent be another one since this checkpoint began
-        failure = engine.guarded(f"committing checkpoint {self._tag!r}", self._commit)
+        self._engine.watch()  # again, should the agent be another one since this checkpoint began
+        failure = self._engine.guarded(f"committing checkpoint {self._tag!r}", self._commit)
         self._failure = failure
+        self._engine.raise_late()
         return failure is None
 
     def _commit(self) -> None:
         handle = self._open()
         handle.commit()
         if self._count != _nebula.FILES_OPEN:
-            engine.committed(handle)
+            self._engine.committed(handle)
 
     def _give_up(self, reason: str) -> None:
         try:
@@ -327,11 +336,11 @@ class Checkpoint:
         """
         is_unused = self._is_block_over or not self._newest
         is_found = self._handle is not None and self._begun_at is None
-        if self._count != _nebula.FILES_OPEN or not is_unused or is_found or engine.place().world > 1:
+        if self._count != _nebula.FILES_OPEN or not is_unused or is_found or self._engine.place().world > 1:
             return
         self._goal, self._is_block_over = _nebula.FILES_ALL_RANKS, False
         if self._handle is not None:
-            self._failure = engine.guarded(f"starting checkpoint {self._tag!r}", self._begin_again) or self._failure
+            self._failure = self._engine.guarded(f"starting checkpoint {self._tag!r}", self._begin_again) or self._failure
 
     def __enter__(self) -> Checkpoint:
         self._begin_block()
@@ -418,8 +427,8 @@ class Checkpoint:
 
     def _note_silence(self, failure: NebulaError) -> None:
         """No agent can say what became of it: reason enough to raise where the program wants that, and for a line in the log once."""
-        engine.refuse_within_save()
-        if engine.settings().on_error == "raise":
+        refuse_within_save()
+        if self._engine.settings().on_error == "raise":
             raise failure
         if not self._is_silent:
             log.error("nebula: no agent can say what became of checkpoint %r: %s. Training goes on.", self._tag, failure)
@@ -448,7 +457,7 @@ class Checkpoint:
             )
         try:
             wait = self._known().wait
-            engine.patiently(f"checkpoint {self._tag!r}", lambda limit: wait(state, limit), milliseconds(timeout))
+            patiently(f"checkpoint {self._tag!r}", lambda limit: wait(state, limit), milliseconds(timeout))
             self._was_durable |= state == "durable"
         except ValueError as failure:
             raise failure if isinstance(failure, NebulaError) else NebulaConfigError(str(failure)) from None
@@ -495,14 +504,14 @@ class Checkpoint:
 
     def _lies_elsewhere(self) -> bool:
         """Whether other nodes' memory alone may have files of it. What is not complete may wait for this very process."""
-        place = engine.place()
-        if place.local_world >= place.world or engine.settings().persist_path is None:
+        place = self._engine.place()
+        if place.local_world >= place.world or self._engine.settings().persist_path is None:
             return False
         try:
             report = self._report()
         except NebulaError:
             return False
-        return bool(report.get("spread")) and report["state"] in _WHOLE
+        return bool(report.get("spread")) and report["state"] in WHOLE
 
     def load(self, name: str, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """The object of file ``name``, verified, from the fastest place that has it.

@@ -178,9 +178,8 @@ def resolve(
 ) -> Settings:
     """Settings from arguments; what is None stays as it is in ``current``, or comes from the environment."""
     changes: dict[str, Any] = {}
-    path = clean_path(persistent_storage_path)
-    if path is not None:
-        changes["persist_path"] = path
+    if persistent_storage_path is not None:
+        changes["persist_path"] = clean_path(persistent_storage_path)
     if persistent_time_interval is not None:
         changes["persist_interval_s"] = parse_seconds("persistent_time_interval", persistent_time_interval)
     if num_of_version_in_retention is not None:
@@ -198,9 +197,9 @@ def resolve(
     if job is not None:
         changes["job"] = check_text("job", job)
     if world is not None:
-        if world != 1 or isinstance(world, bool):
-            raise NebulaConfigError(f"world={world!r}: only 1 can be said here, for a process that uses Nebula alone")
-        changes["alone"] = True
+        if world not in (0, 1) or isinstance(world, bool):
+            raise NebulaConfigError(f"world={world!r}: 1 is a process that uses Nebula alone, 0 takes that back; the launcher says the rest")
+        changes["alone"] = world == 1
     chosen = dataclasses.replace(current or _defaults(), **changes)
     if chosen.keep_every and not chosen.keep_last:
         raise NebulaConfigError(

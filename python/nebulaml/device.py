@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import _nebula, engine
+from . import _nebula, waits
 
 __all__ = ["PIECE", "Backend", "Filler", "covers", "find", "place", "plan", "takes_cuda", "use"]
 
@@ -220,7 +220,7 @@ class Filler:
 
     def start(self, image: int, size: int, offsets: list[int]) -> None:
         """Queues all copies into the image at that address, of ``size`` bytes."""
-        with engine.within_save():
+        with waits.within_save():
             self._start(image, size, offsets)
 
     def _start(self, image: int, size: int, offsets: list[int]) -> None:
@@ -249,7 +249,7 @@ class Filler:
     def finish(self) -> None:
         """Returns when every byte is there."""
         try:
-            with engine.within_save():
+            with waits.within_save():
                 for place, event in self._events:
                     self._backend.wait(place, event)
             if self._failure is not None:

@@ -1,76 +1,51 @@
-"""This process's settings and its session with the node's agent, and what happens when there is none."""
+"""What a session is made of: its settings, its connection to the node's agent, and what happens when there is none.
+
+Each ``Session`` has one ``Engine``. ``default`` is that of the package's functions; the functions of this module speak of it.
+"""
 
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
-import dataclasses
 import importlib
+import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from sys import is_finalizing
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable
+from typing import Any
 
-from . import _nebula, config, ending, locate, ranks, watching
+from . import _nebula, agree, config, ending, locate, ranks, tags, watching
 from .errors import (
     NebulaConfigError,
     NebulaError,
     NebulaNotFound,
     NebulaPicklingError,
-    NebulaTimeout,
     NebulaUnavailable,
     from_status,
 )
+from .events import Event
+from .waits import interruptible, refuse_within_save
 
-__all__ = [
-    "another_session",
-    "committed",
-    "configure",
-    "guarded",
-    "has_session",
-    "interruptible",
-    "is_initialized",
-    "outlook",
-    "part",
-    "patiently",
-    "put_back",
-    "refuse_within_save",
-    "session",
-    "settings",
-    "shutdown",
-    "watch",
-    "within_save",
-]
+__all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "settings"]
 
 log = logging.getLogger("nebulaml")
 
-T = TypeVar("T")
-
 LEAVE_MS = 300_000  # a copy in memory takes seconds; if one takes longer, it has lost its agent, its machine or its storage
 
-SAY_AFTER_MS = 30_000  # a wait that has lasted so long says in the log what for
 MISSING_MS = 2_000  # at the end of a rank: its neighbours end with it, and commit before that
+
+LATE_MAX = 100  # failures that nobody has asked for
 
 RETRY_S = (5.0, 60.0)  # first and longest pause between attempts to reach an agent
 
-_lock = threading.RLock()  # guards all below
-_settings: config.Settings | None = None
-_session: _nebula.Session | None = None
-_opened_with: tuple[config.Settings, ranks.Place, str] | None = None
-_opened_at: tuple[config.Settings, object] | None = None  # settings and mark of the rank when that was found to hold
-_last_commit: _nebula.Checkpoint | None = None  # of this rank, where others are to commit too
-_inherited: _nebula.Session | None = None  # in a forked child: its parent's
-_failure: NebulaError | None = None
-_retry_at = 0.0
-_pause = RETRY_S[0]
-
 _parts: dict[str, Any] = {}
 
-_in_save: set[int] = set()  # threads that run Python code within a save, which holds the session until it is done
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process
 
 
 def part(name: str) -> Any:
@@ -81,167 +56,266 @@ def part(name: str) -> Any:
     return found
 
 
+class Engine:
+    """The state of one session. Its methods may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # guards all below
+        self._inherited: _nebula.Session | None = None  # in a forked child: its parent's
+        self.is_closed = False  # for good
+        self._clear()
+        self.agreement = agree.Agreement(self)
+        self.own_tags = tags.OwnTags(self)
+        self.listeners: list[Callable[[Event], object]] = []  # called on the watcher's thread
+        self._late: collections.deque[NebulaError] = collections.deque(maxlen=LATE_MAX)
+        _engines.add(self)
+
+    def _clear(self) -> None:
+        self._settings: config.Settings | None = None
+        self._session: _nebula.Session | None = None
+        self._opened_with: tuple[config.Settings, ranks.Place, str] | None = None
+        self._opened_at: tuple[config.Settings, object] | None = None  # settings and mark of the rank when that was found to hold
+        self._last_commit: _nebula.Checkpoint | None = None  # of this rank, where others are to commit too
+        self._failure: NebulaError | None = None
+        self._retry_at = 0.0
+        self._pause = RETRY_S[0]
+        self.watcher: watching.Watcher | None = None
+
+    # -- settings
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether settings were given, by the program or an adapter, or a call has read the environment in their place."""
+        return self._settings is not None
+
+    def settings(self) -> config.Settings:
+        """What holds now; reads the environment when nobody has given any."""
+        found = self._settings  # each save asks several times: no lock where there is nothing to do
+        if found is not None:
+            return found
+        with self._lock:
+            if self.is_closed:
+                raise NebulaUnavailable("this session was closed: make another one with nebulaml.Session(...)")
+            if self._settings is None:
+                self.configure()
+            assert self._settings is not None
+            return self._settings
+
+    def outlook(self) -> config.Settings:
+        """What holds, or would hold if nobody said more: unlike settings() it settles nothing."""
+        with self._lock:
+            return self._settings if self._settings is not None else config.resolve(None)
+
+    def configure(self, **arguments: Any) -> None:
+        """New settings for everything that follows; equal ones change nothing."""
+        with self._lock:
+            self._settings = config.resolve(self._settings, **arguments)
+
+    def put_back(self, earlier: config.Settings | None) -> None:
+        """After new settings were refused: what held before holds on."""
+        with self._lock:
+            self._settings = earlier
+
+    def place(self) -> ranks.Place:
+        """Which rank this process is."""
+        return ranks.Place() if self.settings().alone else ranks.current()
+
+    # -- the connection
+
+    def session(self, patient: bool = False) -> _nebula.Session:
+        """The C library's session, opened or brought up to date if need be.
+
+        After a failure nobody is held up by another attempt for a while, unless ``patient``: then this raises at once.
+        """
+        refuse_within_save()
+        with self._lock:
+            chosen = self.settings()
+            now = (chosen, ranks.mark())
+            if self._session is not None and self._opened_at == now:
+                return self._session
+            here = self.place()
+            wanted = (chosen, here, chosen.run or ranks.run(here))
+            if self._session is not None and self._opened_with == wanted:
+                self._opened_at = now
+                return self._session
+            if self._failure is not None and not patient and time.monotonic() < self._retry_at:
+                raise NebulaUnavailable(f"{self._failure} (the next attempt is in {self._retry_at - time.monotonic():.0f} s)")
+            try:
+                self._connect(*wanted)
+            except NebulaConfigError:
+                raise
+            except NebulaError as failure:
+                self._failure, self._retry_at = failure, time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, RETRY_S[1])
+                raise
+            self._opened_with, self._opened_at, self._failure, self._pause = wanted, now, None, RETRY_S[0]
+            assert self._session is not None
+            return self._session
+
+    def _connect(self, chosen: config.Settings, place: ranks.Place, run: str) -> None:
+        if self._session is None:
+            ending.watch(_before_end)
+            self._session = _nebula.Session(**_options(chosen, place, run))
+        else:
+            self._session.configure(**_options(chosen, place, run))
+
+    def has_session(self) -> bool:
+        """Whether a connection was opened."""
+        return self._session is not None
+
+    def versions(self, persist_path: str | None) -> list[dict[str, Any]]:
+        """What the agent knows of all versions, in memory and in storage."""
+        report = json.loads(self.session().report(_nebula.REPORT_VERSIONS, persist_path))
+        return list(report["versions"] if isinstance(report, dict) else report)
+
+    def watch(self) -> None:
+        """From now on rank 0's log says what becomes of the checkpoints of the session in storage."""
+        opened, found = self._opened_with, self._session
+        if opened is not None and found is not None and opened[0].persist_path is not None and opened[1].rank == 0:
+            self.watcher = watching.follow(self.watcher, found, opened, _teller(self))
+
+    def guarded(self, what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError | None:
+        """Runs `call`. With on_error="warn" a failure of Nebula is one loud line and is returned; the caller's own errors
+        are raised always."""
+        try:
+            refuse_within_save()
+            call(*arguments)
+        except (NebulaConfigError, NebulaPicklingError):
+            raise
+        except NebulaError as failure:
+            if self.settings().on_error == "raise":
+                raise
+            log.error("nebula: %s failed: %s. Training goes on; older checkpoints are untouched.", what, failure)
+            return failure
+        return None
+
+    # -- failures of what had succeeded
+
+    def note_late(self, failure: NebulaError) -> None:
+        """What a save or a commit had promised is lost. Any thread."""
+        self._late.append(failure)
+
+    def forget_late(self, failure: NebulaError) -> None:
+        """It is raised in another way."""
+        with contextlib.suppress(ValueError):
+            self._late.remove(failure)
+
+    def raise_late(self) -> None:
+        """With on_error="raise": what failed since the call before is raised, once, by the next call that can lose nothing by it."""
+        if self._late and self.settings().on_error == "raise":
+            raise self._late.popleft()
+
+    def take_late(self) -> list[NebulaError]:
+        """All that failed so, for a caller that keeps it."""
+        taken = []
+        while self._late:
+            taken.append(self._late.popleft())
+        return taken
+
+    def hear(self, event: Event) -> None:
+        """Called on the watcher's thread."""
+        if event.kind == "lost":
+            self.note_late(NebulaError(f"checkpoint {event.tag!r} is not durable, and will not be: {event.text}"))
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception:
+                log.exception("nebula: a function that was given to on_event() failed")
+
+    # -- ends
+
+    def committed(self, handle: _nebula.Checkpoint) -> None:
+        """This rank has closed its part, and others have theirs to close: should they not, the end of the process says so."""
+        self._last_commit = handle if self.place().world > 1 else None
+
+    def settle(self) -> None:
+        """Lets running copies end: nobody else can finish what lies in this process's memory."""
+        if self._session is not None:
+            try:
+                self._session.settle(LEAVE_MS)
+            except NebulaError as failure:
+                log.error("nebula: the process ends while it saves: %s", failure)
+
+    def outlive(self) -> None:
+        """An agent that is a part of this process ends with it: the newest version must be durable before."""
+        if self._session in (None, self._inherited) or os.environ.get("NEBULA_AGENT") != "inline" or self.settings().persist_path is None:
+            return
+        try:
+            interruptible(self._session.flush, None, LEAVE_MS)
+        except NebulaError as failure:
+            log.error("nebula: the process ends, its agent with it, before all that it saved is durable: %s", failure)
+
+    def say_what_is_missing(self) -> None:
+        """At the end of the process."""
+        if self._last_commit is None or self._session in (None, self._inherited):
+            return
+        try:
+            self._last_commit.wait("committed", MISSING_MS)
+        except NebulaNotFound:  # a newer one has taken its place
+            pass
+        except NebulaError as failure:
+            log.warning("nebula: the process ends, and its last checkpoint is not complete: %s", failure)
+
+    def after_fork(self) -> None:
+        """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call."""
+        self._last_commit = self.watcher = None
+        self._lock, self._inherited = threading.RLock(), self._session
+        self.agreement.after_fork()
+        self.own_tags.after_fork()
+
+    def shutdown(self) -> None:
+        """Forgets settings and connection, once running copies have ended. The agent finishes what was committed by itself."""
+        self.settle()
+        self._last_commit = None
+        watching.forget(self.watcher)
+        with self._lock:
+            self._clear()
+        self._late.clear()
+        self.agreement.forget()
+        self.own_tags.forget()
+
+
+default = Engine()
+
+
 def is_initialized() -> bool:
     """Whether init() was called, by the program or an adapter, or another call has read the environment in its place."""
-    return _settings is not None
+    return default.is_initialized
 
 
 def settings() -> config.Settings:
-    """What holds now; reads the environment when nobody called init()."""
-    found = _settings  # each save asks several times: no lock where there is nothing to do
-    if found is not None:
-        return found
-    with _lock:
-        if _settings is None:
-            configure()
-        assert _settings is not None
-        return _settings
-
-
-def outlook() -> config.Settings:
-    """What holds, or would hold if nobody said more: unlike settings() it settles nothing."""
-    with _lock:
-        return _settings if _settings is not None else config.resolve(None)
-
-
-def configure(**arguments: Any) -> None:
-    """New settings for everything that follows; equal ones change nothing."""
-    global _settings
-    with _lock:
-        _settings = config.resolve(_settings, **arguments)
-
-
-def put_back(earlier: config.Settings | None) -> None:
-    """After new settings were refused: what held before holds on."""
-    global _settings
-    with _lock:
-        _settings = earlier
-
-
-def place() -> ranks.Place:
-    """Which rank this process is."""
-    return ranks.Place() if settings().alone else ranks.current()
-
-
-@contextlib.contextmanager
-def within_save() -> Iterator[None]:
-    """For what a save calls and waits for: a signal handler that runs meanwhile would wait for the save that it interrupts."""
-    thread = threading.get_ident()
-    _in_save.add(thread)
-    try:
-        yield
-    finally:
-        _in_save.discard(thread)
-
-
-def refuse_within_save() -> None:
-    """Raises NebulaUnavailable in such a signal handler."""
-    if _in_save and threading.get_ident() in _in_save:  # each save asks several times: no thread-local, which is slow to find
-        raise NebulaUnavailable(
-            "this signal handler has interrupted a save that waits for a device, and that one is to end first: leave the work to the "
-            "program, for example by a flag that it looks at after each step"
-        )
+    """What holds now for the functions of the package."""
+    return default.settings()
 
 
 def session(patient: bool = False) -> _nebula.Session:
-    """The session, opened or brought up to date if need be.
-
-    After a failure nobody is held up by another attempt for a while, unless ``patient``: then this raises at once.
-    """
-    global _session, _opened_with, _opened_at, _failure, _retry_at, _pause
-    refuse_within_save()
-    with _lock:
-        chosen = settings()
-        now = (chosen, ranks.mark())
-        if _session is not None and _opened_at == now:
-            return _session
-        here = place()
-        wanted = (chosen, here, chosen.run or ranks.run(here))
-        if _session is not None and _opened_with == wanted:
-            _opened_at = now
-            return _session
-        if _failure is not None and not patient and time.monotonic() < _retry_at:
-            raise NebulaUnavailable(f"{_failure} (the next attempt is in {_retry_at - time.monotonic():.0f} s)")
-        try:
-            if _session is None:
-                locate.point_to_agent_library()
-                ending.watch(_before_end)
-                _session = _nebula.Session(**_options(*wanted))
-            else:
-                _session.configure(**_options(*wanted))
-        except NebulaConfigError:
-            raise
-        except NebulaError as failure:
-            _failure, _retry_at = failure, time.monotonic() + _pause
-            _pause = min(2 * _pause, RETRY_S[1])
-            raise
-        _opened_with, _opened_at, _failure, _pause = wanted, now, None, RETRY_S[0]
-        return _session
+    """The C library's session behind the functions of the package."""
+    return default.session(patient)
 
 
-def another_session(persist_path: str) -> _nebula.Session:
-    """One more, for a checkpoint that this process alone keeps in another storage path; whoever asks drops it."""
-    refuse_within_save()
-    chosen = dataclasses.replace(
-        settings(), persist_path=persist_path, persist_interval_s=0.0, retention_count=1, keep_last=0, keep_every=0, replica_count=0
-    )
-    locate.point_to_agent_library()
-    return _nebula.Session(**_options(chosen, ranks.Place(), chosen.run or ranks.run(place())))
+def place() -> ranks.Place:
+    """Which rank this process is for the functions of the package."""
+    return default.place()
 
 
-def has_session() -> bool:
-    """Whether a session was opened."""
-    return _session is not None
+def _teller(engine: Engine) -> Callable[[Event], None]:
+    """For the watcher's thread, which keeps no session alive."""
+    known = weakref.ref(engine)
 
+    def tell(event: Event) -> None:
+        found = known()
+        if found is not None:
+            found.hear(event)
 
-def watch() -> None:
-    """From now on rank 0's log says what becomes of the checkpoints of the session in storage."""
-    opened, found = _opened_with, _session
-    if opened is not None and found is not None and opened[0].persist_path is not None and opened[1].rank == 0:
-        watching.follow(found, opened)
-
-
-def _settle() -> None:
-    """Lets running copies end: nobody else can finish what lies in this process's memory."""
-    if _session is not None:
-        try:
-            _session.settle(LEAVE_MS)
-        except NebulaError as failure:
-            log.error("nebula: the process ends while it saves: %s", failure)
-
-
-def _outlive() -> None:
-    """An agent that is a part of this process ends with it: the newest version must be durable before."""
-    if _session in (None, _inherited) or os.environ.get("NEBULA_AGENT") != "inline" or settings().persist_path is None:
-        return
-    try:
-        interruptible(_session.flush, None, LEAVE_MS)
-    except NebulaError as failure:
-        log.error("nebula: the process ends, its agent with it, before all that it saved is durable: %s", failure)
+    return tell
 
 
 def _before_end() -> None:
     """This process is about to end at once, by os._exit() for one, or to become another program."""
     if not _nebula.await_copies(LEAVE_MS):
         log.error("nebula: the process ends while it saves: copies in memory were not done within %d s", LEAVE_MS // 1000)
-    _outlive()
-
-
-def committed(handle: _nebula.Checkpoint) -> None:
-    """This rank has closed its part, and others have theirs to close: should they not, the end of the process says so."""
-    global _last_commit
-    _last_commit = handle if place().world > 1 else None
-
-
-def _say_what_is_missing() -> None:
-    if _last_commit is None or _session in (None, _inherited):
-        return
-    try:
-        _last_commit.wait("committed", MISSING_MS)
-    except NebulaNotFound:  # a newer one has taken its place
-        pass
-    except NebulaError as failure:
-        log.warning("nebula: the process ends, and its last checkpoint is not complete: %s", failure)
+    for engine in list(_engines):
+        engine.outlive()
 
 
 def _leave() -> None:
@@ -251,20 +325,22 @@ def _leave() -> None:
     so that what a save needs is imported here.
     """
     _nebula.end_is_near()
+    engines = list(_engines)
     try:
         if "torch" in sys.modules:
             for name in ("device", "loading"):
                 part(name)
             part("pickling").capture({})
             locate.agent_path()
-        _settle()
-        _say_what_is_missing()
-        _outlive()
+        for step in (Engine.settle, Engine.say_what_is_missing, Engine.outlive):
+            for engine in engines:
+                step(engine)
     finally:
         _nebula.leave()
 
 
 def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str, Any]:
+    locate.point_to_agent_library()
     return {
         "persist_path": chosen.persist_path,
         "job": chosen.job,
@@ -283,80 +359,10 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
 
 
 def _after_fork() -> None:
-    """In the child: the thread that held the lock is not there, and what it was changing is opened anew by the next call.
-
-    It ends by os._exit as a rule. The C library asks the kernel whether it was forked, and not every kernel says so.
-    """
-    global _lock, _inherited, _last_commit
-    _last_commit = None
+    """In the child. It ends by os._exit as a rule. The C library asks the kernel whether it was forked, and not every kernel says so."""
     _nebula.end_is_near()
-    _lock, _inherited = threading.RLock(), _session
-    watching.forget()
-
-
-def shutdown() -> None:
-    """Forgets settings and session, once running copies have ended. The agent finishes what was committed by itself."""
-    global _settings, _session, _opened_with, _opened_at, _failure, _last_commit
-    _settle()
-    _last_commit = None
-    watching.forget()
-    with _lock:
-        _settings = _session = _opened_with = _opened_at = _failure = None
-
-
-def guarded(what: str, call: Callable[..., Any], *arguments: Any) -> NebulaError | None:
-    """Runs `call`. With on_error="warn" a failure of Nebula is one loud line and is returned; the caller's own errors
-    are raised always."""
-    try:
-        refuse_within_save()
-        call(*arguments)
-    except (NebulaConfigError, NebulaPicklingError):
-        raise
-    except NebulaError as failure:
-        if settings().on_error == "raise":
-            raise
-        log.error("nebula: %s failed: %s. Training goes on; older checkpoints are untouched.", what, failure)
-        return failure
-    return None
-
-
-def interruptible(call: Callable[..., T], *arguments: Any) -> T:
-    """Runs a call that may wait for long so that Ctrl-C still works."""
-    refuse_within_save()
-    if threading.current_thread() is not threading.main_thread() or is_finalizing():  # then a new thread would never run
-        return call(*arguments)
-    results: list[T] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call(*arguments))
-        except BaseException as failure:
-            failures.append(failure)
-
-    thread = threading.Thread(target=run, name="nebula-wait", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no thread begins any more at the end of the interpreter, from Python 3.12 on
-        return call(*arguments)
-    thread.join()
-    if failures:
-        raise failures[0]
-    return results[0]
-
-
-def patiently(what: str, call: Callable[[int], T], limit_ms: int) -> T:
-    """As interruptible(), for a call that takes a limit in ms (< 0: none). What it waits for is a line of the log after a while."""
-    if not 0 <= limit_ms <= SAY_AFTER_MS:
-        begun = time.monotonic()
-        try:
-            return interruptible(call, SAY_AFTER_MS)
-        except NebulaTimeout as failure:
-            if time.monotonic() - begun < 0.9 * SAY_AFTER_MS / 1000:  # the agent has given up; its clock ends a slice a little early
-                raise
-            log.warning("nebula: %s is still waited for: %s", what, failure)
-        limit_ms = max(limit_ms - SAY_AFTER_MS, -1) if limit_ms > 0 else -1
-    return interruptible(call, limit_ms)
+    for engine in list(_engines):
+        engine.after_fork()
 
 
 _nebula.set_error_factory(from_status)

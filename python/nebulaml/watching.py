@@ -8,24 +8,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from sys import is_finalizing
 from typing import Any
 
 from . import _nebula
 from .errors import NebulaError
+from .events import Event, of_agent
 
-__all__ = ["follow", "forget"]
+__all__ = ["Watcher", "follow", "forget"]
 
 log = logging.getLogger("nebulaml")
 
 SLICE_MS = 10_000  # between looks at whether anybody still wants to know
 
-_current: _Watcher | None = None
-
-
-class _Watcher(threading.Thread):
-    def __init__(self, session: _nebula.Session, what: Any) -> None:
+class Watcher(threading.Thread):
+    def __init__(self, session: _nebula.Session, what: Any, tell: Callable[[Event], object]) -> None:
         super().__init__(name="nebula-watch", daemon=True)
+        self.tell = tell
         self.watch = _nebula.Watch(session)  # what happens from now on
         self.what = what
         self.wanted = self.listens = True
@@ -37,6 +37,7 @@ class _Watcher(threading.Thread):
                 event = self.watch.next(SLICE_MS)
                 if event is not None:
                     self.say(*event)
+                    self.tell(of_agent(*event))
         except NebulaError:  # the agent has ended: the next commit meets another, or says so
             pass
         finally:
@@ -74,21 +75,21 @@ def _bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-def follow(session: _nebula.Session, what: Any) -> None:
-    """From now on the log tells of this session's job. ``what`` it is of: a new one is followed instead of the last."""
-    global _current
-    if (_current is not None and _current.listens and _current.what == what) or is_finalizing():
-        return
-    forget()
+def follow(
+    current: Watcher | None, session: _nebula.Session, what: Any, tell: Callable[[Event], object] = lambda event: None
+) -> Watcher | None:
+    """From now on the log tells of this session's job, and ``tell`` is called. ``what`` it is of: a new one is followed instead of the last."""
+    if (current is not None and current.listens and current.what == what) or is_finalizing():
+        return current
+    forget(current)
     with contextlib.suppress(NebulaError, RuntimeError):  # no thread can be had: the log is all that is lost
-        watcher = _Watcher(session, what)
+        watcher = Watcher(session, what, tell)
         watcher.start()
-        _current = watcher
+        return watcher
+    return None
 
 
-def forget() -> None:
+def forget(current: Watcher | None) -> None:
     """The log tells of nothing more than what happens within a few seconds."""
-    global _current
-    if _current is not None:
-        _current.wanted = False
-    _current = None
+    if current is not None:
+        current.wanted = False

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml import agree, api, config, guards, ranks
+from nebulaml import agree, api, config, engine, guards, ranks
 from nebulaml.errors import NebulaConfigError, NebulaUnavailable
 from waiting import until
 
@@ -79,7 +79,7 @@ def test_what_could_not_be_made_durable_is_agreed_on_as_long_as_memory_holds_it(
     checkpoint.save("a.pt", [1])
     checkpoint.commit()
     until(lambda: checkpoint.state == "failed")
-    assert tags(agree.inventory(None)) == ["global_step1"]
+    assert tags(agree.inventory(engine.default, None)) == ["global_step1"]
 
 
 RANK = """
@@ -292,8 +292,8 @@ def test_what_would_begin_from_nothing_without_a_word_is_refused_on_several_node
     nebulaml.init(str(place.storage), 0, on_error="raise")
     nebulaml.Checkpoint("global_step1").save("a.pt", 1)
     assert nebulaml.flush_persistence()
-    monkeypatch.setattr(agree, "needed", lambda: True)
-    monkeypatch.setattr(agree, "answer", lambda path: [])
+    monkeypatch.setattr(agree.Agreement, "needed", lambda self: True)
+    monkeypatch.setattr(agree.Agreement, "answer", lambda self, path: [])
     with pytest.raises(NebulaConfigError, match="global_step1 is one checkpoint, and not where checkpoints lie"):
         nebulaml.get_latest_checkpoint(str(place.storage / "global_step1"))
     assert nebulaml.get_latest_checkpoint() is None and nebulaml.get_checkpoint("global_step1_universal") is None
@@ -333,11 +333,11 @@ def test_what_was_agreed_on_is_loaded_and_never_another_writing_of_its_tag(place
     checkpoint = nebulaml.Checkpoint("global_step1")
     checkpoint.save("m.pt", {"a": 1})
     checkpoint.commit()
-    (agreed,) = agree.inventory(None)
-    assert api._exactly(agreed, None).load("m.pt") == {"a": 1}
+    (agreed,) = agree.inventory(engine.default, None)
+    assert api.default._exactly(agreed, None).load("m.pt") == {"a": 1}
     for other in ({"generation": agreed["generation"] + 1}, {"sequence": agreed["sequence"] + 1}):
         with pytest.raises(NebulaUnavailable, match="all ranks agreed on"):
-            api._exactly({**agreed, **other}, None)
+            api.default._exactly({**agreed, **other}, None)
 
 
 def test_a_node_that_knows_a_later_version_of_the_tag_loads_the_one_agreed_on(place):
@@ -347,9 +347,9 @@ def test_a_node_that_knows_a_later_version_of_the_tag_loads_the_one_agreed_on(pl
         checkpoint.save("m.pt", {"a": turn})
         checkpoint.commit()
         checkpoint.wait("committed", 30)
-    later, earlier = agree.inventory(None)
-    assert nebulaml.get_latest_checkpoint().load("m.pt") == {"a": 2} == api._exactly(later, None).load("m.pt")
-    found = api._exactly(earlier, None)
+    later, earlier = agree.inventory(engine.default, None)
+    assert nebulaml.get_latest_checkpoint().load("m.pt") == {"a": 2} == api.default._exactly(later, None).load("m.pt")
+    found = api.default._exactly(earlier, None)
     assert found.load("m.pt") == {"a": 1}
     place.kill_agent()
     assert found.load("m.pt") == {"a": 1}  # its successor is asked for the same

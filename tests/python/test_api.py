@@ -17,7 +17,7 @@ import time
 import nebulaml
 import pytest
 import torch
-from nebulaml import _nebula, checkpoint, engine, pickling, ranks
+from nebulaml import _nebula, engine, pickling, ranks
 from nebulaml.errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaTimeout, NebulaUnavailable
 from waiting import until
 
@@ -243,7 +243,7 @@ def test_a_save_that_fails_in_a_checkpoint_that_is_complete_already_stops_nothin
     checkpoint = nm.Checkpoint("counted", 1)
     assert checkpoint.save("a.pt", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "session", lambda: (_ for _ in ()).throw(NebulaUnavailable("no agent")))
+        patch.setattr(engine.default, "session", lambda: (_ for _ in ()).throw(NebulaUnavailable("no agent")))
         patch.setattr(checkpoint, "_handle", None)
         assert checkpoint.save("b.pt", 2) is False
     assert checkpoint.commit() is False and "is complete and stays" in caplog.text
@@ -329,7 +329,7 @@ def test_without_a_tag_a_new_process_counts_on(nm, place):
 
 
 def test_a_signal_handler_may_start_a_checkpoint_while_another_is_being_named(nm, monkeypatch):
-    known, tags = checkpoint.versions, []
+    known, tags = engine.default.versions, []
 
     def interrupted(path):
         if not tags:
@@ -338,11 +338,11 @@ def test_a_signal_handler_may_start_a_checkpoint_while_another_is_being_named(nm
         return known(path)
 
     def handler(number, frame):
-        assert checkpoint._counter_lock.acquire(timeout=10), "the handler waits for the thread that it interrupted"
-        checkpoint._counter_lock.release()
+        assert engine.default.own_tags._lock.acquire(timeout=10), "the handler waits for the thread that it interrupted"
+        engine.default.own_tags._lock.release()
         tags.append(nm.Checkpoint().tag)
 
-    monkeypatch.setattr(checkpoint, "versions", interrupted)
+    monkeypatch.setattr(engine.default, "versions", interrupted)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         tags.append(nm.Checkpoint().tag)
@@ -355,7 +355,7 @@ def test_a_child_forked_while_a_thread_opens_the_session_has_one_of_its_own(nm):
     held, done = threading.Event(), threading.Event()
 
     def open_slowly():
-        with engine._lock:
+        with engine.default._lock:
             held.set()
             done.wait(60)
 
@@ -364,7 +364,7 @@ def test_a_child_forked_while_a_thread_opens_the_session_has_one_of_its_own(nm):
     held.wait()
     child = os.fork()
     if child == 0:
-        os._exit(0 if engine._lock.acquire(timeout=10) and nm.get_latest_checkpoint() is None else 1)
+        os._exit(0 if engine.default._lock.acquire(timeout=10) and nm.get_latest_checkpoint() is None else 1)
     done.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0

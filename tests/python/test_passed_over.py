@@ -134,15 +134,15 @@ def test_a_tag_whose_folder_has_no_manifest_is_named(place, caplog):
 
 
 def test_ranks_of_several_nodes_agree_on_what_storage_has_whole(place, caplog, monkeypatch):
-    from nebulaml import agree
+    from nebulaml import agree, engine
 
     save(place, 100, 200, 300)
     lose_file(place.storage / "global_step300")
     nm.init(place.storage, 0)
-    others = [one for one in agree.inventory(None) if one["tag"] == "global_step100"]
-    assert [one["tag"] for one in agree.inventory(None)] == ["global_step200", "global_step100"]
-    monkeypatch.setattr(agree, "needed", lambda: True)
-    monkeypatch.setattr(agree, "_agree", lambda path, turn, own: agree.choose([own, others]))
+    others = [one for one in agree.inventory(engine.default, None) if one["tag"] == "global_step100"]
+    assert [one["tag"] for one in agree.inventory(engine.default, None)] == ["global_step200", "global_step100"]
+    monkeypatch.setattr(agree.Agreement, "needed", lambda self: True)
+    monkeypatch.setattr(agree, "_agree", lambda engine, path, turn, own: agree.choose([own, others]))
     found = api.get_latest_checkpoint()
     assert found.tag == "global_step100"
     assert [tag for tag, _ in found.passed_over] == ["global_step300", "global_step200"]
@@ -151,7 +151,7 @@ def test_ranks_of_several_nodes_agree_on_what_storage_has_whole(place, caplog, m
     for step in 100, 200:
         lose_file(place.storage / f"global_step{step}")
     with pytest.raises(nm.NebulaCorrupt, match="missing"):
-        agree.inventory(None)
+        agree.inventory(engine.default, None)
 
 
 def test_the_list_of_a_program_leaves_out_what_storage_has_lost(place):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
-from nebulaml import engine, locate, watching
+from nebulaml import engine, locate, waits
 from waiting import until
 
 
@@ -78,20 +78,20 @@ def test_a_new_path_is_followed_and_the_old_one_no_more(place, caplog):
 def test_other_ranks_and_jobs_without_storage_have_no_such_thread(place, monkeypatch):
     nebulaml.init(None, 0, 2)
     save(1)
-    assert watching._current is None
+    assert engine.default.watcher is None
     nebulaml._shutdown()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     nebulaml.init(str(place.storage), 0, 2)
     save(1)
-    assert watching._current is None
+    assert engine.default.watcher is None
 
 
 def test_an_agent_that_was_told_to_stop_is_not_started_again_to_be_listened_to(place, caplog):
     nebulaml.init(str(place.storage), 0, 2)
     save(1).wait("durable", 30)
     lines(caplog, logging.INFO)
-    listener = watching._current
+    listener = engine.default.watcher
     subprocess.run([locate.agent_path(), "stop"], check=True, capture_output=True)
     listener.join(30)
     assert not listener.is_alive() and not place.agents()
@@ -218,12 +218,12 @@ def test_a_flush_is_not_true_while_other_ranks_have_not_committed_and_names_them
 
 def test_a_wait_that_lasts_says_in_the_log_what_for_and_goes_on(place, caplog, monkeypatch):
     checkpoint = of_two(monkeypatch, place, "1000")
-    monkeypatch.setattr(engine, "SAY_AFTER_MS", 300)
+    monkeypatch.setattr(waits, "SAY_AFTER_MS", 300)
     for wait in (lambda: checkpoint.wait("committed", 1), lambda: nebulaml.flush_persistence("global_step1", timeout=1)):
         begun = time.monotonic()
         with contextlib.suppress(nebulaml.NebulaTimeout):
             assert wait() is False
-        assert 1 <= time.monotonic() - begun < 20
+        assert 0.99 <= time.monotonic() - begun < 20  # an agent's clock ends a slice a little early
         (warning,) = [record.getMessage() for record in caplog.records if "still waited for" in record.getMessage()]
         assert "'global_step1' is still waited for" in warning and "waits for rank 1 of 2" in warning
         caplog.clear()

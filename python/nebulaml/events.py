@@ -1,0 +1,40 @@
+"""Event: what became of a checkpoint in the background."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from . import _nebula
+
+__all__ = ["Event", "of_agent"]
+
+_KINDS = {
+    _nebula.EVENT_DURABLE: "durable",
+    _nebula.EVENT_LOST: "lost",
+    _nebula.EVENT_STORAGE: "storage",
+    _nebula.EVENT_LATE: "late",
+    _nebula.EVENT_OTHER_AGENT: "other-agent",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One thing that has happened.
+
+    kind: "durable"; "lost": it is not durable and will not be; "storage": storage fails and is tried again; "late": some ranks have
+        not committed it; "other-agent": another agent of this user has checkpoints of this path.
+    tag, step: of the checkpoint; "" and None where it is of none. size: bytes. seconds: that writing it took. text: the reason.
+    """
+
+    kind: str
+    tag: str = ""
+    step: int | None = None
+    size: int = 0
+    seconds: float = 0.0
+    text: str = ""
+
+
+def of_agent(kind: int, tag: str, size: int, seconds: float, text: str) -> Event:
+    """The event that an agent has told of."""
+    step = _nebula.step_of(tag)
+    return Event(_KINDS.get(kind, "other"), tag, step if step >= 0 else None, size, seconds, text)
