@@ -12,8 +12,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import dataclasses
-import functools
-import io
 import logging
 import os
 import pickle
@@ -29,58 +27,22 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.distributed_c10d import _get_object_coll_device
 from torch.futures import Future as TorchFuture
 
-from . import api, dense, device, engine, pickling
-from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
+from . import dense, device
+from .dcp_places import METADATA, frame, is_place, session_for, split
+from .dcp_reader import NebulaStorageReader
+from .errors import NebulaConfigError, NebulaError
 
 log = logging.getLogger("nebulaml")
 
 __all__ = ["NebulaStager", "NebulaStorageReader", "NebulaStorageWriter", "async_save"]
 
-METADATA = ".metadata"
 VERSION = "1.0.0"  # of the metadata's format, as torch writes it
-
-
-def _split(path: Any) -> tuple[str, str]:
-    """<persist>/<tag> -> (absolute <persist>, <tag>); ~ and file:// lead where they do in init()."""
-    text = os.fspath(path).removeprefix("file://")
-    if "://" in text:
-        raise NebulaConfigError(f"{text}: checkpoints of torch.distributed.checkpoint lie in directories here: give <persist>/<tag>")
-    parent, tag = os.path.split(os.path.abspath(os.path.expanduser(text)))
-    named = api.persist_path()
-    return named if named and named.removeprefix("file://").rstrip("/") == parent else parent, tag
-
-
-def _init_for(persist: str) -> None:
-    if not api.is_initialized():
-        api.init(persistent_storage_path=persist, persistent_time_interval=0)
-    elif api.persist_path() is None:
-        api.init(persistent_storage_path=persist)
-    elif api.persist_path() != persist:
-        raise NebulaConfigError(
-            f"this checkpoint lies in {persist}, but nebulaml.init was given {api.persist_path()}: use one directory for both"
-        )
-
-
-@functools.lru_cache(maxsize=1024)
-def _frame(shape: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
-    """What a complete torch file of one contiguous tensor has before and behind its bytes."""
-    template = torch.empty(shape, dtype=dtype, device="cpu")  # its memory is never touched
-    (before, _, after), _ = pickling.file_parts(template, template)
-    return before, after
 
 
 def _settled(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -93,7 +55,7 @@ def _item_parts(tensor: torch.Tensor, name: str) -> tuple[list[Any], int]:
     if tensor.device.type != "cpu" and not device.covers(tensor.untyped_storage()):  # else the device writes into the image itself
         tensor = tensor.cpu()
     tensor = tensor.contiguous()
-    before, after = _frame(tensor.shape, tensor.dtype)
+    before, after = frame(tensor.shape, tensor.dtype)
     return [before, tensor, after], len(before) + tensor.numel() * tensor.element_size() + len(after)
 
 
@@ -177,6 +139,7 @@ class _Save(threading.local):
     """What one save in progress knows."""
 
     path: str | None = None
+    session: Any = None
     tag = ""
     rank = 0
     coordinator = False
@@ -226,7 +189,7 @@ class NebulaStorageWriter(StorageWriter):
     # As a writer.
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return isinstance(checkpoint_id, (str, os.PathLike)) and "://" not in os.fspath(checkpoint_id).removeprefix("file://")
+        return is_place(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> Any:
@@ -242,8 +205,8 @@ class NebulaStorageWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self.checkpoint_id is None:
             raise NebulaConfigError("NebulaStorageWriter has no path: give one, or a checkpoint_id to the save")
-        persist, self._save.tag = _split(self.checkpoint_id)
-        _init_for(persist)
+        persist, self._save.tag = split(self.checkpoint_id)
+        self._save.session = session_for(persist)
         here = dist.get_rank() if dist.is_initialized() else 0
         rank = kwargs.get("rank")
         self._save.rank = rank if rank is not None else here
@@ -262,7 +225,7 @@ class NebulaStorageWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         number = secrets.randbits(62) + 1
         if not self._save.collectives:  # of this rank alone
-            members = self._save.members or engine.place().world
+            members = self._save.members or self._save.session._engine.place().world
             return [dataclasses.replace(plan, storage_data=(self._save.rank, number, members)) for plan in plans]
         return [dataclasses.replace(plan, storage_data=(index, number, len(plans))) for index, plan in enumerate(plans)]
 
@@ -270,34 +233,39 @@ class NebulaStorageWriter(StorageWriter):
         parts, results = _lay_out(plan, planner)
         self._save.final, self._save.results = plan, results
         self._begin(plan)
-        self._put(plan, parts)
+        self._require(self._put(plan, parts))
         if self._save.collectives and not self._save.coordinator:
-            self._save.checkpoint.commit()
+            self._require(self._save.checkpoint.commit())
         future: TorchFuture[list[WriteResult]] = TorchFuture()
         future.set_result(results)
         return future
 
     def _begin(self, plan: SavePlan) -> None:
         members = plan.storage_data[2]
-        self._save.is_part = members != engine.place().world
+        self._save.is_part = members != self._save.session._engine.place().world
         # Nobody waits for ranks that do not take part: each that does writes one file, and metadata come to them.
         files = members + (1 if self._save.collectives else members)
-        self._save.checkpoint = api.Checkpoint(self._save.tag, files if self._save.is_part else -2)
+        self._save.checkpoint = self._save.session.checkpoint(self._save.tag, files if self._save.is_part else -2)
 
-    def _put(self, plan: SavePlan, parts: list[Any]) -> None:
-        if parts or self._save.is_part:
-            self._save.checkpoint.save_bytes(_file_of(plan), parts)
+    def _put(self, plan: SavePlan, parts: list[Any]) -> bool:
+        return not (parts or self._save.is_part) or self._save.checkpoint.save_bytes(_file_of(plan), parts)
 
-    def _put_metadata(self, metadata: Metadata) -> None:
+    def _put_metadata(self, metadata: Metadata) -> bool:
         name = METADATA if self._save.collectives else f"__{self._save.rank}{METADATA}"
-        self._save.checkpoint.save_bytes(name, [pickle.dumps(metadata)])
+        return self._save.checkpoint.save_bytes(name, [pickle.dumps(metadata)])
+
+    def _require(self, is_done: bool) -> None:
+        """Raises where on_error="warn" has returned False: a caller of dcp.save gets no other answer."""
+        if not is_done:
+            checkpoint = self._save.checkpoint
+            raise checkpoint._failure or NebulaError(f"checkpoint {checkpoint.tag!r} could not be saved: {checkpoint.error}")
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         metadata.version = VERSION
         metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
         metadata.storage_meta = self.storage_meta()
-        self._put_metadata(metadata)
-        self._save.checkpoint.commit()
+        self._require(self._put_metadata(metadata))
+        self._require(self._save.checkpoint.commit())
 
 
 def _file_of(plan: SavePlan) -> str:
@@ -321,121 +289,6 @@ def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[list[Any], list[Writ
         results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=_StorageInfo(name, offset, size)))
         offset += size
     return parts, results
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    """Metadata comes from storage: only what torch's own writer puts there is built."""
-
-    MODULES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "torch.distributed.tensor.")
-    NAMES = {
-        ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
-        ("pathlib", "PosixPath"), ("pathlib", "PurePosixPath"), ("pathlib._local", "PosixPath"), ("builtins", "set"),
-        ("builtins", "getattr"),
-    }  # fmt: skip
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):
-            return _enum_member
-        value = super().find_class(module, name) if self._allowed(module, name) else None
-        if value is None:
-            raise NebulaCorrupt(f"checkpoint metadata names {module}.{name}, which no torch writer puts there: not loaded")
-        return value
-
-    def _allowed(self, module: str, name: str) -> bool:
-        if (module, name) in self.NAMES or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            return True
-        return module.startswith(self.MODULES) and isinstance(super().find_class(module, name), type)
-
-
-def _enum_member(owner: Any, name: str) -> Any:
-    """Old pickles name an enum's member by getattr."""
-    import enum
-
-    if isinstance(owner, type) and issubclass(owner, enum.Enum):
-        return owner[name]
-    raise NebulaCorrupt("checkpoint metadata asks for an attribute of something that is no enum: not loaded")
-
-
-class NebulaStorageReader(StorageReader):
-    """Reads `path` = <persist>/<tag> from the fastest place that has it: memory, peer, storage; verified."""
-
-    def __init__(self, path: Any = None) -> None:
-        super().__init__()
-        self._path = None if path is None else os.fspath(path)
-        self._checkpoint: Any = None
-        self._storage_data: dict[Any, Any] = {}
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return NebulaStorageWriter.validate_checkpoint_id(checkpoint_id)
-
-    @property
-    def checkpoint_id(self) -> Any:
-        return self._path
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        if checkpoint_id is not None:
-            self._path = os.fspath(checkpoint_id)
-        self._checkpoint, self._storage_data = None, {}
-        if self._path is not None:
-            self._open()  # every rank comes here, and they agree; read_metadata is asked of the coordinator alone
-
-    def _open(self) -> Any:
-        if self._checkpoint is None:
-            if self._path is None:
-                raise NebulaConfigError("NebulaStorageReader has no path: give one, or a checkpoint_id to the load")
-            persist, tag = _split(self._path)
-            if not api.is_initialized():
-                _init_for(persist)  # a writer may follow
-            self._checkpoint = api.get_checkpoint(tag=tag, persist_path=persist)
-            if self._checkpoint is None:
-                raise NebulaNotFound(f"no complete checkpoint {tag!r} in memory or in {persist}")
-        return self._checkpoint
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """All ranks' metadata, or those of one `rank` where each has its own: torch asks for them when there are none of all."""
-        rank = kwargs.get("rank")
-        name = METADATA if rank is None else f"__{rank}{METADATA}"
-        metadata = _MetadataUnpickler(io.BytesIO(self._open().read_bytes(name))).load()
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
-        return metadata
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._storage_data = metadata.storage_data
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
-        by_file: dict[str, list[ReadItem]] = {}
-        for item in plan.items:
-            by_file.setdefault(self._storage_data[item.storage_index].relative_path, []).append(item)
-        for name, items in by_file.items():
-            with self._open().view(name) as data:
-                for item in items:
-                    info = self._storage_data[item.storage_index]
-                    self._read_item(item, data[info.offset : info.offset + info.length], planner)
-        future: TorchFuture[None] = TorchFuture()
-        future.set_result(None)
-        return future
-
-    def _read_item(self, item: ReadItem, data: memoryview, planner: LoadPlanner) -> None:
-        stream = io.BytesIO(data)
-        if item.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(item, stream)
-            return
-        tensor = torch.load(stream, map_location="cpu", weights_only=True)
-        for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            tensor = tensor.narrow(dimension, start, length)
-        target = planner.resolve_tensor(item).detach()
-        if target.size() != tensor.size():
-            raise NebulaCorrupt(f"{item.storage_index}: stored piece has shape {tuple(tensor.size())}, wanted {tuple(target.size())}")
-        target.copy_(tensor)
-        planner.commit_tensor(item, target)
 
 
 class _Known(NamedTuple):
@@ -564,7 +417,7 @@ def async_save(
 
     def wait() -> None:
         try:
-            checkpoint.wait("durable" if api.persist_path() else "committed")
+            checkpoint.wait("durable")
             future.set_result(metadata)
         except BaseException as error:  # noqa: BLE001  handed to whoever asks for the result
             future.set_exception(error)

@@ -1,0 +1,58 @@
+"""Where checkpoints of torch.distributed.checkpoint lie, and how a tensor stands in their files."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+
+from . import api, pickling
+from .errors import NebulaConfigError
+from .session import Session, default
+
+__all__ = ["METADATA", "frame", "is_place", "reading_session", "session_for", "split"]
+
+METADATA = ".metadata"
+
+
+def is_place(checkpoint_id: Any) -> bool:
+    """Whether it is a path of a directory."""
+    return isinstance(checkpoint_id, (str, os.PathLike)) and "://" not in os.fspath(checkpoint_id).removeprefix("file://")
+
+
+def split(path: Any) -> tuple[str, str]:
+    """<persist>/<tag> -> (absolute <persist>, <tag>); ~ and file:// lead where they do in init()."""
+    text = os.fspath(path).removeprefix("file://")
+    if "://" in text:
+        raise NebulaConfigError(f"{text}: checkpoints of torch.distributed.checkpoint lie in directories here: give <persist>/<tag>")
+    parent, tag = os.path.split(os.path.abspath(os.path.expanduser(text)))
+    named = api.persist_path()
+    return named if named and named.removeprefix("file://").rstrip("/") == parent else parent, tag
+
+
+def session_for(persist: str) -> Session:
+    """The session of the package's functions if it has this path or none yet, else one of this path with the same settings."""
+    if os.path.exists(persist) and not os.path.isdir(persist):
+        raise NebulaConfigError(f"{persist} is no directory: no checkpoint can be saved in it")
+    if not api.is_initialized():
+        api.init(persistent_storage_path=persist, persistent_time_interval=0)
+    elif api.persist_path() is None:
+        api.init(persistent_storage_path=persist)
+    return default._at(persist)
+
+
+def reading_session(persist: str) -> Session:
+    """The session to look for a checkpoint of this path with."""
+    if not api.is_initialized():
+        return session_for(persist)  # a writer may follow
+    return default._that_writes(persist)
+
+
+@functools.lru_cache(maxsize=1024)
+def frame(shape: torch.Size, dtype: torch.dtype) -> tuple[bytes, bytes]:
+    """What a complete torch file of one contiguous tensor has before and behind its bytes."""
+    template = torch.empty(shape, dtype=dtype, device="cpu")  # its memory is never touched
+    (before, _, after), _ = pickling.file_parts(template, template)
+    return before, after

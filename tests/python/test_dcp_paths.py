@@ -1,0 +1,131 @@
+"""torch.distributed.checkpoint in one process: several directories, directories of torch's own writer, and what a save says."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+
+import nebulaml as nm
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from nebulaml import dcp_reader
+from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def state(value):
+    return {"w": torch.full((64, 32), float(value)), "b": torch.arange(7) + value, "step": value, "half": torch.full((3,), value).bfloat16()}
+
+
+def save(path, value):
+    dcp.save(state(value), storage_writer=NebulaStorageWriter(path), no_dist=True)
+
+
+def load(path):
+    found = state(0)
+    dcp.load(found, storage_reader=NebulaStorageReader(path), no_dist=True)
+    return found
+
+
+def same(found, value):
+    wanted = state(value)
+    assert found.keys() == wanted.keys() and found["step"] == value
+    assert all(torch.equal(found[name], wanted[name]) for name in ("w", "b", "half"))
+
+
+def test_two_directories_in_one_process(place):
+    one, two = place.root / "one" / "step1", place.root / "two" / "step1"
+    for value in (1, 2):
+        save(one, value), save(two, 10 * value)
+    same(load(one), 2), same(load(two), 20)
+    assert nm.flush_persistence()  # of both
+    assert (one / ".metadata").exists() and (two / ".metadata").exists()
+    found = state(0)
+    dcp.load(found, checkpoint_id=two, no_dist=True)  # torch's own reader
+    same(found, 20)
+
+
+def test_a_directory_beside_that_of_init(place):
+    nm.init(place.storage, 0)
+    save(place.root / "elsewhere" / "step1", 3)
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("a", 1)
+    assert nm.persist_path() == str(place.storage)
+    same(load(place.root / "elsewhere" / "step1"), 3)
+    assert nm.get_latest_checkpoint().tag == "global_step1"
+
+
+def test_a_directory_of_torchs_own_writer_is_read(place):
+    dcp.save(state(5), checkpoint_id=place.root / "stock" / "step1", no_dist=True)
+    same(load(place.root / "stock" / "step1"), 5)
+
+
+def test_a_copy_without_hidden_folders_and_a_link_are_read(place):
+    save(place.storage / "step1", 4)
+    assert nm.flush_persistence()
+    nm._shutdown()
+    place.kill_agent()
+    shutil.copytree(place.storage / "step1", place.root / "copies" / "step1", ignore=shutil.ignore_patterns(".nebula"))
+    same(load(place.root / "copies" / "step1"), 4)
+    nm._shutdown()
+    os.symlink(place.storage, place.root / "link")
+    same(load(place.root / "link" / "step1"), 4)
+
+
+def test_only_the_wanted_ranges_are_fetched(place, monkeypatch):
+    save(place.storage / "step1", 6)
+    assert nm.flush_persistence()
+    fetched = []
+
+    class Counted(dcp_reader._PlainFile):
+        def fetch(self, offset, size):
+            fetched.append(size)
+
+    monkeypatch.setattr(dcp_reader, "_PlainFile", Counted)
+    shutil.copytree(place.storage / "step1", place.root / "copies" / "step1", ignore=shutil.ignore_patterns(".nebula"))
+    part = {"b": torch.zeros(7, dtype=torch.int64)}
+    dcp.load(part, storage_reader=NebulaStorageReader(place.root / "copies" / "step1"), no_dist=True)
+    assert torch.equal(part["b"], torch.arange(7) + 6) and sum(fetched) < 3000
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, ("exit 1",))
+
+
+@pytest.mark.parametrize(("module", "name"), [
+    ("torch.distributed.checkpoint.filesystem", "ThreadPoolExecutor"), ("torch.distributed.checkpoint.filesystem", "FileSystemWriter"),
+    ("torch.distributed.checkpoint.filesystem", "io.FileIO"), ("torch", "load"), ("os", "system"),
+])  # fmt: skip
+def test_metadata_builds_nothing_but_metadata(module, name):
+    text = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
+    with pytest.raises(nm.NebulaCorrupt, match="no torch writer puts there"):
+        dcp_reader._MetadataUnpickler(io.BytesIO(text)).load()
+    with pytest.raises(nm.NebulaCorrupt):
+        dcp_reader._MetadataUnpickler(io.BytesIO(pickle.dumps(Evil()))).load()
+
+
+def test_metadata_that_lead_out_of_a_stock_directory_are_refused(place):
+    folder = place.root / "stock" / "step1"
+    dcp.save(state(5), checkpoint_id=folder, no_dist=True)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    for info in metadata.storage_data.values():
+        info.relative_path = "../secret"
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointException, match="lies outside"):
+        load(folder)
+
+
+def test_a_save_that_failed_is_no_success(place, monkeypatch):
+    nm.init(place.storage, 0, on_error="warn")
+    monkeypatch.setattr(nm.Checkpoint, "_save_ranges", lambda *_: (_ for _ in ()).throw(nm.NebulaUnavailable("no agent")))
+    with pytest.raises(CheckpointException, match="no agent"):
+        save(place.storage / "step1", 1)
+    place.root.joinpath("file").write_text("")
+    with pytest.raises(CheckpointException, match="is no directory"):
+        save(place.root / "file" / "step1", 1)
