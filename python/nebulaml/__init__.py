@@ -87,11 +87,14 @@ __all__ = [
 
 # Name -> module that defines it, imported at first use: each needs a framework that may not be there.
 _LAZY: dict[str, str] = {
+    "Best": ".policy",
     "Event": ".events",
+    "Manager": ".manager",
     "NebulaCallback": ".lightning",
     "NebulaCheckpointIO": ".lightning",
     "NebulaDeepspeedStrategy": ".lightning",
     "NebulaTrainerMixin": ".hf",
+    "Restored": ".manager",
     "attach": ".attaching",
     "export_safetensors": ".export",
     "rng_state": ".rng",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ import torch
 from . import _nebula, dense, unpickling
 from .errors import NebulaConfigError, NebulaError
 
-__all__ = ["load", "load_into"]
+__all__ = ["load", "load_into", "load_own", "load_part"]
 
 # Layouts whose tensors keep their number of elements.
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -80,23 +82,32 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
     Containers must have the same keys and lengths, tensors the same shape and dtype; all is checked before anything
     is changed. Values that are not tensors replace those of ``target``. Returns ``target``.
     """
-    weights_only = _is_weights_only(weights_only)
-    view = memoryview(mapped)
-    mapped.fetch_headers()
-    storage = _storage_of(mapped)
-    try:
-        if not _is_zip(mapped):
-            raise unpickling.NotPlain
-        source = unpickling.read_plain(mapped, "cpu", storage)
-    except unpickling.NotPlain:
-        mapped.fetch(0, len(view))
-        source = load(mapped, "cpu", weights_only, storage, name)
-    root, state = target, source
+    load_part(mapped, target, name, weights_only)
+    return target
+
+
+def load_part(
+    mapped: _nebula.Map,
+    target: Any,
+    name: str,
+    weights_only: bool | None = None,
+    select: Callable[[str], bool] | None = None,
+    strict: bool = True,
+) -> list[str]:
+    """load_into() of the keys that ``select`` takes; None: all. Not ``strict``: what does not fit is left out, and returned in words."""
+    file = _Lazy(mapped, name, weights_only)
+    source, root, state = file.source, target, file.source
     made: set[str] = set()
     if isinstance(root, torch.nn.Module):
         target = root.state_dict()
         if isinstance(source, torch.nn.Module):
             state = source = source.state_dict()
+    if select is not None:
+        if not isinstance(source, dict) or not isinstance(target, dict):
+            raise NebulaConfigError(f"{name} is no dict of names: it is restored as a whole, or not at all")
+        target = {key: value for key, value in target.items() if select(str(key))}
+        state = source = {key: value for key, value in source.items() if select(str(key))}
+    if isinstance(root, torch.nn.Module):
         made = _made(root, target)
         if made and isinstance(source, dict):
             # Only the module knows what values that are no tensors, or extra state, may become.
@@ -108,16 +119,65 @@ def load_into(mapped: _nebula.Map, target: Any, name: str, weights_only: bool | 
         plan.tensor(source, target, name)
     else:
         plan.container(source, target, name)
-    if plan.problems:
-        shown = "\n  ".join(plan.problems[:20])
-        more = f"\n  and {len(plan.problems) - 20} more" if len(plan.problems) > 20 else ""
-        raise NebulaConfigError(f"{name} does not fit what it is loaded into:\n  {shown}{more}")
-    if made:
-        mapped.fetch(0, len(view))
+    if plan.problems and strict:
+        raise NebulaConfigError(f"{name} does not fit what it is loaded into:\n  {in_lines(plan.problems)}")
+    is_part = not strict or select is not None
+    if made and not is_part:
+        file.fetch_all()
         root.load_state_dict(state)
     else:
-        plan.run(mapped, storage)
-    return root
+        plan.run(mapped, file.storage)
+    if made and is_part and isinstance(state, dict):
+        file.fetch_all()
+        fitting = {key: state[key] for key in made & state.keys() if _is_free(key, state[key]) or _fits(state[key], root.state_dict()[key])}
+        root.load_state_dict(fitting, strict=False)
+    if select is not None and root is not target and not isinstance(root, torch.nn.Module):
+        root.update(target)
+    return plan.problems
+
+
+def load_own(mapped: _nebula.Map, name: str, weights_only: bool | None = None) -> Any:
+    """The object of a file with tensors in memory of their own: none of them keeps the file. What is read is copied once."""
+    file = _Lazy(mapped, name, weights_only)
+    if not file.is_plain:
+        return file.source
+    plan = _Plan()
+    twin = plan.twin(file.source, {})
+    plan.run(mapped, file.storage)
+    return twin
+
+
+def in_lines(problems: list[str]) -> str:
+    """The first twenty, and how many more there are."""
+    return "\n  ".join(problems[:20]) + (f"\n  and {len(problems) - 20} more" if len(problems) > 20 else "")
+
+
+class _Lazy:
+    """A file whose bytes may still be in storage, and its object, whose tensors have no values before they are fetched."""
+
+    def __init__(self, mapped: _nebula.Map, name: str, weights_only: bool | None) -> None:
+        weights_only = _is_weights_only(weights_only)
+        self._mapped = mapped
+        mapped.fetch_headers()
+        self.storage = _storage_of(mapped)
+        self.is_plain = True
+        try:
+            if not _is_zip(mapped):
+                raise unpickling.NotPlain
+            self.source = unpickling.read_plain(mapped, "cpu", self.storage)
+        except unpickling.NotPlain:
+            self.is_plain = False
+            self.fetch_all()
+            self.source = load(mapped, "cpu", weights_only, self.storage, name)
+
+    def fetch_all(self) -> None:
+        self._mapped.fetch(0, len(memoryview(self._mapped)))
+
+
+def _fits(source: Any, target: Any) -> bool:
+    return isinstance(source, torch.Tensor) == isinstance(target, torch.Tensor) and getattr(source, "shape", None) == getattr(
+        target, "shape", None
+    )
 
 
 def _made(module: torch.nn.Module, state: dict[str, Any]) -> set[str]:
@@ -196,6 +256,19 @@ class _Plan:
         else:
             expected, found = type(target).__name__, type(source).__name__
             self.problems.append(f"{path}: {expected} expected, the checkpoint has {found}")
+
+    def twin(self, value: Any, memo: dict[int, Any]) -> Any:
+        """The same containers, with tensors that run() fills."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in memo:
+                memo[id(value)] = (torch.empty_like(value), value)  # held: no other takes its place
+                self.copies.append(memo[id(value)])
+            return memo[id(value)][0]
+        if type(value) in (dict, OrderedDict):
+            return type(value)((key, self.twin(part, memo)) for key, part in value.items())
+        if type(value) in (list, tuple):
+            return type(value)(self.twin(part, memo) for part in value)
+        return value
 
     def item(self, source: Any, target: Any, key: Any, path: str) -> None:
         old, path = target[key], f"{path}[{key!r}]"

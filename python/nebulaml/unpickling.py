@@ -285,10 +285,22 @@ def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedS
     try:
         return _with_torch(torch._weights_only_unpickler, mapped, map_location, storage)
     except pickle.UnpicklingError as failure:
+        needed = _needed(mapped, storage)
+        more = f" It needs {', '.join(needed)}: allow them by torch.serialization.add_safe_globals([...])," if needed else ""
         raise pickle.UnpicklingError(
-            f"{failure}. The file holds more than tensors and plain values; load it with weights_only=False if you "
-            "trust it, or allow the class with torch.serialization.add_safe_globals"
+            f"{failure}. The file holds more than tensors and plain values.{more} or load it with weights_only=False if you trust it"
         ) from None
+
+
+def _needed(mapped: _nebula.Map, storage: torch.UntypedStorage) -> list[str]:
+    """The names beyond tensors and plain values that a file asks for, as far as torch can tell."""
+    try:
+        unpickler = torch._weights_only_unpickler
+        content = _Records(mapped, storage).content("data.pkl")
+        known = {*unpickler._get_allowed_globals(), *unpickler._get_user_allowed_globals()}
+        return sorted(set(unpickler.get_globals_in_pkl(io.BytesIO(content))) - known)
+    except Exception:  # it is a hint, made of parts of torch that are not in every release
+        return []
 
 
 def _with_torch(module: Any, mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:

@@ -1,0 +1,103 @@
+"""Notices: SIGTERM, by which a scheduler says that this process is to end soon; and what all ranks of a job know of it at the same step."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from . import ranks
+from .errors import NebulaConfigError, NebulaUnavailable
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["Notices"]
+
+log = logging.getLogger("nebulaml")
+
+KEPT_STEPS = 1000  # whose answers stay in the key-value store, for ranks that are behind
+
+
+class Notices:
+    """What one manager knows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.proxy(engine)
+        self.is_here = False  # of several ranks: for all of them, at the same step
+        self._has_come = False  # to this rank
+        self._is_answered = False  # a save has followed
+        self._is_listening = False
+        self._before: Any = None  # the handler that was there
+
+    def listen(self) -> None:
+        """From now on SIGTERM is a notice, and a second one ends the process. Not where the program ignores it, or in another thread."""
+        if self._is_listening or threading.current_thread() is not threading.main_thread():
+            return
+        self._is_listening = True
+        before = signal.getsignal(signal.SIGTERM)
+        if before is signal.SIG_IGN or before is None:
+            return
+        self._before = before
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_first, self._has_come = not self._has_come, True
+        if self._engine.place().world == 1 or ranks.store() is None:
+            self.is_here = True
+        if callable(self._before):
+            self._before(number, frame)
+        elif not is_first:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    def answered(self) -> None:
+        """A version was saved."""
+        self._is_answered = self.is_here
+
+    def agree(self, step: int, asks_clock: bool, is_due: Callable[[], bool]) -> bool:
+        """Whether a save is due now by a notice or, if asked, by rank 0's clock: the same on all ranks."""
+        place = self._engine.place()
+        mine = (self._has_come and not self._is_answered) or (asks_clock and place.rank == 0 and is_due())
+        if place.world == 1:
+            return mine
+        shared = ranks.store()
+        if shared is None:
+            if asks_clock:
+                raise NebulaConfigError(
+                    f"save_every_s with {place.world} ranks needs a process group, through which they agree on a step: call "
+                    "torch.distributed.init_process_group() first, or save by steps"
+                )
+            return False  # one rank alone makes no version
+        return self._through(shared, place, step, mine)
+
+    def _through(self, shared: Any, place: ranks.Place, step: int, mine: bool) -> bool:
+        prefix = f"nebula/due/{self._engine.agreement.number}"
+        if place.rank != 0:
+            if mine:
+                shared.set(f"{prefix}/notice", "1")
+            try:
+                answer = shared.get(f"{prefix}/{step}").decode()
+            except Exception as failure:
+                raise NebulaUnavailable(
+                    f"rank {place.rank} asks should_save({step}), and rank 0 has not answered: each rank asks at each step ({failure})"
+                ) from failure
+        else:
+            noticed = shared.check([f"{prefix}/notice"]) and not self._is_answered
+            answer = "notice" if noticed or (self._has_come and not self._is_answered) else "1" if mine else "0"
+            shared.set(f"{prefix}/{step}", answer)
+            if step >= KEPT_STEPS:
+                shared.delete_key(f"{prefix}/{step - KEPT_STEPS}")
+        self.is_here |= answer == "notice"
+        return answer != "0"
+
+    def forget(self) -> None:
+        """The handler that was there takes its place again."""
+        if self._before is not None and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, self._before)
+            self._before = None

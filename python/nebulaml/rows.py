@@ -1,0 +1,51 @@
+"""Rows: a list of typed rows that shows itself as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from typing import Any, TypeVar
+
+__all__ = ["Rows", "human_bytes"]
+
+T = TypeVar("T")
+
+
+def human_bytes(size: int) -> str:
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} B"
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name == "size":
+        return human_bytes(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_shown('', part)}" for key, part in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+class Rows(list[T]):
+    """A list of dataclasses; in a notebook, and at the prompt, a table."""
+
+    def _table(self) -> list[list[str]]:
+        names = [field.name for field in dataclasses.fields(self[0])]  # type: ignore[arg-type]
+        return [names, *([_shown(name, getattr(row, name)) for name in names] for row in self)]
+
+    def __repr__(self) -> str:
+        if not self:
+            return "(no rows)"
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return "<i>no rows</i>"
+        head, *rows = self._table()
+        lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
+        lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+        return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

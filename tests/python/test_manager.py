@@ -1,0 +1,412 @@
+"""nm.Manager: when it saves, what it keeps, what it restores, and what it says of failures."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import nebulaml as nm
+import pytest
+import torch
+from nebulaml import policy
+from waiting import until
+
+
+def made(seed=0):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    return model, optimizer, scheduler
+
+
+def train(model, optimizer, scheduler, steps=1):
+    for _ in range(steps):
+        loss = model(torch.arange(24.0).view(6, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+    return loss.item()
+
+
+def items(model, optimizer, scheduler):
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+
+@pytest.fixture
+def manager(place):
+    with nm.Manager(place.storage) as found:
+        yield found
+
+
+def save(manager, *steps, **metrics):
+    for step in steps:
+        assert manager.save(step, {"model": {"w": torch.full((8,), float(step))}}, metrics={name: value(step) for name, value in metrics.items()})
+
+
+def test_a_run_goes_on_bit_for_bit_in_another_process(place):
+    parts = made()
+    with nm.Manager(place.storage) as manager:
+        train(*parts, 3)
+        assert manager.save(3, {**items(*parts), "extra": {"epoch": 1}}, metrics={"loss": 0.5}, metadata={"note": "first"})
+        wanted = train(*parts, 2)
+    others = made(1)
+    with nm.Manager(place.storage) as manager:
+        found = manager.restore(items(*others))
+        assert (found.step, found.metrics, found.metadata, found.extra) == (3, {"loss": 0.5}, {"note": "first"}, {"epoch": 1})
+        assert train(*others, 2) == wanted
+
+
+def test_nothing_there_is_none_and_a_missing_step_is_named(manager):
+    assert manager.restore({"model": made()[0]}) is None and manager.latest_step() is None and manager.all_steps() == []
+    save(manager, 5)
+    with pytest.raises(nm.NebulaNotFound, match=r"no checkpoint of step 7 in .*; there are: 5"):
+        manager.restore({"model": {"w": torch.zeros(8)}}, step=7)
+
+
+def test_it_saves_every_so_many_steps_and_when_forced(place):
+    with nm.Manager(place.storage, save_every_steps=3) as manager:
+        saved = [step for step in range(1, 10) if manager.should_save(step) and manager.save(step, {"model": {"w": torch.zeros(2)}})]
+        assert saved == [3, 6, 9]
+        assert manager.save(10, {"model": {"w": torch.zeros(2)}}) is None
+        assert manager.save(10, {"model": {"w": torch.zeros(2)}}, force=True).step == 10
+        assert not manager.should_save(9)  # it is there
+
+
+def test_it_saves_when_seconds_have_passed(place):
+    with nm.Manager(place.storage, save_every_s="300ms", save_every_steps=1000) as manager:
+        assert not manager.should_save(1)
+        time.sleep(0.4)
+        assert manager.should_save(2) and manager.should_save(2)
+        manager.save(2, {"model": {"w": torch.zeros(2)}})
+        assert not manager.should_save(3) and manager.should_save(1000)
+
+
+def test_sigterm_asks_for_one_save_and_a_second_one_ends_the_process(place):
+    output = place.run(
+        """
+        with nm.Manager(sys.argv[1], save_every_steps=1000) as manager:
+            for step in range(1, 6):
+                if step == 3:
+                    signal.raise_signal(signal.SIGTERM)
+                if manager.should_save(step):
+                    manager.save(step, {"model": {"w": torch.ones(3)}})
+                    say("saved", step)
+                if manager.stop_requested:
+                    break
+            say("stopped", step, manager.should_save(4))
+            signal.raise_signal(signal.SIGTERM)
+        say("not here")
+        """,
+        place.storage,
+        returncode=-signal.SIGTERM,
+    )
+    assert output.splitlines() == ["saved 3", "stopped 3 False"]
+    with nm.Manager(place.storage) as manager:
+        assert manager.latest_step() == 3
+
+
+def test_the_handler_of_the_program_is_called_and_comes_back(place):
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(1))
+    try:
+        with nm.Manager(place.storage, save_every_steps=1000) as manager:
+            assert not manager.should_save(1)
+            signal.raise_signal(signal.SIGTERM)
+            assert came == [1] and manager.should_save(2) and manager.stop_requested
+        signal.raise_signal(signal.SIGTERM)
+        assert came == [1, 1]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("rules", "stay"), [
+    ({}, [1, 2, 3, 4, 5, 6, 7, 8]),
+    ({"last": 2}, [7, 8]),
+    ({"last": 2, "every": 4}, [4, 7, 8]),
+    ({"every": 3}, [3, 6, 8]),
+    ({"best": nm.Best("loss", count=2)}, [3, 4, 8]),
+    ({"best": nm.Best("loss", "max", 1), "last": 1}, [8]),
+    ({"best": nm.Best("other")}, [8]),
+])  # fmt: skip
+def test_the_rules_name_what_stays(rules, stay):
+    metrics = {step: {"loss": abs(step - 3.4)} for step in range(1, 9)}
+    assert sorted(policy.kept(policy.Keep(**rules), list(range(8, 0, -1)), metrics, [])) == stay
+    assert sorted(policy.kept(policy.Keep(**rules), list(range(8, 0, -1)), metrics, [1, 99])) == sorted({*stay, 1})
+
+
+def test_a_metric_that_is_no_number_is_never_the_best():
+    assert policy.Best("loss").order({1: {"loss": float("nan")}, 2: {"loss": 3}, 3: {}, 4: {"loss": 3}}) == [4, 2]
+
+
+def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
+    loss = {1: 0.9, 2: 0.1, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.8}
+    with nm.Manager(place.storage, keep_last=2, keep_best=nm.Best("loss")) as manager:
+        for step in loss:
+            save(manager, step, loss=loss.get)
+            manager.wait()
+            if step == 1:
+                manager.pin(1, "the one to compare with")
+        manager.wait()
+        assert manager.all_steps() == [1, 2, 5, 6] and manager.best_step() == 2 and manager.best_step("loss", "max") == 1
+        rows = manager.checkpoints()
+        assert [row.step for row in rows] == [6, 5, 2, 1] and rows[-1].pinned == "the one to compare with"
+        assert rows[2].metrics == {"loss": 0.1} and rows[0].state == "durable" and rows[0].size > 0
+        assert "the one to compare with" in repr(rows) and "<td>0.1" in rows._repr_html_().replace("loss=", "")
+        manager.unpin(1)
+        save(manager, 7, loss=lambda step: 1.0)
+        manager.wait()
+        assert manager.all_steps() == [2, 6, 7]
+    assert sorted(path.name for path in place.storage.glob("global_step*")) == ["global_step2", "global_step6", "global_step7"]
+
+
+def test_without_wait_old_versions_go_in_the_background(place):
+    with nm.Manager(place.storage, keep_last=1) as manager:
+        for step in (1, 2, 3):
+            save(manager, step)
+            manager.wait(step)
+        until(lambda: [path.name for path in place.storage.glob("global_step*")] == ["global_step3"], 30, "two removals")
+
+
+def test_delete_refuses_the_newest_and_the_pinned(manager):
+    save(manager, 1, 2, 3)
+    manager.pin(1, "why not")
+    with pytest.raises(nm.NebulaConfigError, match="is pinned"):
+        manager.delete(1)
+    manager.wait()
+    with pytest.raises(nm.NebulaConfigError, match="newest"):
+        manager.delete(3)
+    manager.delete(2)
+    assert manager.all_steps() == [1, 3]
+    with pytest.raises(nm.NebulaNotFound):
+        manager.delete(2)
+
+
+def test_some_items_some_keys_and_what_does_not_fit(manager, caplog):
+    model, optimizer, scheduler = made()
+    train(model, optimizer, scheduler)
+    manager.save(1, {"model": model, "optimizer": optimizer})
+    other, other_optimizer, _ = made(1)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    manager.restore({"model": other, "optimizer": other_optimizer}, keys=["model.0.*"])
+    now, wanted = other.state_dict(), model.state_dict()
+    assert torch.equal(now["0.weight"], wanted["0.weight"]) and torch.equal(now["2.weight"], before["2.weight"])
+    assert not other_optimizer.state
+    larger = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
+    with pytest.raises(nm.NebulaConfigError, match=r"2\.weight.*shape \(3, 8\) expected"):
+        manager.restore({"model": larger})
+    manager.restore({"model": larger, "missing": {"a": 1}}, strict=False)
+    assert torch.equal(larger[0].weight, model[0].weight)
+    assert "item 'missing' is not in the checkpoint" in caplog.text and "shape (3, 8) expected" in caplog.text
+    with pytest.raises(nm.NebulaNotFound, match="has no item 'missing'; it has: model, optimizer"):
+        manager.restore({"missing": {"a": 1}})
+    with pytest.raises(nm.NebulaConfigError, match="begins with none of the items"):
+        manager.restore({"model": other}, keys=["encoder.*"])
+
+
+def test_an_optimizer_that_has_its_tensors_gets_values_into_them(manager):
+    parts = made()
+    train(*parts, 2)
+    manager.save(1, {"optimizer": parts[1]})
+    others = made(1)
+    train(*others)
+    first = next(iter(others[1].state.values()))["exp_avg"]
+    manager.restore({"optimizer": others[1]})
+    assert next(iter(others[1].state.values()))["exp_avg"] is first
+    assert torch.equal(first, next(iter(parts[1].state.values()))["exp_avg"])
+    assert others[1].param_groups[0]["lr"] == parts[1].param_groups[0]["lr"]
+
+
+def mapped_files():
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "nebula-test-" in line]
+
+
+def test_a_resume_keeps_no_file(manager):
+    parts = made()
+    big = torch.nn.Linear(600, 600)
+    train(*parts)
+    manager.save(1, {"big": big, "optimizer": parts[1], "extra": {"t": torch.ones(1 << 20)}})
+    manager.wait()
+    gc.collect()
+    before = len(mapped_files())
+    others, target = made(1), torch.nn.Linear(600, 600)
+    found = manager.restore({"big": target, "optimizer": others[1]})
+    gc.collect()
+    assert len(mapped_files()) <= before
+    assert found.extra["t"].sum() == 1 << 20 and torch.equal(target.weight, big.weight)
+
+
+def test_wrappers_of_torch_leave_no_mark_in_the_names(manager):
+    model = torch.nn.Linear(3, 3)
+    manager.save(1, {"model": torch.compile(model)})
+    other = torch.nn.Linear(3, 3)
+    manager.restore({"model": other})
+    assert torch.equal(other.weight, model.weight)
+
+
+class Odd:
+    pass
+
+
+def test_loads_are_safe_and_say_what_a_file_needs(place, manager):
+    target = {"w": torch.zeros(8)}
+    manager.save(1, {"model": {"w": torch.ones(8)}, "extra": Odd()})
+    with pytest.raises(nm.NebulaConfigError, match=rf"It needs {Odd.__module__}\.Odd: .*add_safe_globals.*weights_only=False"):
+        manager.restore({"model": target})
+    assert target["w"].sum() == 0
+    with nm.Manager(place.storage, weights_only=False) as trusting:
+        assert isinstance(trusting.restore({"model": target}).extra, Odd)
+    with torch.serialization.safe_globals([Odd]):
+        assert isinstance(manager.restore({"model": target}).extra, Odd)
+
+
+def test_a_failure_that_comes_later_is_raised_by_the_next_call_or_listed(place, monkeypatch):
+    monkeypatch.setenv("NEBULA_PERSIST_GIVE_UP", "100ms")
+    place.storage.write_text("not a directory")
+    events = []
+    for on_error, job in (("raise", "a"), ("warn", "b")):
+        with nm.Manager(place.storage, on_error=on_error, job=job) as manager:
+            manager.on_event(events.append)
+            save(manager, 1)
+            until(lambda manager=manager: manager._engine._late, 30, "the agent to give up")
+            if on_error == "raise":
+                with pytest.raises(nm.NebulaError, match="'global_step1' is not durable"):
+                    manager.save(2, {"model": {"w": torch.zeros(2)}})
+                assert manager.errors == []
+            else:
+                assert manager.save(2, {"model": {"w": torch.zeros(2)}})
+                assert "'global_step1' is not durable" in str(manager.errors[0])
+    assert [event for event in events if event.kind == "lost" and event.step == 1]
+
+
+def test_a_save_that_fails_is_raised_or_none(place, monkeypatch):
+    def fail(*_):
+        raise nm.NebulaUnavailable("no agent")
+
+    monkeypatch.setattr(nm.Checkpoint, "_save", fail)
+    with nm.Manager(place.storage, job="a") as manager, pytest.raises(nm.NebulaUnavailable):
+        manager.save(1, {"model": {"w": torch.zeros(2)}})
+    with nm.Manager(place.storage, on_error="warn", job="b") as manager:
+        assert manager.save(1, {"model": {"w": torch.zeros(2)}}) is None
+        assert "no agent" in str(manager.errors[0]) and manager.all_steps() == []
+
+
+def test_waiting_on_an_event_loop_lets_it_go_on(manager):
+    async def main():
+        save(manager, 1)
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(tick())
+        await manager.wait_async(1, timeout=60)
+        ticking.cancel()
+        return ticks
+
+    assert asyncio.run(main()) > 1 and manager.checkpoint(1).state == "durable"
+
+
+def test_two_managers_and_the_functions_of_the_package_live_side_by_side(place):
+    nm.init(place.root / "third", 0)
+    with nm.Manager(place.root / "one") as one, nm.Manager(place.root / "two") as two:
+        save(one, 1)
+        save(two, 2, 3)
+        with nm.Checkpoint("global_step9") as checkpoint:
+            checkpoint.save("a", 1)
+        assert (one.all_steps(), two.all_steps()) == ([1], [2, 3])
+        assert two.save(4, {"model": {"w": torch.zeros(1)}}).wait("durable", 30) is None
+    assert nm.get_latest_checkpoint().tag == "global_step9"
+
+
+def test_what_cannot_be_meant_is_refused_at_once(place):
+    for wrong in ({"keep_last": 0}, {"keep_every": -1}, {"keep_best": "loss"}, {"save_every_steps": 0}, {"save_every_s": "soon"}):
+        with pytest.raises(nm.NebulaConfigError):
+            nm.Manager(place.storage, **wrong)
+    with pytest.raises(nm.NebulaConfigError):
+        nm.Best("loss", mode="lowest")
+    with nm.Manager(place.storage) as manager:
+        for items_ in ({}, {"a.b": 1}, {"": 1}, [1]):
+            with pytest.raises(nm.NebulaConfigError):
+                manager.save(1, items_)
+        for step in (-1, True, 1.5, "1"):
+            with pytest.raises(nm.NebulaConfigError):
+                manager.save(step, {"model": {}})
+        assert manager.all_steps() == []
+
+
+RANK = """
+    import datetime, torch.distributed as dist
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    rank = dist.get_rank()
+    model = torch.nn.Linear(4, 4)
+    torch.nn.init.constant_(model.weight, 2.0)
+    with nm.Manager(sys.argv[1], save_every_s="200ms", replicated=["model"], keep_last=1) as manager:
+        saved = []
+        for step in range(1, 30):
+            if rank == 1 and step == 20:
+                signal.raise_signal(signal.SIGTERM)
+            if manager.should_save(step):
+                manager.save(step, {"model": model, "own": {"rank": torch.tensor(rank), "step": step}})
+                saved.append(step)
+            if manager.stop_requested:
+                break
+            time.sleep(0.02)
+            dist.barrier()
+        manager.wait()
+        own = {"rank": torch.tensor(-1), "step": 0}
+        found = manager.restore({"model": model, "own": own})
+        say(rank, saved, found.step == saved[-1] == own["step"], int(own["rank"]), sorted(manager.checkpoint(found.step).files))
+"""
+
+
+def test_ranks_save_the_same_steps_by_rank_0s_clock_and_after_a_notice_to_any_of_them(place, monkeypatch, free_port):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    ranks = []
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        ranks.append(place.trainer(RANK, place.storage))
+    outputs = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), outputs
+    files = "['model.pt', 'nebula-metadata.json', 'own.00000.pt', 'own.00001.pt']"
+    steps = outputs[0].partition("]")[0].partition("[")[2]
+    assert outputs == [f"{rank} [{steps}] True {rank} {files}" for rank in (0, 1)]
+    assert len(steps.split(",")) >= 2 and int(steps.split(",")[-1]) in (20, 21)
+
+
+@pytest.fixture
+def free_port():
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_thread_may_own_the_manager(place):
+    found = []
+
+    def work():
+        with nm.Manager(place.storage, save_every_steps=1) as manager:
+            if manager.should_save(1):
+                save(manager, 1)
+            found.append(manager.all_steps())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [[1]]
+    assert os.path.exists(place.runtime)
