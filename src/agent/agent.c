@@ -209,7 +209,7 @@ undo_replica:
         os->close(agent->listen_fd);
         os->unlink(place->socket);
 undo_memory:
-        memory_settle(&agent->catalogue.memory, false);
+        memory_stop_removing(&agent->catalogue.memory, false);
         publish_done(&agent->catalogue);
         survival_log_close(&agent->catalogue);
         catalogue_done(&agent->catalogue);
@@ -324,7 +324,7 @@ void agent_stop(struct agent *agent, bool forget)
         replica_stop(catalogue);
         os->close(agent->listen_fd);
         /* Images first: catalogue_done only drops holds on them, and must not doom what stays. */
-        memory_settle(&catalogue->memory, forget);
+        memory_stop_removing(&catalogue->memory, forget);
         if (forget)
                 publish_forget(catalogue);
         publish_done(catalogue);

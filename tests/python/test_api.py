@@ -246,7 +246,7 @@ def test_a_save_that_fails_in_a_checkpoint_that_is_complete_already_stops_nothin
         patch.setattr(engine.default, "session", lambda: (_ for _ in ()).throw(NebulaUnavailable("no agent")))
         patch.setattr(checkpoint, "_handle", None)
         assert checkpoint.save("b.pt", 2) is False
-    assert checkpoint.commit() is False and "is complete and stays" in caplog.text
+    assert checkpoint.commit() is False and "is complete and cannot be failed" in caplog.text
     assert list(nm.get_checkpoint("counted").files) == ["a.pt"]
 
 

@@ -69,7 +69,7 @@ def test_a_trainer_waits_once_for_storage_that_hangs_and_not_at_every_save(slow,
     nebulaml.init(str(slow.storage), 0, 2, on_full="wait", on_error="raise")
     assert save(1)
     for step in (2, 3, 4):
-        with pytest.raises(NebulaError, match="nothing has become durable for too long"):
+        with pytest.raises(NebulaError, match="no version has become durable for too long"):
             save(step)
     log = (slow.runtime / "agent.log").read_text()
     assert log.count("waits for memory:") == 1 and not stored(slow, 1)
@@ -107,7 +107,7 @@ def test_stream_without_a_usable_local_disk_waits_as_wait_does(slow, monkeypatch
     for step in (1, 2, 3):
         assert save(step) and memory_bytes(slow) <= BUDGET
         assert step == 1 or stored(slow, step - 1)
-    assert "cannot be streamed, it waits for memory" in (slow.runtime / "agent.log").read_text()
+    assert "cannot be streamed to a local disk, so it waits for memory" in (slow.runtime / "agent.log").read_text()
     nebulaml.flush_persistence()
     assert all(holds(step) for step in (1, 2, 3))
 

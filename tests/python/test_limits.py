@@ -60,7 +60,7 @@ def test_without_named_images_a_version_of_too_many_files_fails_alone_and_says_w
         HARD
         + """
     c = save(1, 1000)
-    say(c.state, "files that the agent may have open" in str(c.error))
+    say(c.state, "files that the agent may open" in str(c.error))
     for step in (2, 3, 4):
         say(save(step, 5).state)
     """,

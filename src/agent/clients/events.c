@@ -13,7 +13,8 @@ bool event_is_late(const struct catalogue *catalogue, const struct version *vers
         return os->now_ns() - version->activity_ns >= (int64_t)catalogue->takeover_s * 1000000000;
 }
 
-/* Ranks of this node have closed their parts, and what is missing may never come: they train on and nothing is stored. */
+/* Whether ranks of this node have closed their parts and the missing parts may never come. The trainers then go on,
+ * and nothing is stored. */
 static bool waits_for_long(const struct catalogue *catalogue, const struct version *version)
 {
         bool any_closed = false;
@@ -25,7 +26,7 @@ static bool waits_for_long(const struct catalogue *catalogue, const struct versi
         return any_closed && event_is_late(catalogue, version);
 }
 
-/* Once for each version. */
+/* Reports each late version once. */
 static void look_for_late(const struct catalogue *catalogue, struct job *job)
 {
         for (struct version *version = job->live; version; version = version->next_live) {
@@ -41,14 +42,14 @@ static void look_for_late(const struct catalogue *catalogue, struct job *job)
         }
 }
 
-/* When this version's fate was decided, or it was found to wait for long; 0: neither, or nobody is to be told. */
+/* When the version's fate was decided, or when it was found to wait for long. 0: neither, or no program needs to know. */
 static double decided_at(const struct version *version)
 {
         if (commit_open(version))
                 return version->late_at;
         if (version->life.state == NEBULA_STATE_DURABLE)
                 return lifecycle_at(&version->life, NEBULA_STATE_DURABLE);
-        /* One that never was complete is told of by who could not complete it. */
+        /* A version that failed before it was complete is not an event: the rank that could not complete it reports it. */
         if (version->life.state == NEBULA_STATE_FAILED && lifecycle_at(&version->life, NEBULA_STATE_COMMITTED) > 0)
                 return lifecycle_at(&version->life, NEBULA_STATE_FAILED);
         return 0;

@@ -1,17 +1,17 @@
 /*
- * events.h - what a program's own log should say of its checkpoints: which
- * became durable, which never will, which wait for other ranks for long, and
- * that storage fails. Nothing is queued: the versions themselves, and the job's
- * last failure, are the record.
+ * events.h - the events for a program's own log: a checkpoint became durable,
+ * will never become durable, or waits long for other ranks; storage fails.
+ * There is no queue: the events are derived from the versions and the job's
+ * last failure.
  */
 #ifndef NB_AGENT_CLIENTS_EVENTS_H
 #define NB_AGENT_CLIENTS_EVENTS_H
 
 #include "agent/catalogue/catalogue.h"
 
-/* The first that came after `since`, in seconds since 1970. False: none has. Lock held. */
+/* Finds the first event after `since`, in seconds since 1970. False: there is none yet. Lock held. */
 bool event_next(const struct catalogue *catalogue, struct job *job, double since, struct ipc_event *ret_event);
-/* Nothing has been done to a version for so long that ranks that it still waits for may never come. */
+/* Whether a version has not changed for so long that the ranks it waits for may never come. */
 bool event_is_late(const struct catalogue *catalogue, const struct version *version);
 
 #endif

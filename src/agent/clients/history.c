@@ -14,7 +14,7 @@ static const char header[] = "tag,step,generation,world,files,size_bytes,result,
                              "captured,committed,durable,persist_seconds,persist_mib_per_s,error\n";
 
 struct capture_sums {
-        int64_t blocked_ns, copy_ns, cpu_ns; /* blocked and copy: of the slowest rank */
+        int64_t blocked_ns, copy_ns, cpu_ns; /* blocked and copy: those of the slowest rank */
         uint64_t fault_count;
 };
 
@@ -63,7 +63,7 @@ json_t *history_json(const struct version *version)
         return row;
 }
 
-/* A field in quotes, with quotes doubled and newlines as spaces: one version is one line. */
+/* Puts a field in quotes, doubles its quotes, and replaces newlines by spaces: one version is one line. */
 static void quote(const char *text, char *ret_text, size_t size)
 {
         size_t used = 0;
@@ -110,12 +110,13 @@ static int append(const char *directory, const char *line)
         if (fd < 0)
                 return fd;
         result = os->fstat(fd, &stat);
-        /* Under a name that everybody knows, in a directory that may be shared, others could have lines added to any file of ours. */
+        /* The file's name is well known and its directory may be shared. So another user could put a link there, and
+         * the agent would append to any of this user's files. */
         if (result >= 0 && (stat.kind != OS_KIND_FILE || stat.link_count != 1))
                 result = -EMLINK;
         if (result >= 0 && !stat.size)
                 result = (int)os->write(fd, header, sizeof header - 1);
-        /* One call per line: two agents that append do not mix theirs. */
+        /* One write per line, so that lines of two agents do not mix. */
         if (result >= 0)
                 result = (int)os->write(fd, line, strlen(line));
         os->close(fd);
@@ -132,7 +133,7 @@ static struct version *oldest_ended(const struct job *job)
         return oldest;
 }
 
-/* In <storage path>/.nebula, as by default. */
+/* Whether the directory is <storage path>/.nebula, the default. */
 static bool is_beside_storage(const char *directory)
 {
         const char *name = strrchr(directory, '/');
@@ -140,7 +141,8 @@ static bool is_beside_storage(const char *directory)
         return name && !strcmp(name, "/.nebula");
 }
 
-/* A storage path without `latest` has nothing yet, or is a mount point whose file system has gone: nothing is made there for a line's sake. */
+/* A storage path without `latest` either has no checkpoint yet or is a mount point whose file system is gone. In
+ * both cases nothing is made there only for the history. */
 static bool storage_is_there(const char *directory)
 {
         char path[IPC_PATH_MAX + 32];
@@ -150,7 +152,8 @@ static bool storage_is_there(const char *directory)
         return os->stat(path, false, &stat) >= 0;
 }
 
-/* A job whose history could not be written tries again only beside its storage, which may have been the reason. */
+/* A history that could not be written is tried again only if it lies in the storage path, because a failing storage
+ * may have been the cause. */
 static bool wants_line(const struct job *job)
 {
         return job->output_dir[0] && (!job->history_broken || is_beside_storage(job->output_dir));
@@ -159,7 +162,7 @@ static bool wants_line(const struct job *job)
 static void note_result(struct job *job, const char *directory, int result)
 {
         if (result < 0 && !job->history_broken)
-                log_event(LOG_LEVEL_WARN, "no history: %s cannot be written: %s", directory, os_error_text(result));
+                log_event(LOG_LEVEL_WARN, "no history is written: %s cannot be written: %s", directory, os_error_text(result));
         job->history_broken = result < 0;
 }
 

@@ -9,34 +9,34 @@
 #include "os/thread.h"
 
 #define EVENTS_AT_ONCE 64
-#define RETRY_MS 100 /* what failed is tried again then: no descriptors or no memory, say */
+#define RETRY_MS 100 /* pause before a failed call is repeated, for lack of descriptors or memory for example */
 
 struct client {
         struct listener *listener;
         struct connection *connection;
         size_t slot;
         int fd;
-        bool is_out;            /* a thread answers its request */
-        enum session_step step; /* what came of that */
+        bool is_out;            /* another thread works on its request */
+        enum session_step step; /* the result of that thread's work */
 };
 struct listener {
         struct catalogue *catalogue;
         int listen_fd, set;
         pthread_t thread;
-        int64_t look_ns;   /* when the first client is to be looked at; INT64_MAX: none is */
-        int64_t accept_ns; /* when to accept again; INT64_MAX: it does */
+        int64_t look_ns;   /* when to look at the first waiting client; INT64_MAX: never */
+        int64_t accept_ns; /* when to accept again; INT64_MAX: accepting now */
         bool is_stopping;
-        bool has_ended;                      /* guarded by the catalogue's lock, as is: */
-        struct client *clients[SESSION_MAX]; /* NULL: free */
+        bool has_ended;                      /* guarded by the catalogue's lock */
+        struct client *clients[SESSION_MAX]; /* NULL: a free place */
 };
 
-/* Only this user; anybody else learns nothing. */
+/* Admits only this user's processes; others get no answer. */
 static bool admitted(int fd)
 {
         uint32_t uid = 0, pid = 0;
 
         if (os->peer(fd, &uid, &pid) < 0 || uid != os->uid()) {
-                log_event(LOG_LEVEL_WARN, "turned away process %u of user %u", pid, uid);
+                log_event(LOG_LEVEL_WARN, "refused process %u of user %u, which is not this agent's user", pid, uid);
                 return false;
         }
         return true;
@@ -67,11 +67,11 @@ static void give_slot(struct client *client)
         client->listener->clients[client->slot] = NULL;
         catalogue->connection_count--;
         if (!catalogue->connection_count || catalogue->stopping)
-                catalogue_signal(catalogue); /* the agent may end some time, or does */
+                catalogue_signal(catalogue); /* the agent may have to end later, or ends now */
         catalogue_unlock(catalogue);
 }
 
-/* Takes fd over, unless it is false. */
+/* Takes fd over, unless it returns false. */
 static bool client_begin(struct listener *listener, int fd)
 {
         struct client *client = calloc(1, sizeof *client);
@@ -110,7 +110,7 @@ static void *serve_main(void *argument)
         int set = client->listener->set, fd = client->fd;
 
         client->step = session_serve(client->connection);
-        while (os->watch(set, fd, client, OS_WATCH_ONCE) < 0) /* from here on all may be gone */
+        while (os->watch(set, fd, client, OS_WATCH_ONCE) < 0) /* from here on the listener may be freed */
                 os->sleep_ms(RETRY_MS);
         return NULL;
 }
@@ -147,7 +147,7 @@ static void look_at_all(struct listener *listener, int64_t now_ns)
 {
         listener->look_ns = INT64_MAX;
         for (size_t i = 0; i < SESSION_MAX; i++) {
-                struct client *client = listener->clients[i]; /* nobody else changes them */
+                struct client *client = listener->clients[i]; /* only this thread changes them */
 
                 if (client && !client->is_out)
                         go_on(client, session_look_ns(client->connection) <= now_ns ? session_look(client->connection) : SESSION_IDLE);
@@ -193,7 +193,7 @@ static int64_t pause_ms(const struct listener *listener)
         return left_ns > 0 ? left_ns / 1000000 + 1 : 0;
 }
 
-/* What is due by the clock. */
+/* Does the work that is due by the clock. */
 static void look_at_clock(struct listener *listener)
 {
         int64_t now_ns = listener->look_ns < INT64_MAX || listener->accept_ns < INT64_MAX ? os->now_ns() : 0;

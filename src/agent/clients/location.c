@@ -9,30 +9,30 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-#define WAIT_MS 1000  /* the command waits 5 s for an answer to its greeting */
-#define LINKS_MAX 40  /* as the kernel's */
-#define PLACES_MAX 256 /* of some hundred bytes; more storage paths than an agent serves at one time */
+#define WAIT_MS 1000  /* less than the command's 5 s for an answer to its greeting */
+#define LINKS_MAX 40  /* the kernel's limit */
+#define PLACES_MAX 256 /* some hundred bytes each; more than the storage paths of one agent */
 
-/* What a spelling led to, newest first. */
+/* A spelling and the path that it led to, newest first. */
 struct place {
         struct place *next;
         char *spelling, *path;
-        uint64_t device, inode; /* of the directory; inode 0: it was not there */
+        uint64_t device, inode; /* of the directory; inode 0: the directory did not exist */
 };
 /* A path that a job uses, to compare with. */
 struct known {
         char *path;
         uint64_t device, inode;
 };
-/* One path, looked at by a thread that outlives a caller who does not wait. */
+/* A look at one path, by a thread that may outlive the caller. */
 struct look {
         atomic_uint holders;
         _Atomic uint32_t is_done;
-        size_t kept;                /* so many bytes at the end are not looked at */
+        size_t kept;                /* bytes at the end that are not resolved */
         struct known *known;
         size_t known_count;
         uint64_t device, inode;
-        char spelling[IPC_PATH_MAX], path[IPC_PATH_MAX]; /* path: what was found; "": the spelling is as good */
+        char spelling[IPC_PATH_MAX], path[IPC_PATH_MAX]; /* path: the result; "": the spelling itself */
 };
 
 static void look_drop(struct look *look)
@@ -45,7 +45,7 @@ static void look_drop(struct look *look)
         free(look);
 }
 
-/* Puts the target of the link `path` before what is still to do. False: that is too long. */
+/* Puts the target of the link `path` in front of `todo`. False: the result is too long. */
 static bool follow(char *path, char *todo, size_t size)
 {
         char target[IPC_PATH_MAX], rest[IPC_PATH_MAX];
@@ -63,8 +63,9 @@ static bool follow(char *path, char *todo, size_t size)
 }
 
 /*
- * As realpath, but what is not there, or may not be looked at, stays as it is spelled: a link whose target is not mounted yet must
- * not become a directory of that name on the disk below. False: it goes round in circles, or is too long.
+ * Resolves links as realpath does, but a part that does not exist or may not be searched keeps its spelling. A link whose
+ * target is not mounted yet must not become a directory of that name on the disk below. False: too many links, or too
+ * long.
  */
 static bool without_links(const char *spelling, char *path, size_t size)
 {
@@ -98,7 +99,8 @@ static bool without_links(const char *spelling, char *path, size_t size)
         return true;
 }
 
-/* Another mount of it is in use. Numbers of inodes are used again, so both are looked at now. */
+/* Takes the path of another mount of the same directory, if a job uses one. Inode numbers are reused, so both
+ * directories are looked at now. */
 static void take_known(struct look *look)
 {
         struct os_stat own, other;
@@ -150,7 +152,7 @@ static bool is_used(const struct catalogue *catalogue, const char *path)
         return false;
 }
 
-/* Lock held. Directories that jobs use; without memory, fewer. */
+/* Lists the directories that jobs use, as many as memory allows. Lock held. */
 static void list_known(struct catalogue *catalogue, struct look *look)
 {
         size_t count = 0;
@@ -199,7 +201,7 @@ static void remember(struct catalogue *catalogue, const char *spelling, const ch
                 place_free(place);
 }
 
-/* Lock held. What the spelling led to when that could be seen. */
+/* Replaces a spelling by the path that it led to when that could last be seen. Lock held. */
 static void recall(const struct catalogue *catalogue, char *path)
 {
         for (const struct place *place = catalogue->places; place; place = place->next)
@@ -209,8 +211,8 @@ static void recall(const struct catalogue *catalogue, char *path)
                 }
 }
 
-/* kept: so many bytes at its end are a name that is not looked at. */
-static void settle(struct catalogue *catalogue, char *path, size_t kept)
+/* kept: so many bytes at the end are a name that is not resolved. */
+static void resolve(struct catalogue *catalogue, char *path, size_t kept)
 {
         struct look *look = calloc(1, sizeof *look);
         int64_t until_ns = os->now_ns() + (int64_t)WAIT_MS * 1000000, left_ns;
@@ -231,7 +233,7 @@ static void settle(struct catalogue *catalogue, char *path, size_t kept)
         catalogue_lock(catalogue);
         if (!atomic_load(&look->is_done)) {
                 recall(catalogue, path);
-                log_event(LOG_LEVEL_WARN, "%s does not answer: %s is taken for it", look->spelling, path);
+                log_event(LOG_LEVEL_WARN, "%s does not answer: the agent takes it for %s", look->spelling, path);
         } else if (look->path[0]) {
                 if (!kept)
                         remember(catalogue, look->spelling, look->path, look->device, look->inode);
@@ -241,7 +243,7 @@ static void settle(struct catalogue *catalogue, char *path, size_t kept)
         look_drop(look);
 }
 
-void location_settle(struct catalogue *catalogue, char *path)
+void location_resolve(struct catalogue *catalogue, char *path)
 {
         static const char scheme[] = "file://";
         size_t length = strlen(path);
@@ -249,15 +251,15 @@ void location_settle(struct catalogue *catalogue, char *path)
         if (length >= sizeof scheme && !strncmp(path, scheme, sizeof scheme - 1) && path[sizeof scheme - 1] == '/')
                 memmove(path, path + sizeof scheme - 1, length + 2 - sizeof scheme);
         if (path[0] == '/')
-                settle(catalogue, path, 0);
+                resolve(catalogue, path, 0);
 }
 
-void location_settle_name(struct catalogue *catalogue, char *path)
+void location_resolve_parent(struct catalogue *catalogue, char *path)
 {
         const char *slash = strrchr(path, '/');
 
         if (path[0] == '/' && slash != path && slash[1])
-                settle(catalogue, path, strlen(slash));
+                resolve(catalogue, path, strlen(slash));
 }
 
 void location_learn(struct catalogue *catalogue, const char *path)
@@ -284,8 +286,8 @@ bool location_same(struct catalogue *catalogue, const char *a, const char *b)
                 return true;
         snprintf(first, sizeof first, "%s", a);
         snprintf(second, sizeof second, "%s", b);
-        location_settle(catalogue, first);
-        location_settle(catalogue, second);
+        location_resolve(catalogue, first);
+        location_resolve(catalogue, second);
         return !strcmp(first, second);
 }
 

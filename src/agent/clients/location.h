@@ -1,27 +1,28 @@
 /*
  * location.h - one directory is one path, however it is spelled.
  *
- * A client gives a storage path as its user wrote it: through symbolic links, with "..", "//" or "file://". Two spellings of one
- * directory must be one job, or two trainers write each other's files. So the agent replaces each path that a client gives by the
- * one without links. What does not exist yet stays as it is spelled, behind what exists. A directory that is mounted at two places
- * has one path here: that of the job that came first (device and inode say so).
+ * A client sends a storage path as its user wrote it: with symbolic links, "..", "//" or "file://". Two spellings of one
+ * directory must be one job: otherwise two trainers overwrite each other's files. So the agent replaces each path from a
+ * client by the path without links. A part that does not exist yet keeps its spelling. If a directory is mounted at two
+ * places, its path is that of the job that came first; device and inode show that it is the same.
  *
- * A file system may hang. Then the caller waits for a second, and takes what the same spelling led to before, or the spelling itself.
+ * A file system may hang. The caller then waits for a second, and takes the path to which the same spelling led before, or
+ * else the spelling itself.
  *
- * None is called with the lock held. Any thread.
+ * Call these without the lock, from any thread.
  */
 #ifndef NB_AGENT_CLIENTS_LOCATION_H
 #define NB_AGENT_CLIENTS_LOCATION_H
 
 #include "agent/catalogue/catalogue.h"
 
-/* A storage path, of IPC_PATH_MAX bytes; "" and what is no path stay as they are. */
-void location_settle(struct catalogue *catalogue, char *path);
-/* A path that is published or removed: its parent alone, since of a link only the link is meant. */
-void location_settle_name(struct catalogue *catalogue, char *path);
-/* The storage path of a job is there by now: another mount of it is known from here on. May wait for storage. */
+/* Resolves a storage path, a buffer of IPC_PATH_MAX bytes. "" and a text that is no path do not change. */
+void location_resolve(struct catalogue *catalogue, char *path);
+/* Resolves only the parent of a path that is published or removed: if the path is a link, the link itself is meant. */
+void location_resolve_parent(struct catalogue *catalogue, char *path);
+/* Call when a job's storage path exists, so that another mount of it is recognised from now on. May wait for storage. */
 void location_learn(struct catalogue *catalogue, const char *path);
-/* Whether both are one storage path. May wait for storage, a second each. */
+/* Whether both paths are the same storage. May wait for storage, a second each. */
 bool location_same(struct catalogue *catalogue, const char *a, const char *b);
 void location_done(struct catalogue *catalogue);
 

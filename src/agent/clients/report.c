@@ -81,9 +81,9 @@ static json_t *version_json(const struct version *version)
         if (body) {
                 json_object_set_new(body, "world", json_integer(version->world));
                 json_object_set_new(body, "run", json_string(version->run));
-                if (version->spread && !version->stored) /* each node has a share */
+                if (version->spread && !version->stored) /* each node has only a share of it */
                         json_object_set_new(body, "spread", json_true());
-                if (replica_gathered_all(version)) /* and those are listed as well */
+                if (replica_gathered_all(version)) /* and peers have listed theirs as well */
                         json_object_set_new(body, "gathered", json_true());
                 if (version->spread && !version->stored && version->file_goal == NEBULA_FILES_ALL_RANKS)
                         json_object_set_new(body, "ranks", ranks_json(version));
@@ -156,7 +156,7 @@ static bool in_scope(const struct job *job, const struct session *session, const
         return !session || session->role == IPC_ROLE_TOOL || job == session->job;
 }
 
-/* What peers have of a version is in the row of this node's share. */
+/* Whether the row of this node's share already shows the copies of peers. */
 static bool is_in_another_row(const struct version *version)
 {
         for (const struct version *other = version->remote ? version->job->versions : NULL; other; other = other->next)
@@ -178,7 +178,7 @@ static json_t *memory_rows(struct catalogue *catalogue, const struct session *se
         return versions;
 }
 
-/* Jobs whose storage the report covers, pinned; one per path, for a scan shows every job's versions. */
+/* The jobs whose storage the report covers, pinned. One job per path, because a scan shows the versions of every job. */
 static size_t paths_in_scope(struct catalogue *catalogue, const struct session *session, const char *path, struct job ***ret_jobs)
 {
         size_t count = 0, used = 0;
@@ -201,7 +201,7 @@ static size_t paths_in_scope(struct catalogue *catalogue, const struct session *
         return used;
 }
 
-/* What can be loaded of this row, as retention compares it. *ret_line and *ret_job are the caller's. */
+/* The row as an entry of retention. The caller provides *ret_line and *ret_job. */
 static struct retain_entry entry_of(const json_t *row, struct line *ret_line, char **ret_job)
 {
         struct document_reader reader = { .kind = "report" };
@@ -250,9 +250,9 @@ static json_t *passed_json(const struct passed *passed)
         return list;
 }
 
-#define CHECKED_FILES_MAX 4096 /* each takes two looks at storage; of larger ones a load tells what is missing */
+#define CHECKED_FILES_MAX 4096 /* each file takes two looks at storage; for larger versions, only a load finds what is missing */
 
-/* Ranks agree on what all of them can load, so each has to know what storage has lost of the newest. */
+/* Leaves out versions that have lost files in storage, because ranks agree on a version that all of them can load. */
 static json_t *pass_over(struct store *store, const char *job, struct manifest_scan *scan)
 {
         struct passed passed = { 0 };
@@ -283,7 +283,7 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
 
                 job->pins++;
                 catalogue_unlock(catalogue);
-                replica_learn(catalogue, job); /* what ranks can agree on counts copies in */
+                replica_learn(catalogue, job); /* so that the versions that ranks can agree on include copies at peers */
                 catalogue_lock(catalogue);
                 job->pins--;
         }
@@ -381,7 +381,7 @@ static enum nebula_status history_text(struct catalogue *catalogue, const struct
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
                      version = version->next)
-                        /* Not those that were only found in storage: their history is an earlier agent's. */
+                        /* Versions that were only found in storage are left out: their history is an earlier agent's. */
                         if (version->part_count)
                                 json_array_insert_new(rows, 0, history_json(version));
         catalogue_unlock(catalogue);
@@ -410,12 +410,13 @@ enum nebula_status report_version(struct catalogue *catalogue, uint64_t version_
 
         catalogue_lock(catalogue);
         version = catalogue_version(catalogue, version_id);
-        if (version && catalogue_resumes(catalogue, version->job)) /* which asks for all files; a loop that trains waits for no other node */
+        /* Learning asks peers for all files, so it is done only while trainers resume; a trainer in its loop waits for no other node. */
+        if (version && catalogue_resumes(catalogue, version->job))
                 replica_gather(catalogue, version);
         if (version)
                 body = version_json(version);
         catalogue_unlock(catalogue);
         if (!version)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
+                return error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not know this checkpoint any more: look it up again");
         return to_text(body, ret_text, error);
 }

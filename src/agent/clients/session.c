@@ -16,9 +16,9 @@
 #include "os/os.h"
 #include "store/store.h"
 
-#define RIVAL_GONE_NS 500000000 /* who has just closed its connection is not seen to be gone at once */
+#define RIVAL_GONE_NS 500000000 /* a connection that was just closed is not seen to be gone at once */
 
-/* A client that waits sends nothing, so whatever can be read is its end. */
+/* A waiting client sends nothing, so if its connection is readable the client has closed it. */
 bool session_client_gone(void *argument)
 {
         const struct connection *connection = argument;
@@ -26,7 +26,8 @@ bool session_client_gone(void *argument)
         return os->poll(connection->fd, 0) == 1;
 }
 
-/* A path that no driver knows is told to who gives it, not once for each checkpoint that is never stored. Nothing is looked at. */
+/* If no driver knows the path, the client is told at once, and not with each checkpoint that is never stored. Does
+ * not look at the storage. */
 static enum nebula_status check_path(const char *path, struct nebula_error *error)
 {
         struct store *store;
@@ -44,10 +45,10 @@ static enum nebula_status check_hello(const struct ipc_hello *hello, struct nebu
         if (hello->role == IPC_ROLE_TRAINER && (!hello->world || hello->world > WORLD_MAX || hello->rank >= hello->world))
                 return error_set(error, NEBULA_INVALID, 0, "rank %u of world %u is impossible", hello->rank, hello->world);
         if (hello->replica_count > REPLICA_MAX)
-                return error_set(error, NEBULA_INVALID, 0, "%u copies in other nodes' memory are too many: %d at most",
+                return error_set(error, NEBULA_INVALID, 0, "%u copies in other nodes' memory are too many: at most %d are possible",
                                  hello->replica_count, REPLICA_MAX);
         if (!(hello->persist_interval_s >= 0) || hello->persist_interval_s > 1e9)
-                return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is impossible: 0 to 10^9 are not",
+                return error_set(error, NEBULA_INVALID, 0, "a persist interval of %.0f s is impossible: it is 0 to 10^9 s",
                                  hello->persist_interval_s);
         return check_path(hello->persist_path, error);
 }
@@ -65,8 +66,8 @@ static bool is_in_my_pid_namespace(uint32_t pid)
         return os->readlink("/proc/self/ns/pid", mine, sizeof mine) > 0 && os->readlink(path, theirs, sizeof theirs) > 0 && !strcmp(mine, theirs);
 }
 
-/* A client in another pid namespace (a container) calls itself by a number that means another process here, or none. Of a child of the
- * session's process the number in the greeting is its parent's. */
+/* The client's pid as the agent sees it. A client in another pid namespace (a container) reports a pid that is
+ * another process here, or none. For a child of the session's process, the greeting has the parent's pid. */
 static uint32_t seen_pid(const struct connection *connection, const struct ipc_hello *hello)
 {
         uint32_t uid, pid = 0;
@@ -76,7 +77,7 @@ static uint32_t seen_pid(const struct connection *connection, const struct ipc_h
         return is_in_my_pid_namespace(pid) ? hello->pid : pid;
 }
 
-/* Two trainers that write one job's files would ruin each other's checkpoints. */
+/* Refuses a second trainer that is the same rank of a job: both would overwrite each other's checkpoints. */
 static enum nebula_status check_rival(struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, uint32_t seen,
                                       struct nebula_error *error)
 {
@@ -87,20 +88,20 @@ static enum nebula_status check_rival(struct catalogue *catalogue, const struct 
                         continue;
                 if (other->connection_count && session_may_live(other->seen_pid))
                         return error_set(error, NEBULA_INVALID, 0,
-                                         "process %u already is rank %u of job \"%.60s\" in %.120s, and process %u wants to be it "
-                                         "too: end one of them, or give one a `job` name of its own", other->pid, other->rank,
+                                         "process %u already is rank %u of job \"%.60s\" in %.120s, and process %u wants to be "
+                                         "the same rank: end one of the two, or give one a `job` name of its own", other->pid, other->rank,
                                          job->name, job->persist_path[0] ? job->persist_path : "memory", hello->pid);
         }
         return NEBULA_OK;
 }
 
-/* Sessions of this rank that have no connection any more make way at once. */
+/* Ends the sessions of this rank that have no connection any more. */
 static void replace_gone(struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello)
 {
         for (struct session *other = catalogue->sessions; other; other = other->next)
                 if (other->job == job && other->role == IPC_ROLE_TRAINER && other->rank == hello->rank &&
                     other->nonce != hello->session_nonce && !other->connection_count) {
-                        other->left_ns = INT64_MIN / 2; /* the worker's grace for it is over */
+                        other->left_ns = INT64_MIN / 2; /* do not wait for it to come back */
                         commit_session_ended(catalogue, other);
                 }
 }
@@ -160,8 +161,8 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         if (before.job && before.job != job)
                 before.job->last_guest = catalogue->session_number;
         if (before.job && before.job != job && before.role == IPC_ROLE_TRAINER)
-                commit_session_ended(catalogue, &before); /* a new path or name: what was open there closes */
-        if (session->pid != hello->pid || !session->seen_pid) /* else it is known, and this may be a child */
+                commit_session_ended(catalogue, &before); /* a new path or job: its part of the old one's open versions closes */
+        if (session->pid != hello->pid || !session->seen_pid) /* otherwise the process is known, and this may be a forked child */
                 session->seen_pid = seen;
         session->pid = hello->pid;
         session->rank = hello->rank;
@@ -173,14 +174,14 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 session->connection_count++;
         connection->session = session;
         if (hello->role == IPC_ROLE_TRAINER) {
-                replace_gone(catalogue, job, hello); /* now that this rank is seen to be here, nobody stops waiting for it */
+                replace_gone(catalogue, job, hello); /* this rank is here now, so versions wait for it again */
                 commit_session_began(session);
         }
         if (begins)
                 ancestry_begin(job, hello->run);
         if (hello->role == IPC_ROLE_TRAINER && !is_another)
                 catalogue_job_configure(catalogue, job, hello, spelling);
-        if (!is_another) /* one more connection, for a wait, brings nothing new */
+        if (!is_another) /* another connection of a known session, for a wait, changes nothing */
                 catalogue_signal(catalogue);
         return NEBULA_OK;
 }
@@ -190,14 +191,14 @@ static enum nebula_status request_hello(struct connection *connection, const voi
 {
         struct catalogue *catalogue = connection->catalogue;
         const char *spelling = ((const struct ipc_hello *)payload)->persist_path;
-        struct ipc_hello *hello = malloc(sizeof *hello); /* large for a thread's stack */
+        struct ipc_hello *hello = malloc(sizeof *hello); /* too large for a thread's stack */
         bool known;
         enum nebula_status status;
 
         if (!hello)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         memcpy(hello, payload, sizeof *hello);
-        location_settle(catalogue, hello->persist_path);
+        location_resolve(catalogue, hello->persist_path);
         catalogue_lock(catalogue);
         known = catalogue_session(catalogue, hello->session_nonce) != NULL;
         status = enter(connection, hello, spelling, error);
@@ -256,7 +257,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
         status = image_loan_open(catalogue, connection->session, payload, connection->may_wait ? session_client_gone : NULL, connection,
                                  &version, &loan, error);
         if (!status && !loan) {
-                ((struct ipc_image *)connection->frame.payload)->version_id = version->id; /* which this request has begun, perhaps */
+                ((struct ipc_image *)connection->frame.payload)->version_id = version->id; /* this request may have begun the version */
                 answer->is_slow = true;
         } else if (!status) {
                 granted->image_id = loan->image->id;
@@ -264,7 +265,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
                 granted->generation = version->generation;
                 granted->capacity_bytes = loan->image->capacity;
                 list_live(catalogue, connection->session, granted);
-                /* A duplicate, for the image may be given up before the answer is sent. */
+                /* A duplicate, because the image may be given up before the answer is sent. */
                 status = memory_duplicate(loan->image, &answer->fd, error);
                 if (status)
                         commit_end_loan(catalogue, version, loan);
@@ -275,7 +276,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
         return status;
 }
 
-/* An agent that was killed had noted that this image is whole, and not answered. */
+/* Finds a version whose image is complete, for a CAPTURED that an earlier agent recorded but did not answer before it was killed. */
 static struct version *version_captured(const struct session *session, uint64_t image_id)
 {
         for (struct version *version = session->job->live; version; version = version->next_live)
@@ -358,7 +359,7 @@ struct version *session_version(struct connection *connection, uint64_t id, stru
         struct version *version = catalogue_version(connection->catalogue, id);
 
         if (!version)
-                error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent any more: look it up again");
+                error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not know this checkpoint any more: look it up again");
         return version;
 }
 
@@ -393,7 +394,7 @@ static enum nebula_status request_fail(struct connection *connection, const void
         else if (commit_open(version))
                 version_fail(connection->catalogue, version, NEBULA_FAILED, "%s", request->reason);
         else if (version->life.state != NEBULA_STATE_FAILED)
-                status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.300s\" is complete and stays", version->tag);
+                status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.300s\" is complete and cannot be failed", version->tag);
         catalogue_unlock(connection->catalogue);
         return status;
 }
@@ -422,14 +423,14 @@ static enum nebula_status request_find(struct connection *connection, const void
         if (!find)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a request");
         memcpy(find, payload, sizeof *find);
-        location_settle(connection->catalogue, find->persist_path);
+        location_resolve(connection->catalogue, find->persist_path);
         status = restore_find(connection->catalogue, connection->session, find, &answer->body.found, error);
         free(find);
         answer->size = sizeof answer->body.found;
         return status;
 }
 
-/* What is loaded is what this run goes on from. */
+/* Records that this run goes on from the version that it loads. */
 static void note_read(struct connection *connection, uint64_t version_id)
 {
         const struct version *version;
@@ -476,7 +477,7 @@ static enum nebula_status request_report(struct connection *connection, const vo
         enum nebula_status status;
 
         strcpy(path, request->persist_path);
-        location_settle(connection->catalogue, path);
+        location_resolve(connection->catalogue, path);
         status = report_text(connection->catalogue, connection->session, (enum nebula_report)request->report, path, &answer->text, error);
 
         return status ? status : take_text(answer, error);
@@ -494,7 +495,7 @@ static enum nebula_status request_describe(struct connection *connection, const 
 static enum nebula_status request_publish(struct connection *connection, const void *payload, struct answer *answer,
                                           struct nebula_error *error)
 {
-        struct ipc_publish *request = malloc(sizeof *request); /* large for a thread's stack */
+        struct ipc_publish *request = malloc(sizeof *request); /* too large for a thread's stack */
         struct version *version;
         enum nebula_status status = NEBULA_NOT_FOUND;
 
@@ -505,8 +506,8 @@ static enum nebula_status request_publish(struct connection *connection, const v
                 status = publish_check_path(request->staging, error);
         if (status)
                 goto done;
-        location_settle_name(connection->catalogue, request->path);
-        location_settle_name(connection->catalogue, request->staging);
+        location_resolve_parent(connection->catalogue, request->path);
+        location_resolve_parent(connection->catalogue, request->staging);
         catalogue_lock(connection->catalogue);
         version = session_version(connection, request->version_id, error);
         if (version)
@@ -527,7 +528,7 @@ static enum nebula_status request_unpublish(struct connection *connection, const
         if (status)
                 return status;
         strcpy(path, request->path);
-        location_settle_name(connection->catalogue, path);
+        location_resolve_parent(connection->catalogue, path);
         catalogue_lock(connection->catalogue);
         status = publish_remove(connection->catalogue, connection->session->job, path, error);
         catalogue_unlock(connection->catalogue);
@@ -536,8 +537,8 @@ static enum nebula_status request_unpublish(struct connection *connection, const
 
 static const struct {
         request_run *run;
-        bool is_quick; /* waits for nothing, or says so (answer.is_slow, answer.is_later) */
-        bool is_of_storage; /* the answer depends on what lies there */
+        bool is_quick; /* does not block, or sets answer.is_slow or answer.is_later instead */
+        bool is_of_storage; /* the answer depends on the content of storage */
 } requests[] = {
         [IPC_HELLO] = { request_hello, false },       [IPC_CONFIGURE] = { request_configure, false },
         [IPC_BEGIN] = { request_begin, true },        [IPC_IMAGE] = { request_image, true },
@@ -552,7 +553,7 @@ static const struct {
         [IPC_WATCH] = { request_watch, false },
 };
 
-/* Only what will be sent is cleared: the largest answer takes kilobytes, most take none. */
+/* Clears only the bytes that are sent: the largest answer takes kilobytes, most take none. */
 static void answer_init(struct answer *answer, enum ipc_type type)
 {
         size_t size = ipc_answer_size(type);
@@ -566,7 +567,7 @@ static void answer_init(struct answer *answer, enum ipc_type type)
         memset(&answer->body, 0, size < sizeof answer->body ? size : sizeof answer->body);
 }
 
-/* The answer is on its way. */
+/* Call after the answer was sent. */
 static void end_as_told(struct connection *connection)
 {
         const struct ipc_stop *request = connection->frame.payload;
@@ -574,13 +575,13 @@ static void end_as_told(struct connection *connection)
 
         catalogue_lock(catalogue);
         catalogue->dropping |= request->now != 0;
-        catalogue_signal(catalogue); /* a signal may have asked for the end before, and who saw it waits for storage */
+        catalogue_signal(catalogue); /* a signal may have asked for the end before, and the thread that saw it waits for storage */
         catalogue_unlock(catalogue);
         if (catalogue->end)
                 catalogue->end(catalogue);
 }
 
-/* The request in the frame. */
+/* Serves the request in the frame. */
 static enum session_step serve_one(struct connection *connection)
 {
         enum ipc_type type = (enum ipc_type)connection->frame.header.type;
@@ -621,7 +622,7 @@ static enum session_step serve_one(struct connection *connection)
         return sent || connection->catalogue->broken ? SESSION_ENDED : SESSION_IDLE;
 }
 
-/* A request that is held whole. Its answer may be for a client that reads none. */
+/* Serves a request that is held as a whole. Its client may not read its answers, so sending may block. */
 static enum session_step serve_held(struct connection *connection)
 {
         if (ipc_receive_request(connection->fd, &connection->inbox, &connection->frame, NULL))

@@ -1,8 +1,8 @@
 /*
- * session.h - one connection: what a client asks, one function per request.
+ * session.h - one client connection; one function per request.
  *
- * Most requests are answered at once, and a connection that sends none costs nothing: one thread (listener.h) reads all
- * of them. What may wait for storage, for memory or for another process is left to a thread that may.
+ * Most requests are answered at once. One thread (listener.h) reads all connections, so a silent connection costs
+ * nothing. A request that may wait for storage, memory or another process runs on its own thread.
  */
 #ifndef NB_AGENT_CLIENTS_SESSION_H
 #define NB_AGENT_CLIENTS_SESSION_H
@@ -11,22 +11,23 @@
 
 struct connection;
 enum session_step {
-        SESSION_IDLE,  /* until something can be received, or it is to be looked at */
-        SESSION_SLOW,  /* session_serve goes on */
-        SESSION_ENDED, /* it is of no more use */
+        SESSION_IDLE,  /* nothing to do until bytes arrive or session_look is due */
+        SESSION_SLOW,  /* call session_serve on a thread that may block */
+        SESSION_ENDED, /* close the connection */
 };
 
-/* NULL: no memory. fd stays the caller's, who has counted it in connection_count. */
+/* NULL: an allocation failed. The caller keeps fd, and has counted it in connection_count. */
 struct connection *session_open(struct catalogue *catalogue, int fd);
-/* `has_come`: something can be received. Answers what has come as far as that needs no waiting. */
+/* `has_come`: bytes can be received. Answers the requests that have come, as far as that does not block. */
 enum session_step session_read(struct connection *connection, bool has_come);
-/* One request, on a thread that may wait. */
+/* Serves one request, on a thread that may block. */
 enum session_step session_serve(struct connection *connection);
-/* When session_look is due, for a client that waits with a limit; INT64_MAX: never. */
+/* When session_look is due, for a client that waits with a timeout; INT64_MAX: never. */
 int64_t session_look_ns(const struct connection *connection);
 enum session_step session_look(struct connection *connection);
 void session_close(struct connection *connection);
-/* What can be said of a client's process by `seen_pid` (catalogue.h): true also when it cannot be seen. Then its connection tells. */
+/* Whether the process `seen_pid` (catalogue.h) may be alive. Also true if the agent cannot see the process; its
+ * connection then shows when it ends. */
 bool session_may_live(uint32_t seen_pid);
 
 #endif

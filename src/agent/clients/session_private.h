@@ -1,8 +1,8 @@
 /*
- * session_private.h - what the two files behind session.h share.
+ * session_private.h - shared by the two files behind session.h.
  *
- *   session.c       requests that are answered at once, and the table of all
- *   waits.c  requests that wait for a change, and notice when their client has gone
+ *  session.c  requests that are answered at once, and the table of all requests
+ *  waits.c    requests that wait for a change, and notice when their client is gone
  */
 #ifndef NB_AGENT_CLIENTS_SESSION_PRIVATE_H
 #define NB_AGENT_CLIENTS_SESSION_PRIVATE_H
@@ -13,36 +13,36 @@
 #include "agent/clients/session.h"
 
 struct connection {
-        struct waiter waiter; /* first: it is the connection */
+        struct waiter waiter; /* the first member: a pointer to it is one to the connection */
         struct catalogue *catalogue;
         int fd;
         struct session *session; /* NULL until HELLO */
         struct ipc_inbox inbox;
         struct ipc_frame frame;
-        bool has_request; /* in the frame, which session_serve is to answer */
-        bool may_wait;    /* the thread that answers */
+        bool has_request; /* session_serve must answer the request in the frame */
+        bool may_wait;    /* the running thread may block */
 
-        /* A WAIT that was not over at once. Whoever ends it answers; another thread posts `answered` when the answer is sent. */
-        bool has_waited;       /* and what became of it was not looked at yet */
-        int64_t wait_until_ns; /* INT64_MAX: no limit */
-        int64_t look_ns;       /* at it; INT64_MAX: never */
+        /* A WAIT that did not end at once. The thread that ends it sends the answer and then posts `answered`. */
+        bool has_waited;       /* and the connection has not handled its end yet */
+        int64_t wait_until_ns; /* INT64_MAX: no timeout */
+        int64_t look_ns;       /* when session_look is due; INT64_MAX: never */
         sem_t answered;
-        bool is_waiting; /* guarded by the catalogue's lock, as is what follows */
-        bool has_asked;  /* for the version to be persisted at once */
+        bool is_waiting; /* this and all below: guarded by the catalogue's lock */
+        bool has_asked;  /* it has asked to persist the version at once */
         struct ipc_wait wait;
         enum nebula_status wait_status;
         struct nebula_error wait_error;
 };
-/* What a request answers when it succeeds; on_done frees it. */
+/* The answer to a request that succeeded; on_done frees it. */
 struct answer {
         const void *data;
         size_t size;
         int fd; /* closed after sending; -1: none */
         char *text; /* freed after sending */
-        bool is_text; /* all of the answer, and of any size */
-        bool is_later; /* somebody else answers */
-        bool is_slow;  /* what is left of the request has to wait */
-        uint64_t version_id; /* that was begun, should the request be refused; 0: none */
+        bool is_text; /* the text is the whole answer, of any size */
+        bool is_later; /* another thread sends the answer */
+        bool is_slow;  /* the rest of the request may block */
+        uint64_t version_id; /* the version that the request began, for an error answer; 0: none */
         union {
                 struct ipc_welcome welcome;
                 struct ipc_begun begun;
@@ -54,15 +54,17 @@ struct answer {
         } body;
 };
 
-/* The version with this number; NULL, with an error, when it has been forgotten. Lock held. */
+/* The version with this id. NULL and an error if the agent has forgotten it. Lock held. */
 struct version *session_version(struct connection *connection, uint64_t id, struct nebula_error *error);
-/* `argument`: the connection. */
+/* `argument` is the connection. */
 bool session_client_gone(void *argument);
-/* The client asks for something else, or has gone. SESSION_ENDED: it did so while it waited; SESSION_SLOW: session_await_answer. */
+/* Call when the client sends another request or is gone. SESSION_ENDED: it did so while it waited, which breaks a
+ * rule. SESSION_SLOW: call session_await_answer. */
 enum session_step session_end_wait(struct connection *connection);
-/* Returns once what lies in storage is known too, or soon: what memory holds may be older than that, or carry files over from it. */
+/* Waits until storage has been read too, for a limited time: a version in memory may be older than storage's, or
+ * carry files over from it. */
 void session_await_scan(struct connection *connection);
-/* Returns when whoever answers the WAIT of this connection is done with it. */
+/* Waits until the thread that answers this connection's WAIT is done with the connection. */
 void session_await_answer(struct connection *connection);
 
 typedef enum nebula_status request_run(struct connection *connection, const void *payload, struct answer *answer,

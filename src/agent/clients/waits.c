@@ -14,13 +14,13 @@
 #include "base/error.h"
 #include "os/os.h"
 
-#define FIND_OPEN_NS 30000000000 /* a version that nobody completes fails long before */
-#define FIRST_SCAN_NS 2000000000 /* storage that takes longer is not waited for: a job that does would not train */
+#define FIND_OPEN_NS 30000000000 /* an incomplete version fails long before this */
+#define FIRST_SCAN_NS 2000000000 /* does not wait longer for storage: the job could not start to train */
 #define MISSING_CURE \
         " (each rank is to commit, with or without files; if one rank alone saves, it gives init() world=1)"
-#define WAIT_SLICE_MS 1000 /* between looks at whether a waiting client is still there */
+#define WAIT_SLICE_MS 1000 /* pause between checks that the waiting client is still there */
 
-/* Why a version will never be durable as things stand; NEBULA_OK: it may be. */
+/* Why a version can never become durable as things are; NEBULA_OK: it can. */
 static enum nebula_status durable_refused(const struct version *version, struct nebula_error *error)
 {
         if (!version->job->persist_path[0])
@@ -28,19 +28,19 @@ static enum nebula_status durable_refused(const struct version *version, struct 
                                  version->tag);
         if (version->remote)
                 return error_set(error, NEBULA_FAILED, 0,
-                                 "checkpoint \"%.200s\" lies in other nodes' memory alone, and this node does not make it durable",
+                                 "checkpoint \"%.200s\" is only in other nodes' memory, and this node does not make it durable",
                                  version->tag);
         if (version->superseded)
                 return error_set(error, NEBULA_FAILED, 0,
-                                 "checkpoint \"%.200s\" gave way to a newer one before it was due to be persisted", version->tag);
+                                 "checkpoint \"%.200s\" left memory for a newer one before it was due to be persisted", version->tag);
         return NEBULA_OK;
 }
 
-/* Likewise for a copy on another node. Asks for one. */
+/* Why a version can never get a copy on another node; NEBULA_OK: it can. Asks for the copy. */
 static enum nebula_status replica_refused(struct catalogue *catalogue, struct version *version, struct nebula_error *error)
 {
         if (!version->job->replica_count)
-                return error_set(error, NEBULA_INVALID, 0, "no copies in other nodes' memory are asked for");
+                return error_set(error, NEBULA_INVALID, 0, "this job asks for no copies in other nodes' memory (replica_count)");
         if (lifecycle_complete(version->life.state) && !version->in_memory)
                 return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" left memory before a copy was made", version->tag);
         if (!version->replica_wanted)
@@ -60,7 +60,8 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
                                  nebula_state_name(version->life.state), missing);
         if (commit_open(version))
                 return error_set(error, NEBULA_TIMEOUT, 0,
-                                 "checkpoint \"%.100s\" is %s; it waits for a commit, the files that were announced, or a copy that still runs",
+                                 "checkpoint \"%.100s\" is %s; it waits for a commit, for files that were announced, or for a "
+                                 "copy in progress",
                                  version->tag, nebula_state_name(version->life.state));
         if (version->replica_wanted && job->replica_error.message[0])
                 return error_set(error, NEBULA_TIMEOUT, 0, "checkpoint \"%.100s\" is %s; it has no copy on another node: %.250s",
@@ -73,14 +74,14 @@ static enum nebula_status wait_timeout(const struct version *version, struct neb
                          nebula_state_name(version->life.state), version->error.message[0] ? "; " : "", version->error.message);
 }
 
-/* Ranks of other nodes are to come, and for so long nothing has been heard of them that no call waits on: their node may be gone
- * for good. The version stays as it is, for they may come yet. */
+/* Whether ranks of other nodes are missing and have been silent for so long that no call waits longer: their node
+ * may be gone for good. The version stays, because the ranks may still come. */
 static bool others_are_silent(const struct catalogue *catalogue, const struct version *version)
 {
         return commit_open(version) && version->spread && os->now_ns() - version->heard_ns >= (int64_t)catalogue->give_up_s * 1000000000;
 }
 
-/* What other ranks are to bring has not come for so long that a flush of everything waits no longer: they may never save. */
+/* Whether the parts of other ranks are so late that a flush of everything does not wait longer: those ranks may never save. */
 static bool others_are_late(const struct catalogue *catalogue, const struct version *version)
 {
         return commit_open(version) && !version->loans && event_is_late(catalogue, version);
@@ -90,7 +91,7 @@ static enum nebula_status waited_in_vain(const struct catalogue *catalogue, cons
 {
         enum nebula_status status = wait_timeout(version, error);
 
-        error_prefix(error, "given up, for %" PRIu64 " s other nodes have not been heard of", catalogue->give_up_s);
+        error_prefix(error, "given up, for %" PRIu64 " s nothing has been heard from other nodes", catalogue->give_up_s);
         return status;
 }
 
@@ -105,7 +106,7 @@ static void want_durable(struct connection *connection, struct version *version)
         catalogue_signal(connection->catalogue);
 }
 
-/* One look. True: the wait is over, with *ret_status. Else what is waited for is asked for. */
+/* Checks the wait once. True: it is over, with *ret_status. Otherwise asks for what it waits for. */
 static bool wait_over(struct connection *connection, enum nebula_status *ret_status, struct nebula_error *error)
 {
         struct catalogue *catalogue = connection->catalogue;
@@ -136,7 +137,7 @@ static bool wait_over(struct connection *connection, enum nebula_status *ret_sta
         return *ret_status != NEBULA_OK;
 }
 
-/* Waits for a change. NEBULA_OK: look again. */
+/* Waits for a change. NEBULA_OK: check again. */
 static enum nebula_status wait_slice(struct connection *connection, pthread_cond_t *cond, int64_t until_ns, bool *ret_timeout,
                                      struct nebula_error *error)
 {
@@ -150,7 +151,7 @@ static enum nebula_status wait_slice(struct connection *connection, pthread_cond
         if (catalogue->stopping || catalogue->broken)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
         if (session_client_gone(connection))
-                return error_set(error, NEBULA_UNAVAILABLE, 0, "the client has gone");
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the client is gone");
         return NEBULA_OK;
 }
 
@@ -184,7 +185,7 @@ static void send_wait_answer(struct connection *connection)
                 ipc_send(connection->fd, IPC_WAIT, NEBULA_OK, NULL, 0, -1, NULL);
 }
 
-/* A send that fails is the end of the connection, which who reads from it finds too. */
+/* Sends the answer. A failed send means that the connection has ended; the thread that reads it finds that too. */
 static void waiter_tell(struct waiter *waiter)
 {
         struct connection *connection = (struct connection *)waiter;
@@ -202,9 +203,9 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
 
         if (request->state > NEBULA_STATE_DURABLE)
                 return error_set(error, NEBULA_INVALID, 0, "there is no state %u to wait for", request->state);
-        /* Who ends the wait sends the answer, and has others to serve. Where may_wait is not set, this was looked at before. */
+        /* The thread that ends the wait sends the answer, and must not block. If may_wait is not set, this was checked before. */
         if (connection->may_wait && os->can_send(connection->fd) != 1)
-                return error_set(error, NEBULA_INVALID, 0, "who waits has to read the answers to its earlier requests first");
+                return error_set(error, NEBULA_INVALID, 0, "a client must read the answers to its earlier requests before it waits");
         catalogue_lock(catalogue);
         connection->wait = *request;
         connection->wait_until_ns = deadline(request->timeout_ms);
@@ -220,7 +221,7 @@ enum nebula_status request_wait(struct connection *connection, const void *paylo
         return status;
 }
 
-/* Its time is over, or one more look is due. True: it is to be answered here. */
+/* Call when its time is over or a check is due. True: answer the client here. */
 static bool wait_slice_over(struct connection *connection)
 {
         bool over = wait_over(connection, &connection->wait_status, &connection->wait_error);
@@ -285,7 +286,7 @@ void session_await_answer(struct connection *connection)
         connection->has_waited = false;
 }
 
-/* Whether this version, which is not whole, is one that FLUSH of everything answers for: this rank has closed its part, or is about to. */
+/* Whether a FLUSH of all tags covers this incomplete version: this rank has closed its part, or is about to. */
 static bool flush_covers_open(const struct version *version, const struct session *session, const struct part *own)
 {
         if (own && (version->loans || version->file_goal == NEBULA_FILES_OPEN) && commit_parts_end(version))
@@ -293,7 +294,7 @@ static bool flush_covers_open(const struct version *version, const struct sessio
         return own && own->closed && !own->spoken_for && version->file_goal != NEBULA_FILES_OPEN && !strcmp(version->run, session->run);
 }
 
-/* Whether this version is one that FLUSH answers for, and not done with. */
+/* Whether FLUSH covers this version and the version is not done. */
 static bool flush_covers(const struct version *version, const struct session *session, const char *tag)
 {
         const struct part *own = version_part((struct version *)version, session->rank);
@@ -310,7 +311,7 @@ static bool flush_covers(const struct version *version, const struct session *se
         return flush_covers_open(version, session, own);
 }
 
-/* Why the newest of what it waits for is not there yet. */
+/* Why the newest version that the flush waits for is not durable yet. */
 static enum nebula_status flush_timeout(const struct connection *connection, const char *tag, struct nebula_error *error)
 {
         struct nebula_error why = { 0 };
@@ -327,7 +328,7 @@ static enum nebula_status flush_timeout(const struct connection *connection, con
         return error_set(error, NEBULA_TIMEOUT, 0, "not everything is durable yet");
 }
 
-/* Whether all that it still waits for is for other ranks, which are silent. */
+/* Whether the flush waits only for other ranks, and these are silent. */
 static bool flush_in_vain(const struct connection *connection, const char *tag)
 {
         bool any = false;
@@ -342,7 +343,7 @@ static bool flush_in_vain(const struct connection *connection, const char *tag)
         return any;
 }
 
-/* One look: asks for what is not durable. True when all is. */
+/* Checks the flush once and asks for what is not durable. True when all is durable. */
 static bool flush_done(struct connection *connection, const char *tag)
 {
         struct job *job = connection->session->job;
@@ -360,7 +361,7 @@ static bool flush_done(struct connection *connection, const char *tag)
         return done;
 }
 
-/* Versions that have given way to another run's since this session was told so last: what it has saved is lost for somebody. */
+/* Reports versions that another run has replaced since the last report to this session: their saves are lost. */
 static enum nebula_status given_way(struct session *session, struct nebula_error *error)
 {
         const struct job *job = session->job;
@@ -375,8 +376,8 @@ static enum nebula_status given_way(struct session *session, struct nebula_error
 }
 
 /*
- * What became of the newest version of the tag; or, when "", of the newest that was whole, whenever it failed, and of any that
- * failed meanwhile, or has given way to another run's.
+ * The result of a flush: that of the newest version of the tag. If the tag is "", the newest complete version, whenever it
+ * failed, and every version that failed since the flush began or was replaced by another run's.
  */
 static enum nebula_status flush_result(struct session *session, struct job *job, const char *tag, int64_t since_ns, struct nebula_error *error)
 {
@@ -418,7 +419,7 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
                 catalogue_unlock(catalogue);
                 return error_set(error, NEBULA_INVALID, 0, "nothing can be flushed: no persistent storage path is set");
         }
-        job->pins++; /* another connection may take the session to another job meanwhile */
+        job->pins++; /* another connection may move the session to another job meanwhile */
         while (!status && !timeout && !flush_done(connection, request->tag)) {
                 timeout = flush_in_vain(connection, request->tag);
                 if (!timeout)
@@ -433,7 +434,7 @@ enum nebula_status request_flush(struct connection *connection, const void *payl
         return status;
 }
 
-/* The first of what is still pending that says why; NULL: nothing is. */
+/* The first reason among the versions that are still pending; NULL: none is. */
 static const struct nebula_error *failure_of(const struct catalogue *catalogue)
 {
         const struct nebula_error *found = NULL;
@@ -459,7 +460,7 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
         bool timeout;
 
         catalogue_lock(catalogue);
-        log_event(LOG_LEVEL_INFO, "%s", request->now ? "told to end at once" : "told to end");
+        log_event(LOG_LEVEL_INFO, "%s", request->now ? "the agent was told to end at once" : "told to end");
         if (!request->now) {
                 catalogue->draining = true;
                 worker_want_all(catalogue, NULL);
@@ -479,7 +480,7 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
         return status;
 }
 
-/* The first look at the job's storage is about to be taken, or is being taken, and may change what memory says. */
+/* Whether the first scan of the job's storage is due or running: it may change which version is the newest. */
 static bool first_scan_matters(const struct job *job)
 {
         if (!job->persist_path[0] || job->scanned || !job->versions)
@@ -496,7 +497,7 @@ void session_await_scan(struct connection *connection)
 
         catalogue_lock(catalogue);
         job = connection->session->job;
-        job->pins++; /* another connection may take the session to another job meanwhile */
+        job->pins++; /* another connection may move the session to another job meanwhile */
         while (!timeout && first_scan_matters(job) && !wait_slice(connection, &catalogue->moved, until, &timeout, NULL))
                 ;
         job->pins--;
@@ -516,7 +517,7 @@ static struct version *find_published(struct connection *connection, const char 
         return version;
 }
 
-/* A version that is just being captured is waited for: whoever asks may have saved it a moment ago. */
+/* Waits for a version that is being captured: the client may have saved it just before. */
 enum nebula_status request_find_path(struct connection *connection, const void *payload, struct answer *answer,
                                             struct nebula_error *error)
 {
@@ -530,7 +531,7 @@ enum nebula_status request_find_path(struct connection *connection, const void *
         struct version *version;
 
         strcpy(path, request->path);
-        location_settle_name(connection->catalogue, path);
+        location_resolve_parent(connection->catalogue, path);
         for (;;) {
                 publish_look(path, &look);
                 catalogue_lock(connection->catalogue);
@@ -553,7 +554,7 @@ enum nebula_status request_find_path(struct connection *connection, const void *
         return status;
 }
 
-/* The next thing that a program's own log should say. Asks for nothing. */
+/* The next event for a program's own log. Does not ask for anything to happen. */
 enum nebula_status request_watch(struct connection *connection, const void *payload, struct answer *answer,
                                         struct nebula_error *error)
 {

@@ -42,21 +42,23 @@ static enum nebula_status nothing_to_free(const struct catalogue *catalogue, con
                          os->memory_free() >> 20, storage ? "; storage fails: " : "", storage ? storage->message : "");
 }
 
-/* Storage that hangs would hold up a trainer at every save: it does so once, until something becomes durable there again. */
-static bool waited_enough(const struct catalogue *catalogue, const struct job *job, int64_t since_ns, bool settling)
+/* Whether a save has waited long enough for memory. If storage hangs, only the first save waits; later ones fail at
+ * once until a version has become durable there again. */
+static bool waited_enough(const struct catalogue *catalogue, const struct job *job, int64_t since_ns, bool room_follows)
 {
         struct lane *lane = job->lane;
 
         if (os->now_ns() - since_ns <= (int64_t)catalogue->memory_wait_s * 1000000000)
-                return lane->waited_in_vain && !settling;
+                return lane->waited_in_vain && !room_follows;
         if (!lane->waited_in_vain)
-                log_event(LOG_LEVEL_WARN, "memory was waited for in vain, %" PRIu64 " s: saves that find none fail at once until "
-                          "something has become durable in %s", catalogue->memory_wait_s,
+                log_event(LOG_LEVEL_WARN, "waited for memory for %" PRIu64 " s in vain: further saves that find none fail at once "
+                          "until a version has become durable in %s", catalogue->memory_wait_s,
                           job->persist_path[0] ? job->persist_path : "any storage");
         return lane->waited_in_vain = true;
 }
 
-/* Whether anything is on its way to storage that memory could let go of then; it is asked for. `target` waits itself. */
+/* Whether any version is on its way to storage and can leave memory afterwards; asks for that. `target` itself is
+ * the version that waits. */
 static bool relief_in_sight(struct catalogue *catalogue, const struct version *target, const struct nebula_error **ret_storage)
 {
         bool hope = false;
@@ -64,7 +66,7 @@ static bool relief_in_sight(struct catalogue *catalogue, const struct version *t
         *ret_storage = NULL;
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->versions; version; version = version->next) {
-                        /* What is still being copied in the background will be complete, and may go then. */
+                        /* Its background copies will complete it; it can leave memory then. */
                         if (version != target && commit_open(version) && version->loans && commit_parts_end(version))
                                 hope = true;
                         if (!version->in_memory || !lifecycle_complete(version->life.state) || version->stored ||
@@ -83,7 +85,7 @@ struct waiting {
         bool said, no_spill;
 };
 
-/* on_full="stream": the file goes past the memory tier. Drops the lock. NULL: memory must be waited for after all. */
+/* on_full="stream": makes an image outside the memory tier. Drops the lock meanwhile. NULL: wait for memory instead. */
 static struct image *stream(struct catalogue *catalogue, struct session *session, struct version *version, uint64_t capacity,
                             struct waiting *waiting)
 {
@@ -95,47 +97,47 @@ static struct image *stream(struct catalogue *catalogue, struct session *session
         catalogue_create_as(session->job);
         catalogue_unlock(catalogue);
         if (spill_create(session->job->persist_path, capacity, &image, &error))
-                log_event(LOG_LEVEL_WARN, "%s cannot be streamed, it waits for memory: %s", version->tag, error.message);
+                log_event(LOG_LEVEL_WARN, "%s cannot be streamed to a local disk, so it waits for memory: %s", version->tag, error.message);
         catalogue_lock(catalogue);
         waiting->no_spill = !image;
         if (image) {
                 image->job = session->job;
                 memory_add(&catalogue->memory, image);
-                version->wanted = true; /* not for the interval: until it is durable it survives no agent */
+                version->wanted = true; /* not only after the interval: until it is durable it does not survive the agent */
         }
         return image;
 }
 
-/* Makes or waits for room of `capacity`. Drops the lock; NEBULA_OK means: try again. */
+/* Makes room of `capacity` or waits for it. Drops the lock. NEBULA_OK means: try again. */
 static enum nebula_status find_room(struct catalogue *catalogue, struct session *session, struct version *version,
                                     const struct ipc_image *request, bool (*given_up)(void *), void *argument,
                                     struct waiting *waiting, struct nebula_error *error)
 {
-        const struct nebula_error too_slow = { .message = "nothing has become durable for too long (NEBULA_MEMORY_WAIT)" };
+        const struct nebula_error too_slow = { .message = "no version has become durable for too long (NEBULA_MEMORY_WAIT)" };
         const struct nebula_error *storage = NULL;
-        bool settling = memory_follows(&catalogue->memory);
+        bool room_follows = memory_follows(&catalogue->memory);
 
         if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
                 return NEBULA_OK;
-        if (!settling && session->job->on_full == NEBULA_ON_FULL_SKIP) {
+        if (!room_follows && session->job->on_full == NEBULA_ON_FULL_SKIP) {
                 nothing_to_free(catalogue, request, NULL, error);
-                version_fail(catalogue, version, NEBULA_NO_MEMORY, "skipped, as on_full asks: the memory tier is full");
+                version_fail(catalogue, version, NEBULA_NO_MEMORY, "skipped, because the memory tier is full and on_full is \"skip\"");
                 return NEBULA_NO_MEMORY;
         }
-        if (!settling && !relief_in_sight(catalogue, version, &storage))
+        if (!room_follows && !relief_in_sight(catalogue, version, &storage))
                 return nothing_to_free(catalogue, request, storage, error);
-        if (waited_enough(catalogue, session->job, waiting->since_ns, settling))
+        if (waited_enough(catalogue, session->job, waiting->since_ns, room_follows))
                 return nothing_to_free(catalogue, request, storage ? storage : &too_slow, error);
-        if (!waiting->said && !settling)
+        if (!waiting->said && !room_follows)
                 log_event(LOG_LEVEL_INFO, "%s waits for memory: %" PRIu64 " of %" PRIu64 " MiB are in use", version->tag,
                          catalogue->memory.used >> 20, catalogue->memory.budget >> 20);
-        waiting->said = waiting->said || !settling;
-        catalogue_signal_work(catalogue); /* it looks for what was just asked for */
+        waiting->said = waiting->said || !room_follows;
+        catalogue_signal_work(catalogue); /* the workers must see what was just asked for */
         catalogue_wait(catalogue, &catalogue->moved, LOOK_AGAIN_MS);
         if (catalogue->stopping)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent is ending");
         if (given_up(argument))
-                return error_set(error, NEBULA_UNAVAILABLE, 0, "the client has gone");
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the client is gone");
         return NEBULA_OK;
 }
 
@@ -156,7 +158,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
         for (;;) {
                 struct image *image = memory_take(&catalogue->memory, request->size, session->nonce, session->job);
 
-                if (image) { /* became free while this thread waited */
+                if (image) { /* an image became free while this thread waited */
                         *ret_image = image;
                         return NEBULA_OK;
                 }
@@ -170,7 +172,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                                 *ret_image = image;
                                 return NEBULA_OK;
                         }
-                        /* The machine has less than the budget allows: what can be freed may help. */
+                        /* The machine has less memory than the budget allows; freeing images may help. */
                         memory_unreserve(&catalogue->memory, capacity);
                         if (!page_maker_discard(catalogue) && !catalogue_reclaim(catalogue)) {
                                 if (error)
@@ -181,7 +183,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
                 }
                 if (page_maker_discard(catalogue) || catalogue_reclaim(catalogue))
                         continue;
-                image = catalogue->memory.settling ? NULL : stream(catalogue, session, version, capacity, &waiting);
+                image = catalogue->memory.room_pending ? NULL : stream(catalogue, session, version, capacity, &waiting);
                 if (image) {
                         *ret_image = image;
                         return NEBULA_OK;
@@ -195,7 +197,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, struct session 
         }
 }
 
-/* What was got for a version that failed meanwhile is a free image of the job, unless it lies on a disk: then it goes. */
+/* The version failed meanwhile. Its image becomes a free image of the job; if it lies on a disk, it is given up. */
 static void refuse(struct catalogue *catalogue, struct image *image)
 {
         if (!image)
@@ -221,7 +223,7 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
         if (!version && !request->version_id)
                 return error->status;
         if (!version || version->job != job)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "this checkpoint is not known to the agent: begin it again");
+                return error_set(error, NEBULA_NOT_FOUND, 0, "the agent does not know this checkpoint: begin it again");
         *ret_version = version;
         if (request->format > IPC_FORMAT_RAW || request->size > INT64_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "file \"%s\" has an impossible size or format", request->name);
@@ -229,7 +231,7 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
         if (!target)
                 return error->status;
         *ret_version = target;
-        /* One version is being written, so that many older ones stay; their images serve again. */
+        /* One version is being written, so one fewer older version stays; the images of the others are used again. */
         catalogue_retain(catalogue, job, job->retention_count > 2 ? job->retention_count - 1 : 1);
         image = memory_take(&catalogue->memory, request->size, session->nonce, job);
         *ret_loan = NULL;

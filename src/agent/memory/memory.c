@@ -12,7 +12,7 @@
 #include "os/os.h"
 
 #define MIB (1u << 20)
-#define DESCRIPTORS_LEAST 1024 /* what every system gives */
+#define DESCRIPTORS_LEAST 1024 /* every system allows as many */
 
 uint64_t memory_random_id(void)
 {
@@ -44,7 +44,7 @@ static void image_path(const struct memory *memory, uint64_t id, char path[MEMOR
         snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 ".img", memory->directory, id);
 }
 
-/* Whoever holds the lock has written into it who it is. */
+/* Names the agent that holds the lock: it has written its pid into the lock file. */
 static void name_rival(struct memory *memory, const char *directory)
 {
         int64_t length = memory->lock_fd < 0 ? 0 : os->pread(memory->lock_fd, memory->rival, sizeof memory->rival - 1, 0);
@@ -67,11 +67,12 @@ static int directory_take(struct memory *memory, const char *directory, char *re
                 return result;
         }
         result = ipc_place_stat(directory, &stat);
-        /* Whoever may only look into it sees names: all files have mode 0600. */
+        /* Other users may list the directory, but not read the files, which have mode 0600. */
         if (!result && (stat.kind != OS_KIND_DIRECTORY || stat.uid != os->uid() || (stat.mode & 022)))
                 result = -EPERM;
         if (result < 0) {
-                snprintf(ret_why, why_size, "%s is no directory of this user that nobody else may write to", directory);
+                snprintf(ret_why, why_size, "%s is not a directory that belongs to this user alone: it must be this user's, with "
+                                            "mode 0755 or less", directory);
                 return result;
         }
         snprintf(path, sizeof path, "%s/lock", directory);
@@ -87,7 +88,7 @@ static int directory_take(struct memory *memory, const char *directory, char *re
         }
         length = snprintf(text, sizeof text, "process %u", os->pid());
         os->truncate(memory->lock_fd, 0);
-        os->pwrite(memory->lock_fd, text, (size_t)length, 0); /* for the log of another that finds it taken */
+        os->pwrite(memory->lock_fd, text, (size_t)length, 0); /* for the log of another agent that finds the directory locked */
         strcpy(memory->directory, directory);
         result = memory_measure(memory);
         if (result < 0)
@@ -135,7 +136,8 @@ void memory_init(struct memory *memory, const char *directory, uint64_t budget, 
 
 void memory_configure(struct memory *memory, uint64_t budget)
 {
-        uint64_t most = os->memory_free() / 16 * 15 + memory->used; /* more would end in the machine's or the cgroup's OOM */
+        /* A larger budget would end in the OOM killer of the machine or the cgroup. */
+        uint64_t most = os->memory_free() / 16 * 15 + memory->used;
 
         if (!budget)
                 budget = memory_default_budget() + memory->used;
@@ -168,7 +170,7 @@ static void image_free(struct image *image)
         free(image);
 }
 
-/* Named images take no more than half of what there are: connections and storage have the rest. */
+/* Named images keep at most half of the descriptors open: connections and storage need the rest. */
 static void keep_descriptor(struct memory *memory, struct image *image)
 {
         count_descriptor(memory, image);
@@ -176,7 +178,7 @@ static void keep_descriptor(struct memory *memory, struct image *image)
                 memory_close(image);
 }
 
-/* memfds have no other way; a quarter is left for all else. */
+/* memfds must keep theirs; a quarter is left for all other uses. */
 static bool has_descriptor(const struct memory *memory)
 {
         return atomic_load(&memory->descriptor_count) < memory->descriptor_limit / 4 * 3;
@@ -186,11 +188,12 @@ void memory_lacks(const struct memory *memory, char *text, size_t size)
 {
         text[0] = 0;
         if (!has_descriptor(memory))
-                snprintf(text, size, "%u of the %u files that the agent may have open are images without a name: raise the limit (ulimit -Hn), "
-                         "or give it a larger memory directory", atomic_load(&memory->descriptor_count), memory->descriptor_limit);
+                snprintf(text, size, "%u of the %u files that the agent may open are images without a name: raise the limit "
+                                     "(ulimit -Hn), or give the agent a larger memory directory",
+                 atomic_load(&memory->descriptor_count), memory->descriptor_limit);
 }
 
-/* The image's descriptor, or one more, which *ret_own says. A negative errno. */
+/* Returns the image's descriptor, or opens another, which *ret_own says; or a negative errno. */
 static int image_open(const struct image *image, int flags, bool *ret_own)
 {
         char path[MEMORY_PATH_MAX];
@@ -202,7 +205,7 @@ static int image_open(const struct image *image, int flags, bool *ret_own)
         return os->open(path, flags | OS_NOFOLLOW);
 }
 
-void memory_settle(struct memory *memory, bool forget)
+void memory_stop_removing(struct memory *memory, bool forget)
 {
         memory->settled = !forget;
 }
@@ -228,7 +231,7 @@ void memory_done(struct memory *memory, bool forget)
         if (forget) {
                 snprintf(path, sizeof path, "%s/lock", memory->directory);
                 os->unlink(path);
-                os->rmdir(memory->directory); /* stays if anything foreign is in it */
+                os->rmdir(memory->directory); /* fails if a foreign file is in it, which then stays */
         }
         os->close(memory->lock_fd);
         memory->lock_fd = -1;
@@ -250,7 +253,7 @@ bool memory_reserve(struct memory *memory, uint64_t capacity, bool *ret_named)
 {
         if (capacity > memory->budget || memory->used > memory->budget - capacity)
                 return false;
-        /* The trainers have grown since the budget was set, or somebody else has: the kernel would kill one of them. */
+        /* Trainers or other programs have grown since the budget was set: without this check the kernel would kill one of them. */
         if (os->memory_free() < capacity + MEMORY_LEFT)
                 return false;
         *ret_named = memory->directory[0] && memory->named_used + capacity <= memory->named_limit;
@@ -267,7 +270,7 @@ void memory_unreserve(struct memory *memory, uint64_t capacity)
 
 bool memory_follows(const struct memory *memory)
 {
-        return memory->settling > 0 || memory->doomed;
+        return memory->room_pending > 0 || memory->doomed;
 }
 
 static int create_named(struct memory *memory, struct image *image)
@@ -333,7 +336,7 @@ enum nebula_status memory_create(struct memory *memory, uint64_t capacity, bool 
         return NEBULA_OK;
 }
 
-/* Four slots to each power of two, so that what fits one need lies in three of them. */
+/* Four slots per power of two, so that all images that fit a need lie in three slots. */
 static size_t size_slot(uint64_t capacity)
 {
         unsigned power = 63 - (unsigned)__builtin_clzll(capacity);
@@ -417,7 +420,7 @@ enum nebula_status memory_adopt(struct memory *memory, uint64_t id, struct image
         if (result < 0) {
                 image_free(image);
                 return error_set(error, result == -ENOENT || result == -ELOOP || result == -EINVAL ? NEBULA_CORRUPT : NEBULA_NO_MEMORY,
-                                 -result, "the image %s cannot be taken over", path);
+                                 -result, "the image %s cannot be adopted", path);
         }
         image->capacity = stat.size;
         keep_descriptor(memory, image);
@@ -436,7 +439,7 @@ struct image *memory_find(const struct memory *memory, uint64_t id)
         return image;
 }
 
-/* Of two that fit the better one: this session still has it mapped, or it is smaller. */
+/* Whether `image` fits better than `best`: this session still has it mapped, or it is smaller. */
 static bool is_better(const struct image *image, const struct image *best, uint64_t owner_nonce)
 {
         bool is_own = image->owner_nonce == owner_nonce;
@@ -446,7 +449,7 @@ static bool is_better(const struct image *image, const struct image *best, uint6
         return !best || image->capacity < best->capacity;
 }
 
-/* Of this job, large enough, not wastefully large. */
+/* A free image of this job that is large enough but not wastefully large. */
 static struct image *find_free(const struct memory *memory, uint64_t need, uint64_t owner_nonce, const void *job)
 {
         uint64_t most = need + need / 4;
@@ -509,7 +512,7 @@ void memory_drop(struct memory *memory, struct image *image)
                 free_add(memory, image);
 }
 
-/* False: it is not on the list. */
+/* False: it is not in the list. */
 static bool take_off(struct memory *memory, struct image *image)
 {
         struct image **link = &memory->by_id[image->id % MEMORY_ID_SLOTS];
@@ -560,8 +563,8 @@ struct image *memory_next_doomed(struct memory *memory)
         return image;
 }
 
-/* The pages of an image that the trainer still has mapped go now too, unless a loader may be reading them. Its name goes first: were the
- * agent killed in between, the next one would find an image of zeros there. */
+/* Gives the pages back now, even if the trainer still has the image mapped, unless a loader may be reading it.
+ * Removes the name first: if the agent were killed in between, the next agent would find an image of zeros. */
 void memory_release(struct memory *memory, struct image *image)
 {
         char path[MEMORY_PATH_MAX];
@@ -659,16 +662,17 @@ uint64_t memory_await_copied(struct image *image, uint64_t size, int64_t timeout
 
 void memory_prefault(struct image *image)
 {
-        /* In pieces, so that a low-priority thread does not hold the process's memory map for long. */
+        /* In pieces, so that a low-priority thread does not hold the lock of the process's memory map for long. */
         for (uint64_t at = 0; image->data && at < image->capacity; at += 16 * MIB) {
                 uint64_t piece = image->capacity - at < 16 * MIB ? image->capacity - at : 16 * MIB;
 
                 if (os->advise((char *)image->data + at, piece, OS_ADVISE_POPULATE_WRITE) < 0)
-                        return; /* an old kernel: the trainer takes the faults */
+                        return; /* an old kernel: the trainer takes the page faults */
         }
 }
 
-/* By a mapping of its own: image->data may be another thread's by now. One page at a time, so that faults of others wait for no more. */
+/* Uses a mapping of its own, because image->data may belong to another thread. Joins one page at a time, so that
+ * page faults of other threads wait no longer than that. */
 int memory_join(const struct image *image, uint64_t offset, uint64_t size)
 {
         void *data;
@@ -704,7 +708,8 @@ enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struc
         char path[MEMORY_PATH_MAX];
         int fd;
 
-        /* By its name only where there is no other way: it may be gone. At the user's logout systemd empties /dev/shm (RemoveIPC), say. */
+        /* Opens it by name only if there is no descriptor, because the name may be gone: systemd, for example,
+         * empties /dev/shm at the user's logout (RemoveIPC). */
         if (image->fd >= 0)
                 snprintf(path, sizeof path, "/proc/self/fd/%d", image->fd);
         else

@@ -1,19 +1,19 @@
-/* Pages of the memory tier, made and given back behind the sessions' backs. */
+/* Makes and gives back pages of the memory tier in the background. */
 #include "agent/background.h"
 #include "agent/memory/page_maker.h"
 #include "os/os.h"
 
 /*
- * A job trains for days, and its images serve all the time: there is no hurry. A virtual machine whose free memory goes back to the host
- * may take milliseconds to find two MiB in one piece.
+ * Joins pages slowly: a job trains for days, so there is no hurry. A virtual machine that has given free memory back to
+ * its host may need milliseconds to find 2 MiB in one piece.
  */
-#define JOIN_BYTES (4u << 20) /* at a time */
-#define JOIN_SHARE 200        /* of the time of one thread: the 200th part */
+#define JOIN_BYTES (4u << 20) /* per step */
+#define JOIN_SHARE 200        /* at most the 200th part of one thread's time */
 
 struct join {
         struct image *image;
         uint64_t size;
-        bool was_pinned; /* such pages cannot be joined */
+        bool was_pinned; /* its pages were pinned, so they could not be joined */
         int64_t took_ns;
 };
 
@@ -24,7 +24,7 @@ bool page_maker_discard(struct catalogue *catalogue)
 
         if (!image)
                 return false;
-        catalogue->memory.settling++;
+        catalogue->memory.room_pending++;
         while (image) {
                 capacity = image->spilled ? 0 : image->capacity;
                 catalogue_unlock(catalogue);
@@ -33,7 +33,7 @@ bool page_maker_discard(struct catalogue *catalogue)
                 memory_unreserve(&catalogue->memory, capacity);
                 image = memory_next_doomed(&catalogue->memory);
         }
-        catalogue->memory.settling--;
+        catalogue->memory.room_pending--;
         pthread_cond_broadcast(&catalogue->moved);
         return true;
 }
@@ -43,11 +43,11 @@ static void prefault(void *image)
         memory_prefault(image);
 }
 
-/* Makes one spare image. False when none is needed, or there is no room that nobody waits for. */
+/* Makes one spare image. False: none is needed, or a save needs the room. */
 static bool make_spare(struct catalogue *catalogue)
 {
         if (catalogue->memory.wanting)
-                return false; /* it would take what the save has just reclaimed, again and again */
+                return false; /* otherwise it would take the memory that the save has just freed, again and again */
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 uint64_t capacity = job->spare_due ? catalogue_spare_bytes(catalogue, job) : 0;
                 struct image *image;
@@ -59,7 +59,7 @@ static bool make_spare(struct catalogue *catalogue)
                         job->spare_due = false;
                         continue;
                 }
-                catalogue->memory.settling++;
+                catalogue->memory.room_pending++;
                 job->pins++;
                 catalogue_unlock(catalogue);
                 status = memory_create(&catalogue->memory, capacity, named, &image, NULL);
@@ -67,7 +67,7 @@ static bool make_spare(struct catalogue *catalogue)
                         memory_map(image, &data, NULL);
                 catalogue_lock(catalogue);
                 job->pins--;
-                catalogue->memory.settling--;
+                catalogue->memory.room_pending--;
                 pthread_cond_broadcast(&catalogue->moved);
                 if (status) {
                         memory_unreserve(&catalogue->memory, capacity);
@@ -76,7 +76,7 @@ static bool make_spare(struct catalogue *catalogue)
                 }
                 image->job = job;
                 image->faulting = true;
-                memory_add(&catalogue->memory, image); /* a save that comes now has at least some pages ready */
+                memory_add(&catalogue->memory, image); /* listed first, so that a save that comes now has at least some pages ready */
                 catalogue_unlock(catalogue);
                 background_run(prefault, image);
                 catalogue_lock(catalogue);
@@ -94,7 +94,7 @@ static void join(void *argument)
         if (join->was_pinned)
                 memory_unpin(join->image);
         if (memory_join(join->image, join->image->joined, join->size) < 0)
-                join->size = memory_join_size(join->image) - join->image->joined; /* nor will the rest be */
+                join->size = memory_join_size(join->image) - join->image->joined; /* the rest cannot be joined either */
         join->took_ns = os->now_ns() - begun_ns;
 }
 

@@ -1,11 +1,11 @@
 /*
- * page_maker.h - the thread that makes pages of the memory tier and gives them back.
+ * page_maker.h - the thread that makes and gives back pages of the memory tier.
  *
- * It gives back the pages of images that were dropped, and makes spare ones
- * ready in the background, so that saves take no page faults. Of an image
- * that serves often, and that nobody works on just then, it joins the pages into huge ones,
- * slowly: what is copied into those, summed and handed to storage takes a third less
- * of the processors than pages of 4 KiB. It ends when catalogue->stopping is set.
+ * It gives back the pages of dropped images, and makes spare images in the background, so
+ * that saves take no page faults. If an image is reused often and no thread is working on
+ * it, the page maker slowly joins its pages into huge ones. Copying, summing and storing
+ * huge pages takes a third less processor time than pages of 4 KiB. The thread ends when
+ * catalogue->stopping is set.
  */
 #ifndef NB_AGENT_MEMORY_PAGE_MAKER_H
 #define NB_AGENT_MEMORY_PAGE_MAKER_H
@@ -13,10 +13,10 @@
 #include "agent/catalogue/catalogue.h"
 
 void *page_maker_main(void *catalogue);
-/* Gives back the pages of doomed images; drops the lock meanwhile (lock held). True when there were any. */
+/* Gives back the pages of doomed images. True if there were any. The lock is held, and dropped meanwhile. */
 bool page_maker_discard(struct catalogue *catalogue);
-/* Joins some pages of an image; drops the lock meanwhile (lock held). False when there is none, or *join_at_ns has not come;
- * else it is put off. memory.joining: there is something to join. */
+/* Joins some pages of an image. False if there is no such image or *join_at_ns has not come; otherwise moves
+ * *join_at_ns on. Sets memory.joining if there is more to join. The lock is held, and dropped meanwhile. */
 bool page_maker_join(struct catalogue *catalogue, int64_t *join_at_ns);
 
 #endif

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-/* f_type of file systems whose pages are a local disk's: ext2 to 4, xfs, btrfs, overlay, zfs, f2fs, bcachefs. */
+/* f_type of file systems on a local disk: ext2 to 4, xfs, btrfs, overlay, zfs, f2fs, bcachefs. */
 static const uint64_t local_types[] = { 0xef53, 0x58465342, 0x9123683e, 0x794c7630, 0x2fc12fc1, 0xf2f52010, 0xca451a4e };
 
 static bool is_local(uint64_t fs_type)
@@ -36,7 +36,7 @@ static int open_nameless(const char *directory, uint64_t id)
         char path[MEMORY_PATH_MAX];
         int fd;
 
-        /* A name that a sweep knows, for the moment until it has none. */
+        /* A name that the sweep recognises, because the file has it for a moment. */
         if ((size_t)snprintf(path, sizeof path, "%s/.nebula-tmp-%016" PRIx64, directory, id) >= sizeof path)
                 return -ENAMETOOLONG;
         fd = os->open(path, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW);

@@ -1,19 +1,21 @@
 /*
- * spill.h - images for what does not fit into the memory tier (on_full="stream").
+ * spill.h - images for versions that do not fit into the memory tier
+ * (on_full="stream").
  *
- * Such an image is a file without a name on a local disk: the trainer copies
- * into its mapping as into any other image, and the kernel writes pages out as
- * it needs them, so the page cache is the ring and its dirty limit the size of
- * it; a disk that is slow slows that copy, and memory stays bounded, also by a
- * cgroup's limit. All space is allocated beforehand: a full disk is an error
- * here and never a signal in the trainer. Having no name, it leaves no debris,
- * whoever dies; until its version is durable it survives trainers, not the agent.
+ * Such an image is a nameless file on a local disk. The trainer copies into its
+ * mapping as into any other image, and the kernel writes the pages to the disk. A
+ * slow disk slows that copy, so memory stays bounded, also by a cgroup's limit.
+ * All space is allocated beforehand: a full disk is an error here and never a
+ * signal in the trainer. The file has no name, so nothing is left behind when a
+ * process dies. Until its version is durable, the image survives trainers but not
+ * the agent.
  *
- * It lies in $NEBULA_SPILL_DIR, else in the storage path when that is a local
- * disk. Memory-backed and network file systems are refused, since the first
- * saves no memory and a fault of the second would be a signal in the trainer.
+ * The file lies in $NEBULA_SPILL_DIR, else in the storage path if that is on a
+ * local disk. Memory file systems are refused, because they save no memory.
+ * Network file systems are refused, because a failed access to the mapping would
+ * be a signal in the trainer.
  *
- * Called without the lock. The caller lists the image with memory_add.
+ * Call without the lock. The caller lists the image with memory_add.
  */
 #ifndef NB_AGENT_MEMORY_SPILL_H
 #define NB_AGENT_MEMORY_SPILL_H

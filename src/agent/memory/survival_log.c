@@ -11,7 +11,7 @@
 #include "os/os.h"
 
 #define NOTE_BYTES_MAX (256u << 20)
-#define NOTE_GROWS_TO (64u << 10) /* a file that is larger, by more than twice its first record, begins anew with the next */
+#define LOG_GROWS_TO (64u << 10) /* a log that is larger, by more than twice its first record, is replaced by a new one */
 
 static void survival_log_path(const struct catalogue *catalogue, uint64_t id, const char *suffix, char path[MEMORY_PATH_MAX])
 {
@@ -25,15 +25,15 @@ void survival_log_close(struct catalogue *catalogue)
         catalogue->note_fd = -1;
 }
 
-/* Ranks that save together write to one survival log, one after the other, so that the last one stays open. */
+/* Keeps the last log open: ranks that save together append to the same log one after the other. */
 static void survival_log_keep(struct catalogue *catalogue, const struct version *version, int fd)
 {
         catalogue->note_fd = fd;
         catalogue->survival_log_id = version->id;
 }
 
-/* A file of its own name at first, so that there is never one without a whole record. */
-static int begin_note(struct catalogue *catalogue, const struct version *version, const void *data, size_t size)
+/* Writes the first record to a file of another name and renames it, so that a log always has a complete record. */
+static int begin_log(struct catalogue *catalogue, const struct version *version, const void *data, size_t size)
 {
         char path[MEMORY_PATH_MAX], temporary[MEMORY_PATH_MAX];
         int fd, result;
@@ -53,9 +53,9 @@ static int begin_note(struct catalogue *catalogue, const struct version *version
         return result;
 }
 
-/* Whether the survival log that was written before is open, to be gone on with. Somebody may have taken the file away, which is looked
- * for once there is something to lose. */
-static bool open_note(struct catalogue *catalogue, const struct version *version)
+/* Whether the open log is this version's. If another program has removed the file, a new log is needed; this is
+ * checked before a record is appended. */
+static bool open_log(struct catalogue *catalogue, const struct version *version)
 {
         char path[MEMORY_PATH_MAX];
         struct os_stat stat;
@@ -82,23 +82,24 @@ void survival_log_write(struct catalogue *catalogue, struct version *version)
         if (!catalogue->memory.directory[0] || !version->in_memory)
                 return;
         if (version->gives_way && version->life.state == NEBULA_STATE_FAILED) {
-                survival_log_remove(catalogue, version); /* the next agent is not to take it for the newest writing of its tag */
+                survival_log_remove(catalogue, version); /* the next agent must not take it for the newest generation of its tag */
                 return;
         }
-        appends = version->note_bytes && version->note_bytes < NOTE_GROWS_TO + 2 * version->note_begun_bytes &&
-                  open_note(catalogue, version);
+        appends = version->note_bytes && version->note_bytes < LOG_GROWS_TO + 2 * version->note_begun_bytes &&
+                  open_log(catalogue, version);
         first = appends ? version->noted_count : 0;
         data = survival_record_format(version, first, &size);
         if (data && appends)
                 result = os_write_at(catalogue->note_fd, data, size, version->note_bytes);
         else if (data)
-                result = begin_note(catalogue, version, data, size);
+                result = begin_log(catalogue, version, data, size);
         free(data);
         if (result < 0) {
-                log_event(LOG_LEVEL_WARN, "%s would not survive the agent: no survival log in the memory directory: %s", version->tag,
+                log_event(LOG_LEVEL_WARN, "%s would not survive the agent, because its survival log cannot be written to the "
+                                          "memory directory: %s", version->tag,
                          os_error_text(result));
                 survival_log_close(catalogue);
-                version->note_bytes = 0; /* what is there may have half a record at its end, or be gone */
+                version->note_bytes = 0; /* the log may end in half a record, or be gone */
                 return;
         }
         version->note_begun_bytes = appends ? version->note_begun_bytes : size;
@@ -121,8 +122,8 @@ void survival_log_remove(struct catalogue *catalogue, struct version *version)
         version->note_bytes = 0;
 }
 
-/* False: it may be sound, and cannot be read just now. */
-static bool adopt_note(struct catalogue *catalogue, const char *path, uint64_t id)
+/* False: the log may be good, but cannot be read at the moment. */
+static bool adopt_log(struct catalogue *catalogue, const char *path, uint64_t id)
 {
         struct nebula_error error = { 0 };
         enum nebula_status status;
@@ -140,13 +141,13 @@ static bool adopt_note(struct catalogue *catalogue, const char *path, uint64_t i
         status = survival_record_read(catalogue, id, data, size, &error);
         free(data);
         if (status)
-                log_event(LOG_LEVEL_WARN, "a version in memory could not be taken over: %s", error.message);
+                log_event(LOG_LEVEL_WARN, "a version in memory could not be adopted: %s", error.message);
         if (status == NEBULA_CORRUPT)
                 os->unlink(path);
         return !status || status == NEBULA_CORRUPT;
 }
 
-/* Creation order, newest first, is what the job's list promises. */
+/* The job's list must be in the order of creation, newest first. */
 static void sort_versions(struct job *job)
 {
         struct version *sorted = NULL;
@@ -155,7 +156,7 @@ static void sort_versions(struct job *job)
                 struct version *version = job->versions, **link = &sorted;
 
                 job->versions = version->next;
-                /* Open ones have no sequence yet and are the newest. */
+                /* Open versions have no sequence yet and are the newest. */
                 while (*link && ((*link)->sequence ? (*link)->sequence : UINT64_MAX) >
                                         (version->sequence ? version->sequence : UINT64_MAX))
                         link = &(*link)->next;
@@ -185,7 +186,7 @@ static void remove_debris(struct catalogue *catalogue, const char *name)
                 log_event(LOG_LEVEL_INFO, "removed %s, the rest of an interrupted save", name);
 }
 
-/* False: not all that is there was seen. */
+/* False: some names could not be read. */
 static bool each_name(struct catalogue *catalogue, bool notes)
 {
         char name[300], path[MEMORY_PATH_MAX];
@@ -201,14 +202,14 @@ static bool each_name(struct catalogue *catalogue, bool notes)
                         remove_debris(catalogue, name);
                 } else if (memory_image_name(name, ".version", &id)) {
                         survival_log_path(catalogue, id, ".version", path);
-                        all = adopt_note(catalogue, path, id) && all;
+                        all = adopt_log(catalogue, path, id) && all;
                 }
         }
         os->closedir(dir);
         return all && !result;
 }
 
-bool note_rival_has(const struct catalogue *catalogue, const char *persist_path)
+bool survival_log_rival_has(const struct catalogue *catalogue, const char *persist_path)
 {
         const char *directory = catalogue->memory.rival_directory;
         char name[300], path[MEMORY_PATH_MAX + 300], *data;
@@ -238,11 +239,11 @@ void survival_log_adopt_all(struct catalogue *catalogue)
                 return;
         all = each_name(catalogue, true);
         if (!all)
-                log_event(LOG_LEVEL_WARN, "not all of %s could be read: what was not taken over stays there", catalogue->memory.directory);
-        /* Images of refused survival logs are still listed, held by nobody. */
+                log_event(LOG_LEVEL_WARN, "not all of %s could be read: files that were not adopted stay there", catalogue->memory.directory);
+        /* Images of refused logs are still listed and have no users. */
         for (struct image *image = catalogue->memory.images, *next; image; image = next) {
                 next = image->next;
-                image->exposed = true; /* the agent before may have handed it to a loader */
+                image->exposed = true; /* an earlier agent may have handed it to a loader */
                 if (!image->users && all)
                         memory_doom(&catalogue->memory, image);
                 else if (!image->users)
@@ -250,7 +251,7 @@ void survival_log_adopt_all(struct catalogue *catalogue)
         }
         if (all)
                 each_name(catalogue, false);
-        memory_measure(&catalogue->memory); /* what was taken over was not free before */
+        memory_measure(&catalogue->memory); /* the adopted images take space that was not free before */
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 sort_versions(job);
         survival_log_check_owners(catalogue);
@@ -259,7 +260,7 @@ void survival_log_adopt_all(struct catalogue *catalogue)
 /* False: the version is gone. */
 static bool check_owners(struct catalogue *catalogue, struct version *version, bool *waiting)
 {
-        /* A trainer that cannot be seen from here comes back with its next request, or not. */
+        /* The agent cannot see this trainer's process; its next request shows that it lives. */
         int64_t unseen_ns = (int64_t)catalogue->give_up_s * 1000000000;
 
         for (size_t i = 0; i < version->part_count && commit_open(version); i++) {
@@ -280,7 +281,7 @@ static bool check_owners(struct catalogue *catalogue, struct version *version, b
         if (commit_open(version))
                 commit_check(catalogue, version);
         if (commit_open(version) && !version->spread && !*waiting && !catalogue_session_count(catalogue, version->job))
-                version_fail(catalogue, version, NEBULA_FAILED, "all trainers left before checkpoint \"%s\" was complete",
+                version_fail(catalogue, version, NEBULA_FAILED, "all trainers ended before checkpoint \"%s\" was complete",
                              version->tag);
         return true;
 }
@@ -297,7 +298,7 @@ bool survival_log_check_owners(struct catalogue *catalogue)
                         if (!version->adopted || !commit_open(version) || !check_owners(catalogue, version, &waiting))
                                 continue;
                         any = any || waiting;
-                        next = version->next_live; /* when this one became complete, the one behind it may have been forgotten */
+                        next = version->next_live; /* completing this version may have forgotten the next one */
                 }
         return any;
 }

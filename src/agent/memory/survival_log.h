@@ -1,15 +1,15 @@
 /*
- * survival_log.h - what the next agent must know about a version that lies in memory.
+ * survival_log.h - tells the next agent about the versions in memory.
  *
- * Beside its images each version has <id>.version in the memory directory
- * (survival_record.h), which grows by a record at each change and is replaced by a
- * rename before it grows long. A start-up scan takes over what the last whole
- * records describe and whose images are whole in size: committed versions as
- * they were, open ones as long as their owner lives, for it will come back.
- * Everything else of ours is debris and goes, unless something could not be read
- * just now; names that are not ours are left alone.
+ * Beside its images, each version has a log <id>.version in the memory directory
+ * (survival_record.h). Each change appends a record; a rename replaces the log before
+ * it grows long. At start, the agent adopts the versions that the last complete
+ * records describe and whose images have the right size: committed versions as they
+ * were, open ones as long as their trainer lives, because it will reconnect. All
+ * other files of Nebula are removed, except those that cannot be read at the moment.
+ * Files with other names are left alone.
  *
- * A survival log that cannot be written costs only that protection: it is logged, and
+ * If a log cannot be written, only that protection is lost: the agent logs it, and
  * nothing fails.
  */
 #ifndef NB_AGENT_MEMORY_SURVIVAL_LOG_H
@@ -19,13 +19,13 @@
 
 void survival_log_write(struct catalogue *catalogue, struct version *version);
 void survival_log_remove(struct catalogue *catalogue, struct version *version);
-/* Whether another agent, which has the memory directory, has versions of this storage path there. Without the lock. */
-bool note_rival_has(const struct catalogue *catalogue, const char *persist_path);
-/* The survival log that was written last, which stays open. */
+/* Whether another agent holds the memory directory and has versions of this storage path there. Call without the lock. */
+bool survival_log_rival_has(const struct catalogue *catalogue, const char *persist_path);
+/* Closes the last log, which stays open between records. */
 void survival_log_close(struct catalogue *catalogue);
-/* At start, before any thread. */
+/* Call at start, before any thread. */
 void survival_log_adopt_all(struct catalogue *catalogue);
-/* Fails adopted open versions whose owners have gone. True when some wait still. */
+/* Fails adopted open versions whose trainers have ended. True if some still wait. */
 bool survival_log_check_owners(struct catalogue *catalogue);
 
 #endif

@@ -17,7 +17,7 @@
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
 #define RECORD_VERSION 3u
 #define CRC_BYTES 8u
-/* Bounds of what is written, so that one piece of memory is enough. */
+/* Upper bounds of the written sizes, so that one allocation is enough. */
 #define FIXED_BYTES (512u + 2 * sizeof(struct line))
 #define PART_BYTES 64u
 #define FILE_BYTES 64u
@@ -28,9 +28,9 @@ enum { STORED = 128 };               /* of a file, with its format */
 
 struct record_head {
         uint32_t magic, version;
-        uint64_t size;       /* of all, head and checksum included */
-        uint64_t first_file; /* so many are in the records before this one; 0: the record stands alone */
-        uint64_t files_at;   /* where its files begin */
+        uint64_t size;       /* of the whole record, with head and checksum */
+        uint64_t first_file; /* how many files the records before this one hold; 0: this record stands alone */
+        uint64_t files_at;   /* offset of its files */
 };
 
 static void put(char **at, const void *data, size_t size)
@@ -84,7 +84,7 @@ static void put_line(char **at, const struct line *line)
         put(at, line->forks, line->count * sizeof line->forks[0]);
 }
 
-/* Without the storage path, an agent that takes over could not go on persisting. */
+/* The storage path is written too, so that the next agent can go on persisting. */
 static void put_job(char **at, const struct job *job)
 {
         put_text(at, job->persist_path);
@@ -104,7 +104,7 @@ static void put_job(char **at, const struct job *job)
         put_u32(at, job->group);
 }
 
-/* What storage failed is whole, and the next agent tries it anew. */
+/* A version that only storage failed is complete, and the next agent tries to persist it again. */
 static void put_version(char **at, const struct version *version)
 {
         bool given_up = version->failed_by_storage;
@@ -127,7 +127,7 @@ static void put_version(char **at, const struct version *version)
         put_u8(at, (uint8_t)((version->spread ? SPREAD : 0) | (version->wanted ? WANTED : 0)));
 }
 
-/* A number for the pid namespace in which this agent sees processes; 0: /proc does not tell. */
+/* The id of the pid namespace of this agent; 0: /proc does not tell. */
 static uint64_t pid_namespace(void)
 {
         char text[64];
@@ -175,7 +175,7 @@ static void put_loans(char **at, const struct version *version, uint32_t loan_co
         }
 }
 
-/* No less than what is written. */
+/* An upper bound of the record's size. */
 static size_t bound(const struct version *version, size_t first_file, uint32_t *ret_loan_count)
 {
         size_t size = sizeof(struct record_head) + FIXED_BYTES + CRC_BYTES + 3 * IPC_PATH_MAX + 5 * IPC_NAME_MAX;
@@ -208,12 +208,12 @@ void *survival_record_format(const struct version *version, size_t first_file, s
         return data;
 }
 
-/* The first thing that is wrong stays, and all that is read after it is zeros. */
+/* After the first error, which `wrong` keeps, all further reads return zeros. */
 struct reader {
         const char *at, *end, *wrong;
 };
 
-/* Wrong with this agent or the machine, and not with the survival log. */
+/* Errors of this agent or machine, not of the log. */
 static const char no_memory[] = "finds no memory", no_image[] = "names an image that cannot be had just now";
 
 static enum nebula_status blame(const struct reader *reader)
@@ -297,7 +297,7 @@ static void get_line(struct reader *reader, struct line *line)
 
 static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
 {
-        struct ipc_hello *settings = calloc(1, sizeof *settings); /* large for a stack */
+        struct ipc_hello *settings = calloc(1, sizeof *settings); /* too large for a thread's stack */
         char *spelling = calloc(1, IPC_PATH_MAX);
         char newest_run[IPC_NAME_MAX];
         struct job *job = NULL;
@@ -325,7 +325,7 @@ static struct job *get_job(struct catalogue *catalogue, struct reader *reader)
         if (!reader->wrong)
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         if (!reader->wrong && !job) {
-                location_settle(catalogue, settings->persist_path); /* an agent before this one may have known it by another spelling */
+                location_resolve(catalogue, settings->persist_path); /* an earlier agent may have known it by another spelling */
                 job = catalogue_job(catalogue, settings->persist_path, settings->job);
         }
         if (!reader->wrong && !job) {
@@ -369,7 +369,8 @@ static void get_parts(struct reader *reader, struct version *version)
         }
 }
 
-/* What a file and a loan have in common. Its image, if it has one: taken over for another generation already, or now. */
+/* Reads the fields that a file and a loan share. If there is an image: finds it, if another generation has adopted
+ * it already, or adopts it. */
 static struct image *get_file(struct catalogue *catalogue, struct reader *reader, const struct job *job, struct agent_file *file)
 {
         struct nebula_error error;
@@ -416,9 +417,9 @@ static void get_files(struct catalogue *catalogue, struct reader *reader, struct
                         return;
                 }
                 *file = read;
-                /* What is durable may have files of other nodes, which storage has. */
+                /* A durable version may have files of other nodes, which storage has. */
                 if (!file->image && file->generation == version->generation && version->life.state != NEBULA_STATE_DURABLE)
-                        reader->wrong = "describes an image that was no named one and ended with its agent";
+                        reader->wrong = "describes an image without a name, which ended with its agent";
         }
 }
 
@@ -437,7 +438,7 @@ static void get_loans(struct catalogue *catalogue, struct reader *reader, struct
                 if (!loan->image) {
                         free(loan);
                         if (!reader->wrong)
-                                reader->wrong = "describes an image that was no named one and ended with its agent";
+                                reader->wrong = "describes an image without a name, which ended with its agent";
                         return;
                 }
                 memcpy(loan->name, file.name, sizeof loan->name);
@@ -450,8 +451,8 @@ static void get_loans(struct catalogue *catalogue, struct reader *reader, struct
         }
 }
 
-/* The whole records that count: the last that stands alone, and those behind it. What follows them is a write that the end of
- * the agent cut off. Both NULL: there is none. */
+/* The records that count: the last one that stands alone, and those behind it. An incomplete record after them was
+ * cut off when the agent ended. Both NULL: there is none. */
 struct chain {
         const char *first, *last;
 };
@@ -487,7 +488,7 @@ static struct reader read_record(const char *record, size_t offset)
         return (struct reader){ .at = record + offset, .end = record + head.size - CRC_BYTES };
 }
 
-/* The files of the records before the last, whose own follow where `reader` stands. */
+/* Reads the files of the records before the last one; `reader` is at the last one's own files. */
 static void get_all_files(struct catalogue *catalogue, const struct chain *chain, struct reader *reader, struct version *version)
 {
         struct record_head head;
@@ -568,7 +569,7 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         if (!reader.wrong && reader.at != reader.end)
                 reader.wrong = "is longer than what it describes";
         if (reader.wrong) {
-                version->noted = false; /* the caller removes it */
+                version->noted = false; /* the caller removes the log */
                 version_free(catalogue, version);
                 return error_set(error, blame(&reader), 0, "the survival log of \"%s\" %s", tag, reader.wrong);
         }

@@ -1,22 +1,23 @@
 /*
- * survival_record.h - one version as the bytes of its survival log (docs/formats.md).
+ * survival_record.h - one version as a record of its survival log (docs/formats.md).
  *
- * A survival log is read by the next agent on the same machine and by nobody else, and
- * written several times for every file that is saved, with the catalogue's lock
- * held. So it is numbers as they lie in memory, one after the other, between a
- * head with their size and a checksum of all before it.
+ * Only the next agent on the same machine reads a survival log. It is written several
+ * times per saved file, with the catalogue's lock held, so it must be fast to write. A
+ * record is a head with its size, numbers as they lie in memory, and a checksum of all
+ * of these.
  *
- * A survival log holds such records one after the other; the last whole one counts.
+ * A log holds several records; the last complete one counts.
  */
 #ifndef NB_AGENT_MEMORY_SURVIVAL_RECORD_H
 #define NB_AGENT_MEMORY_SURVIVAL_RECORD_H
 
 #include "agent/catalogue/catalogue.h"
 
-/* Bytes that the caller frees; NULL: no memory. first_file: the version's files before that one are left to the records before. */
+/* Returns bytes that the caller frees; NULL: an allocation failed. Files before first_file are left out, because
+ * earlier records hold them. */
 void *survival_record_format(const struct version *version, size_t first_file, size_t *ret_size);
-/* Adds the version `id` that `data` describes to the catalogue, and takes over its images. On failure nothing is added
- * but perhaps the job, and images that nobody holds; NEBULA_CORRUPT: the survival log will never be of use. */
+/* Adds the version `id` that `data` describes to the catalogue and adopts its images. On failure it may have added
+ * only the job, and images without users. NEBULA_CORRUPT: the log can never be used. */
 enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id, const void *data, size_t size,
                                     struct nebula_error *error);
 

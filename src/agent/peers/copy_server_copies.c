@@ -34,7 +34,7 @@ static void copy_free(struct copy_server *server, struct copy *copy)
         if (!copy)
                 return;
         catalogue_lock(catalogue);
-        catalogue->memory.settling++;
+        catalogue->memory.room_pending++;
         catalogue_unlock(catalogue);
         for (size_t i = 0; i < copy->what.file_count; i++) {
                 if (copy->images && copy->images[i])
@@ -44,7 +44,7 @@ static void copy_free(struct copy_server *server, struct copy *copy)
         }
         catalogue_lock(catalogue);
         memory_unreserve(&catalogue->memory, copy->capacity);
-        catalogue->memory.settling--;
+        catalogue->memory.room_pending--;
         catalogue_signal(catalogue); /* a save may wait for room */
         catalogue_unlock(catalogue);
         free(copy->images);

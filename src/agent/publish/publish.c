@@ -1,4 +1,4 @@
-/* What is asked for, what is found at a path, and what can happen now. */
+/* Requests to publish, finding published versions, and deciding what can happen now. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ static bool has_file(struct version *version, const char *name)
         return version_file(version, name) != NULL;
 }
 
-/* The removal that was to take it along does not happen. With no memory for another one it only stays. */
+/* Cancels the removal that would also remove staged files. If memory for another entry is missing, the staged files stay. */
 static void discard_staging(struct job *job, const struct publish *removal, const struct publish *successor)
 {
         if (*removal->staging && strcmp(removal->staging, successor->staging))
@@ -46,17 +46,17 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
         publish = publish_append(job, is_directory ? PUBLISH_DIRECTORY : PUBLISH_FILE, request->path, request->staging, error);
         if (!publish)
                 return NEBULA_NO_MEMORY;
-        /* Removing what is going to be replaced would only leave a moment with neither. */
+        /* Cancels pending removals of this path: removing a path that is about to be replaced would leave a moment without either. */
         for (struct publish *other = job->publishes, *next; other != publish; other = next) {
                 next = other->next;
                 if (other->kind != PUBLISH_REMOVAL || other->state != PUBLISH_PENDING || other->cancelled)
                         continue;
                 if (!strcmp(other->path, request->path)) {
-                        other->cancelled = true; /* the worker may hold it just now */
+                        other->cancelled = true; /* not freed: the worker may be using it */
                         replaces = true;
                         discard_staging(job, other, publish);
                 } else if (is_directory && !strcmp(other->path, request->staging)) {
-                        other->cancelled = true; /* it was staged anew */
+                        other->cancelled = true; /* it was staged again */
                 }
         }
         publish->version_id = version->id;
@@ -70,7 +70,8 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
         return NEBULA_OK;
 }
 
-/* Nobody who removes `path` means the checkpoints that lie there: "" or "." may have led to it. */
+/* Refuses to remove a path that contains a storage path: no caller means to remove the checkpoints there. A path
+ * such as "" or "." may have led to it. */
 static enum nebula_status spare_storage(const struct catalogue *catalogue, const char *path, struct nebula_error *error)
 {
         size_t length = strlen(path);
@@ -88,7 +89,7 @@ static enum nebula_status spare_storage(const struct catalogue *catalogue, const
 enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, const char *path, struct nebula_error *error)
 {
         enum nebula_status status = publish_check_path(path, error);
-        const char *staging = ""; /* of what never appears: it goes too */
+        const char *staging = ""; /* of a publish that never happens: its staging goes too */
         struct publish *removal;
 
         if (!status)
@@ -117,7 +118,7 @@ enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, 
         return NEBULA_OK;
 }
 
-/* Whether `path` is that of the publish, or of a file in the directory that it makes; ret_name: the file. */
+/* Whether `path` is the path of the publish, or of a file in the directory that it makes; ret_name: the file. */
 static bool covers(const struct publish *publish, const char *path, char ret_name[IPC_NAME_MAX])
 {
         size_t length = strlen(publish->path);
@@ -148,21 +149,21 @@ void publish_look(const char *path, struct publish_look *ret_look)
         *ret_look = look;
 }
 
-/* `look` is at the path of the publish, or at one below it. */
+/* Whether the published file or directory is still at the path. `look` is at the path or at one below it. */
 static bool still_ours(const struct publish *publish, const struct publish_look *look)
 {
         if (publish->done_ns >= look->at_ns)
-                return true; /* it appeared since */
+                return true; /* it appeared after the look */
         if (publish->kind == PUBLISH_DIRECTORY)
                 return look->there >= strlen(publish->path);
         return look->stat.inode == publish->inode && look->stat.size == publish->size && look->stat.mtime_ns == publish->mtime_ns;
 }
 
 /*
- * The version that file `name` of this one can be loaded from: itself, or the later writing of its tag that took its place in storage and
- * carried the file over. NULL: none, what lies at the path is all there is.
+ * The version from which file `name` of this one can be loaded: itself, or a later generation of its tag that replaced it
+ * in storage and carried the file over. NULL: there is none, and only the published path has the file.
  */
-static struct version *copy_server_of(struct catalogue *catalogue, struct version *version, const char *name)
+static struct version *loadable_version_of(struct catalogue *catalogue, struct version *version, const char *name)
 {
         const struct agent_file *file = version_file(version, name);
         const struct manifest *manifest;
@@ -176,7 +177,7 @@ static struct version *copy_server_of(struct catalogue *catalogue, struct versio
         if (!manifest || version_is(version, manifest->generation, manifest->sequence))
                 return manifest ? version : NULL;
         carried = *name ? manifest_find_file(manifest, name) : NULL;
-        /* Another run may have used the same numbers. */
+        /* Another run may have used the same generation. */
         if (!carried || carried->generation != file->generation || manifest->generation <= version->generation ||
             strcmp(manifest->run, version->run))
                 return NULL;
@@ -203,7 +204,7 @@ struct version *publish_find(struct catalogue *catalogue, struct job *job, const
                 if (publish->cancelled || (publish->state == PUBLISH_DONE && !still_ours(publish, look)))
                         continue;
                 if (publish->state == PUBLISH_DONE)
-                        found = NULL; /* it took the place of what was there before */
+                        found = NULL; /* it has replaced the earlier one */
                 version = catalogue_version(catalogue, publish->version_id);
                 if (!version)
                         continue;
@@ -211,7 +212,7 @@ struct version *publish_find(struct catalogue *catalogue, struct job *job, const
                         *ret_open = true;
                         continue;
                 }
-                version = copy_server_of(catalogue, version, name);
+                version = loadable_version_of(catalogue, version, name);
                 if (!version)
                         continue;
                 found = version;
@@ -246,7 +247,7 @@ static bool removal_waits(const struct job *job, const struct publish *removal)
         return false;
 }
 
-/* Somebody reads or writes the version that goes with the removal. */
+/* Whether a thread reads or writes the version that the removal also removes. */
 static bool removal_is_held(const struct job *job, const struct publish *removal)
 {
         for (const struct version *version = job->versions; version; version = version->next)
@@ -255,7 +256,7 @@ static bool removal_is_held(const struct job *job, const struct publish *removal
         return false;
 }
 
-/* Of two publishes of one path the later one must come last. */
+/* Two publishes of one path must happen in order. */
 static bool turn_waits(const struct job *job, const struct publish *publish)
 {
         for (const struct publish *earlier = job->publishes; earlier != publish; earlier = earlier->next)
@@ -274,7 +275,7 @@ bool publish_can_happen(struct catalogue *catalogue, const struct job *job, cons
         if (publish->kind == PUBLISH_REMOVAL)
                 return !removal_waits(job, publish) && !removal_is_held(job, publish);
         version = catalogue_version(catalogue, publish->version_id);
-        /* One that the agent does not know any more may be in storage still. */
+        /* A version that the agent no longer knows may still be in storage. */
         if (version && !version->stored && version->life.state != NEBULA_STATE_FAILED && !version->superseded)
                 return false;
         return !turn_waits(job, publish);
@@ -296,7 +297,7 @@ enum nebula_status publish_failure(struct job *job, const struct version *versio
                     (version && publish->version_id != version->id))
                         continue;
                 publish->told = true;
-                return error_set(error, publish->error.status, 0, "%.120s could not be put to %.150s: %.200s",
+                return error_set(error, publish->error.status, 0, "%.120s could not be published to %.150s: %.200s",
                                  *publish->name ? publish->name : publish->tag, publish->path, publish->error.message);
         }
         return NEBULA_OK;

@@ -1,32 +1,35 @@
 /*
- * publish.h - versions that also appear where a framework wants them.
+ * publish.h - versions that also appear at paths that a framework chose.
  *
  * A job has one list of requests, in the order in which they were made:
  *
- *      file        one file of a version is to appear at a path
- *      directory   all files of a version are to appear below a path, together
- *                  with what lies in a staging directory
- *      removal     a path is to go
+ *     file        one file of a version is to appear at a path
+ *     directory   all files of a version are to appear below a path, together
+ *                 with the files of a staging directory
+ *     removal     a path is to be removed
  *
- * A publish happens when its version is in storage, and always by one rename. The
- * file shares blocks with the stored one where the file system can do that, and
- * else is a verified copy; a hard link only with NEBULA_PUBLISH=link. One that
- * fails is tried again by itself, and holds up no other path. A removal
- * happens when every publish before it in the list has: so a framework that
- * saves the new file and removes the old one never has neither. It cancels
- * publishes of its own path that have not happened. A publish that was
- * cancelled, or failed, holds removals up until a later one has happened.
+ * * A publish happens when its version is in storage, and always by one rename.
+ * * The file shares blocks with the stored one if the file system can do that;
+ *   otherwise it is a verified copy. It is a hard link only with NEBULA_PUBLISH=link.
+ * * A publish that fails is tried again, and does not hold up other paths.
+ * * A removal happens after all earlier publishes in the list. So if a framework
+ *   saves the new file and then removes the old one, one of the two is always there.
+ * * A removal cancels earlier publishes of its own path that have not happened.
+ * * If a publish was cancelled or failed, removals wait until a later one has
+ *   happened.
  *
  * Removing a directory that was published, or was to be, also removes its version
- * from memory and storage, as soon as nobody reads it. <directory>/.nebula.json
- * says which version that is; the removal itself knows it of one that never appeared.
+ * from memory and storage as soon as no thread reads it. <directory>/.nebula.json
+ * names the version. If the directory never appeared, the removal request itself
+ * names it.
  *
- * The list lies in the memory directory as <id>.publish and outlives the agent
- * with the images. Requests that happened stay listed, so that a path can be
- * looked up. What a power loss leaves half done lies beside its path under a
- * name of ours (docs/formats.md), and goes with a later publish there.
+ * The list is in the memory directory as <id>.publish, and outlives the agent
+ * together with the images. Requests that happened stay in the list, so that a path
+ * can be looked up. A power loss may leave temporary names beside the path
+ * (docs/formats.md); a later publish there removes them.
  *
- * All functions need the catalogue's lock but where it says otherwise.
+ * Call all functions with the catalogue's lock held, except where a comment says
+ * otherwise.
  */
 #ifndef NB_AGENT_PUBLISH_PUBLISH_H
 #define NB_AGENT_PUBLISH_PUBLISH_H
@@ -39,55 +42,55 @@ enum publish_state { PUBLISH_PENDING, PUBLISH_DONE, PUBLISH_FAILED };
 
 struct publish {
         struct publish *next;
-        uint64_t id; /* names its temporary files */
+        uint64_t id; /* part of the names of its temporary files */
         enum publish_kind kind;
         enum publish_state state;
         bool cancelled, told;
-        bool replaces; /* a directory that takes the place of one that was to be removed */
-        bool taken;    /* a removal whose path is gone: only the version is left */
-        uint64_t version_id, generation; /* of a removal: of the directory that was asked for last at its path */
+        bool replaces; /* this directory replaces one that was to be removed */
+        bool taken;    /* of a removal: the path is gone, and only the version is left to remove */
+        uint64_t version_id, generation; /* of a removal: those of the last directory that was to appear at its path */
         char tag[IPC_NAME_MAX], name[IPC_NAME_MAX];
-        char *path, *staging; /* of a removal: of the directory that it cancelled; the same: nothing but what was staged goes */
-        uint64_t inode, size; /* of the file as published: another one there now is not ours */
+        char *path, *staging; /* of a removal: staging of the directory that it cancelled; equal to path: only staged files are removed */
+        uint64_t inode, size; /* of the published file: a different file there is not ours */
         int64_t mtime_ns;
-        int64_t done_ns; /* when this agent did it; 0: one before it */
+        int64_t done_ns; /* when this agent published it; 0: an earlier agent did */
         int64_t retry_at_ns, failed_ns;
         uint32_t attempt;
         struct nebula_error error;
 };
 
-/* What lies at a path: its file system may hang, so it is asked without the lock. */
+/* The state of a path. Its file system may hang, so the caller looks without the lock. */
 struct publish_look {
-        struct os_stat stat; /* zeroes: nothing */
-        size_t there;        /* bytes of the path's longest part that exists */
+        struct os_stat stat; /* all zero: the path does not exist */
+        size_t there;        /* length of the longest part of the path that exists */
         int64_t at_ns;
 };
-/* Whether it can be a path that is published: absolute, and written in the plain way. */
+/* Checks that a path can be published: absolute and in plain form. */
 enum nebula_status publish_check_path(const char *path, struct nebula_error *error);
 /* Without the lock. */
 void publish_look(const char *path, struct publish_look *ret_look);
 
 enum nebula_status publish_request(struct catalogue *catalogue, struct version *version, const struct ipc_publish *request,
                                    struct nebula_error *error);
-/* NEBULA_INVALID, too, for what is, or holds, the storage path of a job. */
+/* NEBULA_INVALID also if the path is, or contains, a job's storage path. */
 enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, const char *path, struct nebula_error *error);
-/* The loadable version that is, or will be, at `path`; NULL: none. *ret_open: one that is not whole yet may become it. */
+/* The loadable version that is, or will be, at `path`; NULL: none. *ret_open: an incomplete version may appear there. */
 struct version *publish_find(struct catalogue *catalogue, struct job *job, const char *path, const struct publish_look *look,
                              char ret_name[IPC_NAME_MAX], bool *ret_open);
-/* Something of this version is still to appear. */
+/* Whether a publish of this version is still to happen. */
 bool publish_waits(const struct version *version);
-/* What could not be published of this version, or of the job (version NULL) and was not told yet; NEBULA_OK: all could. */
+/* Why this version could not be published. With version NULL: the job's failures that were not reported yet. NEBULA_OK: there are none. */
 enum nebula_status publish_failure(struct job *job, const struct version *version, struct nebula_error *error);
-/* There is something that can happen now, or will be tried again, and has not failed since then. INT64_MAX: or has. */
+/* Whether some publish can happen now or will be tried again, and has not failed since `since_ns`. INT64_MAX: counts failed ones too. */
 bool publish_pending(struct catalogue *catalogue, struct job *job, int64_t since_ns);
-/* The job's worker only: does one thing, without the lock meanwhile. False: nothing can be done now; *due is lowered. */
+/* For the job's worker only: does one request, and drops the lock meanwhile. False: nothing can be done now; *due is lowered. */
 bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due);
 
-/* At start, after the survival logs, before any thread. */
+/* Call at start, after the survival logs and before any thread. */
 void publish_adopt_all(struct catalogue *catalogue);
-/* At the end: the lists go from the memory directory. */
+/* At the end: removes the lists from the memory directory. */
 void publish_forget(struct catalogue *catalogue);
-/* What memory holds of them, before catalogue_done. */
+/* Frees the lists in memory; call before catalogue_done. */
 void publish_done(struct catalogue *catalogue);
 
 #endif

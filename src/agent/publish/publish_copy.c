@@ -1,7 +1,8 @@
 /*
- * A file of a version outside storage. It shares blocks with the stored file where the file system can, and else is a verified copy,
- * from memory when that has it. It never is the stored file under another name, unless the user has asked for that: whoever writes to
- * the published file later, as torch.save does in place, must not change what is durable.
+ * Makes a file of a version outside storage. It shares blocks with the stored file if the file system can do that;
+ * otherwise it is a verified copy, taken from memory if possible. It is a hard link of the stored file only if the user
+ * asked for that: a program that later writes to the published file in place, as torch.save does, must not change the
+ * durable one.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,12 +18,12 @@
 #include "os/os.h"
 #include "sum/sum.h"
 
-#define DIRECT_MIN (1u << 20)     /* below it O_DIRECT costs more than it saves */
-#define DIRTY_MAX (256u << 20)    /* of the page cache, while a copy passes through it */
+#define DIRECT_MIN (1u << 20)     /* for smaller files O_DIRECT costs more than it saves */
+#define DIRTY_MAX (256u << 20)    /* page cache that a copy may use */
 
-/* The version's file as storage has it now. */
+/* The version's file in storage. */
 struct stored {
-        struct store *store; /* NULL: it is not the file meant, or no file of this machine */
+        struct store *store; /* NULL: storage does not have this file, or not on this machine */
         struct manifest manifest;
         char key[MANIFEST_KEY_MAX], path[PUBLISH_PATH_MAX];
 };
@@ -38,7 +39,7 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
             manifest_load(store, publish->tag, &ret_stored->manifest, &error))
                 return;
         file = manifest_find_file(&ret_stored->manifest, name);
-        /* A later writing of the tag may have replaced the file, or carried it over. */
+        /* A later generation of the tag may have replaced the file or carried it over. */
         if (!file || strcmp(ret_stored->manifest.job, job->name) ||
             (ret_stored->manifest.generation != publish->generation && file->generation > publish->generation) ||
             manifest_file_key(store, &ret_stored->manifest, file, ret_stored->key, &error))
@@ -52,7 +53,7 @@ static int open_new(const char *path, bool is_direct)
         return os->open(path, OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW | OS_SHARED | (is_direct ? OS_DIRECT : 0));
 }
 
-/* Syncs and closes it when `result` is 0, else closes and removes it. */
+/* If `result` is 0, syncs and closes the file; otherwise closes and removes it. */
 static int end_new(int fd, const char *path, int result)
 {
         int closed;
@@ -87,7 +88,7 @@ static int link_stored(const struct stored *stored, const char *own)
         return os->link_below(stored->store->root, stored->key, parent, strrchr(own, '/') + 1);
 }
 
-/* Memory to a new file, past the page cache where that is possible. */
+/* Writes memory to a new file, past the page cache if possible. */
 static int write_new(const char *own, const void *data, uint64_t size, bool is_direct)
 {
         int fd = open_new(own, is_direct), result;
@@ -96,12 +97,12 @@ static int write_new(const char *own, const void *data, uint64_t size, bool is_d
                 return fd;
         if (size < DIRECT_MIN)
                 return end_new(fd, own, os_write_at(fd, data, size, 0));
-        result = os->allocate(fd, 0, size); /* a full disk is found out before gigabytes are written */
+        result = os->allocate(fd, 0, size); /* a full disk is found before gigabytes are written */
         result = result == -ENOSPC || result == -EDQUOT || result == -EFBIG ? result : bulk_write(fd, is_direct, data, size, NULL);
         return end_new(fd, own, result);
 }
 
-/* The file as the agent hands it out: from memory, or verified when it was read back into memory. */
+/* Copies the file from memory, reading it back from storage first if needed; the bytes are verified. */
 static enum nebula_status copy_opened(struct catalogue *catalogue, const struct publish *publish, const char *name, const char *own,
                                       struct nebula_error *error)
 {
@@ -119,7 +120,7 @@ static enum nebula_status copy_opened(struct catalogue *catalogue, const struct 
                 result = os->map(source, 0, opened->size, OS_MAP_READ, &data);
         if (!result) {
                 result = write_new(own, data, opened->size, opened->size >= DIRECT_MIN);
-                if (result == -EINVAL) /* a file system without O_DIRECT */
+                if (result == -EINVAL) /* the file system has no O_DIRECT */
                         result = write_new(own, data, opened->size, false);
         }
         if (data)
@@ -158,7 +159,7 @@ static enum nebula_status copy_chunks(int source, int fd, const struct stored *s
         return status || !result ? status : publish_fail(error, "write", own, result);
 }
 
-/* From storage, chunk by chunk: a large file need not fit into the memory tier for that. */
+/* Copies from storage chunk by chunk, so that a large file need not fit into the memory tier. */
 static enum nebula_status copy_stored(const struct stored *stored, const char *name, const char *own, struct nebula_error *error)
 {
         struct record_file file = { 0 };
@@ -212,7 +213,7 @@ enum nebula_status publish_make_file(struct catalogue *catalogue, struct job *jo
                 status = NEBULA_OK;
         if (status && stored.store && !in_memory(catalogue, publish, name))
                 status = copy_stored(&stored, name, own, error);
-        if (status && status != NEBULA_NO_SPACE) /* it may have moved meanwhile, or lie somewhere else */
+        if (status && status != NEBULA_NO_SPACE) /* it may have moved meanwhile, or lie elsewhere */
                 status = copy_opened(catalogue, publish, name, own, error);
         manifest_done(&stored.manifest);
         return status;

@@ -1,4 +1,4 @@
-/* The files of a version at the paths where they are wanted. */
+/* Puts the files of a version at the paths that a framework chose. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-/* One file of the version at `to`, whole or not at all; durable but for its directory's entry. */
+/* Puts one file of the version at `to`, by one rename. It is durable except for its directory's entry. */
 static enum nebula_status put(struct catalogue *catalogue, struct job *job, const struct publish *publish, const char *name,
                               const char *to, struct nebula_error *error)
 {
@@ -26,7 +26,7 @@ static enum nebula_status put(struct catalogue *catalogue, struct job *job, cons
         if (status)
                 return status;
         result = os->rename(own, to);
-        os->unlink(own); /* renaming one name of a file to another name of it leaves both */
+        os->unlink(own); /* if both names are of the same file, rename does nothing and leaves both */
         return result < 0 ? publish_fail(error, "rename to", to, result) : NEBULA_OK;
 }
 
@@ -42,7 +42,7 @@ enum nebula_status publish_put_file(struct catalogue *catalogue, struct job *job
         return result < 0 ? publish_fail(error, "sync the directory of", publish->path, result) : NEBULA_OK;
 }
 
-/* A name's place below a directory: never above it. */
+/* Whether a name stays below its directory. */
 static bool stays_below(const char *name)
 {
         for (const char *part = name;; part++) {
@@ -61,7 +61,7 @@ struct names {
         size_t count;
 };
 
-/* The version's files: as the agent knows it, or as its manifest says. */
+/* Lists the version's files: from the catalogue, or else from its manifest. */
 static enum nebula_status list_files(struct catalogue *catalogue, struct job *job, const struct publish *publish,
                                      struct names *ret_names, struct nebula_error *error)
 {
@@ -100,7 +100,7 @@ static enum nebula_status list_files(struct catalogue *catalogue, struct job *jo
         return NEBULA_OK;
 }
 
-/* Everything that the directory is to hold, but for what its framework staged itself. */
+/* Puts all files into the staging directory, except those that the framework staged itself. */
 static enum nebula_status fill_staging(struct catalogue *catalogue, struct job *job, const struct publish *publish,
                                        struct nebula_error *error)
 {
@@ -132,7 +132,7 @@ enum nebula_status publish_put_directory(struct catalogue *catalogue, struct job
 {
         enum nebula_status status = NEBULA_OK;
 
-        /* What was staged is there only once: a second try must not replace what the first one has put there. */
+        /* The staged files exist only once: a second attempt must not replace what the first one has moved to the path. */
         if (!publish_is_there(publish)) {
                 status = fill_staging(catalogue, job, publish, error);
                 if (!status)

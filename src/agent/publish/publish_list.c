@@ -1,4 +1,4 @@
-/* A job's list of what is to be published: in memory, and in the memory directory for the next agent. */
+/* A job's publish list: in memory, and in the memory directory for the next agent. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -77,7 +77,7 @@ enum nebula_status publish_check_path(const char *path, struct nebula_error *err
         return NEBULA_OK;
 }
 
-/* Writing it down. */
+/* Writes the list. */
 
 static void list_path(const struct catalogue *catalogue, const struct job *job, const char *suffix, char path[MEMORY_PATH_MAX])
 {
@@ -135,10 +135,11 @@ void publish_keep_list(const struct catalogue *catalogue, const struct job *job)
         json_decref(entries);
         json_decref(body);
         if (result < 0)
-                log_event(LOG_LEVEL_WARN, "what is to be published would not survive the agent: %s", os_error_text(result));
+                log_event(LOG_LEVEL_WARN, "publish requests would not survive the agent, because their list cannot be written: %s",
+                          os_error_text(result));
 }
 
-/* Reading back. */
+/* Reads the list. */
 
 static void read_entry(struct document_reader *reader, const json_t *object, struct job *job)
 {
@@ -168,7 +169,7 @@ static void read_entry(struct document_reader *reader, const json_t *object, str
                 return;
         }
         if (publish->state == PUBLISH_FAILED)
-                error_set(&publish->error, NEBULA_FAILED, 0, "an agent before this one could not do it");
+                error_set(&publish->error, NEBULA_FAILED, 0, "an earlier agent could not publish it");
 }
 
 static void read_list(struct catalogue *catalogue, const char *text, size_t size, const char *path)
@@ -185,7 +186,7 @@ static void read_list(struct catalogue *catalogue, const char *text, size_t size
         document_text(&reader, body, "job", 1, name, sizeof name);
         entries = document_array(&reader, body, "entries");
         if (!reader.status && !catalogue_job(catalogue, persist_path, name))
-                location_settle(catalogue, persist_path);
+                location_resolve(catalogue, persist_path);
         if (!reader.status)
                 job = catalogue_job_get(catalogue, persist_path, name);
         for (size_t i = 0; job && !reader.status && i < json_array_size(entries); i++)
@@ -194,7 +195,7 @@ static void read_list(struct catalogue *catalogue, const char *text, size_t size
         if (!reader.status)
                 return;
 refused:
-        log_event(LOG_LEVEL_WARN, "what was to be published is lost: %s: %s", path, error.message);
+        log_event(LOG_LEVEL_WARN, "publish requests are lost: %s: %s", path, error.message);
 }
 
 static void each_list(struct catalogue *catalogue, bool adopt)

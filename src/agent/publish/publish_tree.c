@@ -1,4 +1,4 @@
-/* Directories that are published: the label in them, one rename, what is set aside, and what others left behind. */
+/* Published directories: their label, the one rename, the replaced directory, and leftovers of earlier agents. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,12 +12,12 @@
 #include "os/os.h"
 #include "store/document.h"
 
-#define LABEL ".nebula.json" /* in a published directory: which version it is of */
+#define LABEL ".nebula.json" /* names the version of a published directory */
 #define LABEL_BYTES_MAX 16384
-#define DEPTH_MAX 32 /* of directories in a checkpoint */
+#define DEPTH_MAX 32 /* depth of directories in a checkpoint */
 #define OWN_PREFIX ".nebula-"
-#define UNFINISHED "new" /* a file before it has its name */
-#define SET_ASIDE "old"  /* what is to be removed for good */
+#define UNFINISHED "new" /* part of the name of an unfinished file */
+#define SET_ASIDE "old"  /* part of the name of a directory that is to be removed */
 
 enum nebula_status publish_fail(struct nebula_error *error, const char *doing, const char *path, int result)
 {
@@ -47,7 +47,7 @@ void publish_unfinished_name(const char *path, const struct publish *publish, ch
         own_name(path, publish, UNFINISHED, ret_name);
 }
 
-/* The id in a name that own_name made. */
+/* The publish id in a name that own_name made. */
 static bool is_own_name(const char *name, uint64_t *ret_id)
 {
         const char *id = name + strlen(OWN_PREFIX);
@@ -61,8 +61,8 @@ static bool is_own_name(const char *name, uint64_t *ret_id)
 }
 
 /*
- * A framework makes directories and does not sync them: the way is synced up to where directories are not
- * this user's, or are another file system's.
+ * Frameworks make directories without syncing them. So this syncs upwards, as far as directories belong
+ * to this user and this file system.
  */
 int publish_sync_way(const char *path)
 {
@@ -81,17 +81,17 @@ int publish_sync_way(const char *path)
                 stat = above;
                 result = os_sync_dir(at);
                 if (result == -EACCES || result == -EPERM || result == -EROFS)
-                        return 0; /* closed to us: it was not made by us either */
+                        return 0; /* not readable, so this user did not make it */
         }
         return result;
 }
 
-/* The label. */
+/* The content of the label file. */
 
 struct label {
         char tag[IPC_NAME_MAX], job[IPC_NAME_MAX], persist_path[IPC_PATH_MAX];
         uint64_t generation;
-        uint64_t publish_id; /* 0: it does not say */
+        uint64_t publish_id; /* 0: not given */
 };
 
 static enum nebula_status write_label(const struct job *job, const struct publish *publish, const char *directory,
@@ -156,14 +156,14 @@ bool publish_is_there(const struct publish *publish)
         return read_label(publish->path, &label) && label.publish_id == publish->id;
 }
 
-/* Trees. */
+/* Directory trees. */
 
 struct walk {
-        int (*file)(const char *from, const char *to, bool is_plain); /* not plain: a link, say */
+        int (*file)(const char *from, const char *to, bool is_plain); /* not plain: a link, for example */
         int (*directory)(const char *from, const char *to);
 };
 
-/* Files first, then the directory that held them. `to`: the same place below another root, or "". */
+/* Visits files first, then the directory that holds them. `to`: the same place below another root; "": none. */
 static int walk(const char *from, const char *to, const struct walk *with, int depth)
 {
         char name[300], inner[PUBLISH_PATH_MAX], target[PUBLISH_PATH_MAX];
@@ -205,9 +205,9 @@ static int settle_file(const char *path, const char *unused, bool is_plain)
 
         (void)unused;
         if (is_own_name(strrchr(path, '/') + 1, &id))
-                return os->unlink(path); /* an agent before this one was interrupted; it is no part of the checkpoint */
+                return os->unlink(path); /* left by an interrupted earlier agent; it is no part of the checkpoint */
         if (!is_plain)
-                return 0; /* a link: its directory's entry is all there is */
+                return 0; /* a link has no data but its directory entry */
         fd = os->open(path, OS_READ | OS_NOFOLLOW);
         if (fd < 0)
                 return fd;
@@ -233,7 +233,7 @@ static int move_file(const char *from, const char *to, bool is_plain)
         if (!result)
                 result = os->rename(from, to);
         if (!result) {
-                os->unlink(from); /* when both were names of one file */
+                os->unlink(from); /* in case both were names of one file */
                 result = os_sync_dir(parent);
         }
         return result;
@@ -241,14 +241,14 @@ static int move_file(const char *from, const char *to, bool is_plain)
 
 static int move_directory(const char *from, const char *to)
 {
-        int result = os_make_dirs(to, PUBLISH_DIRECTORY_MODE); /* one that held no files */
+        int result = os_make_dirs(to, PUBLISH_DIRECTORY_MODE); /* a directory without files */
 
         return result ? result : os->rmdir(from);
 }
 
 static const struct walk settling = { settle_file, settle_directory }, moving = { move_file, move_directory };
 
-/* Files join a directory that is there already, one by one. The label comes last: it says that all are there. */
+/* Moves files one by one into a directory that exists already. The label comes last: it says that all are there. */
 static enum nebula_status join(const struct job *job, const struct publish *publish, struct nebula_error *error)
 {
         char label[PUBLISH_PATH_MAX];
@@ -262,8 +262,8 @@ static enum nebula_status join(const struct job *job, const struct publish *publ
                         write_label(job, publish, publish->path, error);
 }
 
-/* What is at the path changes places with staging, so that there is always one of them; where a file system
- * cannot do that, it is set aside first. */
+/* Replaces the directory at the path. It swaps names with staging, so that the path always exists. If the file
+ * system cannot swap, the old directory is moved aside first. */
 static int replace(const struct publish *publish)
 {
         char old[PUBLISH_PATH_MAX];
@@ -305,7 +305,7 @@ enum nebula_status publish_finish_directory(const struct publish *publish, struc
         own_name(publish->path, publish, SET_ASIDE, old);
         if (!result)
                 result = os_remove_tree(old);
-        if (!result && publish->replaces) { /* what changed places with staging */
+        if (!result && publish->replaces) { /* the old directory, which is now at staging */
                 result = os->rename(publish->staging, old);
                 result = result == -ENOENT ? 0 : result ? result : os_remove_tree(old);
         }
@@ -332,12 +332,12 @@ enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *jo
 
         own_name(publish->path, publish, SET_ASIDE, old);
         if (!os->stat(old, false, &stat)) {
-                tell_version(catalogue, job, old, ret_tag, ret_generation); /* an earlier try got so far; what is at the path is newer */
+                tell_version(catalogue, job, old, ret_tag, ret_generation); /* an earlier attempt got this far */
         } else {
                 result = os->stat(publish->path, false, &stat);
                 if (!result && stat.kind == OS_KIND_DIRECTORY) {
                         tell_version(catalogue, job, publish->path, ret_tag, ret_generation);
-                        result = os->rename(publish->path, old); /* so that nobody sees half of it */
+                        result = os->rename(publish->path, old); /* so that no reader sees half of it */
                 } else if (!result) {
                         result = os->unlink(publish->path);
                 }
@@ -352,7 +352,7 @@ enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *jo
         return result && result != -ENOENT ? publish_fail(error, "remove", publish->path, result) : NEBULA_OK;
 }
 
-/* Debris. */
+/* Leftovers. */
 
 static bool is_pending(struct catalogue *catalogue, uint64_t id)
 {
@@ -382,14 +382,14 @@ void publish_sweep(struct catalogue *catalogue, const char *path)
                 if (!is_own_name(name, &id) || (size_t)snprintf(full, sizeof full, "%s/%s", parent, name) >= sizeof full ||
                     os->stat(full, false, &stat) < 0 || stat.uid != os->uid() || stat.mtime_ns > before_ns)
                         continue;
-                /* One that is linked may be about to get its name, and takes no space. */
+                /* A linked file may be about to get its name, and takes no space. */
                 if ((stat.kind == OS_KIND_FILE && stat.link_count > 1) || is_pending(catalogue, id))
                         continue;
                 result = os_remove_tree(full);
                 if (result)
                         log_event(LOG_LEVEL_WARN, "%s could not be removed: %s", full, os_error_text(result));
                 else
-                        log_event(LOG_LEVEL_INFO, "removed %s, which was never finished", full);
+                        log_event(LOG_LEVEL_INFO, "removed %s, an unfinished leftover", full);
         }
         os->closedir(dir);
 }

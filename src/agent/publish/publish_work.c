@@ -1,4 +1,4 @@
-/* The worker's part of publishing: one request after the other, and what follows from it. */
+/* The worker's part of publishing: does one request after the other, and its consequences. */
 #include <errno.h>
 #include <string.h>
 
@@ -12,17 +12,17 @@
 #define SECOND_NS INT64_C(1000000000)
 #define RETRY_FIRST_NS (SECOND_NS / 4)
 #define RETRY_MOST_NS (30 * SECOND_NS)
-#define LISTED_MAX 1024 /* requests that happened and are kept per job, to find paths by: some hundred KiB */
+#define LISTED_MAX 1024 /* done requests kept per job, for looking up paths: some hundred KiB */
 
 static void set_failed(struct publish *publish, const struct nebula_error *error)
 {
         publish->state = PUBLISH_FAILED;
         publish->error = *error;
-        log_event(LOG_LEVEL_ERROR, "%s of %s does not appear as %s: %s", *publish->name ? publish->name : "the whole", publish->tag,
+        log_event(LOG_LEVEL_ERROR, "%s of %s cannot be published as %s: %s", *publish->name ? publish->name : "the whole", publish->tag,
                   publish->path, error->message);
 }
 
-/* `there`: the file, as it lies at its path. */
+/* `there`: the published file. */
 static void set_done(struct publish *publish, const struct os_stat *there)
 {
         publish->state = PUBLISH_DONE;
@@ -33,7 +33,7 @@ static void set_done(struct publish *publish, const struct os_stat *there)
         log_event(LOG_LEVEL_INFO, "%s is at %s", publish->tag, publish->path);
 }
 
-/* What happened long ago, or does not matter any more. */
+/* Drops old requests that are done or no longer matter. */
 static void trim(struct job *job)
 {
         size_t done = 0;
@@ -56,7 +56,7 @@ static void trim(struct job *job)
         }
 }
 
-/* What was published or was to be at the path of a removal that happened. */
+/* Drops the requests whose path a removal has just removed. */
 static void forget_path(struct job *job, const struct publish *removal)
 {
         for (struct publish *publish = job->publishes, *next; publish && publish != removal; publish = next) {
@@ -91,8 +91,8 @@ static void try_later(struct catalogue *catalogue, struct job *job, struct publi
         catalogue_signal(catalogue);
 }
 
-/* The version whose directory was removed goes as well. The lock is free while storage works. False: it is being read, or storage failed,
- * try later. */
+/* Removes the version of a removed directory as well. Drops the lock while storage works. False: a thread is reading
+ * it, or storage failed; try later. */
 static bool drop_version(struct catalogue *catalogue, struct job *job, struct publish *removal)
 {
         const char *tag = removal->tag;
@@ -104,7 +104,7 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
 
         for (struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, tag) && version->generation > generation)
-                        return true; /* written again: it is not ours to take away */
+                        return true; /* written again: the removal does not apply to it */
         for (struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, tag) && version->pins)
                         return false;
@@ -147,7 +147,7 @@ static enum nebula_status refuse(const struct version *version, struct nebula_er
         return NEBULA_OK;
 }
 
-/* The lock is free meanwhile. *ret_there: of a file. */
+/* Drops the lock meanwhile. *ret_there: of a file. */
 static enum nebula_status in_file_systems(struct catalogue *catalogue, struct job *job, const struct publish *publish,
                                           char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation, struct os_stat *ret_there,
                                           struct nebula_error *error)
@@ -174,7 +174,7 @@ static enum nebula_status in_file_systems(struct catalogue *catalogue, struct jo
         return status;
 }
 
-/* `tag`: of the version that the removed directory was of, as its label says; "": it does not say. */
+/* `tag`: of the version in the label of the removed directory; "": the label does not say. */
 static void end_removal(struct catalogue *catalogue, struct job *job, struct publish *removal, const char *tag,
                         uint64_t generation, const struct nebula_error *error)
 {
@@ -186,7 +186,7 @@ static void end_removal(struct catalogue *catalogue, struct job *job, struct pub
                 strcpy(removal->tag, tag);
                 removal->generation = generation;
         } else if (version) {
-                removal->generation = version->generation; /* persisting may have given it another number */
+                removal->generation = version->generation; /* persisting may have changed the generation */
         }
         removal->taken = true;
         forget_path(job, removal);
@@ -204,7 +204,7 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         enum nebula_status status = refuse(version, &error);
 
         if (version) {
-                publish->generation = version->generation; /* persisting may have given it another number */
+                publish->generation = version->generation; /* persisting may have changed the generation */
                 version->pins++;
         }
         if (!status && !publish->taken)

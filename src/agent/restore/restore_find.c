@@ -316,7 +316,7 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
 {
         bool is_new;
 
-        if (!catalogue->memory.rival[0] || !note_rival_has(catalogue, path))
+        if (!catalogue->memory.rival[0] || !survival_log_rival_has(catalogue, path))
                 return;
         catalogue_lock(catalogue);
         is_new = job->notice_at == 0;

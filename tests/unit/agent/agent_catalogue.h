@@ -50,7 +50,7 @@ static inline void bench_init(struct bench *bench, const char *memory, const cha
 /* forget: as after a normal end; else as if the agent had been killed. */
 static inline void bench_done(struct bench *bench, bool forget)
 {
-        memory_settle(&bench->catalogue.memory, forget);
+        memory_stop_removing(&bench->catalogue.memory, forget);
         publish_done(&bench->catalogue);
         survival_log_close(&bench->catalogue);
         catalogue_done(&bench->catalogue);

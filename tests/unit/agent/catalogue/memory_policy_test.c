@@ -425,7 +425,7 @@ static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(v
         os = &table;
         bench_init(&bench, NULL, "");
         CHECK(!version_of_many(&bench, "large", 60));
-        CHECK(bench.error.status == NEBULA_NO_MEMORY && strstr(bench.error.message, "of the 64 files that the agent may have open"));
+        CHECK(bench.error.status == NEBULA_NO_MEMORY && strstr(bench.error.message, "of the 64 files that the agent may open"));
         for (unsigned i = 0; i < 5; i++) {
                 version = version_of_many(&bench, i % 2 ? "odd" : "even", 10);
                 REQUIRE(version);

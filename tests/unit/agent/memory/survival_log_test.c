@@ -41,7 +41,7 @@ static int read_again(const char *note, size_t size)
 
         bench_init(&after, NULL, "");
         strcpy(after.catalogue.memory.directory, memory);
-        memory_settle(&after.catalogue.memory, false); /* the images are for the next round too */
+        memory_stop_removing(&after.catalogue.memory, false); /* the images are for the next round too */
         if (!survival_record_read(&after.catalogue, 7, note, size, &error)) {
                 version = after.job->versions;
                 found = 1 + 2 * (int)version->file_count + (version->loans != NULL);
