@@ -43,6 +43,18 @@
  * ret_stamp and ret_size may be NULL. Arguments are read during the call and not kept, but for the bytes of an
  * upload: they stay as they are until the upload has returned.
  * Threads: all operations may run at the same time on one store.
+ *
+ * Where objects are files (STORE_PATHS) a caller also has to know:
+ *   - A list shows temporary files of writers (store_is_temporary), for a sweep to find, and links. A folded entry may be an empty directory.
+ *   - Two writes of equal size within one tick of the file system's clock (some ms) can get one stamp if they also get one inode.
+ *   - A file system cannot compare and remove in one step. A removal with a stamp compares, moves the file aside, and compares again. If another
+ *     process has put another object there between the two, that object is moved back: for that moment it is not found, and if a third process
+ *     takes the key in that moment, the object stays aside under a temporary name, and the log says so.
+ *   - STORE_IF_ABSENT is safe where the file system has links or a rename that replaces nothing. Where it has neither (some FUSE), two writers at
+ *     the same moment can both succeed, and the later one's object stays.
+ *   - A copy shares blocks where the file system can (xfs, btrfs): then programs may write over it. Elsewhere (ext4, NFS) it is a second name of
+ *     the same file: a program that replaces it leaves the object alone, and one that writes over it in place damages the object. Where there is
+ *     neither, the bytes are copied.
  */
 #ifndef NB_STORE_STORE_H
 #define NB_STORE_STORE_H

@@ -78,11 +78,24 @@ int file_place(struct store *store, struct file_placing *placing, enum store_con
         return result;
 }
 
-static int sync_one(struct store *store, const char *parent)
+/* -ENOENT: the directory has gone. If the object has gone too, another process has removed it since: then there is nothing to sync. */
+static int look_for_removed(const struct store *store, const struct file_placing *placing)
+{
+        struct os_stat there;
+        int result = os->stat_below(store->root, placing->key, &there);
+
+        if (!result)
+                return there.inode == placing->made.inode ? -ENOENT : 0;
+        return result == -ENOENT ? 0 : result;
+}
+
+static int sync_one(struct store *store, const struct file_placing *placing, const char *parent)
 {
         int result = os_sync_dir_below(store->root, parent);
 
-        return result ? result : file_dirs_confirm(((struct file_store *)store)->dirs, store->root, parent);
+        if (!result)
+                result = file_dirs_confirm(((struct file_store *)store)->dirs, store->root, parent);
+        return result == -ENOENT ? look_for_removed(store, placing) : result;
 }
 
 /* Each directory once. */
@@ -101,7 +114,7 @@ int file_place_sync(struct store *store, const struct file_placing *placings, si
                 }
                 *ret_at = i;
                 if (!is_synced)
-                        result = sync_one(store, parent);
+                        result = sync_one(store, &placings[i], parent);
         }
         return result;
 }

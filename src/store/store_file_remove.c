@@ -1,8 +1,6 @@
 /*
- * Removal. A file system can remove a name, but not a name only if it leads to a certain file. So a victim with a stamp is compared,
- * moved aside, and compared again. If somebody has put another object there between, this object is moved back. Two windows are left, both
- * of them moments long: until then the other object is not found, and if a third one takes the key in that moment, the other one stays
- * aside.
+ * Removal. A victim with a stamp is compared, moved aside, and compared again. If it is another object by then, it is moved back. What
+ * others can see of this is in store.h.
  */
 #include <errno.h>
 #include <string.h>

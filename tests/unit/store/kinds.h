@@ -151,6 +151,23 @@ static inline struct store_stamp stamp_of(const char *key)
         return stamp;
 }
 
+/* Where objects are files, an empty directory is a folded entry. */
+static inline bool is_empty_directory(const struct store_entry *entry)
+{
+        char prefix[300];
+        struct store_list list;
+        bool is_empty;
+
+        if (!entry->is_prefix || !(features & STORE_PATHS))
+                return false;
+        snprintf(prefix, sizeof prefix, "%s/", entry->key);
+        if (store_list_all(store, prefix, true, &list, &error))
+                return false;
+        is_empty = !list.count;
+        store_list_done(&list);
+        return is_empty;
+}
+
 /* The keys of a list, each with a blank behind it; a folded one has '/' at its end. "!": it failed. */
 static inline const char *keys(const char *prefix, bool deep)
 {
@@ -162,7 +179,8 @@ static inline const char *keys(const char *prefix, bool deep)
                 return "!";
         text[0] = 0;
         for (size_t i = 0; i < list.count; i++)
-                used += (size_t)snprintf(text + used, sizeof text - used, "%s%s ", list.entries[i].key, list.entries[i].is_prefix ? "/" : "");
+                if (!is_empty_directory(&list.entries[i]))
+                        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s ", list.entries[i].key, list.entries[i].is_prefix ? "/" : "");
         store_list_done(&list);
         return text;
 }
