@@ -1,4 +1,4 @@
-/* Jobs, sessions and who waits; the versions themselves are in version.c, their files in files.c. */
+/* Jobs, sessions and waiters. version.c has the versions, files.c their files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +15,11 @@
 /* Bits of `wakes`. */
 #define WAKE_MOVED 1u
 #define WAKE_WORK 2u
-#define WAKE_KEEP 4u
+#define WAKE_PAGES 4u
 #define WAKE_CLOCK 8u
 #define WAKE_COPY 16u
 #define WAKE_EVENT 32u
-#define WAKE_CAPTURED 64u /* the first of REACHED_COUNT, as is the next */
+#define WAKE_CAPTURED 64u /* the first of REACHED_COUNT bits */
 #define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
 #define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
 
@@ -43,7 +43,7 @@ void catalogue_init(struct catalogue *catalogue)
         os_cond_init(&catalogue->moved);
         os_cond_init(&catalogue->work);
         os_cond_init(&catalogue->clock);
-        os_cond_init(&catalogue->keep);
+        os_cond_init(&catalogue->pages);
         os_cond_init(&catalogue->copy);
         os_cond_init(&catalogue->event);
         catalogue->note_fd = -1;
@@ -90,7 +90,7 @@ void catalogue_done(struct catalogue *catalogue)
         pthread_cond_destroy(&catalogue->moved);
         pthread_cond_destroy(&catalogue->work);
         pthread_cond_destroy(&catalogue->clock);
-        pthread_cond_destroy(&catalogue->keep);
+        pthread_cond_destroy(&catalogue->pages);
         pthread_cond_destroy(&catalogue->copy);
         pthread_cond_destroy(&catalogue->event);
         lock_done(&catalogue->catalogue_lock);
@@ -109,15 +109,15 @@ static void wake(struct catalogue *catalogue, uint32_t wakes)
                 pthread_cond_broadcast(&catalogue->work);
         if (wakes & WAKE_CLOCK)
                 pthread_cond_signal(&catalogue->clock);
-        if (wakes & WAKE_KEEP)
-                pthread_cond_signal(&catalogue->keep);
+        if (wakes & WAKE_PAGES)
+                pthread_cond_signal(&catalogue->pages);
         if (wakes & WAKE_COPY)
                 pthread_cond_signal(&catalogue->copy);
         if (wakes & WAKE_EVENT)
                 pthread_cond_broadcast(&catalogue->event);
 }
 
-/* Those whose wait is over, off the list. */
+/* Takes the waiters whose wait is over off the list. */
 static struct waiter *take_waiters(struct catalogue *catalogue, uint32_t wakes)
 {
         struct waiter *over = NULL, **link = &catalogue->waiters;
@@ -136,7 +136,7 @@ static struct waiter *take_waiters(struct catalogue *catalogue, uint32_t wakes)
         return over;
 }
 
-/* What is to be done for all that was signalled. To look at a waiter may be to signal work. */
+/* Collects what was signalled, until nothing new comes: checking a waiter may signal work. */
 static struct waiter *take_wakes(struct catalogue *catalogue, uint32_t *ret_wakes)
 {
         struct waiter *over = take_waiters(catalogue, catalogue->wakes);
@@ -149,7 +149,7 @@ static struct waiter *take_wakes(struct catalogue *catalogue, uint32_t *ret_wake
 static void tell(struct waiter *over)
 {
         while (over) {
-                struct waiter *next = over->next; /* it may wait again as soon as it was told */
+                struct waiter *next = over->next; /* read before `tell`: the client may wait again as soon as it was told */
 
                 over->tell(over);
                 over = next;
@@ -205,16 +205,16 @@ void catalogue_forget_waiter(struct catalogue *catalogue, struct waiter *waiter)
                 *link = waiter->next;
 }
 
-/* Most changes are nothing to the page maker and to who makes copies, and to wake a thread costs more than to look. */
+/* Few changes concern the page maker or the copy sender, so check before waking them: waking a thread costs more than the check. */
 static uint32_t helpers_needed(const struct catalogue *catalogue)
 {
         const struct memory *memory = &catalogue->memory;
-        uint32_t wakes = catalogue->stopping ? WAKE_KEEP | WAKE_COPY : memory->doomed ? WAKE_KEEP : 0;
+        uint32_t wakes = catalogue->stopping ? WAKE_PAGES | WAKE_COPY : memory->doomed ? WAKE_PAGES : 0;
 
         if (!memory->joining && catalogue_small_image(catalogue))
-                wakes |= WAKE_KEEP;
+                wakes |= WAKE_PAGES;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
-                wakes |= (job->spare_due ? WAKE_KEEP : 0) | (job->replica_count ? WAKE_COPY : 0);
+                wakes |= (job->spare_due ? WAKE_PAGES : 0) | (job->replica_count ? WAKE_COPY : 0);
         return wakes;
 }
 
@@ -249,7 +249,8 @@ void catalogue_signal_event(struct catalogue *catalogue)
 void version_signal(struct catalogue *catalogue, const struct version *version)
 {
         uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
-        uint32_t works = version->job->persist_path[0] || version_result(version) ? WAKE_WORK : 0; /* memory alone is no work */
+        /* Without a storage path there is nothing to persist. */
+        uint32_t works = version->job->persist_path[0] || version_result(version) ? WAKE_WORK : 0;
 
         signal_some(catalogue, starts | works | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
 }
@@ -261,7 +262,7 @@ void version_signal_captured(struct catalogue *catalogue, const struct version *
 
 void catalogue_panic(struct catalogue *catalogue, const char *what)
 {
-        log_event(LOG_LEVEL_ERROR, "BROKEN INVARIANT: %s; the agent ends here, its successor takes over what lies in memory", what);
+        log_event(LOG_LEVEL_ERROR, "BROKEN INVARIANT: %s; the agent ends here, and the next agent adopts the versions in memory", what);
         if (!catalogue->in_process)
                 abort();
         catalogue->broken = true;
@@ -371,7 +372,7 @@ static void forget_images(struct catalogue *catalogue, const struct job *job)
                 image->job = NULL;
                 if (!image->users) {
                         memory_doom(&catalogue->memory, image);
-                        catalogue->wakes |= WAKE_KEEP;
+                        catalogue->wakes |= WAKE_PAGES;
                 }
         }
 }
@@ -397,7 +398,7 @@ int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
         int64_t due = INT64_MAX;
 
         if (catalogue->draining)
-                return due; /* who drains counts the failures of all */
+                return due; /* a drain counts the failures of all versions */
         for (struct job **link = &catalogue->jobs, *job; (job = *link);) {
                 bool is_needed = job_is_needed(catalogue, job);
                 int64_t until;

@@ -1,6 +1,7 @@
 /*
- * The files of a version, found by their names: there may be tens of thousands. Beside the array lies a table of places in
- * it, hashed by name, with open addressing and twice as large as the array may become; a file leaves only with its version.
+ * The files of a version, found by name: there may be tens of thousands. A hash table beside the array holds their
+ * indices. It uses open addressing and is twice as large as the array can become; files are removed only together with
+ * their version.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ static uint64_t hash(const char *name)
         return value;
 }
 
-/* The slot that holds this name's place, plus one, or 0 where it would be. */
+/* The slot that holds index + 1 of this name, or the empty slot where it would be. */
 static uint32_t *find_slot(const struct version *version, const char *name)
 {
         size_t at = hash(name) & (version->slot_count - 1);

@@ -8,9 +8,9 @@
 #include "image/image.h"
 #include "os/os.h"
 
-#define RESTORED_KEPT 2 /* versions: ranks of one job, or two readers, may be one apart */
+#define RESTORED_KEPT 2 /* ranks of one job, or two readers, may be one version apart */
 
-/* The versions of a job that hold memory, with the facts that retention looks at. The arrays are the caller's. */
+/* Collects the job's versions that hold memory, with the facts for retention. The caller frees the arrays. */
 static size_t collect(struct job *job, struct version ***ret_versions, struct retain_entry **ret_entries, bool **ret_drop)
 {
         size_t count = 0, used = 0;
@@ -40,7 +40,7 @@ static size_t collect(struct job *job, struct version ***ret_versions, struct re
         return used;
 }
 
-/* Of the images that serve again and again: one that a loader has mapped never does. */
+/* Bytes of the job's images that are reused. Images that a loader may have mapped are never reused. */
 static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *job)
 {
         uint64_t bytes = 0;
@@ -51,7 +51,7 @@ static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *j
         return bytes;
 }
 
-/* What one version of this job takes: its newest, complete or not. */
+/* Bytes of one version of this job: the newest, complete or not. */
 static uint64_t version_bytes(const struct job *job)
 {
         for (const struct version *version = job->versions; version; version = version->next) {
@@ -66,8 +66,8 @@ static uint64_t version_bytes(const struct job *job)
         return 0;
 }
 
-/* Versions whose images a job takes when it goes on as it does: those that retention keeps, one of them being written, and
- * what a run that was rolled back left beside them. */
+/* Number of versions whose images a steady job uses: those that retention keeps, one that is being written, and
+ * those that a rolled-back run left. */
 static size_t steady_count(struct job *job)
 {
         size_t keep = job->retention_count > 2 ? job->retention_count : 2;
@@ -110,7 +110,7 @@ static bool holds_image(const struct version *version)
         return false;
 }
 
-/* Nobody works on it and it holds no image; a tombstone comes to that only for as long as storage is read. */
+/* Whether no thread uses it and it holds no image. A tombstone holds images only while storage is read. */
 static bool at_rest(const struct version *version)
 {
         return !version->pins && !holds_image(version);
@@ -151,7 +151,7 @@ void catalogue_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         if (count && !catalogue_resumes(catalogue, job))
                 retain_memory(entries, count, keep, drop);
         for (size_t i = 0; i < count; i++) {
-                trim = trim && entries[i].complete; /* an open version has files to come: it wants the free images */
+                trim = trim && entries[i].complete; /* an open version will need the free images */
                 if (drop[i])
                         version_forget_memory(catalogue, versions[i]);
         }
@@ -184,7 +184,8 @@ bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_
         return is_any;
 }
 
-/* Images that were read from storage serve whoever comes next for the same version: hardly anybody, once there are newer ones. */
+/* Images that were read from storage serve later readers of the same version. When newer versions exist, there are
+ * hardly any such readers. */
 static void trim_restored(struct catalogue *catalogue, struct job *job)
 {
         size_t count = 0;
@@ -200,7 +201,7 @@ static void trim_restored(struct catalogue *catalogue, struct job *job)
                                 continue;
                         memory_drop(&catalogue->memory, file->image);
                         file->image = NULL;
-                        pthread_cond_signal(&catalogue->keep);
+                        pthread_cond_signal(&catalogue->pages);
                 }
                 count += has_any;
         }
@@ -260,7 +261,7 @@ bool catalogue_reclaim(struct catalogue *catalogue)
         return false;
 }
 
-/* Nothing is written to its images any more, nor from them to storage: the kernel joins no page that it is just reading for a disk. */
+/* Whether no image of the version is being written to, or written to storage: the kernel does not join pages that a disk is reading. */
 static bool is_at_rest(const struct version *version)
 {
         return version->in_memory && lifecycle_complete(version->life.state) && !version_unsaved(version);
@@ -273,7 +274,8 @@ static int by_value(const void *a, const void *b)
         return left < right ? -1 : left > right;
 }
 
-/* The capacities of the job's images that are free and not too small, or of those that hold a version (not NULL), in order. NULL: no memory. */
+/* The sorted capacities of the job's free images that are not too small; or, if version is not NULL, of the
+ * version's images. NULL: an allocation failed. */
 static uint64_t *capacities(const struct catalogue *catalogue, const struct job *job, const struct version *version, size_t *ret_count)
 {
         const struct memory *memory = &catalogue->memory;
@@ -295,7 +297,7 @@ static uint64_t *capacities(const struct catalogue *catalogue, const struct job 
         return list;
 }
 
-/* The first capacity, of a version's, that no free image has for it yet; 0: all have. */
+/* The first of the version's capacities for which there is no free image; 0: there is one for each. */
 static uint64_t first_lacking(const uint64_t *wanted, size_t wanted_count, const uint64_t *have, size_t have_count)
 {
         size_t at = 0;
@@ -310,8 +312,7 @@ static uint64_t first_lacking(const uint64_t *wanted, size_t wanted_count, const
         return 0;
 }
 
-/* Spare images are made only while the job trains, and only so many that the steady number is not exceeded. A small one is made as soon
- * as it is looked for. */
+/* Spare images are made only while the job trains, and at most up to the steady number. A small image is made as soon as it is needed. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
 {
         uint64_t bytes = version_bytes(job), steady, own, need = 0;

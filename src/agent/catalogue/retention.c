@@ -68,7 +68,7 @@ void retain_mark(struct retain_entry *entries, size_t count)
 
 int64_t retain_newest(const struct retain_entry *entries, size_t count)
 {
-        int64_t best[2] = { -1, -1 }; /* by steps, by commits */
+        int64_t best[2] = { -1, -1 }; /* by step, and by commit */
 
         for (size_t i = 0; i < count; i++) {
                 int64_t *of_kind = &best[!entries[i].follows_step];

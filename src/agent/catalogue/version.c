@@ -1,4 +1,4 @@
-/* A version: begun, moved from state to state, failed, forgotten. Each change of state is noted (survival_log.h) for the agent after this one. */
+/* A version: begins, moves from state to state, fails, is forgotten. The survival log records each change of state for the next agent. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -61,7 +61,7 @@ void version_drop_loans(struct catalogue *catalogue, struct version *version)
                 struct image_loan *loan = version->loans;
 
                 version->loans = loan->next;
-                /* The trainer may still be copying into it: never lent again. */
+                /* The trainer may still be copying into the image: never lend it again. */
                 loan->image->exposed = true;
                 memory_set_copied(loan->image, IMAGE_GIVEN_UP);
                 memory_drop(&catalogue->memory, loan->image);
@@ -104,7 +104,7 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
                 return;
         }
         version->activity_ns = os->now_ns();
-        if (state == NEBULA_STATE_CAPTURED) { /* all else waits for what is to follow, and so does the survival log */
+        if (state == NEBULA_STATE_CAPTURED) { /* other waiters, and the survival log, wait for the next state */
                 version_signal_captured(catalogue, version);
                 return;
         }
@@ -124,7 +124,7 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
         va_start(arguments, format);
         vsnprintf(message, sizeof message, format, arguments);
         va_end(arguments);
-        error_set(&version->error, status, 0, "%s", message); /* which mends what was cut within a character */
+        error_set(&version->error, status, 0, "%s", message); /* error_set repairs a character that was cut */
         if (version->gives_way)
                 version->job->given_way_count++;
         version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
@@ -200,7 +200,7 @@ bool version_whole_in_memory(const struct version *version)
                 return false;
         for (size_t i = 0; i < version->file_count; i++)
                 if (!version->files[i].image && !version->stored)
-                        return version->job->persist_path[0] != 0; /* carried over from storage */
+                        return version->job->persist_path[0] != 0; /* its files were carried over from storage */
         return true;
 }
 
@@ -270,7 +270,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
         version->step = manifest->step;
         version->world = manifest->world;
         version->stored = version->recorded = true;
-        version->writing = 1; /* as world_next_writing counts what storage has: else its tag would have been written twice */
+        version->writing = 1; /* world_next_writing counts the writings in storage too: without this the tag would count as written twice */
         snprintf(version->run, sizeof version->run, "%s", manifest->run);
         lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
         for (size_t i = 0; i < manifest->file_count; i++) {

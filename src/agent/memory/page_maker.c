@@ -136,7 +136,7 @@ void *page_maker_main(void *argument)
         while (!catalogue->stopping) {
                 if (page_maker_discard(catalogue) || make_spare(catalogue) || page_maker_join(catalogue, &join_at_ns))
                         continue;
-                catalogue_wait(catalogue, &catalogue->keep, until_ms(catalogue, join_at_ns));
+                catalogue_wait(catalogue, &catalogue->pages, until_ms(catalogue, join_at_ns));
         }
         catalogue_unlock(catalogue);
         return NULL;

@@ -506,7 +506,7 @@ static int64_t release_idle(struct catalogue *catalogue, int64_t now)
         int64_t due = INT64_MAX;
 
         while (!catalogue->connection_count && catalogue_drop_restored(catalogue))
-                pthread_cond_signal(&catalogue->keep);
+                pthread_cond_signal(&catalogue->pages);
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 due = earlier(due, release_ended(catalogue, job, now));
                 if (catalogue_session_count(catalogue, job) || !memory_free_bytes(&catalogue->memory, job))
@@ -519,7 +519,7 @@ static int64_t release_idle(struct catalogue *catalogue, int64_t now)
                         next = memory_next_free(&catalogue->memory, image, job);
                         memory_doom(&catalogue->memory, image);
                 }
-                pthread_cond_signal(&catalogue->keep);
+                pthread_cond_signal(&catalogue->pages);
         }
         return due;
 }
