@@ -1,4 +1,4 @@
-/* The operations of the file driver that go away, and what is its own. */
+/* The operations that go away, on files. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -375,8 +375,6 @@ static void threads_write_at_the_same_time(void)
         each(together);
 }
 
-/* -- the file driver's own -- */
-
 static void open_file(void)
 {
         char root[300];
@@ -393,27 +391,6 @@ static void end_file(void)
         test_dir_remove(dir);
 }
 
-static int link_without_an_answer(const char *root, const char *key, const char *to_root, const char *to)
-{
-        int result = os_linux.link_below(root, key, to_root, to);
-
-        return result ? result : -EEXIST;
-}
-
-/* NFS asks again when an answer was lost, and is told that it is there. */
-static void an_object_whose_creation_had_no_answer_is_created(void)
-{
-        const struct os_table *real = os;
-        struct os_table table = *os;
-
-        open_file();
-        table.link_below = link_without_an_answer;
-        os = &table;
-        CHECK(create("t/x", "first") == NEBULA_OK && !strcmp(get("t/x"), "first"));
-        os = real;
-        end_file();
-}
-
 static void run_shell(const char *command)
 {
         char text[1000];
@@ -421,115 +398,6 @@ static void run_shell(const char *command)
         snprintf(text, sizeof text, "cd %s && %s", dir, command);
         if (system(text))
                 printf("# failed: %s\n", text);
-}
-
-static void a_url_chooses_the_driver(void)
-{
-        char url[300];
-
-        test_dir_make(dir);
-        snprintf(url, sizeof url, "file://%s/root///", dir);
-        REQUIRE(store_open(url, &store, &error) == NEBULA_OK);
-        CHECK(store->ops == &store_file && !strcmp(store->root + strlen(store->root) - 5, "/root"));
-        end_file();
-        CHECK(store_open("relative/path", &store, &error) == NEBULA_INVALID);
-        CHECK(store_open("file://host/path", &store, &error) == NEBULA_INVALID);
-        CHECK(store_open("gopher://x/y", &store, &error) == NEBULA_INVALID && strstr(error.message, "gopher"));
-        store_close(NULL);
-}
-
-static void opening_makes_nothing(void)
-{
-        struct os_stat found;
-
-        open_file();
-        CHECK(os->stat(store->root, true, &found) == -ENOENT);
-        end_file();
-}
-
-static void a_link_is_replaced_or_removed_itself(void)
-{
-        open_file();
-        CHECK(put("t/x", "x") == NEBULA_OK);
-        run_shell("echo -n precious > target && ln -s ../../target root/t/link && ln -s ../target root/top");
-        CHECK(put("t/link", "object") == NEBULA_OK);
-        CHECK(!strcmp(get("t/link"), "object"));
-        CHECK(store->ops->old_remove(store, "top", &error) == NEBULA_OK);
-        run_shell("test \"$(cat target)\" = precious && touch root/was_kept");
-        CHECK(!strcmp(get("was_kept"), ""));
-        end_file();
-}
-
-/* What was planted in a path that others may write to. The root itself is found through a link. */
-static void nothing_below_the_root_leads_out_of_it(void)
-{
-        static const char *const keys[] = { "evil/l/x", "evil/.nebula/x", "gone/x" };
-        struct old_entry entry;
-        struct old_list found;
-        char path[600], *text;
-        bool direct;
-        size_t size;
-        int fd;
-
-        open_file();
-        store_close(store);
-        run_shell("mkdir -p real/evil outside/deep && ln -s real root && echo -n precious > outside/x && ln -s ../../outside real/evil/l && "
-                  "ln -s ../../outside real/evil/.nebula && ln -s ../outside real/gone");
-        snprintf(path, sizeof path, "%s/root", dir);
-        REQUIRE(store_open(path, &store, &error) == NEBULA_OK);
-        CHECK(put("t/x", "x") == NEBULA_OK);
-        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-                char other[600], directory[600];
-
-                snprintf(other, sizeof other, "%s%s", keys[i], "y");
-                snprintf(directory, sizeof directory, "%.*s/deep", (int)(strrchr(keys[i], '/') - keys[i]), keys[i]);
-                CHECK(put(other, "mine") == NEBULA_STORAGE && strstr(error.message, "symbolic link") && error.sys_errno == ELOOP);
-                CHECK(put(keys[i], "mine") == NEBULA_STORAGE);
-                CHECK(old_read_text(store, keys[i], 100, &text, &size, &error) == NEBULA_CORRUPT && strstr(error.message, "symbolic link"));
-                CHECK(store->ops->read(store, keys[i], other, 0, 1, &error) == NEBULA_CORRUPT);
-                CHECK(store->ops->open_read(store, keys[i], &fd, &direct, &error) == NEBULA_CORRUPT);
-                CHECK(store->ops->old_stat(store, keys[i], &entry, &error) == NEBULA_CORRUPT);
-                CHECK(store->ops->old_move(store, keys[i], "t/taken", &error) && store->ops->old_move(store, "t/x", other, &error));
-                CHECK(store->ops->old_remove(store, keys[i], &error) == NEBULA_STORAGE && strstr(error.message, "symbolic link"));
-                CHECK(store->ops->old_remove_directory(store, directory, &error) == NEBULA_STORAGE);
-                CHECK(store->ops->old_list(store, directory, &found, &error) == NEBULA_CORRUPT);
-        }
-        CHECK(put("evil/x", "x") == NEBULA_STORAGE && strstr(error.message, "symbolic link")); /* its temporary file would lie outside */
-        run_shell("test \"$(cat outside/x)\" = precious && test -d outside/deep && test $(ls -A outside | wc -l) = 2 && touch root/was_kept");
-        CHECK(!strcmp(get("was_kept"), "") && !strcmp(get("t/x"), "x"));
-        end_file();
-}
-
-static void no_temporary_file_stays(void)
-{
-        struct old_list found;
-
-        open_file();
-        CHECK(put("t/x", "x") == NEBULA_OK && put("latest", "t") == NEBULA_OK);
-        CHECK(put("t/dir/x", "x") == NEBULA_OK && put("t/dir", "is a directory") == NEBULA_STORAGE);
-        REQUIRE(store->ops->old_list(store, "t/.nebula", &found, &error) == NEBULA_OK);
-        CHECK(found.count == 0);
-        old_list_done(&found);
-        REQUIRE(store->ops->old_list(store, "", &found, &error) == NEBULA_OK);
-        CHECK(found.count == 2);
-        old_list_done(&found);
-        end_file();
-}
-
-static void a_root_that_was_removed_is_made_again(void)
-{
-        open_file();
-        CHECK(put("t/x", "one") == NEBULA_OK);
-        run_shell("rm -rf root");
-        CHECK(!strcmp(get("t/x"), "-"));
-        CHECK(put("t/x", "two") == NEBULA_OK);
-        CHECK(!strcmp(get("t/x"), "two"));
-        run_shell("rm -rf root && echo > root");
-        CHECK(put("t/x", "three") == NEBULA_STORAGE);
-        CHECK(strstr(error.message, "/root/t/x"));
-        run_shell("rm root");
-        CHECK(put("t/x", "four") == NEBULA_OK);
-        end_file();
 }
 
 static void a_move_between_two_names_of_one_file_leaves_the_new_one(void)
@@ -542,198 +410,9 @@ static void a_move_between_two_names_of_one_file_leaves_the_new_one(void)
         end_file();
 }
 
-static unsigned sync_count;
-
-static int count_sync(int fd)
-{
-        sync_count++;
-        return os_linux.fsync(fd);
-}
-
-/* The file, its directory, and the entries of the two directories that were made for it. */
-static void a_removal_elsewhere_costs_a_write_no_sync(void)
-{
-        const struct os_table *real = os;
-        struct os_table table = *os;
-
-        open_file();
-        CHECK(put("a/x", "1") == NEBULA_OK && put("a/.nebula/y", "1") == NEBULA_OK);
-        table.fsync = count_sync;
-        os = &table;
-        sync_count = 0;
-        CHECK(put("b/x", "1") == NEBULA_OK);
-        CHECK(sync_count == 4);
-        CHECK(store->ops->old_remove(store, "a/x", &error) == NEBULA_OK && store->ops->old_remove(store, "a/.nebula/y", &error) == NEBULA_OK);
-        CHECK(store->ops->old_remove_directory(store, "a/.nebula", &error) == NEBULA_OK);
-        CHECK(store->ops->old_remove_directory(store, "a", &error) == NEBULA_OK);
-        sync_count = 0;
-        CHECK(put("c/x", "1") == NEBULA_OK);
-        CHECK(sync_count == 4);
-        /* What was removed is synced anew when it comes again. */
-        sync_count = 0;
-        CHECK(put("a/x", "1") == NEBULA_OK);
-        CHECK(sync_count == 4);
-        os = real;
-        end_file();
-}
-
-static const char *replacement;
-
-/* As another agent does it, at the worst time. */
-static int replace_after(int result, const char *root, const char *key)
-{
-        const char *text = replacement;
-        char path[600];
-
-        replacement = NULL;
-        snprintf(path, sizeof path, "%s/%s", root, key);
-        if (text && !result && !strcmp(key, "x"))
-                CHECK(!os_write_file_atomic(path, text, strlen(text)));
-        else if (text)
-                replacement = text;
-        return result;
-}
-
-static int replace_after_stat(const char *root, const char *key, struct os_stat *ret_stat)
-{
-        return replace_after(os_linux.stat_below(root, key, ret_stat), root, key);
-}
-
-static int replace_after_open(const char *root, const char *key, int flags)
-{
-        int fd = os_linux.open_below(root, key, flags);
-
-        return flags & OS_WRITE || fd < 0 ? fd : fd + replace_after(0, root, key);
-}
-
-static void a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one(void)
-{
-        const struct os_table *real = os;
-        struct os_table table = *os;
-        static const char *const texts[] = { "short", "a much longer one" };
-
-        open_file();
-        table.stat_below = replace_after_stat;
-        table.open_below = replace_after_open;
-        for (int i = 0; i < 2; i++) {
-                const char *found;
-
-                CHECK(put("x", "0123456789") == NEBULA_OK);
-                replacement = texts[i];
-                os = &table;
-                found = get("x");
-                os = real;
-                CHECK(!replacement && (!strcmp(found, "0123456789") || !strcmp(found, texts[i])));
-                CHECK(!strcmp(get("x"), texts[i]));
-        }
-        end_file();
-}
-
-static void a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up(void)
-{
-        char path[600], *text;
-        size_t size;
-
-        open_file();
-        CHECK(put("a", "x") == NEBULA_OK);
-        snprintf(path, sizeof path, "%s/fifo", store->root);
-        REQUIRE(!mkfifo(path, 0600));
-        CHECK(old_read_text(store, "fifo", 100, &text, &size, &error) == NEBULA_CORRUPT);
-        end_file();
-}
-
-static bool is_mounted;
-
-/* The root as a mount point: another device than what lies above it. */
-static int stat_mounted(const char *path, bool follow, struct os_stat *ret_stat)
-{
-        int result = os_linux.stat(path, follow, ret_stat);
-        size_t length = strlen(store->root);
-
-        if (!strncmp(path, store->root, length) && strncmp(path + length, "/..", 3) && is_mounted)
-                ret_stat->device++;
-        return result;
-}
-
-static void a_root_whose_mount_has_gone_takes_nothing_until_it_is_back(void)
-{
-        const struct os_table *real = os;
-        struct os_table table = *os;
-        char path[600];
-
-        open_file();
-        table.stat = stat_mounted;
-        os = &table;
-        is_mounted = true;
-        CHECK(put("a/x", "1") == NEBULA_OK);
-        is_mounted = false;
-        for (int i = 0; i < 3; i++)
-                CHECK(put("b/x", "2") == NEBULA_STORAGE && strstr(error.message, "is gone"));
-        snprintf(path, sizeof path, "%s/b", store->root);
-        CHECK(access(path, F_OK));
-        is_mounted = true;
-        CHECK(put("b/x", "3") == NEBULA_OK && !strcmp(get("b/x"), "3"));
-        os = real;
-        end_file();
-        /* What was never one need not become one. */
-        open_file();
-        CHECK(put("a/x", "1") == NEBULA_OK && put("b/x", "2") == NEBULA_OK);
-        end_file();
-}
-
-/* As for a user who may list the root, but not enter it. */
-static int stat_refused(struct os_dir *listing, const char *name, struct os_stat *ret_stat)
-{
-        return -EACCES;
-}
-
-static void a_root_that_may_not_be_entered_is_no_empty_one(void)
-{
-        const struct os_table *real = os;
-        struct os_table table = *os;
-        struct old_list found;
-
-        open_file();
-        run_shell("mkdir root && ln -s ../target root/link");
-        REQUIRE(store->ops->old_list(store, "", &found, &error) == NEBULA_OK); /* a link that leads nowhere */
-        CHECK(found.count == 1 && found.entries[0].is_link && !found.entries[0].is_directory);
-        old_list_done(&found);
-        table.stat_entry = stat_refused;
-        os = &table;
-        run_shell("mkdir root/t");
-        CHECK(store->ops->old_list(store, "", &found, &error) == NEBULA_STORAGE && strstr(error.message, "root"));
-        CHECK(error.sys_errno == EACCES);
-        os = real;
-        end_file();
-}
-
-static int open_none(const char *root, const char *key, int flags)
-{
-        return flags & OS_CREATE ? -ENOSPC : os_linux.open_below(root, key, flags);
-}
-
-static void a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out(void)
-{
-        const struct os_table *real = os;
-        struct os_table table = *os;
-
-        open_file();
-        CHECK(put("t/x", "x") == NEBULA_OK);
-        table.open_below = open_none;
-        os = &table;
-        CHECK(put("t/y", "y") == NEBULA_NO_SPACE && strstr(error.message, "needs 1 bytes") && strstr(error.message, "inodes or a quota"));
-        os = real;
-        end_file();
-}
-
-TAP_MAIN(TEST(a_full_disk_with_bytes_to_spare_says_what_else_may_have_run_out),
-         TEST(a_root_that_may_not_be_entered_is_no_empty_one), TEST(a_root_whose_mount_has_gone_takes_nothing_until_it_is_back),
-         TEST(a_fifo_in_the_place_of_a_text_is_damage_and_holds_nobody_up),
-         TEST(what_is_written_is_read), TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_second_write_replaces_the_first), TEST(an_object_is_created_only_where_none_is), TEST(an_object_whose_creation_had_no_answer_is_created),
+TAP_MAIN(TEST(what_is_written_is_read), TEST(a_second_write_replaces_the_first), TEST(an_object_is_created_only_where_none_is),
          TEST(what_is_absent_is_not_found_and_its_removal_fine), TEST(an_object_that_is_too_short_is_corrupt),
          TEST(a_large_object_is_checked_chunk_by_chunk), TEST(a_move_replaces_and_makes_directories),
          TEST(a_listing_has_every_object_and_directory), TEST(only_what_is_empty_is_removed),
          TEST(no_key_leads_out_of_the_store), TEST(a_text_has_a_limit), TEST(threads_write_at_the_same_time),
-         TEST(a_url_chooses_the_driver), TEST(opening_makes_nothing), TEST(a_link_is_replaced_or_removed_itself), TEST(nothing_below_the_root_leads_out_of_it),
-         TEST(no_temporary_file_stays), TEST(a_root_that_was_removed_is_made_again),
-         TEST(a_move_between_two_names_of_one_file_leaves_the_new_one), TEST(a_removal_elsewhere_costs_a_write_no_sync))
+         TEST(a_move_between_two_names_of_one_file_leaves_the_new_one))

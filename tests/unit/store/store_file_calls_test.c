@@ -1,0 +1,327 @@
+/* What the file driver does where calls are missing, answers get lost, or another process comes between two of its calls. */
+#include <errno.h>
+#include <sys/stat.h>
+
+#include "one_file_store.h"
+
+/* With `table` in place of the system calls, from open_file to close_file. */
+static const struct os_table *real;
+static struct os_table table;
+
+static void open_with_table(void)
+{
+        open_file();
+        real = os;
+        table = *os;
+        os = &table;
+}
+
+static void close_with_table(void)
+{
+        os = real;
+        close_file();
+}
+
+static int no_link(const char *root, const char *key, const char *to_root, const char *to)
+{
+        return -EPERM;
+}
+
+static int no_rename_new(const char *root, const char *from, const char *to)
+{
+        return -EINVAL;
+}
+
+static int no_clone(int fd, int from)
+{
+        return -EOPNOTSUPP;
+}
+
+static void an_object_is_created_only_where_none_is_without_links(void)
+{
+        struct store_object object = { "t/z", "1", 1, NULL };
+        struct store_upload *upload;
+
+        for (int i = 0; i < 2; i++) {
+                open_with_table();
+                table.link_below = no_link;
+                if (i)
+                        table.rename_new_below = no_rename_new;
+                CHECK(create("t/x", "1") == NEBULA_OK && create("t/x", "2") == NEBULA_BUSY && !strcmp(get("t/x"), "1"));
+                CHECK(set("t/x", "3") == NEBULA_OK && !strcmp(get("t/x"), "3"));
+                REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+                CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && !strcmp(get("t/z"), "1") && !strcmp(keys("", true), "t/x t/z "));
+                close_with_table();
+        }
+}
+
+static int link_without_an_answer(const char *root, const char *key, const char *to_root, const char *to)
+{
+        int result = os_linux.link_below(root, key, to_root, to);
+
+        return result ? result : -EEXIST;
+}
+
+/* NFS asks again when an answer was lost, and is told that it is there. */
+static void an_object_whose_creation_had_no_answer_is_created(void)
+{
+        open_with_table();
+        table.link_below = link_without_an_answer;
+        CHECK(create("t/x", "first") == NEBULA_OK && !strcmp(get("t/x"), "first"));
+        CHECK(create("t/x", "second") == NEBULA_BUSY && !strcmp(get("t/x"), "first"));
+        close_with_table();
+}
+
+static int rename_without_an_answer(const char *root, const char *from, const char *to)
+{
+        int result = os_linux.rename_below(root, from, to);
+
+        return result ? result : -ENOENT;
+}
+
+static void an_object_whose_replacement_had_no_answer_is_replaced(void)
+{
+        open_with_table();
+        CHECK(set("t/x", "first") == NEBULA_OK);
+        table.rename_below = rename_without_an_answer;
+        CHECK(set("t/x", "second") == NEBULA_OK && !strcmp(get("t/x"), "second"));
+        close_with_table();
+}
+
+static unsigned sync_count;
+
+static int count_sync(int fd)
+{
+        sync_count++;
+        return os_linux.fsync(fd);
+}
+
+/* The file, its directory, and the entries of the two directories that were made for it. */
+static void a_removal_elsewhere_costs_a_write_no_sync(void)
+{
+        open_with_table();
+        CHECK(set("a/x", "1") == NEBULA_OK && set("a/.nebula/y", "1") == NEBULA_OK);
+        table.fsync = count_sync;
+        sync_count = 0;
+        CHECK(set("b/x", "1") == NEBULA_OK);
+        CHECK(sync_count == 4);
+        CHECK(store_remove_one(store, "a/x", &error) == NEBULA_OK && store_remove_one(store, "a/.nebula/y", &error) == NEBULA_OK);
+        sync_count = 0;
+        CHECK(set("c/x", "1") == NEBULA_OK);
+        CHECK(sync_count == 4);
+        /* What was removed is synced anew when it comes again. */
+        sync_count = 0;
+        CHECK(set("a/x", "1") == NEBULA_OK);
+        CHECK(sync_count == 4);
+        close_with_table();
+}
+
+/* The other process may die before it has synced the directory. */
+static void a_directory_that_another_process_made_anew_is_synced_anew(void)
+{
+        open_with_table();
+        CHECK(set("a/d/x", "1") == NEBULA_OK && set("a/d/y", "1") == NEBULA_OK);
+        table.fsync = count_sync;
+        sync_count = 0;
+        CHECK(set("a/d/z", "1") == NEBULA_OK && sync_count == 2); /* the file and its directory */
+        run_shell("rm -r root/a && sleep 0.02 && mkdir -p root/a/d root/a/.nebula");
+        sync_count = 0;
+        CHECK(set("a/d/x", "1") == NEBULA_OK && sync_count > 4); /* and the entries of a, d and the root */
+        close_with_table();
+}
+
+static const char *replacement;
+
+/* As another agent does it, at the worst time. */
+static int replace_after(int result, const char *root, const char *key)
+{
+        const char *text = replacement;
+        char path[600];
+
+        replacement = NULL;
+        snprintf(path, sizeof path, "%s/%s", root, key);
+        if (text && !result && !strcmp(key, "x"))
+                CHECK(!os_write_file_atomic(path, text, strlen(text)));
+        else if (text)
+                replacement = text;
+        return result;
+}
+
+static int replace_after_stat(const char *root, const char *key, struct os_stat *ret_stat)
+{
+        return replace_after(os_linux.stat_below(root, key, ret_stat), root, key);
+}
+
+static int replace_after_open(const char *root, const char *key, int flags)
+{
+        int fd = os_linux.open_below(root, key, flags);
+
+        return flags & OS_WRITE || fd < 0 ? fd : fd + replace_after(0, root, key);
+}
+
+static void a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one(void)
+{
+        static const char *const texts[] = { "short", "a much longer one" };
+
+        open_with_table();
+        os = real;
+        table.stat_below = replace_after_stat;
+        table.open_below = replace_after_open;
+        for (int i = 0; i < 2; i++) {
+                const char *found;
+
+                CHECK(set("x", "0123456789") == NEBULA_OK);
+                replacement = texts[i];
+                os = &table;
+                found = get("x");
+                os = real;
+                CHECK(!replacement && (!strcmp(found, "0123456789") || !strcmp(found, texts[i])));
+                CHECK(!strcmp(get("x"), texts[i]));
+        }
+        close_with_table();
+}
+
+
+/* Between the look at the victim and its removal another process replaces it; with `third`, and yet another takes the key once it is free. */
+static const char *second, *third;
+
+static int rename_late(const char *root, const char *from, const char *to)
+{
+        char path[600];
+        int result;
+
+        snprintf(path, sizeof path, "%s/%s", root, from);
+        if (second && os_write_file_atomic(path, second, strlen(second)))
+                abort();
+        result = os_linux.rename_below(root, from, to);
+        if (third && os_write_file_atomic(path, third, strlen(third)))
+                abort();
+        return result;
+}
+
+static void a_removal_gives_back_what_it_did_not_mean(void)
+{
+        struct store_victim victim = { .key = "t/x" };
+
+        open_with_table();
+        CHECK(set("t/x", "first") == NEBULA_OK);
+        victim.stamp = stamp_of("t/x");
+        second = "the second";
+        table.rename_below = rename_late;
+        for (int links = 2; links--;) {
+                CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK);
+                CHECK(!strcmp(get("t/x"), "the second") && !strcmp(keys("", true), "t/x "));
+                table.rename_below = os_linux.rename_below;
+                CHECK(set("t/x", "first") == NEBULA_OK);
+                victim.stamp = stamp_of("t/x");
+                table.rename_below = rename_late;
+                table.link_below = no_link;
+        }
+        third = "the third";
+        CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK && !strcmp(get("t/x"), "the third"));
+        CHECK(strstr(keys("", true), "t/.nebula/tmp-")); /* where the second one is */
+        second = third = NULL;
+        close_with_table();
+}
+
+static uint64_t inode_of(const char *key)
+{
+        struct os_stat found = { 0 };
+
+        os_linux.stat_below(store->root, key, &found);
+        return found.inode;
+}
+
+/* As a file system that shares blocks does it. */
+static int clone_slowly(int fd, int from)
+{
+        char bytes[100];
+        int64_t size = os_linux.pread(from, bytes, sizeof bytes, 0);
+
+        return os_linux.pwrite(fd, bytes, (size_t)size, 0) == size ? 0 : -EIO;
+}
+
+static void a_copy_shares_blocks_or_is_a_second_name_or_has_the_bytes(void)
+{
+        for (int way = 0; way < 3; way++) {
+                open_with_table();
+                table.clone = way ? no_clone : clone_slowly;
+                table.link_below = way == 2 ? no_link : os_linux.link_below;
+                CHECK(set("t/x", "bytes") == NEBULA_OK);
+                for (int i = 0; i < 2; i++)
+                        CHECK(store->ops->copy(store, "t/x", "v/x", STORE_ALWAYS, &error) == NEBULA_OK && !strcmp(get("v/x"), "bytes"));
+                CHECK(store->ops->copy(store, "t/x", "v/x", STORE_IF_ABSENT, &error) == NEBULA_BUSY);
+                CHECK((inode_of("t/x") == inode_of("v/x")) == (way == 1) && !strcmp(keys("", true), "t/x v/x "));
+                CHECK(set("t/x", "others") == NEBULA_OK && !strcmp(get("v/x"), "bytes"));
+                close_with_table();
+        }
+}
+
+/* A server an hour ahead. */
+#define HOUR_NS (INT64_C(3600) * 1000000000)
+static int temp_count;
+
+static int fstat_ahead(int fd, struct os_stat *ret_stat)
+{
+        int result = os_linux.fstat(fd, ret_stat);
+
+        temp_count++;
+        ret_stat->mtime_ns += HOUR_NS;
+        return result;
+}
+
+static void the_time_is_the_file_systems(void)
+{
+        int64_t first, now;
+        struct os_stat root;
+
+        open_with_table();
+        CHECK(store->ops->clock(store, &now, &error) == NEBULA_OK && os->stat(store->root, true, &root) == -ENOENT);
+        CHECK(set("t/x", "1") == NEBULA_OK);
+        table.fstat = fstat_ahead;
+        temp_count = 0;
+        CHECK(store->ops->clock(store, &first, &error) == NEBULA_OK && store->ops->clock(store, &now, &error) == NEBULA_OK);
+        CHECK(first >= os->wall_ns() + HOUR_NS - 10000000000 && first <= os->wall_ns() + HOUR_NS && now >= first && now < first + 10000000000);
+        CHECK(temp_count == 1); /* it is not asked each time */
+        CHECK(!strcmp(keys("", true), "t/x "));
+        close_with_table();
+}
+
+static uint64_t fs_type;
+
+static int space_of_type(const char *path, struct os_space *ret_space)
+{
+        int result = os_linux.space(path, ret_space);
+
+        ret_space->fs_type = fs_type;
+        return result;
+}
+
+static unsigned features_on(uint64_t type)
+{
+        unsigned found;
+
+        open_with_table();
+        table.space = space_of_type;
+        fs_type = type;
+        found = store->ops->features(store);
+        fs_type = 0xef53;
+        CHECK(store->ops->features(store) == found);
+        close_with_table();
+        return found;
+}
+
+static void what_a_file_system_lacks_is_told(void)
+{
+        unsigned always = STORE_PATHS | STORE_LENDS_FD | STORE_OWNERS | STORE_COPIES;
+
+        CHECK(features_on(0xef53) == (always | STORE_LISTS_FRESH | STORE_VIEW_IS_FREE)); /* ext4 */
+        CHECK(features_on(0x6969) == (always | STORE_VIEW_IS_FREE));                     /* NFS */
+        CHECK(features_on(0xff534d42) == always);                                        /* SMB */
+}
+
+TAP_MAIN(TEST(an_object_is_created_only_where_none_is_without_links), TEST(an_object_whose_creation_had_no_answer_is_created),
+         TEST(an_object_whose_replacement_had_no_answer_is_replaced), TEST(a_removal_elsewhere_costs_a_write_no_sync),
+         TEST(a_directory_that_another_process_made_anew_is_synced_anew),
+         TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_removal_gives_back_what_it_did_not_mean),
+         TEST(a_copy_shares_blocks_or_is_a_second_name_or_has_the_bytes), TEST(the_time_is_the_file_systems), TEST(what_a_file_system_lacks_is_told))
