@@ -170,6 +170,7 @@ static PyMethodDef functions[] = {
         { "plain_dump", plain_dump, METH_VARARGS, "plain_dump(object, takes_cuda): (pickle, storages), or None." },
         { "copy_from_device", device_copy, METH_VARARGS, "copy_from_device(stream, pieces, may_batch=True): queues copies of Ranges.pieces on a stream of CUDA's." },
         { "pickle_is_modest", pickle_is_modest, METH_O, "Whether no place of the memo has a larger number than the pickle has bytes." },
+        { "pickle_is_torchs", pickle_is_torchs, METH_O, "Whether it is modest, and torch's loader for untrusted files knows its opcodes." },
         { "zip_frame", zip_frame, METH_VARARGS, "zip_frame(pickle, [size, ...]): what stands around the storages of a torch file." },
         { NULL, NULL, 0, NULL },
 };

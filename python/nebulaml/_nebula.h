@@ -42,6 +42,8 @@ PyObject *map_object(PyObject *checkpoint, nebula_map *map);
 PyObject *session_watch_images(PyObject *module, PyObject *watcher);
 /* pickle_is_modest(pickle): False also for what is cut off, or no pickle. */
 PyObject *pickle_is_modest(PyObject *module, PyObject *pickle);
+/* pickle_is_torchs(pickle): modest, and of opcodes that torch's loader for untrusted files knows. */
+PyObject *pickle_is_torchs(PyObject *module, PyObject *pickle);
 /* Session, the type, and its handle. */
 PyTypeObject *session_type(void);
 nebula_session *session_handle(PyObject *session);

@@ -80,7 +80,20 @@ static const uint8_t *skip_argument(uint8_t opcode, const uint8_t *at, const uin
         return value > (size_t)(end - at) ? NULL : at + value;
 }
 
-PyObject *pickle_is_modest(PyObject *module, PyObject *pickle)
+/* Whether torch's own unpickler for files that nobody trusts knows it (torch/_weights_only_unpickler.py). */
+static bool is_torchs(uint8_t opcode)
+{
+        switch (opcode) {
+        case '(': case '.': case ')': case ']': case '}': case 'a': case 'b': case 'c': case 'e': case 'h': case 'j': case 'q': case 'r':
+        case 's': case 't': case 'u': case 'G': case 'J': case 'K': case 'M': case 'N': case 'Q': case 'R': case 'U': case 'X':
+        case 0x80: case 0x81: case 0x85: case 0x86: case 0x87: case 0x88: case 0x89: case 0x8a: case 0x8f:
+                return true;
+        default:
+                return false;
+        }
+}
+
+static PyObject *look_through(PyObject *pickle, bool (*allows)(uint8_t))
 {
         const uint8_t *at, *end;
         Py_ssize_t size;
@@ -91,6 +104,16 @@ PyObject *pickle_is_modest(PyObject *module, PyObject *pickle)
         at = (const uint8_t *)data;
         end = at + size;
         while (at && at < end && *at != '.')
-                at = skip_argument(*at, at + 1, end, (size_t)size);
+                at = !allows || allows(*at) ? skip_argument(*at, at + 1, end, (size_t)size) : NULL;
         return PyBool_FromLong(at && at < end);
+}
+
+PyObject *pickle_is_modest(PyObject *module, PyObject *pickle)
+{
+        return look_through(pickle, NULL);
+}
+
+PyObject *pickle_is_torchs(PyObject *module, PyObject *pickle)
+{
+        return look_through(pickle, is_torchs);
 }

@@ -25,6 +25,8 @@ from .errors import NebulaError
 
 __all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_weights"]
 
+OWN_BYTES = 64 << 10  # a storage of so many is copied: a counter that outlives the rest, an optimizer's `step`, must not keep the file
+
 # Functions that build objects without a look at the values of tensors.
 _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
 
@@ -80,8 +82,9 @@ class _Unusual(Exception):
 class _Records:
     """The records of a file."""
 
-    def __init__(self, mapped: _nebula.Map, storage: torch.UntypedStorage) -> None:
+    def __init__(self, mapped: _nebula.Map, storage: torch.UntypedStorage, is_whole: bool = False) -> None:
         self._mapped, self._storage = mapped, storage
+        self._own_bytes = OWN_BYTES if is_whole else 0  # else the bytes may not be there yet
         try:
             self._places = mapped.records()
         except NebulaError as failure:
@@ -111,6 +114,8 @@ class _Records:
         offset, stored = self._place(f"data/{key}")
         if not 0 <= size <= stored:
             raise pickle.UnpicklingError(f"{size} bytes are asked of data/{key}, which has {stored}")
+        if 0 < size <= self._own_bytes:
+            return torch.UntypedStorage(size).copy_(self._storage[offset : offset + size])
         return self._storage[offset : offset + size]
 
 
@@ -174,12 +179,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _PlainUnpickler(_Unpickler):
-    """For tensors in plain containers: as safe as torch's for weights_only, which is in Python, and as it reaches nothing
-    else, no object built here has looked at the values of a tensor."""
+    """For tensors in plain containers: it reaches nothing else, and no object built here has looked at the values of a tensor."""
+
+    _is_fit = staticmethod(_nebula.pickle_is_modest)
 
     def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
-        if not _nebula.pickle_is_modest(content):
-            raise NotPlain("a memo that is larger than the pickle")
+        if not self._is_fit(content):
+            raise NotPlain("a memo that is larger than the pickle, or opcodes that torch does not know")
         super().__init__(records, content, map_location)
 
     def find(self, module: str, name: str) -> Any:
@@ -192,6 +198,12 @@ class _PlainUnpickler(_Unpickler):
         if found is torch.Size or isinstance(found, torch.dtype):
             return found
         raise NotPlain(f"{module}.{name}")
+
+
+class _SafeUnpickler(_PlainUnpickler):
+    """As safe as torch's for weights_only, which is in Python: its limits hold here, too."""
+
+    _is_fit = staticmethod(_nebula.pickle_is_torchs)
 
 
 _rest_lock = threading.RLock()  # guards the next two; a signal handler may load while its thread is here
@@ -233,7 +245,7 @@ def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> A
         return kind(records, records.content("data.pkl"), map_location).load()
 
 
-def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
+def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
     told = getattr(torch.serialization, "_serialization_tls", None)  # not in every torch, as the next
     if (
         told is None
@@ -244,7 +256,7 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
         or map_location in ("meta", torch.device("meta"))
     ):
         raise _Unusual("what is wanted are no tensors with values")
-    records = _Records(mapped, storage)
+    records = _Records(mapped, storage, is_whole)
     if not records.has("byteorder") or records.content("byteorder") != sys.byteorder.encode():
         raise _Unusual("other byte order")
     told.map_location = map_location  # for those that are rebuilt otherwise
@@ -259,7 +271,7 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
 def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
     """The object of a file that is trusted."""
     try:
-        found = _unpickled(_Unpickler, mapped, map_location, storage)
+        found = _unpickled(_Unpickler, mapped, map_location, storage, is_whole=True)
     except _Unusual:
         return _with_torch(pickle, mapped, map_location, storage)
     torch._utils._validate_loaded_sparse_tensors()
@@ -267,11 +279,18 @@ def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) 
 
 
 def read_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
-    """The same of tensors and plain values in plain containers. Raises NotPlain before anything else was built."""
+    """The same of tensors and plain values in plain containers. Raises NotPlain before anything else was built.
+
+    Bytes of tensors may still be in storage: all of them lie in ``storage``.
+    """
+    return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=False)
+
+
+def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_whole: bool) -> Any:
     if copyreg._extension_registry:  # type: ignore[attr-defined]  # whose codes are looked up without find_class
         raise NotPlain("copyreg")
     try:
-        return _unpickled(_PlainUnpickler, mapped, map_location, storage)
+        return _unpickled(kind, mapped, map_location, storage, is_whole)
     except _Unusual as failure:
         raise NotPlain(str(failure)) from failure
 
@@ -279,7 +298,7 @@ def read_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedSto
 def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:
     """The object of a file that is not trusted: as torch.load with weights_only=True."""
     try:
-        return read_plain(mapped, map_location, storage)
+        return _read_plain(_SafeUnpickler, mapped, map_location, storage, is_whole=True)
     except NotPlain:
         pass
     try:

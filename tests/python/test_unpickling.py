@@ -14,6 +14,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -308,3 +309,42 @@ def test_a_file_that_torch_cannot_load_is_named(nm, weights_only):
     for load in (checkpoint.load, lambda name, **more: checkpoint.load_into(name, {}, **more)):
         with pytest.raises(pickle.UnpicklingError, match=r"'vocabulary\.txt' is no file that torch\.load reads; read_bytes"):
             load("vocabulary.txt", weights_only=weights_only)
+
+
+def long_of(digits):
+    """A pickle of an integer of so many digits, as Python writes it."""
+    return pickle.dumps(10 ** (digits - 1), 2)
+
+
+@pytest.mark.parametrize("content", [
+    long_of(1_000_000), b"I1\n.", b"L1L\n.", b"F1.5\n.", b"S'a'\n.", b"Va\n.", b"\x80\x04\x8c\x01a.", b"(dp0\n.", b"(l.", b"\x80\x04]\x94.",
+    b"\x80\x03C\x01a.", b"\x80\x04\x8f.", b"\x80\x05\x96" + struct.pack("<Q", 1) + b"a.", b"]2.", b"N0N.", b"(N1N.",
+])  # fmt: skip
+def test_weights_only_has_the_limits_of_torchs_own_loader(saved, content, tmp_path):
+    checkpoint = saved(1, lambda name, old: content if name == "data.pkl" else old)
+    path = tmp_path / "x.pt"
+    path.write_bytes(checkpoint.read_bytes("x.pt"))
+    try:
+        wanted = torch.load(path, weights_only=True)
+    except Exception:
+        with pytest.raises(pickle.UnpicklingError):
+            checkpoint.load("x.pt", weights_only=True)
+    else:
+        assert checkpoint.load("x.pt", weights_only=True) == wanted
+
+
+def mapped_files():
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "nebula-test-" in line]
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_counter_that_outlives_the_rest_does_not_keep_the_file(saved, weights_only):
+    checkpoint = saved({"big": torch.ones(1 << 20), "state": {0: {"step": torch.tensor(3.0)}}})
+    gc.collect()
+    before = len(mapped_files())
+    found = checkpoint.load("x.pt", weights_only=weights_only)
+    step = found["state"][0]["step"]
+    assert found["big"].sum() == 1 << 20
+    del found
+    gc.collect()
+    assert len(mapped_files()) <= before and step == 3
