@@ -196,6 +196,9 @@ NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int
  * not make a call on this session. */
 NEBULA_API void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void *argument, void *image),
         void *argument);
+/* Sets a callback that a save asks every 200 ms while it waits for memory. If it returns not 0, that save ends with
+ * NEBULA_UNAVAILABLE. It must not make a call on this session. */
+NEBULA_API void nebula_session_watch_waits(nebula_session *session, int (*is_interrupted)(void *argument), void *argument);
 /* Waits until all committed checkpoints (tag NULL), or the one of `tag`, are durable. A checkpoint that this rank
  * has committed and other ranks have not is waited for too. Without a tag, that wait ends if no rank has committed
  * anything for NEBULA_TAKEOVER_S (docs/cli.md): NEBULA_TIMEOUT then names the missing ranks. timeout_ms < 0: no

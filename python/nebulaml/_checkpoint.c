@@ -244,7 +244,9 @@ static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pi
         Py_END_ALLOW_THREADS
         if (status == NEBULA_OK)
                 Py_RETURN_NONE;
-        if (kept->interruption)
+        if (PyErr_Occurred()) /* what was raised while the save waited for memory */
+                ;
+        else if (kept->interruption)
                 PyErr_SetObject((PyObject *)Py_TYPE(kept->interruption), kept->interruption);
         else
                 nebula_raise(&error);
@@ -285,7 +287,7 @@ static PyObject *checkpoint_save_bytes(PyObject *self, PyObject *arguments)
         Py_END_ALLOW_THREADS
         PyBuffer_Release(&data);
         if (status != NEBULA_OK)
-                return nebula_raise(&error);
+                return PyErr_Occurred() ? NULL : nebula_raise(&error);
         Py_RETURN_NONE;
 }
 

@@ -167,6 +167,7 @@ static PyMethodDef functions[] = {
         { "follows_step", follows_step, METH_O, "Whether versions of this tag come by its step: global_step<n>." },
         { "address_of", address_of, METH_O, "Where the bytes of a contiguous buffer begin." },
         { "watch_images", session_watch_images, METH_O, "watch_images(f): f(address) is called before an image is unmapped." },
+        { "watch_waits", session_watch_waits, METH_O, "watch_waits(f): f() is called while a save waits for memory, and may raise." },
         { "plain_dump", plain_dump, METH_VARARGS, "plain_dump(object, takes_cuda): (pickle, storages), or None." },
         { "copy_from_device", device_copy, METH_VARARGS, "copy_from_device(stream, pieces, may_batch=True): queues copies of Ranges.pieces on a stream of CUDA's." },
         { "pickle_is_modest", pickle_is_modest, METH_O, "Whether no place of the memo has a larger number than the pickle has bytes." },

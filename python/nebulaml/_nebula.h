@@ -40,6 +40,8 @@ PyObject *map_object(PyObject *checkpoint, nebula_map *map);
 
 /* watch_images(f): f(address) is called before an image leaves this process's memory. */
 PyObject *session_watch_images(PyObject *module, PyObject *watcher);
+/* watch_waits(f): f() is called every 200 ms while a save waits for memory; what it raises ends the save. */
+PyObject *session_watch_waits(PyObject *module, PyObject *watcher);
 /* pickle_is_modest(pickle): False also for what is cut off, or no pickle. */
 PyObject *pickle_is_modest(PyObject *module, PyObject *pickle);
 /* pickle_is_torchs(pickle): modest, and of opcodes that torch's loader for untrusted files knows. */

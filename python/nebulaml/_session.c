@@ -56,6 +56,29 @@ static void image_unmapping(void *unused, void *image)
         PyGILState_Release(state);
 }
 
+static PyObject *wait_watcher; /* NULL: nobody asks. The GIL guards it */
+
+PyObject *session_watch_waits(PyObject *module, PyObject *watcher)
+{
+        Py_XSETREF(wait_watcher, Py_NewRef(watcher));
+        Py_RETURN_NONE;
+}
+
+/* Called inside a save, without the GIL. What the watcher raises stays this thread's exception, for the save to raise. */
+static int is_interrupted(void *unused)
+{
+        PyObject *result;
+        PyGILState_STATE state;
+
+        if (checkpoint_has_left())
+                return false;
+        state = PyGILState_Ensure();
+        result = wait_watcher ? PyObject_CallNoArgs(wait_watcher) : Py_NewRef(Py_None);
+        Py_XDECREF(result);
+        PyGILState_Release(state);
+        return !result;
+}
+
 static bool parse_options(PyObject *arguments, PyObject *keywords, struct nebula_options *ret_options)
 {
         static char *names[] = { "persist_path", "job", "output_dir", "run", "agent_path", "persist_interval_s",
@@ -97,8 +120,10 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
                 return NULL;
         Py_BEGIN_ALLOW_THREADS
         status = nebula_session_open(&options, &handle, &error);
-        if (status == NEBULA_OK)
+        if (status == NEBULA_OK) {
                 nebula_session_watch_images(handle, image_unmapping, NULL);
+                nebula_session_watch_waits(handle, is_interrupted, NULL);
+        }
         Py_END_ALLOW_THREADS
         if (status != NEBULA_OK) {
                 Py_DECREF(self);

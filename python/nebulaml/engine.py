@@ -29,7 +29,7 @@ from .errors import (
     from_status,
 )
 from .events import Event
-from .waits import interruptible, refuse_within_save
+from .waits import interruptible, refuse_within_save, run_handlers
 
 __all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "settings"]
 
@@ -366,5 +366,6 @@ def _after_fork() -> None:
 
 
 _nebula.set_error_factory(from_status)
+_nebula.watch_waits(run_handlers)
 atexit.register(_leave)
 os.register_at_fork(after_in_child=_after_fork)

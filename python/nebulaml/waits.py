@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from .errors import NebulaTimeout, NebulaUnavailable
 
-__all__ = ["interruptible", "patiently", "refuse_within_save", "within_save"]
+__all__ = ["interruptible", "patiently", "refuse_within_save", "run_handlers", "within_save"]
 
 log = logging.getLogger("nebulaml")
 
@@ -38,9 +38,15 @@ def refuse_within_save() -> None:
     """Raises NebulaUnavailable in such a signal handler."""
     if _in_save and threading.get_ident() in _in_save:  # each save asks several times: no thread-local, which is slow to find
         raise NebulaUnavailable(
-            "this signal handler has interrupted a save that waits for a device, and that one is to end first: leave the work to the "
-            "program, for example by a flag that it looks at after each step"
+            "this signal handler has interrupted a save that waits, for a device or for memory, and that one is to end first: "
+            "leave the work to the program, for example by a flag that it looks at after each step"
         )
+
+
+def run_handlers() -> None:
+    """Called every 200 ms while a save waits for memory: signal handlers of the program run here, and what they raise ends the save."""
+    with within_save():
+        pass
 
 
 def interruptible(call: Callable[..., T], *arguments: object) -> T:

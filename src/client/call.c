@@ -73,6 +73,14 @@ enum nebula_status session_connect(struct nebula_session *session, struct nebula
         return give(error, &session->failure);
 }
 
+static bool is_interrupted(const struct client_call *call, struct client_wire *wire)
+{
+        const struct nebula_session *session = call->checkpoint->session;
+
+        return session->is_interrupted &&
+               client_wire_is_interrupted(wire, call->timeout_ms, session->is_interrupted, session->interrupted_argument);
+}
+
 static enum nebula_status try_call(struct client_wire *wire, const struct client_call *call, bool *ret_broken,
                                    struct nebula_error *error)
 {
@@ -92,6 +100,8 @@ static enum nebula_status try_call(struct client_wire *wire, const struct client
                 return status;
         if (call->meanwhile)
                 call->meanwhile(call->argument);
+        if (call->type == IPC_IMAGE && is_interrupted(call, wire))
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "a signal has interrupted the wait for memory");
         return client_wire_await(wire, call->type, call->timeout_ms, ret_broken, error);
 }
 

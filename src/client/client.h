@@ -136,6 +136,8 @@ struct nebula_session {
         struct capture_pool *pool;        /* NULL until the first save */
         void (*unmapping)(void *argument, void *image); /* called before an image is unmapped; or NULL */
         void *unmapping_argument;
+        int (*is_interrupted)(void *argument); /* asked while a save waits for memory; or NULL */
+        void *interrupted_argument;
         bool is_broken;                   /* an invariant failed: all further calls return `failure` */
         struct nebula_error failure;      /* the failure of the last attempt to connect */
         int64_t retry_at_ns, retry_pause_ms; /* until then, calls return `failure` at once instead of waiting for another attempt */
@@ -200,6 +202,8 @@ enum nebula_status client_wire_call(struct client_wire *wire, enum ipc_type type
 /* The two halves of client_wire_call, for a caller that works in between. */
 enum nebula_status client_wire_send(struct client_wire *wire, enum ipc_type type, const void *request, size_t size, bool *ret_broken,
                                     struct nebula_error *error);
+/* Whether `is_interrupted` says so before an answer comes. Then the connection is closed: the agent gives the request up. */
+bool client_wire_is_interrupted(struct client_wire *wire, int64_t timeout_ms, int (*is_interrupted)(void *argument), void *argument);
 enum nebula_status client_wire_await(struct client_wire *wire, enum ipc_type type, int64_t timeout_ms, bool *ret_broken,
                                      struct nebula_error *error);
 void client_wire_close(struct client_wire *wire);

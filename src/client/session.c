@@ -268,6 +268,16 @@ void nebula_session_watch_images(nebula_session *session, void (*unmapping)(void
         lock_give(&session->request_lock);
 }
 
+void nebula_session_watch_waits(nebula_session *session, int (*is_interrupted)(void *argument), void *argument)
+{
+        if (!session)
+                return;
+        lock_take(&session->request_lock);
+        session->is_interrupted = is_interrupted;
+        session->interrupted_argument = argument;
+        lock_give(&session->request_lock);
+}
+
 enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms, struct nebula_error *ret_error)
 {
         if (!session)

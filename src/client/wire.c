@@ -11,6 +11,7 @@
 #define OPEN_LIMIT_MS 10000
 #define START_PAUSE_MS 300 /* between two attempts to start an agent: another one may just be ending */
 #define START_COUNT_MAX 3
+#define INTERRUPT_PAUSE_MS 200 /* Ctrl-C during a wait for memory is noticed within that time */
 #define PAUSE_MIN_MS 2
 #define PAUSE_MAX_MS 200
 
@@ -102,6 +103,24 @@ static bool answers_soon(const struct client_wire *wire)
                 left_ms = (until_ns - os->now_ns()) / 1000000;
         } while (ready == -EINTR && left_ms > 0);
         return ready != 0 && ready != -EINTR;
+}
+
+bool client_wire_is_interrupted(struct client_wire *wire, int64_t timeout_ms, int (*is_interrupted)(void *argument), void *argument)
+{
+        int64_t begun_ns = os->now_ns(), waited_ms = 0;
+        int ready = os->poll(wire->fd, INTERRUPT_PAUSE_MS);
+
+        while ((ready == 0 || ready == -EINTR) && (timeout_ms < 0 || waited_ms < timeout_ms)) {
+                if (is_interrupted(argument)) {
+                        client_wire_close(wire);
+                        return true;
+                }
+                waited_ms = (os->now_ns() - begun_ns) / 1000000;
+                if (waited_ms >= CLIENT_SILENT_MS && wire->log)
+                        say_silent(wire);
+                ready = os->poll(wire->fd, INTERRUPT_PAUSE_MS);
+        }
+        return false;
 }
 
 static void give_up(struct client_wire *wire, struct nebula_error *error)

@@ -78,6 +78,33 @@ def test_a_trainer_waits_once_for_storage_that_hangs_and_not_at_every_save(slow,
     assert save(5) and holds(5) and holds(1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_save_that_waits_for_memory_ends_at_a_signal_whose_handler_raises(slow, monkeypatch, number):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")
+    trainer = slow.trainer(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+        nm.init(sys.argv[1], 0, 2, on_full="wait")
+        def save(step):
+            with nm.Checkpoint(f"global_step{step}") as checkpoint:
+                checkpoint.save("m.pt", torch.full((int(sys.argv[2]) // 4,), float(step)))
+        save(1)
+        say("saved")
+        begun = time.monotonic()
+        try:
+            save(2), save(3)
+        except BaseException as failure:
+            say(type(failure).__name__, time.monotonic() - begun < 30)
+        """,
+        slow.storage,
+        SIZE,
+    )
+    assert trainer.stdout.readline() == "saved\n"
+    until(lambda: "waits for memory:" in (slow.runtime / "agent.log").read_text(), 30, "the wait")
+    trainer.send_signal(number)
+    assert trainer.communicate(timeout=100)[0] == ("KeyboardInterrupt" if number == signal.SIGINT else "SystemExit") + " True\n"
+
+
 def test_stream_goes_past_memory_and_loses_none(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
     for step in (1, 2, 3):
