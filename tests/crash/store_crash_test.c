@@ -2,6 +2,8 @@
  * Power is lost at every moment of a run, with many outcomes each. What a
  * store said to be durable is there; everything else is whole or absent.
  */
+#include <errno.h>
+
 #include "os/os.h"
 #include "os/os_crash.h"
 #include "store/store.h"
@@ -43,15 +45,20 @@ static void promise(uint64_t begun, const char *key, char kind)
         promises[promise_count++] = (struct promise){ begun, os_crash_position(), key, kind };
 }
 
-static void put(const char *key, char kind, uint64_t size)
+static void put_as(const char *key, char kind, uint64_t size, enum store_condition condition)
 {
         uint64_t begun = os_crash_position();
         char *data = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
 
         memset(data, kind, size);
-        CHECK(store->ops->old_write(store, key, data, size, &error) == NEBULA_OK);
+        CHECK(store->ops->put(store, key, data, size, condition, NULL, NULL, &error) == NEBULA_OK);
         promise(begun, key, kind);
         free(data);
+}
+
+static void put(const char *key, char kind, uint64_t size)
+{
+        put_as(key, kind, size, STORE_ALWAYS);
 }
 
 static void move(const char *from, const char *to, char kind)
@@ -67,8 +74,36 @@ static void take_away(const char *key)
 {
         uint64_t begun = os_crash_position();
 
-        CHECK(store->ops->old_remove(store, key, &error) == NEBULA_OK);
+        CHECK(store_remove_one(store, key, &error) == NEBULA_OK);
         promise(begun, key, '-');
+}
+
+static struct store_stamp stamp_of(const char *key)
+{
+        struct store_stamp stamp = { "" };
+        struct store_entry entry;
+
+        if (store->ops->stat(store, key, &entry, &error))
+                return stamp;
+        stamp = entry.stamp;
+        store_entry_done(&entry);
+        return stamp;
+}
+
+static void take_away_if(const char *key, struct store_stamp stamp, char kind_after)
+{
+        uint64_t begun = os_crash_position();
+
+        CHECK(store->ops->remove(store, &(struct store_victim){ key, stamp }, 1, &error) == NEBULA_OK);
+        promise(begun, key, kind_after);
+}
+
+static void copy(const char *from, const char *to, enum store_condition condition, char kind)
+{
+        uint64_t begun = os_crash_position();
+
+        CHECK(store->ops->copy(store, from, to, condition, &error) == NEBULA_OK);
+        promise(begun, to, kind);
 }
 
 /* What lies at `key` in the surviving state: a kind when every byte is of it, '-' absent, '!' torn. */
@@ -150,17 +185,15 @@ static void a_large_write_survives_from_its_return_on(void)
         }
 }
 
-/* More than are staged at once, of both sizes, in two directories, some of them for the second time. */
-static void many_that_were_staged_survive_from_their_placing_on(void)
+/* More than are under way at once, of both sizes, in two directories. */
+static void many_that_were_uploaded_survive_from_their_publishing_on(void)
 {
         static char keys[18][20];
         struct store_object objects[18];
-        struct store_staged *staged;
+        struct store_upload *upload;
         uint64_t begun;
 
         begin();
-        put("tag/x0", 'o', 100);
-        put("tag/.nebula/x1", 'o', 100);
         for (int i = 0; i < 18; i++) {
                 uint64_t size = i % 9 == 3 ? BIG_BYTES : 100;
                 char *data = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
@@ -169,13 +202,23 @@ static void many_that_were_staged_survive_from_their_placing_on(void)
                 snprintf(keys[i], sizeof keys[i], "tag/%sx%d", i % 2 ? ".nebula/" : "", i);
                 objects[i] = (struct store_object){ .key = keys[i], .data = data, .size = size };
         }
-        REQUIRE(store->ops->old_stage(store, objects, 18, &staged, &error) == NEBULA_OK);
+        REQUIRE(store->ops->upload(store, objects, 18, &upload, &error) == NEBULA_OK);
         begun = os_crash_position(); /* until now none of them has its name */
-        CHECK(store->ops->old_place(store, staged, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK);
         for (int i = 0; i < 18; i++) {
                 promise(begun, keys[i], (char)('a' + i));
                 free((char *)(uintptr_t)objects[i].data);
         }
+        check_all();
+}
+
+static void a_creation_survives_from_its_return_on(void)
+{
+        begin();
+        put_as("tag/.nebula/manifest-1.json", 'a', 100, STORE_IF_ABSENT);
+        put_as("tag/deep/x", 'b', BIG_BYTES, STORE_IF_ABSENT);
+        CHECK(store_put_text(store, "tag/deep/x", "c", STORE_IF_ABSENT, &error) == NEBULA_BUSY);
+        put_as("top", 'd', 100, STORE_IF_ABSENT);
         check_all();
 }
 
@@ -210,6 +253,73 @@ static void a_removal_survives_from_its_return_on(void)
         check_all();
 }
 
+static void a_removal_takes_what_it_means_and_leaves_the_rest(void)
+{
+        struct store_stamp first;
+
+        begin();
+        put("tag/x", 'a', 100);
+        first = stamp_of("tag/x");
+        put("tag/x", 'b', 100);
+        take_away_if("tag/x", first, 'b');
+        take_away_if("tag/x", stamp_of("tag/x"), '-');
+        put_as("tag/x", 'c', 100, STORE_IF_ABSENT);
+        put("tag/y", 'd', 100);
+        take_away_if("tag/y", stamp_of("tag/y"), '-');
+        check_all();
+}
+
+static int no_clone(int fd, int from)
+{
+        return -EOPNOTSUPP;
+}
+
+/* By shared blocks, and as a second name. */
+static void a_copy_survives_from_its_return_on(void)
+{
+        for (int way = 0; way < 2; way++) {
+                struct os_table table;
+
+                begin();
+                table = *os;
+                if (way)
+                        table.clone = no_clone;
+                os = &table;
+                put("tag/.nebula/w/x", 'a', 100);
+                put("tag/x", 'o', 100);
+                copy("tag/.nebula/w/x", "tag/x", STORE_ALWAYS, 'a');
+                copy("tag/.nebula/w/x", "other/x", STORE_IF_ABSENT, 'a');
+                put("tag/x", 'b', 100);
+                take_away("tag/.nebula/w/x");
+                check_all();
+        }
+}
+
+/* Another process removes the last object and with it the directory, makes it anew for an object of its own, and dies. */
+static void a_directory_that_was_made_anew_is_not_trusted(void)
+{
+        struct store *other, *first;
+        char path[400];
+
+        begin();
+        put("tag/deep/x", 'a', 100);
+        first = store;
+        REQUIRE(store_open(root, &other, &error) == NEBULA_OK);
+        store = other;
+        take_away("tag/deep/x");
+        store = first;
+        snprintf(path, sizeof path, "%s/tag", root);
+        CHECK(os->mkdir(path, 0700) == 0);
+        snprintf(path, sizeof path, "%s/tag/.nebula", root);
+        CHECK(os->mkdir(path, 0700) == 0);
+        snprintf(path, sizeof path, "%s/tag/deep", root);
+        CHECK(os->mkdir(path, 0700) == 0);
+        put("tag/deep/y", 'b', 100);
+        put("tag/deep/x", 'c', 100);
+        store_close(other);
+        check_all();
+}
+
 /* Whoever made the directories died before syncing them; the next process finds them there. */
 static void directories_that_were_found_are_not_trusted(void)
 {
@@ -226,6 +336,7 @@ static void directories_that_were_found_are_not_trusted(void)
 }
 
 TAP_MAIN(TEST(a_first_write_survives_from_its_return_on), TEST(a_large_write_survives_from_its_return_on),
-         TEST(many_that_were_staged_survive_from_their_placing_on), TEST(a_second_write_leaves_the_first_or_itself),
-         TEST(a_move_survives_from_its_return_on),
-         TEST(a_removal_survives_from_its_return_on), TEST(directories_that_were_found_are_not_trusted))
+         TEST(many_that_were_uploaded_survive_from_their_publishing_on), TEST(a_creation_survives_from_its_return_on),
+         TEST(a_second_write_leaves_the_first_or_itself), TEST(a_move_survives_from_its_return_on), TEST(a_removal_survives_from_its_return_on),
+         TEST(a_removal_takes_what_it_means_and_leaves_the_rest), TEST(a_copy_survives_from_its_return_on),
+         TEST(a_directory_that_was_made_anew_is_not_trusted), TEST(directories_that_were_found_are_not_trusted))
