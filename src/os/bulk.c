@@ -66,6 +66,44 @@ static uint64_t count_of(uint64_t bytes, uint64_t part)
         return (bytes + part - 1) / part;
 }
 
+static void feed_attach(struct bulk_feed *feed, bool is_written)
+{
+        if (!feed)
+                return;
+        lock_take(&feed->lock);
+        feed->taken = 0;
+        feed->is_written = is_written;
+        pthread_cond_broadcast(&feed->changed);
+        lock_give(&feed->lock);
+}
+
+void bulk_feed_begin(struct bulk_feed *feed)
+{
+        feed_attach(feed, true);
+}
+
+void bulk_feed_finish(struct bulk_feed *feed)
+{
+        feed_attach(feed, false);
+}
+
+int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_offset)
+{
+        int result = 0;
+
+        lock_take(&feed->lock);
+        if (feed->taken == feed->count && feed->taken < feed->wanted && !feed->is_ended)
+                lock_wait_for(&feed->lock, &feed->changed, timeout_ms);
+        if (feed->taken < feed->count) {
+                *ret_offset = feed->offsets[feed->taken++];
+                pthread_cond_broadcast(&feed->changed);
+        } else {
+                result = feed->taken == feed->wanted ? -ENODATA : feed->is_ended ? -ECANCELED : -EAGAIN;
+        }
+        lock_give(&feed->lock);
+        return result;
+}
+
 int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
 {
         uint64_t chunk_bytes = write_chunk_bytes(size);
@@ -339,16 +377,6 @@ static int run_job(struct bulk_job *job)
         return job->result;
 }
 
-static void feed_attach(struct bulk_feed *feed, bool is_written)
-{
-        if (!feed)
-                return;
-        lock_take(&feed->lock);
-        feed->taken = 0;
-        feed->is_written = is_written;
-        pthread_cond_broadcast(&feed->changed);
-        lock_give(&feed->lock);
-}
 
 int bulk_pin(const void *data, uint64_t size)
 {
