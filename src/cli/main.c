@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "cli/term.h"
 #include "os/os.h"
+#include "store/cloud.h"
 
 #define NO_COMMAND "there is no command \"%s\"; `nebula` alone lists them"
 
@@ -214,6 +215,7 @@ int main(int argc, char **argv)
         const struct cli_command *command;
         int code;
 
+        cloud_offer();
         if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
                 print_overview();
                 return CLI_OK;

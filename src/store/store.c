@@ -7,6 +7,22 @@
 #include "base/error.h"
 #include "store/store_private.h"
 
+#define OFFERS_MAX 8
+
+static struct {
+        const struct store_ops *ops;
+        bool (*takes)(const char *url);
+} offers[OFFERS_MAX];
+static size_t offer_count;
+
+void store_offer(const struct store_ops *ops, bool (*takes)(const char *url))
+{
+        if (offer_count == OFFERS_MAX)
+                abort(); /* the drivers are known when this is compiled */
+        offers[offer_count].ops = ops;
+        offers[offer_count++].takes = takes;
+}
+
 enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error)
 {
         const char *scheme_end = strstr(url, "://");
@@ -15,6 +31,9 @@ enum nebula_status store_open(const char *url, struct store **ret_store, struct 
                 return store_file.open(url, ret_store, error);
         if (!strncmp(url, "mem://", 6) && store_mem_is_allowed())
                 return store_mem.open(url, ret_store, error);
+        for (size_t i = 0; i < offer_count; i++)
+                if (offers[i].takes(url))
+                        return offers[i].ops->open(url, ret_store, error);
         if (!scheme_end)
                 return error_set(error, NEBULA_INVALID, 0,
                                  "the storage path \"%s\" is neither an absolute path nor a URL", url);

@@ -196,6 +196,8 @@ struct store {
 extern const struct store_ops store_file;
 extern const struct store_ops store_mem; /* the reference, for tests (store_mem.h) */
 
+/* For a driver that only some programs link (cloud.h), before threads start: store_open calls its `open` for URLs that it takes. */
+void store_offer(const struct store_ops *ops, bool (*takes)(const char *url));
 /* Picks the driver from the URL: a plain absolute path or file:// is store_file. */
 enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error);
 void store_close(struct store *store);

@@ -63,6 +63,7 @@ struct http_request {
         void *into;         /* where the body of a 2xx goes; NULL: into response->text */
         uint64_t into_size; /* room */
         size_t text_max;    /* bytes of text; 0: HTTP_TEXT_MAX */
+        int64_t connect_ms; /* 0: http_settings.connect_ms */
         int64_t answer_ms;  /* the server may think so long; 0: http_settings.answer_ms */
         int64_t retry_ms;   /* 0: http_settings.retry_ms; < 0: one try only */
         bool is_local;      /* to a service of this machine or its network card (tokens): no proxy, and plain http is fine */

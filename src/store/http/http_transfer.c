@@ -170,7 +170,8 @@ static void set_limits(CURL *curl, const struct http_request *request)
 {
         uint64_t bytes = request->body_size + request->into_size;
 
-        curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)http_settings.connect_ms);
+        curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
+                         (long)(request->connect_ms ? request->connect_ms : http_settings.connect_ms));
         curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS,
                          (long)(MINUTE_MS + request->answer_ms + (int64_t)(bytes * 1000 / http_settings.slowest)));
         curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, (long)HTTP_BUFFER_BYTES);

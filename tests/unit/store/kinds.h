@@ -93,6 +93,10 @@ static inline void end_mem(void)
         store_mem_forget("mem://kind");
 }
 
+#ifdef NB_TEST_AZURE
+#include "store/azure/kinds_azure.h"
+static const struct kind kinds[] = { KINDS_AZURE };
+#else
 static const struct kind kinds[] = {
         { "file", begin_file, again_file, end_file },
         { "mem", begin_mem, again_mem, end_mem },
@@ -100,6 +104,7 @@ static const struct kind kinds[] = {
         { "slow mem", begin_slow_mem, again_mem, end_mem },
         { "mem with stale lists", begin_stale_mem, again_mem, end_mem },
 };
+#endif
 static const struct kind *kind;
 
 static inline void each(void (*promise)(void))

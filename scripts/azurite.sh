@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Azurite, the emulator of Azure Blob Storage, for tests.
+#
+#   scripts/azurite.sh install          puts it into .envs/azurite, unless it is there
+#   scripts/azurite.sh run COMMAND...   starts an empty one on this machine, runs the command with its
+#                                       AZURE_STORAGE_CONNECTION_STRING, and ends it
+#
+# Exit code 77 without npm: what would be tested is skipped, and says so (TAP).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+place=.envs/azurite
+packages=(node@22 azurite@3.37.0) # this Azurite wants a newer Node than some systems have
+key='Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==' # of every emulator, and public
+
+install() {
+        if ! command -v npm >/dev/null; then
+                echo "1..0 # SKIP npm is not here, which installs Azurite"
+                exit 77
+        fi
+        mkdir -p "$place"
+        exec 9>"$place/lock"
+        flock 9
+        [[ -f $place/.ready && $(<"$place/.ready") == "${packages[*]}" ]] && return
+        echo "setup: installing ${packages[*]}" >&2
+        npm install --prefix "$place" --no-audit --no-fund --loglevel=error "${packages[@]}" >&2
+        printf '%s' "${packages[*]}" >"$place/.ready"
+}
+
+case ${1:-} in
+install)
+        install
+        ;;
+run)
+        shift
+        install
+        log=$(mktemp)
+        "$place/node_modules/.bin/node" "$place/node_modules/.bin/azurite-blob" --disableTelemetry --inMemoryPersistence \
+                --skipApiVersionCheck --blobHost 127.0.0.1 --blobPort 0 >"$log" 2>&1 9>&- &
+        server=$!
+        trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -f "$log"' EXIT
+        for ((i = 0; i < 600; i++)); do
+                endpoint=$(sed -n 's/.*successfully listens on //p' "$log")
+                [[ -n $endpoint ]] && break
+                kill -0 $server 2>/dev/null || break
+                sleep 0.1
+        done
+        [[ -n $endpoint ]] || { cat "$log" >&2; echo "azurite: it does not start" >&2; exit 1; }
+        export AZURE_STORAGE_CONNECTION_STRING="AccountName=devstoreaccount1;AccountKey=$key;BlobEndpoint=$endpoint/devstoreaccount1"
+        "$@" 9>&-
+        ;;
+*)
+        sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+        exit 2
+        ;;
+esac

@@ -1,0 +1,23 @@
+/*
+ * azure.h - the driver of Azure Blob Storage (store.h says what a driver promises).
+ *
+ *      az://ACCOUNT/CONTAINER/PREFIX
+ *      https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, also with a SAS behind '?'
+ *      http://127.0.0.1:10000/ACCOUNT/CONTAINER/PREFIX, an emulator
+ *
+ * An object is a block blob with the name PREFIX/key. A small one is one Put Blob. A large one is blocks, which Azure keeps unseen,
+ * and one Put Block List, which makes all of them the blob at once; Azure drops blocks that no list named within a week. Every write
+ * leaves a number of its own in the blob's metadata (x-ms-meta-nebula), by which the driver recognises what it wrote when the answer
+ * was lost. A stamp is an ETag.
+ *
+ * docs/storage.md lists the credentials and their order.
+ */
+#ifndef NB_STORE_AZURE_AZURE_H
+#define NB_STORE_AZURE_AZURE_H
+
+#include "store/store.h"
+
+extern const struct store_ops store_azure;
+bool store_azure_takes(const char *url);
+
+#endif

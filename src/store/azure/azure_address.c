@@ -1,0 +1,308 @@
+/* What a URL and a connection string name. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/conf.h"
+#include "base/error.h"
+#include "store/azure/azure_private.h"
+#include "store/http/url.h"
+
+/* The account that every emulator has; its key is public. */
+#define EMULATOR_ACCOUNT "devstoreaccount1"
+#define EMULATOR_KEY "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+#define EMULATOR_ENDPOINT "http://127.0.0.1:10000/" EMULATOR_ACCOUNT
+#define CLOUD_SUFFIX "core.windows.net"
+
+static bool is_true(const char *text, size_t size)
+{
+        return size == 4 && !strncasecmp(text, "true", 4);
+}
+
+static char *text_of(struct buf *buf)
+{
+        size_t size;
+
+        return buf_take(buf, &size);
+}
+
+/* "https", "account", "core.windows.net" and so on, in one text; NULL: no memory. */
+static char *make_endpoint(const char *protocol, const char *account, const char *suffix)
+{
+        struct buf buf = { 0 };
+
+        buf_add_text(&buf, protocol);
+        buf_add_text(&buf, "://");
+        buf_add_text(&buf, account);
+        buf_add_text(&buf, ".blob.");
+        buf_add_text(&buf, suffix);
+        return text_of(&buf);
+}
+
+/* The account that an endpoint names: by its path, or by the first part of its host. */
+static char *account_of(const char *endpoint)
+{
+        struct url url;
+
+        if (!url_split(endpoint, &url))
+                return NULL;
+        return url.path_size > 1 ? strndup(url.path + 1, url.path_size - 1) : strndup(url.host, strcspn(url.host, "."));
+}
+
+static void trim_end(char *text)
+{
+        size_t size = strlen(text);
+
+        while (size && text[size - 1] == '/')
+                text[--size] = 0;
+}
+
+enum nebula_status azure_connection_parse(const char *text, struct azure_connection *ret_connection, struct nebula_error *error)
+{
+        struct azure_connection found = { 0 };
+        char *protocol = NULL, *suffix = NULL;
+        struct {
+                const char *name;
+                char **value;
+        } fields[] = { { "AccountName", &found.account }, { "AccountKey", &found.key }, { "SharedAccessSignature", &found.sas },
+                       { "BlobEndpoint", &found.endpoint }, { "DefaultEndpointsProtocol", &protocol }, { "EndpointSuffix", &suffix } };
+        bool is_emulator = false, is_whole = true;
+
+        for (const char *part = text; part && *part;) {
+                size_t size = strcspn(part, ";"), name = strcspn(part, "=");
+                const char *value = part + name + 1;
+
+                if (name >= size) {
+                        is_whole = size == strspn(part, " ") && is_whole;
+                } else if (name == strlen("UseDevelopmentStorage") && !strncasecmp(part, "UseDevelopmentStorage", name)) {
+                        is_emulator = is_true(value, size - name - 1);
+                } else {
+                        for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+                                if (name == strlen(fields[i].name) && !strncasecmp(part, fields[i].name, name) && !*fields[i].value)
+                                        *fields[i].value = strndup(value, size - name - 1);
+                }
+                part += size + (part[size] == ';');
+        }
+        if (is_emulator) {
+                azure_connection_done(&found);
+                found = (struct azure_connection){ strdup(EMULATOR_ACCOUNT), strdup(EMULATOR_KEY), NULL, strdup(EMULATOR_ENDPOINT) };
+        }
+        if (!found.endpoint && found.account)
+                found.endpoint = make_endpoint(protocol ? protocol : "https", found.account, suffix ? suffix : CLOUD_SUFFIX);
+        if (found.endpoint)
+                trim_end(found.endpoint);
+        if (!found.account && found.endpoint)
+                found.account = account_of(found.endpoint);
+        free(protocol);
+        free(suffix);
+        if (text && (!is_whole || !found.endpoint || !found.account)) {
+                azure_connection_done(&found);
+                return error_set(error, NEBULA_INVALID, 0, "AZURE_STORAGE_CONNECTION_STRING names no account and no BlobEndpoint, or is cut off");
+        }
+        *ret_connection = found;
+        return NEBULA_OK;
+}
+
+void azure_connection_done(struct azure_connection *connection)
+{
+        free(connection->account);
+        free(connection->key);
+        free(connection->sas);
+        free(connection->endpoint);
+        *connection = (struct azure_connection){ 0 };
+}
+
+static enum nebula_status wrong(const char *url, const char *what, struct nebula_error *error)
+{
+        char printed[300];
+
+        url_print(url, printed, sizeof printed);
+        return error_set(error, NEBULA_INVALID, 0, "the storage path \"%s\": %s", printed, what);
+}
+
+/* Small letters and digits: nothing else gets into the name of a host. */
+static bool is_account(const char *text)
+{
+        size_t size = strlen(text);
+
+        return size >= 3 && size <= 24 && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789") == size;
+}
+
+static bool is_container(const char *text)
+{
+        size_t size = strlen(text);
+
+        return size >= 3 && size <= 63 && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789-") == size && *text != '-' &&
+               text[size - 1] != '-' && !strstr(text, "--");
+}
+
+/* Takes the first component from a path. False: it is empty or too long. */
+static bool take_component(const char **path, size_t *path_size, char *ret_text, size_t room)
+{
+        const char *end;
+        size_t size;
+
+        while (*path_size && **path == '/') {
+                (*path)++;
+                (*path_size)--;
+        }
+        end = memchr(*path, '/', *path_size);
+        size = end ? (size_t)(end - *path) : *path_size;
+        if (!size || size >= room)
+                return false;
+        memcpy(ret_text, *path, size);
+        ret_text[size] = 0;
+        *path += size;
+        *path_size -= size;
+        return true;
+}
+
+/* Whether Azure takes the text as it is. */
+static bool is_name(const char *text)
+{
+        struct buf buf = { 0 };
+        bool is_same;
+
+        azure_name_encode(&buf, text);
+        is_same = !buf.failed && buf.size == strlen(text) && !memcmp(buf.data, text, buf.size);
+        buf_done(&buf);
+        return is_same;
+}
+
+/* The rest of the path, decoded, as a directory: "" or "a/b/". NULL: it is none, or no memory. */
+static char *make_prefix(const char *path, size_t size)
+{
+        struct buf buf = { 0 };
+        char *prefix;
+
+        while (size && *path == '/') {
+                path++;
+                size--;
+        }
+        while (size && path[size - 1] == '/')
+                size--;
+        if (!url_decode(&buf, path, size)) {
+                buf_done(&buf);
+                return NULL;
+        }
+        prefix = text_of(&buf);
+        if (prefix && *prefix && !(store_key_sound(prefix) && is_name(prefix))) {
+                free(prefix);
+                return NULL;
+        }
+        if (prefix && *prefix) {
+                buf_add_text(&buf, prefix);
+                buf_add_byte(&buf, '/');
+                free(prefix);
+                prefix = text_of(&buf);
+        }
+        return prefix;
+}
+
+/* az://: the endpoint is that of the connection string when it is of the same account, which emulators need. */
+static char *endpoint_of(const char *account)
+{
+        const char *text = conf_env("AZURE_STORAGE_CONNECTION_STRING");
+        struct azure_connection connection = { 0 };
+        char *endpoint = NULL;
+
+        if (text && !azure_connection_parse(text, &connection, NULL) && !strcmp(connection.account, account))
+                endpoint = strdup(connection.endpoint);
+        azure_connection_done(&connection);
+        return endpoint ? endpoint : make_endpoint("https", account, CLOUD_SUFFIX);
+}
+
+/* The host and the port of a URL that names them, and for an emulator the account, which is the first component of its paths. */
+static char *endpoint_in(const struct url *url, const char *account, bool is_emulator)
+{
+        struct buf buf = { 0 };
+        char port[16] = "";
+
+        if (url->port > 0)
+                snprintf(port, sizeof port, ":%d", url->port);
+        buf_add_text(&buf, url->scheme);
+        buf_add_text(&buf, "://");
+        buf_add_text(&buf, strchr(url->host, ':') ? "[" : "");
+        buf_add_text(&buf, url->host);
+        buf_add_text(&buf, strchr(url->host, ':') ? "]" : "");
+        buf_add_text(&buf, port);
+        if (is_emulator) {
+                buf_add_byte(&buf, '/');
+                buf_add_text(&buf, account);
+        }
+        return text_of(&buf);
+}
+
+static char *make_root(const struct azure_address *address, bool is_az)
+{
+        struct buf buf = { 0 };
+        size_t size = strlen(address->prefix);
+
+        buf_add_text(&buf, is_az ? "az://" : address->endpoint);
+        buf_add_text(&buf, is_az ? address->account : "");
+        buf_add_byte(&buf, '/');
+        buf_add_text(&buf, address->container);
+        buf_add_text(&buf, size ? "/" : "");
+        buf_add(&buf, address->prefix, size ? size - 1 : 0);
+        return text_of(&buf);
+}
+
+bool store_azure_takes(const char *text)
+{
+        struct url url;
+
+        if (!strncmp(text, "az://", 5))
+                return true;
+        if (!url_split(text, &url) || (strcmp(url.scheme, "https") && strcmp(url.scheme, "http")))
+                return false;
+        return strstr(url.host, ".blob.") || url_is_loopback(&url);
+}
+
+enum nebula_status azure_address_parse(const char *text, struct azure_address *ret_address, struct nebula_error *error)
+{
+        struct azure_address address = { 0 };
+        bool is_az = !strncmp(text, "az://", 5), is_emulator = false, is_named = true;
+        const char *path;
+        struct url url;
+        size_t size;
+
+        if (!url_split(text, &url))
+                return wrong(text, "is no URL; it is az://ACCOUNT/CONTAINER/PREFIX, where other bytes than letters, digits and -._~ are written as %XX", error);
+        path = url.path;
+        size = url.path_size;
+        if (is_az) {
+                snprintf(address.account, sizeof address.account, "%.*s", (int)sizeof address.account - 1, url.host);
+                is_named = url.port < 0;
+        } else if (url_is_loopback(&url)) {
+                is_emulator = true;
+                is_named = take_component(&path, &size, address.account, sizeof address.account);
+        } else {
+                snprintf(address.account, sizeof address.account, "%.*s", (int)(strcspn(url.host, ".") % sizeof address.account), url.host);
+        }
+        if (!is_named || !is_account(address.account))
+                return wrong(text, "names no storage account: 3 to 24 small letters and digits", error);
+        if (!take_component(&path, &size, address.container, sizeof address.container) || !is_container(address.container))
+                return wrong(text, "names no container: 3 to 63 small letters, digits and single hyphens, behind the account", error);
+        address.prefix = make_prefix(path, size);
+        if (!address.prefix)
+                return wrong(text, "what stands behind the container is no path", error);
+        address.endpoint = is_az ? endpoint_of(address.account) : endpoint_in(&url, address.account, is_emulator);
+        address.sas = *url.query ? strdup(url.query) : NULL;
+        address.root = address.endpoint ? make_root(&address, is_az) : NULL;
+        if (!address.root || (*url.query && !address.sas)) {
+                azure_address_done(&address);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open a storage path");
+        }
+        *ret_address = address;
+        return NEBULA_OK;
+}
+
+void azure_address_done(struct azure_address *address)
+{
+        free(address->endpoint);
+        free(address->prefix);
+        free(address->sas);
+        free(address->root);
+        *address = (struct azure_address){ 0 };
+}

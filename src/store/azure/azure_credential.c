@@ -1,0 +1,103 @@
+/* Which of the ways to prove who asks the environment offers. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/conf.h"
+#include "base/error.h"
+#include "store/azure/azure_private.h"
+#include "store/http/crypt.h"
+
+static enum nebula_status use_key(const char *text, const char *source, struct azure_credential *credential, struct nebula_error *error)
+{
+        credential->proof = AZURE_PROOF_KEY;
+        credential->source = source;
+        if (!crypt_base64_decode(text, credential->key, sizeof credential->key, &credential->key_size) || !credential->key_size)
+                return error_set(error, NEBULA_INVALID, 0, "%s: the account's key is no base64; copy it again", source);
+        return NEBULA_OK;
+}
+
+static enum nebula_status use_sas(const char *text, const char *source, struct azure_credential *credential, struct nebula_error *error)
+{
+        text += *text == '?';
+        credential->proof = AZURE_PROOF_SAS;
+        credential->source = source;
+        if (!strstr(text, "sig=") || strpbrk(text, " \t\r\n#?"))
+                return error_set(error, NEBULA_INVALID, 0, "%s: is no SAS, which has \"sig=\" and neither blanks nor '?'", source);
+        credential->sas = strdup(text);
+        return credential->sas ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a SAS");
+}
+
+/* The connection string counts when it is of this account. */
+static enum nebula_status use_connection(const struct azure_address *address, bool *ret_used, struct azure_credential *credential,
+                                         struct nebula_error *error)
+{
+        static const char source[] = "AZURE_STORAGE_CONNECTION_STRING";
+        struct azure_connection connection = { 0 };
+        enum nebula_status status;
+
+        *ret_used = false;
+        if (!conf_env(source))
+                return NEBULA_OK;
+        status = azure_connection_parse(conf_env(source), &connection, error);
+        if (!status && !strcmp(connection.account, address->account) && (connection.key || connection.sas)) {
+                *ret_used = true;
+                status = connection.key ? use_key(connection.key, source, credential, error) : use_sas(connection.sas, source, credential, error);
+        }
+        azure_connection_done(&connection);
+        return status;
+}
+
+/* A variable with a secret counts unless the one beside it names another account. */
+static const char *secret_of(const char *secret, const char *account, const char *wanted)
+{
+        const char *named = conf_env(account);
+
+        return !named || !strcmp(named, wanted) ? conf_env(secret) : NULL;
+}
+
+static enum nebula_status find(const struct azure_address *address, struct azure_credential *credential, struct nebula_error *error)
+{
+        const char *text;
+        enum nebula_status status;
+        bool is_used;
+
+        if (address->sas)
+                return use_sas(address->sas, "the SAS of the storage path", credential, error);
+        status = use_connection(address, &is_used, credential, error);
+        if (status || is_used)
+                return status;
+        if ((text = secret_of("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT", address->account)))
+                return use_key(text, "AZURE_STORAGE_KEY", credential, error);
+        if (conf_env("AZUREML_BLOB_ACCOUNT_NAME") && (text = secret_of("AZUREML_BLOB_ACCOUNT_KEY", "AZUREML_BLOB_ACCOUNT_NAME", address->account)))
+                return use_key(text, "AZUREML_BLOB_ACCOUNT_KEY", credential, error);
+        if ((text = secret_of("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ACCOUNT", address->account)))
+                return use_sas(text, "AZURE_STORAGE_SAS_TOKEN", credential, error);
+        credential->proof = AZURE_PROOF_TOKEN;
+        credential->identity = azure_identity_find();
+        if (!credential->identity)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an identity");
+        credential->source = azure_identity_name(credential->identity);
+        return NEBULA_OK;
+}
+
+enum nebula_status azure_credential_find(const struct azure_address *address, struct azure_credential *ret_credential, struct nebula_error *error)
+{
+        struct azure_credential credential = { 0 };
+        enum nebula_status status = find(address, &credential, error);
+
+        if (status)
+                azure_credential_done(&credential);
+        else
+                *ret_credential = credential;
+        return status;
+}
+
+void azure_credential_done(struct azure_credential *credential)
+{
+        if (credential->sas)
+                crypt_forget(credential->sas, strlen(credential->sas));
+        free(credential->sas);
+        crypt_forget(credential->key, sizeof credential->key);
+        *credential = (struct azure_credential){ 0 };
+}

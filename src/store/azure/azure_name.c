@@ -1,0 +1,112 @@
+/*
+ * Names of blobs. Azure takes no bytes that are not UTF-8 and no control characters, and it turns '\' into '/'. Such bytes of a key stand
+ * as %XX in the blob's name. Azure drops a dot at the end of a component, so "%2E" follows such a dot; behind the dot, and not in its place, because names are
+ * listed in their order, which is almost the keys' then. A '%' of a key that would look like one of these stands as %25. All else is the
+ * key as it is, so other programs find a checkpoint's files by their names.
+ */
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/text.h"
+#include "store/azure/azure_private.h"
+
+static bool ends_component(char byte)
+{
+        return !byte || byte == '/';
+}
+
+/* The bytes of the character at `text`, 1 to 4; 0: its first byte does not go into a name. */
+static size_t plain_size(const char *text)
+{
+        const unsigned char *bytes = (const unsigned char *)text;
+        size_t size;
+
+        if (*bytes < 0x80)
+                return *bytes >= 0x20 && *bytes != 0x7f && *bytes != '\\' && !(*bytes == '.' && ends_component(text[1]));
+        size = *bytes >= 0xf0 ? 4 : *bytes >= 0xe0 ? 3 : 2;
+        if (strnlen(text, size) < size || !text_is_utf8(text, size))
+                return 0;
+        if (*bytes == 0xc2 && bytes[1] < 0xa0) /* more control characters */
+                return 0;
+        return *bytes == 0xef && bytes[1] == 0xbf && bytes[2] >= 0xbe ? 0 : size; /* U+FFFE and U+FFFF are in no XML */
+}
+
+static int hex(char digit)
+{
+        return digit >= '0' && digit <= '9' ? digit - '0' : digit >= 'A' && digit <= 'F' ? digit - 'A' + 10 : -1;
+}
+
+/* At '%': whether it begins "%XX" for a byte that a name cannot have, with any number of "25" after the '%', of which *ret_is_bare says
+ * that there is none. */
+static bool is_escape(const char *text, bool *ret_is_bare, uint8_t *ret_byte)
+{
+        const char *digits = text + 1;
+        int high, low, byte;
+
+        while (!strncmp(digits, "25", 2))
+                digits += 2;
+        high = hex(digits[0]);
+        low = high < 0 ? -1 : hex(digits[1]);
+        byte = low < 0 ? -1 : high << 4 | low;
+        *ret_is_bare = digits == text + 1;
+        *ret_byte = (uint8_t)byte;
+        return byte >= 0x7f || (byte >= 0 && byte < 0x20) || byte == '\\' || (byte == '.' && ends_component(digits[2]));
+}
+
+static void add_hex(struct buf *buf, uint8_t byte)
+{
+        static const char digits[] = "0123456789ABCDEF";
+
+        buf_add_byte(buf, '%');
+        buf_add_byte(buf, (uint8_t)digits[byte >> 4]);
+        buf_add_byte(buf, (uint8_t)digits[byte & 15]);
+}
+
+void azure_name_encode(struct buf *buf, const char *key)
+{
+        bool is_bare;
+        uint8_t byte;
+
+        while (*key) {
+                size_t size = *key == '%' && is_escape(key, &is_bare, &byte) ? 0 : plain_size(key);
+
+                if (size || *key == '.')
+                        buf_add(buf, key, size ? size : 1);
+                if (!size)
+                        add_hex(buf, (uint8_t)*key);
+                key += size ? size : 1;
+        }
+}
+
+void azure_name_decode(struct buf *buf, const char *name)
+{
+        bool is_bare;
+        uint8_t byte;
+
+        while (*name) {
+                bool escapes = *name == '%' && is_escape(name, &is_bare, &byte);
+
+                if (!escapes || !is_bare)
+                        buf_add_byte(buf, (uint8_t)*name);
+                else if (byte != '.') /* the dot stands before it */
+                        buf_add_byte(buf, byte);
+                name += escapes ? 3 : 1;
+        }
+}
+
+void azure_name_begin(struct buf *buf, const char *prefix)
+{
+        const char *slash = strrchr(prefix, '/'), *last = slash ? slash + 1 : prefix;
+        struct buf parents = { 0 };
+        size_t size;
+
+        buf_add(&parents, prefix, (size_t)(last - prefix));
+        buf_add_byte(&parents, 0);
+        if (parents.failed)
+                buf->failed = true;
+        else
+                azure_name_encode(buf, parents.data);
+        buf_done(&parents);
+        for (; *last && *last != '%' && (size = plain_size(last)); last += size)
+                buf_add(buf, last, size);
+}
