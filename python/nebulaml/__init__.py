@@ -12,9 +12,9 @@ See docs/python.md. Importing this imports no framework; torch is imported when 
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
+from . import huge
 from .errors import (
     NebulaConfigError,
     NebulaCorrupt,
@@ -39,6 +39,7 @@ from .api import (
     Checkpoint,
     Session,
     _shutdown,
+    checkpoints,
     find_published,
     flush_persistence,
     get_checkpoint,
@@ -52,10 +53,7 @@ from .api import (
     unpublish,
 )
 
-# Tensors that torch makes from now on lie in huge pages, which a save protects in microseconds (docs/capture.md). It is torch's
-# own switch, looked at when it makes its first tensor; who has set it has decided.
-if os.environ.get("NEBULA_CAPTURE") != "copy":
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+huge.ask()
 
 __version__: str = _nebula.VERSION
 
@@ -72,6 +70,7 @@ __all__ = [
     "Session",
     "__version__",
     "_shutdown",
+    "checkpoints",
     "find_published",
     "flush_persistence",
     "get_checkpoint",

@@ -146,10 +146,22 @@ static PyObject *pickler_storages(PyObject *self, void *closure)
         return Py_NewRef((PyObject *)part(self)->storages);
 }
 
-/* The memo keeps every object alive until the end, so the cycle collector would run often and find nothing. */
+/* Before CPython 3.13 the base keeps persistent_id as a method that is bound to the pickler: a cycle, which would keep all that its memo
+ * holds until a collection. */
+static void break_cycle(PyObject *self)
+{
+        struct pickler *pickler = part(self);
+
+        Py_CLEAR(pickler->describe);
+        Py_CLEAR(pickler->refs);
+        Py_CLEAR(pickler->dtype_at);
+        pickler_type->tp_base->tp_clear(self);
+}
+
+/* The memo keeps every object alive until the end, so the cycle collector would run often and find nothing. A pickler is used once. */
 static PyObject *pickler_dump(PyObject *self, PyObject *object)
 {
-        PyObject *result, *method = PyObject_GetAttrString((PyObject *)pickler_type->tp_base, "dump");
+        PyObject *result, *type, *value, *trace, *method = PyObject_GetAttrString((PyObject *)pickler_type->tp_base, "dump");
         int enabled;
 
         if (!method)
@@ -159,6 +171,9 @@ static PyObject *pickler_dump(PyObject *self, PyObject *object)
         if (enabled)
                 PyGC_Enable();
         Py_DECREF(method);
+        PyErr_Fetch(&type, &value, &trace); /* what goes now may run code of the program */
+        break_cycle(self);
+        PyErr_Restore(type, value, trace);
         return result;
 }
 

@@ -12,6 +12,7 @@ from .session import Session, default
 __all__ = [
     "Checkpoint",
     "Session",
+    "checkpoints",
     "find_published",
     "flush_persistence",
     "get_checkpoint",
@@ -25,6 +26,7 @@ __all__ = [
     "unpublish",
 ]
 
+checkpoints = default.checkpoints
 find_published = default.find_published
 flush_persistence = default.flush_persistence
 get_checkpoint = default.get_checkpoint

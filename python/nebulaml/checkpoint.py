@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import json
 import logging
 import numbers
@@ -15,6 +16,7 @@ from typing import Any
 
 from . import _nebula, about, config, engine, guards
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
+from .rows import human_bytes
 from .tags import WHOLE
 from .waits import patiently, refuse_within_save
 
@@ -132,6 +134,16 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<nebulaml.Checkpoint {self._tag!r}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: its state, and its files. A checkpoint that no agent can tell of is its name."""
+        try:
+            state, report = self._state(), self._report()
+        except NebulaError:
+            return html.escape(repr(self))
+        lines = [f"<b>{html.escape(self._tag)}</b>, {state}" + (f": {html.escape(error)}" if (error := report.get("error")) else "")]
+        lines += [f"{html.escape(name)}: {human_bytes(size)}" for name, size in _sizes(report).items()]
+        return "<br>".join(lines)
 
     def _is_of(self, owner: engine.Engine, tag: str) -> bool:
         return self._engine is owner and self._tag == tag

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import api, engine
+from . import about, api, engine
 from .errors import NebulaConfigError, NebulaError
 
 __all__ = ["export_safetensors", "wait_for_exports"]
@@ -167,10 +167,10 @@ def _write(checkpoint: Any, request: dict[str, Any]) -> None:
 
     from .redirect import safetensors_parts
 
-    names = [request["name"]] if request["name"] else list(checkpoint._all_files())
+    names = [request["name"]] if request["name"] else [name for name in checkpoint._all_files() if name != about.FILE]
     if len(names) != 1:
         raise NebulaConfigError(f"it has the files {names}: say which one is to be exported")
-    state, left_out = without_ties(weights_of(checkpoint.load(names[0], "cpu"), request["key"]))
+    state, left_out = without_ties(weights_of(engine.part("loading").load_tensors(checkpoint._map(names[0]), names[0]), request["key"]))
     temporary = f"{request['path']}.{os.getpid()}.tmp"
     os.makedirs(os.path.dirname(temporary), exist_ok=True)
     try:

@@ -18,7 +18,7 @@ import torch
 from . import _nebula, dense, unpickling
 from .errors import NebulaConfigError, NebulaError
 
-__all__ = ["load", "load_into", "load_own", "load_part"]
+__all__ = ["load", "load_into", "load_own", "load_part", "load_tensors"]
 
 # Layouts whose tensors keep their number of elements.
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -48,6 +48,17 @@ def load(
             ) from failure
     read = unpickling.read_weights if weights_only else unpickling.read
     return read(mapped, map_location, _storage_of(mapped) if storage is None else storage)
+
+
+def load_tensors(mapped: _nebula.Map, name: str) -> Any:
+    """What of a file is tensors and plain values, whatever else it holds: no code of the file runs."""
+    try:
+        return load(mapped, "cpu", True, name=name)  # torch's own loader knows more kinds of tensors
+    except pickle.UnpicklingError as failure:
+        try:
+            return unpickling.read_tensors(mapped, _storage_of(mapped))
+        except unpickling.NotPlain:
+            raise failure from None
 
 
 def torch_is_told(variable: str) -> bool:

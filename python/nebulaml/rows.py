@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["Rows", "human_bytes"]
+__all__ = ["Row", "Rows", "human_bytes", "listing"]
 
 T = TypeVar("T")
 
@@ -23,6 +25,10 @@ def _shown(name: str, value: Any) -> str:
         return ""
     if name == "size":
         return human_bytes(value)
+    if name == "committed_at":
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if value else ""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     if isinstance(value, dict):
         return ", ".join(f"{key}={_shown('', part)}" for key, part in value.items())
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -49,3 +55,35 @@ class Rows(list[T]):
         lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
         lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
         return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A checkpoint in a listing. size: bytes; source: where it is, "memory" or "storage" or both; committed_at: seconds since 1970."""
+
+    tag: str
+    step: int | None
+    state: str
+    size: int
+    source: tuple[str, ...] = ()
+    committed_at: float = 0.0
+    abandoned: bool = False
+    error: str = ""
+
+
+def listing(versions: Iterable[Mapping[str, Any]]) -> Rows[Row]:
+    """The rows of what list_checkpoints() returns."""
+    rows = [
+        Row(
+            tag=one["tag"],
+            step=one["step"] if one.get("step", -1) >= 0 else None,
+            state=one.get("state", ""),
+            size=int(one.get("size", 0)),
+            source=tuple(one.get("source", ())),
+            committed_at=float(one.get("committed_at") or 0),
+            abandoned=bool(one.get("abandoned")),
+            error=one.get("error") or "",
+        )
+        for one in versions
+    ]
+    return Rows(sorted(rows, key=lambda row: row.committed_at, reverse=True))

@@ -11,6 +11,7 @@ from typing import Any
 from . import _nebula, config, engine, guards
 from .checkpoint import Checkpoint, milliseconds, refuse_within_block
 from .errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
+from .rows import Row, Rows, listing
 from .waits import interruptible, patiently
 
 __all__ = ["Session", "default"]
@@ -188,6 +189,10 @@ class Session:
             if known is None or known.get("generation", 0) <= version.get("generation", 0):
                 result[version["tag"]] = version
         return result
+
+    def checkpoints(self, persist_path: str | None = None) -> Rows[Row]:
+        """list_checkpoints() as typed rows, the newest first, which show themselves as a table."""
+        return listing(self.list_checkpoints(persist_path).values())
 
     def get_latest_checkpoint_path(self, name: str, path: str | None = None) -> str | None:
         """The newest checkpoint's file ``name`` as the path of a plain torch file in storage; None when there is none.

@@ -23,7 +23,7 @@ import torch
 from . import _nebula
 from .errors import NebulaError
 
-__all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_weights"]
+__all__ = ["MapFile", "NotPlain", "read", "read_plain", "read_tensors", "read_weights"]
 
 OWN_BYTES = 64 << 10  # a storage of so many is copied: a counter that outlives the rest, an optimizer's `step`, must not keep the file
 
@@ -206,6 +206,40 @@ class _SafeUnpickler(_PlainUnpickler):
     _is_fit = staticmethod(_nebula.pickle_is_torchs)
 
 
+class _Unknown:
+    """What stands for an object of a class that is not looked up."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        pass
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> _Unknown:
+        return super().__new__(cls)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> _Unknown:
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        pass
+
+    extend = add = append
+
+
+class _TensorUnpickler(_PlainUnpickler):
+    """Tensors and plain values; of all else it builds nothing."""
+
+    def find(self, module: str, name: str) -> Any:
+        try:
+            return super().find(module, name)
+        except NotPlain:
+            return _Unknown
+
+
 _rest_lock = threading.RLock()  # guards the next two; a signal handler may load while its thread is here
 _resting = 0  # loads for which the cycle collector rests
 _was_enabled = False  # before the first of them
@@ -293,6 +327,11 @@ def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, 
         return _unpickled(kind, mapped, map_location, storage, is_whole)
     except _Unusual as failure:
         raise NotPlain(str(failure)) from failure
+
+
+def read_tensors(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
+    """What of a file is tensors and plain values, on the CPU. No class is looked up and no code of the file runs. Raises NotPlain."""
+    return _read_plain(_TensorUnpickler, mapped, "cpu", storage, is_whole=True)
 
 
 def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage) -> Any:

@@ -129,3 +129,27 @@ def test_views_of_one_storage_that_none_covers_are_kept_apart():
     kept, left_out = export.without_ties({"a": storage[:6], "b": storage[4:], "c": storage[:0]})
     assert left_out == {} and torch.equal(kept["a"], storage[:6]) and torch.equal(kept["b"], storage[4:])
     assert len({tensor.untyped_storage().data_ptr() for tensor in (kept["a"], kept["b"])}) == 2  # so that the writer takes them
+
+
+def test_a_file_with_classes_of_the_program_is_exported_and_none_of_its_code_runs(place, tmp_path):
+    place.run(
+        """
+        import collections
+        class Config(dict):
+            def __setstate__(self, state):
+                open(sys.argv[2] + ".ran", "w")
+        class Args:
+            def __reduce__(self):
+                return (os.system, ("touch " + sys.argv[2] + ".ran",))
+        nm.init(sys.argv[1], 0)
+        with nm.Checkpoint("global_step1", metrics={"loss": 1.0}) as checkpoint:
+            config = Config(a=1)
+            config.x = 2
+            checkpoint.save("model.pt", {"model": {"w": torch.arange(5.0)}, "config": config, "args": Args(), "d": collections.deque([1, 2]), "s": {Args}})
+        assert nm.export_safetensors(checkpoint, sys.argv[2]) and nm.wait_for_exports(120)
+        """,
+        place.storage,
+        tmp_path / "x.safetensors",
+    )
+    assert torch.equal(safetensors.load_file(tmp_path / "x.safetensors")["w"], torch.arange(5.0))
+    assert not (tmp_path / "x.safetensors.ran").exists()

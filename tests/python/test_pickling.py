@@ -8,6 +8,7 @@ import io
 import pickle
 import sys
 import threading
+import weakref
 import zipfile
 
 import pytest
@@ -457,3 +458,22 @@ def test_what_is_nested_deeply_is_left_to_the_pickler_of_cpython_which_takes_les
         assert bytes(pickling.capture(obj).pickle) == zipfile.ZipFile(torch_file(obj)).read("archive/data.pkl")
     with pytest.raises(RecursionError):
         pickling.capture(nested(kind, 100_000), "model.pt")
+
+
+class Carrier:
+    def __init__(self):
+        self.t = torch.ones(1 << 10)
+
+
+@pytest.mark.parametrize("make", [Carrier, lambda: torch.nn.Linear(3, 3), lambda: {"x": torch.ones(3, 3).to_sparse(), "h": Carrier()}])
+def test_a_save_leaves_nothing_to_the_cycle_collector(make):
+    gc.collect()
+    gc.disable()
+    try:
+        value = make()
+        kept = weakref.ref(value["h"] if isinstance(value, dict) else value)
+        pickling.capture(value)
+        del value
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,62 @@
+"""Tensors that torch makes lie in huge pages, which a save protects in microseconds (docs/capture.md).
+
+THP_MEM_ALLOC_ENABLE is torch's own switch, which it looks at when it makes its first tensor. The variable is set for that moment alone, so
+that child processes never see it.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["ask"]
+
+SWITCH = "THP_MEM_ALLOC_ENABLE"
+LARGE_BYTES = 4 << 20  # torch asks for huge pages from 2 MiB on
+
+
+def ask() -> None:
+    """At the import of this package. A program that has set the switch, or wants copies, has decided."""
+    if SWITCH in os.environ or os.environ.get("NEBULA_CAPTURE") == "copy":
+        return
+    torch = sys.modules.get("torch")
+    if torch is None:
+        sys.meta_path.insert(0, _BehindTorch())
+    elif hasattr(torch, "UntypedStorage"):  # else it is being imported by somebody who imports us
+        _switch_on(torch)
+
+
+def _switch_on(torch: Any) -> None:
+    if SWITCH in os.environ:  # set since
+        return
+    os.putenv(SWITCH, "1")  # not os.environ, which child processes get
+    try:
+        torch.UntypedStorage(LARGE_BYTES)  # its memory is never touched
+    finally:
+        os.unsetenv(SWITCH)
+
+
+class _BehindTorch(importlib.abc.MetaPathFinder):
+    """Does it as soon as torch is imported, once."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _switch_on(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
