@@ -296,7 +296,7 @@ def test_verify_of_all_names_a_version_without_a_manifest(run, make):
     (store / "global_step1/.nebula/manifest.json").unlink()
     torn = run("verify", "--all", "--path", store)
     assert whole.returncode == torn.returncode == 0 and not whole.stderr
-    assert torn.stderr.startswith("nebula: global_step1 has no manifest") and torn.stderr.count("\n") == 1
+    assert torn.stderr.startswith("nebula: global_step1 was not checked: it has no manifest") and torn.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", [".nebula", ".nebula/manifest.json"])
@@ -809,7 +809,7 @@ def test_prune_leaves_what_the_agent_writes_again_with_files_of_it(run, train, t
         time.sleep(0.05)
     with train.stay(store, 3600, 1, "other.pt"):
         refused = run("prune", "--tag", "global_step1", "--yes", "--path", store)
-        assert refused.returncode == 5 and "written again" in refused.stderr
+        assert refused.returncode == 5 and "writing it again" in refused.stderr
         told = json.loads(run("prune", "--keep-last", 1, "--yes", "--json", "--path", store).stdout)
         assert [one["tag"] for one in told["removed"]] == ["global_step2"]
     assert run("stop").returncode == 0
