@@ -1,4 +1,4 @@
-"""``make bench-peers``: everybody's way to save side by side, on the workloads that users feel."""
+"""``make bench-peers``: all engines side by side, on workloads that matter to users."""
 
 from __future__ import annotations
 

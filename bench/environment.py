@@ -1,4 +1,4 @@
-"""Where a benchmark ran: without this its figures mean nothing."""
+"""The machine and the versions of a benchmark run, without which its figures have no meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of a worker that save more than once before anybody waits: ten saves in a row, and a training loop."""
+"""Tasks of a worker that save several times before they wait: ten saves in a row, and a training loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 /*
- * The power goes at every moment of persisting two versions and rewriting one of them: what had been called durable
- * loads, the rewritten tag is the old or the new one and never a mixture, and so it stays after the next start's settling,
- * whose sweep leaves nothing of what was not completed.
+ * The power fails at every moment while two versions are persisted and one of them is written again. Versions that were
+ * reported as durable load. The rewritten tag is the old or the new version, never a mixture, also after the next agent's
+ * start. That start's sweep leaves no file of an unfinished version.
  */
 #include <errno.h>
 

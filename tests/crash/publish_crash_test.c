@@ -1,6 +1,6 @@
 /*
- * The power goes at every moment of publishing: a file and a directory appear and are replaced, whole or not at all,
- * stay from then on, and are never gone in between.
+ * The power fails at every moment of publishing. A file and a directory appear and are replaced, complete or not at
+ * all. From then on they stay and are never absent in between.
  */
 #include <errno.h>
 

@@ -1,6 +1,7 @@
 /*
- * Power is lost at every moment of a run, with many outcomes each. What a
- * store said to be durable is there; everything else is whole or absent.
+ * The power fails at every moment of a run, with many outcomes each. Objects
+ * that a store reported as durable are there; every other object is complete or
+ * absent.
  */
 #include <errno.h>
 

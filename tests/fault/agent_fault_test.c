@@ -1,6 +1,6 @@
 /*
- * Every system call of saving, persisting, recovering and retaining fails once, in each way that it can: whatever
- * happens, what was durable before can be loaded, nothing is a mixture, and the next try succeeds.
+ * Every system call of saving, persisting, recovering and retaining fails once, in each way that it can. Then
+ * earlier durable versions can still be loaded, no version is a mixture, and the next attempt succeeds.
  */
 #include <errno.h>
 

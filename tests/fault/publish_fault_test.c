@@ -1,6 +1,7 @@
 /*
- * Every system call of publishing fails once, in each way that it can, or fails from there on until the agent is
- * gone: what is at a path is whole, what was staged is not lost, the next try succeeds and leaves nothing behind.
+ * Every system call of publishing fails once, in each way that it can, or fails from there on until the agent
+ * ends. The file at the path is complete, staged files are not lost, and the next attempt succeeds and leaves no
+ * temporary file.
  */
 #include <errno.h>
 

@@ -1,4 +1,4 @@
-"""Runs the loop of the README as it stands there; only the storage path is another. The argument --ddp wraps the model."""
+"""Runs the loop of the README unchanged, except for the storage path. The argument --ddp wraps the model."""
 
 import argparse
 import json

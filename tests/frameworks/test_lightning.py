@@ -1,4 +1,4 @@
-"""Lightning through NebulaCallback and NebulaCheckpointIO: what stock Lightning sees and does stays the same."""
+"""Lightning through NebulaCallback and NebulaCheckpointIO: stock Lightning finds the same files and behaves the same."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Each recipe of examples/ runs, stops, and goes on where it was."""
+"""Each recipe of examples/ runs, stops, and resumes where it was."""
 
 import subprocess
 import sys

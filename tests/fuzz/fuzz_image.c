@@ -1,4 +1,4 @@
-/* Any bytes as an image: nothing is read outside, and what can be sealed verifies afterwards. */
+/* Reads hostile bytes as an image: no byte outside is read, and an image that can be sealed verifies afterwards. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /*
  * The bytes that a peer sends, as both ends read them: ipc_receive, ipc_receive_request, ipc_inbox_fill,
- * ipc_request_check and ipc_answer_check. They come from a table whose `receive` reads the input instead of a
- * socket, a few bytes at a time, and hands out a descriptor where the input asks for one.
+ * ipc_request_check and ipc_answer_check. A table of system calls feeds them: its `receive` reads the
+ * fuzzer's input a few bytes at a time, and passes a descriptor where the input asks for one.
  */
 #include <stdint.h>
 #include <stdlib.h>

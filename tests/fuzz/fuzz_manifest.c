@@ -1,4 +1,5 @@
-/* Records, manifests and what agents tell each other, from hostile bytes: as they come, and sealed again, so that mutations get behind the checksum. */
+/* Reads hostile bytes as records, manifests and node documents: once as they come, and once with a correct checksum,
+ * so that mutations reach the code behind the check. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

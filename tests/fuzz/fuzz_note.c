@@ -1,4 +1,4 @@
-/* A survival log in the memory directory: the file as it is, and its bytes as the body of a record that is sound. */
+/* Reads hostile bytes as a survival log: once as the whole file, and once as the body of a record with a correct head and checksum. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* What another agent sends, decrypted: a stream of frames, each body given to the reader of its type, and the record of a node. */
+/* Reads hostile bytes as the decrypted data of another agent: a stream of frames, whose bodies go to the reader of
+ * their type, and the record of a node. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

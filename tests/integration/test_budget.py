@@ -1,4 +1,4 @@
-"""One memory budget for all ranks of a node, that holds little more than one version of theirs."""
+"""One memory budget for all ranks of a node, which holds little more than one version."""
 
 from __future__ import annotations
 

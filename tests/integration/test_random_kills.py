@@ -1,4 +1,4 @@
-"""Random SIGKILLs over a running job of four ranks: what is loaded was committed, is whole, and is not older than what is durable."""
+"""Random SIGKILLs over a running job of four ranks: the version that loads was committed, is complete, and is not older than the newest durable one."""
 
 from __future__ import annotations
 

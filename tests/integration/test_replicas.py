@@ -1,4 +1,4 @@
-"""Copies in another node's memory: real agents on 127.0.0.1, each a node by its NEBULA_NODE_ID, and what can go wrong between them."""
+"""Copies in another node's memory: real agents on 127.0.0.1, each a node by its NEBULA_NODE_ID, and faults between them."""
 
 from __future__ import annotations
 

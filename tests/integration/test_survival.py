@@ -1,4 +1,4 @@
-"""What survives which death: each row of the table in docs/durability.md, with real processes."""
+"""The versions that survive each kind of death: the rows of the table in docs/durability.md, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks on several nodes: when a version is complete, who says so, and what becomes of those that never are."""
+"""Ranks on several nodes: when a version is complete, which agent writes that down, and how incomplete versions end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of write-once storage holds whoever sleeps where, and each of its conditions is needed."""
+"""The protocol of write-once storage holds whichever process sleeps at whichever step, and each of its conditions is needed."""
 
 import os
 

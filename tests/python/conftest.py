@@ -1,4 +1,4 @@
-"""Each test has its own agent, memory tier and storage, and nothing of them stays."""
+"""Each test has its own agent, memory tier and storage, and all of them are removed afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equality of what was saved and what was loaded, bit for bit where there are bits."""
+"""Equality of saved and loaded objects; tensors are compared bit for bit."""
 
 from __future__ import annotations
 

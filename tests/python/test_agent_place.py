@@ -1,4 +1,4 @@
-"""One agent per user and node, whatever the shell says; and a word where there are two all the same."""
+"""One agent per user and node, whatever the environment of the shell is; and a warning if there are two."""
 
 from __future__ import annotations
 

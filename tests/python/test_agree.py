@@ -1,4 +1,4 @@
-"""Agreeing on a version: what every rank can load, and nothing else, the same on all of them."""
+"""Agreement: all ranks choose the same version, one that every rank can load."""
 
 from __future__ import annotations
 

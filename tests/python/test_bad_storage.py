@@ -1,4 +1,4 @@
-"""Storage that is full, read-only, gone, or full of other people's files: what training and the user see of it."""
+"""Storage that is full, read-only, gone, or full of other people's files: the effect on training, and the messages for the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A memory tier that holds 1.2 versions, and storage of 20 MB/s: what wait, stream and skip do, and what training pays."""
+"""A memory tier that holds 1.2 versions, and storage of 20 MB/s: the effects of wait, stream and skip, and their cost for training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copy-on-write captures: the file has the values of save(), whatever the program does next."""
+"""Copy-on-write captures: the file has the values at the time of save(), whatever the program does afterwards."""
 
 from __future__ import annotations
 

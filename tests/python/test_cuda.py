@@ -1,4 +1,4 @@
-"""A GPU of CUDA's: what test_device.py shows on a fake one, and what only a real one can show."""
+"""A real CUDA GPU: the promises that test_device.py tests on a fake device, and those that need a real one."""
 
 from __future__ import annotations
 

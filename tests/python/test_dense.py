@@ -1,4 +1,4 @@
-"""A tensor that is not what lies in its memory is saved by its values, or refused by name, wherever bytes are taken."""
+"""A tensor whose values differ from the bytes in its memory is saved by its values or refused by name, in every function that takes bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device memory, on a fake device whose copies come late: what is saved is what was there, and training does not wait."""
+"""Device memory, on a fake device whose copies come late: the saved values are those at the time of the save, and training does not wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a process ends: what commit() has called committed is there afterwards. Copies go on behind the commit, and are waited for."""
+"""A committed checkpoint survives every kind of end of its process, although its copies go on after the commit: the end waits for them."""
 
 from __future__ import annotations
 

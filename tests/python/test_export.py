@@ -1,4 +1,4 @@
-"""Safetensors files in the background: what they hold, who makes them, and what a failure does."""
+"""Safetensors files in the background: their content, the process that makes them, and the effect of a failure."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Several ranks, bad storage, damaged files, an agent inside the trainer: what the user sees of each."""
+"""Several ranks, bad storage, damaged files, an agent inside the trainer: the messages that the user gets for each."""
 
 from __future__ import annotations
 

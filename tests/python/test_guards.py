@@ -1,4 +1,4 @@
-"""Uses through a framework that would go wrong without a word; the framework itself need not be there."""
+"""Wrong uses through a framework that would otherwise fail silently. The framework itself is not needed."""
 
 from __future__ import annotations
 

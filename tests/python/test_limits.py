@@ -1,4 +1,4 @@
-"""The limits of the system, at the values that it comes with: open files, mappings, memory pages."""
+"""The limits of the system, at their default values: open files, mappings, memory pages."""
 
 from __future__ import annotations
 

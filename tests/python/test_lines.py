@@ -1,4 +1,4 @@
-"""Going back to an older step: what is saved then is the newest, from memory and from storage; nothing else is abandoned."""
+"""Going back to an older step: the versions saved afterwards are the newest, in memory and in storage; only later steps of the old line are abandoned."""
 
 from __future__ import annotations
 

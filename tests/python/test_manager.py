@@ -1,4 +1,4 @@
-"""nm.Manager: when it saves, what it keeps, what it restores, and what it says of failures."""
+"""nm.Manager: when it saves, what it keeps, what it restores, and how it reports failures."""
 
 from __future__ import annotations
 

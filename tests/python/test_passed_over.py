@@ -1,4 +1,4 @@
-"""An older checkpoint than there may be, or none, is never taken without a word: the log and the answer say what was passed over."""
+"""If a newer checkpoint may exist, an older one or None is never returned silently: the log and the result name the skipped ones."""
 
 from __future__ import annotations
 

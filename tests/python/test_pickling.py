@@ -1,4 +1,4 @@
-"""The pickle is torch.save's, whatever the object; what cannot be pickled is named."""
+"""The pickle equals torch.save's for every object; the error for an object that cannot be pickled names its path."""
 
 from __future__ import annotations
 

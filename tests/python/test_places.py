@@ -1,4 +1,4 @@
-"""Where adapters persist what nobody named a place for: out of the way of who lists a framework's directory, and never lost with another one."""
+"""Where adapters persist checkpoints if no storage path was given: outside the directories that frameworks list, and never removed together with another one."""
 
 import os
 

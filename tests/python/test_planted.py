@@ -1,4 +1,4 @@
-"""What others plant in a storage path that they may write to leads nowhere out of it."""
+"""Files that other users put into a storage path cannot lead Nebula out of it."""
 
 from __future__ import annotations
 

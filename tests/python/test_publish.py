@@ -1,4 +1,4 @@
-"""Checkpoints under paths that somebody else chose: whole, durable, in order, and also when everybody dies."""
+"""Checkpoints at paths that a framework chose: complete, durable, in order, also after the trainer and the agent have died."""
 
 import json
 import os

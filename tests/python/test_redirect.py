@@ -1,4 +1,4 @@
-"""A framework's writers while they save through Nebula: what is not theirs to take goes the writers' own way."""
+"""A framework's writers while they save through Nebula: files that Nebula does not take are written by the framework as usual."""
 
 import copyreg
 import io

@@ -1,4 +1,4 @@
-"""What is saved comes back: every dtype, layout and kind of object that torch.save takes."""
+"""Saved objects load again: every dtype, layout and kind of object that torch.save takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the program's own log says of checkpoints after their commit."""
+"""The lines about checkpoints in the program's own log after their commit."""
 
 from __future__ import annotations
 

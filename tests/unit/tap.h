@@ -1,6 +1,7 @@
 /*
- * tap.h - the whole test harness: CHECK, SKIP_ALL and a main that runs named tests.
- * A test binary prints TAP; each test function states a promise in its name.
+ * tap.h - the test harness: CHECK, SKIP_ALL and a main that runs named tests. A
+ * test program prints TAP. The name of each test function is the promise that it
+ * tests.
  */
 #ifndef NB_TESTS_TAP_H
 #define NB_TESTS_TAP_H

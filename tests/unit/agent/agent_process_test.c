@@ -1,4 +1,4 @@
-/* What the agent promises when it, or a trainer, is killed: real processes, real SIGKILL. */
+/* The agent's promises when it or a trainer is killed: real processes, real SIGKILL. */
 #include "agent/agent_client.h"
 #include "tap.h"
 

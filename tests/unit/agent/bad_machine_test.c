@@ -1,4 +1,4 @@
-/* A machine that refuses memory and a clock that goes backwards: the table of system calls says so, the agent is real. */
+/* A real agent on a machine that refuses memory, or whose clock goes backwards, as a table of system calls simulates it. */
 #include <errno.h>
 #include <stdatomic.h>
 

@@ -1,4 +1,4 @@
-/* A live agent and those who mean it no good, or know no better: whatever they do, its next client is served. */
+/* A live agent with hostile or faulty clients: it still serves the next client. */
 #include <fcntl.h>
 #include <sys/ioctl.h>
 

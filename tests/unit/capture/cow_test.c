@@ -1,6 +1,6 @@
 /*
- * Every test fills memory, starts a capture, does something nasty, and
- * compares the image with the values of the start.
+ * Each test fills memory, starts a capture, disturbs it, and compares the image
+ * with the values at the start.
  */
 #include <dirent.h>
 #include <errno.h>

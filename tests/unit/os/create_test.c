@@ -1,4 +1,4 @@
-/* Whose rights new files have: each case runs in a process of its own, since a process gives its umask up once. */
+/* The permissions of new files. Each case runs in a process of its own, because os_umask_take works once per process. */
 #include "os/os_create.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* What is under way when a process ends, however it does. Each end is that of a child. */
+/* Pending work at each kind of end of a process. Each case ends a child process. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>

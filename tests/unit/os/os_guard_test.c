@@ -1,4 +1,4 @@
-/* Copies of memory that vanishes, and the signals of everybody else. */
+/* Copies of memory that vanishes, and signals that belong to the program. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-/* The files of a version: tens of thousands are found and carried over, each belongs to one rank, and all must stand in storage. */
+/* The files of a version: tens of thousands can be found and carried over, each belongs to one rank, and a version
+ * counts as stored only if storage has all of them. */
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"

@@ -1,4 +1,4 @@
-/* What of a long run stays: a bounded number of tombstones, which answer, and which no request has to walk past. */
+/* In a long run, a bounded number of tombstones stays. They still answer, and no request walks over them. */
 #include "agent/agent_catalogue.h"
 #include "agent/clients/history.h"
 #include "agent/memory/page_maker.h"

@@ -1,4 +1,4 @@
-/* Runs of one job that write the same tags: one after the other, as a job does that is started again, or at once, which nobody meant. */
+/* Runs of one job that write the same tags: one after the other, as after a restart, or at the same time, by mistake. */
 #include <pthread.h>
 
 #include "agent/agent_client.h"

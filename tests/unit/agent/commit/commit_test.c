@@ -1,4 +1,4 @@
-/* Versions that become complete, and what that does to those around them. */
+/* How versions become complete, and the effect on other versions. */
 #include <errno.h>
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-/* A world of two ranks, and launchers that say of each that it is alone on its node: whether it is decides how they commit. */
+/* A world of two ranks, whose launcher tells each that it is alone on its node. The agent finds out whether that is
+ * true, and that decides how the ranks commit. */
 #include <fcntl.h>
 #include <time.h>
 

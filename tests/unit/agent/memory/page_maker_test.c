@@ -1,4 +1,4 @@
-/* Pages of images become huge ones, a little at a time, and whatever happens to an image meanwhile is well. */
+/* The page maker joins pages of images into huge ones, a little at a time, while other threads use the images. */
 #include <errno.h>
 
 #include "agent/agent_catalogue.h"

@@ -1,4 +1,4 @@
-/* The survival log of a version: whatever an agent that is killed leaves of it, the next one finds a state that there was. */
+/* The survival log of a version: at whatever point an agent is killed, the next one reads a state that the version had. */
 #include "agent/agent_catalogue.h"
 #include "agent/memory/survival_record.h"
 #include "tap.h"

@@ -1,4 +1,4 @@
-/* The secret and the records of nodes lie in a storage path that others may write to. */
+/* The secret and the records of nodes are in a storage path to which other users may write. */
 #include "agent/peers/member.h"
 
 #include <errno.h>

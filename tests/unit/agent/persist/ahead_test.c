@@ -1,4 +1,4 @@
-/* Files that are written to storage while their trainer still copies the rest of them. */
+/* Files that the agent writes to storage while the trainer is still copying them. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

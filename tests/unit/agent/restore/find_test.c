@@ -1,4 +1,4 @@
-/* Which version is the newest, just after the process that saved it has died: its connection has not told the agent yet. */
+/* The newest version just after the process that saved it has died, before the agent has seen its connection end. */
 #include <errno.h>
 #include <sys/wait.h>
 #include <unistd.h>
