@@ -127,7 +127,8 @@ static enum nebula_status take_page(struct store_list *list, struct store_page *
         if (!grown)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to list %.400s", store->root);
         list->entries = grown;
-        memcpy(grown + list->count, page->entries, page->count * sizeof *grown);
+        if (page->count)
+                memcpy(grown + list->count, page->entries, page->count * sizeof *grown);
         list->count += page->count;
         page->count = 0;
         return NEBULA_OK;
