@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cli/mapped.h"
 #include "cli/term.h"
-#include "cli/view.h"
 #include "cli/zipcheck.h"
 #include "store/verify.h"
 
@@ -100,13 +100,13 @@ static void judge_zip(struct file_check *check)
         }
 }
 
-static void begin_zip(struct file_check *check, const struct view *view, uint32_t chunk_bytes,
+static void begin_zip(struct file_check *check, const struct mapped *mapped, uint32_t chunk_bytes,
                       struct nebula_error *ret_unsound)
 {
         struct zip_entry *entries;
         size_t count;
 
-        check->has_zip = !zip_read(view->data, view->size, &entries, &count, ret_unsound) &&
+        check->has_zip = !zip_read(mapped->data, mapped->size, &entries, &count, ret_unsound) &&
                          !zipcheck_begin(&check->zip, entries, count, chunk_bytes, ret_unsound);
 }
 
@@ -117,11 +117,11 @@ static void check_bytes(struct store *store, const char *key, const struct recor
                 .argument = &check, .progress = on_progress, .damage = on_damage, .chunk = on_chunk,
         };
         struct nebula_error unsound = { 0 };
-        struct view view = { 0 };
+        struct mapped mapped = { 0 };
 
-        if (recorded->is_zip && !view_open(store, key, &view, &unsound))
-                begin_zip(&check, &view, recorded->chunk_bytes, &unsound);
-        view_close(&view);
+        if (recorded->is_zip && !mapped_open(store, key, &mapped, &unsound))
+                begin_zip(&check, &mapped, recorded->chunk_bytes, &unsound);
+        mapped_close(&mapped);
         verify_file(store, key, recorded, &watch, NULL);
         if (check.has_zip)
                 judge_zip(&check);
@@ -237,18 +237,18 @@ json_t *check_broken(struct store *store, const char *tag, const struct nebula_e
 json_t *check_lone_file(const char *path)
 {
         struct nebula_error error;
-        struct view view;
+        struct mapped mapped;
         json_t *file;
 
-        if (view_open_path(path, &view, &error)) {
+        if (mapped_open_path(path, &mapped, &error)) {
                 file = new_file(path, path, 0);
                 add_damage(file, 0, 0, error.message);
                 return file;
         }
-        file = new_file(path, path, view.size);
-        if (zip_verify(view.data, view.size, &error))
-                add_damage(file, 0, view.size, error.message);
-        progress_add(view.size);
-        view_close(&view);
+        file = new_file(path, path, mapped.size);
+        if (zip_verify(mapped.data, mapped.size, &error))
+                add_damage(file, 0, mapped.size, error.message);
+        progress_add(mapped.size);
+        mapped_close(&mapped);
         return file;
 }

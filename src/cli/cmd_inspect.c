@@ -5,29 +5,29 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
-#include "cli/link.h"
+#include "cli/mapped.h"
 #include "cli/table.h"
 #include "cli/target.h"
-#include "cli/view.h"
 #include "os/os.h"
 
 /* The number of records of a zip image; -1 if it is no zip or cannot be read. */
 static int64_t count_records(struct store *store, const struct manifest *manifest, const struct manifest_file *file)
 {
         struct zip_entry *entries;
-        struct view view;
+        struct mapped mapped;
         char key[MANIFEST_KEY_MAX];
         size_t count;
         int64_t result = -1;
 
-        if (manifest_file_key(store, manifest, file, key, NULL) || view_open(store, key, &view, NULL))
+        if (manifest_file_key(store, manifest, file, key, NULL) || mapped_open(store, key, &mapped, NULL))
                 return -1;
-        if (!zip_read(view.data, view.size, &entries, &count, NULL)) {
+        if (!zip_read(mapped.data, mapped.size, &entries, &count, NULL)) {
                 result = (int64_t)count;
                 free(entries);
         }
-        view_close(&view);
+        mapped_close(&mapped);
         return result;
 }
 
@@ -214,20 +214,20 @@ static int no_records(bool json, const char *name)
         return cli_fail(json, &error);
 }
 
-/* Prints the records of the view's bytes. `place` names the file in an error message. */
-static int inspect_view(bool json, const char *tag, const char *name, const struct view *view, const char *place)
+/* Prints the records of the mapped bytes. `place` names the file in an error message. */
+static int inspect_mapped(bool json, const char *tag, const char *name, const struct mapped *mapped, const char *place)
 {
         struct zip_entry *entries = NULL;
         struct nebula_error error;
         size_t count;
         int code = CLI_OK;
 
-        if (zip_read(view->data, view->size, &entries, &count, &error)) {
+        if (zip_read(mapped->data, mapped->size, &entries, &count, &error)) {
                 error_prefix(&error, "%s", place);
                 code = cli_fail(json, &error);
         } else if (json) {
                 code = cli_print_json(json_pack("{s:s, s:s, s:I, s:o}", "tag", tag, "name", name, "size",
-                                                (json_int_t)view->size, "records", describe_records(entries, count)),
+                                                (json_int_t)mapped->size, "records", describe_records(entries, count)),
                                       CLI_OK);
         } else {
                 print_records(entries, count);
@@ -241,7 +241,7 @@ static int inspect_file(bool json, struct store *store, const struct manifest *m
         const struct manifest_file *file = manifest_find_file(manifest, name);
         struct record_file recorded;
         struct nebula_error error;
-        struct view view;
+        struct mapped mapped;
         char key[MANIFEST_KEY_MAX], place[TARGET_PATH_MAX + MANIFEST_KEY_MAX];
         bool is_raw = false;
         int code;
@@ -257,38 +257,38 @@ static int inspect_file(bool json, struct store *store, const struct manifest *m
         }
         if (is_raw)
                 return no_records(json, name);
-        if (manifest_file_key(store, manifest, file, key, &error) || view_open(store, key, &view, &error))
+        if (manifest_file_key(store, manifest, file, key, &error) || mapped_open(store, key, &mapped, &error))
                 return cli_fail(json, &error);
         snprintf(place, sizeof place, "%s/%s", store->root, key);
-        code = inspect_view(json, manifest->tag, name, &view, place);
-        view_close(&view);
+        code = inspect_mapped(json, manifest->tag, name, &mapped, place);
+        mapped_close(&mapped);
         return code;
 }
 
 /* Asks the agent for a version that is only in its memory, or younger there than in storage. */
-static enum nebula_status ask_memory(const struct cli_common *common, const char *tag, uint64_t than, struct link **ret_link,
+static enum nebula_status ask_memory(const struct cli_common *common, const char *tag, uint64_t than, struct cli_agent **ret_agent,
                                      uint64_t *ret_version_id, json_t **ret_version)
 {
         char path[TARGET_PATH_MAX];
-        struct link *link = NULL;
+        struct cli_agent *agent = NULL;
         enum nebula_status status = target_path(common->path, path, NULL);
 
-        if (!status && !link_open_if_any(path, &link))
+        if (!status && !cli_agent_open_if_any(path, &agent))
                 status = NEBULA_UNAVAILABLE;
         if (!status)
-                status = link_find_younger(link, path, tag, than, ret_version_id, ret_version, NULL);
+                status = cli_agent_find_younger(agent, path, tag, than, ret_version_id, ret_version, NULL);
         if (status)
-                link_close(link);
+                cli_agent_close(agent);
         else
-                *ret_link = link;
+                *ret_agent = agent;
         return status;
 }
 
-static int inspect_memory_file(bool json, struct link *link, uint64_t version_id, const json_t *version, const char *name)
+static int inspect_memory_file(bool json, struct cli_agent *agent, uint64_t version_id, const json_t *version, const char *name)
 {
         const json_t *files = json_object_get(version, "files");
         struct nebula_error error;
-        struct view view;
+        struct mapped mapped;
         int code;
 
         for (size_t i = 0; i < json_array_size(files); i++) {
@@ -297,10 +297,10 @@ static int inspect_memory_file(bool json, struct link *link, uint64_t version_id
                 if (!strcmp(text_of(file, "name"), name) && !strcmp(text_of(file, "format"), "raw"))
                         return no_records(json, name);
         }
-        if (view_open_memory(link, version_id, name, &view, &error))
+        if (mapped_open_memory(agent, version_id, name, &mapped, &error))
                 return cli_fail(json, &error);
-        code = inspect_view(json, text_of(version, "tag"), name, &view, "in the agent's memory");
-        view_close(&view);
+        code = inspect_mapped(json, text_of(version, "tag"), name, &mapped, "in the agent's memory");
+        mapped_close(&mapped);
         return code;
 }
 
@@ -330,7 +330,7 @@ int command_inspect(int argc, char **argv)
         const struct args_option options[] = { CLI_COMMON(common) };
         struct store *store = NULL;
         struct manifest manifest = { 0 };
-        struct link *link;
+        struct cli_agent *agent;
         uint64_t version_id;
         struct nebula_error error;
         enum nebula_status stored;
@@ -345,14 +345,14 @@ int command_inspect(int argc, char **argv)
         if (!stored)
                 stored = target_load(store, args.positionals[0], &manifest, NULL, &error);
         name = args.count == 2 ? args.positionals[1] : NULL;
-        if (stored != NEBULA_CORRUPT && !ask_memory(&common, args.positionals[0], manifest.sequence, &link, &version_id, &version)) {
+        if (stored != NEBULA_CORRUPT && !ask_memory(&common, args.positionals[0], manifest.sequence, &agent, &version_id, &version)) {
                 if (name) {
-                        code = inspect_memory_file(common.json, link, version_id, version, name);
+                        code = inspect_memory_file(common.json, agent, version_id, version, name);
                         json_decref(version);
                 } else {
                         code = answer(common.json, version, print_remembered);
                 }
-                link_close(link);
+                cli_agent_close(agent);
         } else if (stored) {
                 code = cli_fail(common.json, &error);
         } else if (name) {

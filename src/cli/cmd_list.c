@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
-#include "cli/link.h"
 #include "cli/table.h"
 #include "cli/target.h"
 #include "cli/versions.h"

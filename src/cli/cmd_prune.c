@@ -6,8 +6,8 @@
 #include "agent/catalogue/retention.h"
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
-#include "cli/link.h"
 #include "cli/table.h"
 #include "cli/target.h"
 #include "os/os.h"
@@ -125,14 +125,14 @@ static enum nebula_status spare_followed(const char *given_path, const char *tag
                                          bool *drop, struct nebula_error *error)
 {
         char path[TARGET_PATH_MAX];
-        struct link *link = NULL;
+        struct cli_agent *agent = NULL;
         json_t *report = NULL;
         enum nebula_status status = target_path(given_path, path, error);
 
-        if (status || !link_open_if_any(path, &link))
+        if (status || !cli_agent_open_if_any(path, &agent))
                 return status;
-        status = link_report(link, NEBULA_REPORT_VERSIONS, path, &report, error);
-        link_close(link);
+        status = cli_agent_report(agent, NEBULA_REPORT_VERSIONS, path, &report, error);
+        cli_agent_close(agent);
         for (size_t i = 0; i < scan->count && !status; i++) {
                 if (!drop[i] || !is_followed(report, &scan->manifests[i]))
                         continue;

@@ -5,12 +5,12 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
-#include "cli/link.h"
-#include "cli/sink.h"
+#include "cli/mapped.h"
+#include "cli/output_file.h"
 #include "cli/table.h"
 #include "cli/target.h"
-#include "cli/view.h"
 #include "os/lock.h"
 #include "os/os.h"
 #include "os/process.h"
@@ -21,7 +21,7 @@
 
 /* A complete file that does not have its final name yet. */
 struct waiting {
-        struct sink sink;
+        struct output_file output;
         char name[256];
         uint64_t size;
 };
@@ -77,7 +77,7 @@ static enum nebula_status check_names(const struct restore *restore, const char 
 }
 
 /* Begins the next file and adds it to the list. If the file does not become complete, abandon_last removes it. */
-static enum nebula_status add_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct sink **ret_sink,
+static enum nebula_status add_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct output_file **ret_output,
                                    struct nebula_error *error)
 {
         struct waiting *grown = realloc(restore->waiting, (restore->waiting_count + 1) * sizeof *grown), *one;
@@ -87,23 +87,23 @@ static enum nebula_status add_file(struct restore *restore, const char *name, co
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of files");
         restore->waiting = grown;
         one = &grown[restore->waiting_count];
-        status = sink_begin(&one->sink, restore->to, path, size, error);
+        status = output_file_begin(&one->output, restore->to, path, size, error);
         if (status)
                 return status;
         snprintf(one->name, sizeof one->name, "%s", name);
         one->size = size;
         restore->waiting_count++;
-        *ret_sink = &one->sink;
+        *ret_output = &one->output;
         return NEBULA_OK;
 }
 
-static enum nebula_status begin_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct sink **ret_sink,
+static enum nebula_status begin_file(struct restore *restore, const char *name, const char *path, uint64_t size, struct output_file **ret_output,
                                      struct nebula_error *error)
 {
         enum nebula_status status;
 
         lock_take(&restore->lock);
-        status = add_file(restore, name, path, size, ret_sink, error);
+        status = add_file(restore, name, path, size, ret_output, error);
         lock_give(&restore->lock);
         return status;
 }
@@ -111,7 +111,7 @@ static enum nebula_status begin_file(struct restore *restore, const char *name, 
 static void abandon_last(struct restore *restore)
 {
         lock_take(&restore->lock);
-        sink_abandon(&restore->waiting[--restore->waiting_count].sink);
+        output_file_abandon(&restore->waiting[--restore->waiting_count].output);
         lock_give(&restore->lock);
 }
 
@@ -123,7 +123,7 @@ static void abandon_all(void *argument)
 
         lock_take(&restore->lock);
         for (size_t i = 0; i < restore->waiting_count; i++)
-                os->unlink(restore->waiting[i].sink.temporary);
+                os->unlink(restore->waiting[i].output.temporary);
 }
 
 /* Gives all files their names; after a failure, gives none. */
@@ -134,14 +134,14 @@ static enum nebula_status end_files(struct restore *restore, enum nebula_status 
                 struct waiting *one = &restore->waiting[i];
 
                 if (status) {
-                        sink_abandon(&one->sink);
+                        output_file_abandon(&one->output);
                         continue;
                 }
-                status = sink_place(&one->sink, restore->force, error);
+                status = output_file_place(&one->output, restore->force, error);
                 if (status)
                         continue;
                 restore->bytes += one->size;
-                json_array_append_new(restore->files, json_pack("{s:s, s:s, s:I}", "name", one->name, "path", one->sink.path, "size",
+                json_array_append_new(restore->files, json_pack("{s:s, s:s, s:I}", "name", one->name, "path", one->output.path, "size",
                                                                 (json_int_t)one->size));
         }
         free(restore->waiting);
@@ -159,7 +159,7 @@ static void on_progress(void *argument, uint64_t bytes)
 
 static void on_chunk(void *argument, const void *data, uint64_t offset, uint64_t size)
 {
-        sink_write(argument, data, offset, size);
+        output_file_write(argument, data, offset, size);
 }
 
 /* Called only when there is a file to restore. */
@@ -182,7 +182,7 @@ static enum nebula_status restore_stored_file(struct restore *restore, struct st
 {
         struct record_file recorded = { 0 };
         struct verify_watch watch = { .progress = on_progress, .chunk = on_chunk };
-        struct sink *sink = NULL;
+        struct output_file *output = NULL;
         char key[MANIFEST_KEY_MAX];
         bool is_moved = true;
         enum nebula_status status = manifest_load_file(store, manifest, file->name, &recorded, error);
@@ -190,17 +190,17 @@ static enum nebula_status restore_stored_file(struct restore *restore, struct st
         while (!status && is_moved) {
                 status = manifest_file_key(store, manifest, file, key, error);
                 if (!status)
-                        status = begin_file(restore, file->name, file->path, file->size, &sink, error);
+                        status = begin_file(restore, file->name, file->path, file->size, &output, error);
                 if (status)
                         break;
-                watch.argument = sink;
+                watch.argument = output;
                 status = verify_file(store, key, &recorded, &watch, error);
                 is_moved = status && manifest_file_moved(store, manifest, file, key);
                 if (is_moved) {
                         abandon_last(restore);
                         status = NEBULA_OK;
                 } else if (!status) {
-                        status = sink_sync(sink, error);
+                        status = output_file_sync(output, error);
                 }
         }
         record_file_done(&recorded);
@@ -238,34 +238,34 @@ static enum nebula_status restore_stored(struct restore *restore, struct store *
         return end_files(restore, status, error);
 }
 
-static enum nebula_status restore_memory_file(struct restore *restore, struct link *link, uint64_t version_id,
+static enum nebula_status restore_memory_file(struct restore *restore, struct cli_agent *agent, uint64_t version_id,
                                               const char *name, struct nebula_error *error)
 {
-        struct sink *sink = NULL;
-        struct view view;
+        struct output_file *output = NULL;
+        struct mapped mapped;
         char path[256];
         enum nebula_status status = name_encode(name, path, error);
 
         if (status)
                 return status;
-        status = view_open_memory(link, version_id, name, &view, error);
+        status = mapped_open_memory(agent, version_id, name, &mapped, error);
         if (status)
                 return status == NEBULA_NOT_FOUND ? gone(restore, error) : status; /* removed meanwhile: the version listed it */
-        status = begin_file(restore, name, path, view.size, &sink, error);
+        status = begin_file(restore, name, path, mapped.size, &output, error);
         if (!status) {
-                for (uint64_t offset = 0; offset < view.size; offset += PIECE_BYTES) {
-                        uint64_t piece = view.size - offset < PIECE_BYTES ? view.size - offset : PIECE_BYTES;
+                for (uint64_t offset = 0; offset < mapped.size; offset += PIECE_BYTES) {
+                        uint64_t piece = mapped.size - offset < PIECE_BYTES ? mapped.size - offset : PIECE_BYTES;
 
-                        sink_write(sink, (const char *)view.data + offset, offset, piece);
+                        output_file_write(output, (const char *)mapped.data + offset, offset, piece);
                         progress_add(piece);
                 }
-                status = sink_sync(sink, error);
+                status = output_file_sync(output, error);
         }
-        view_close(&view);
+        mapped_close(&mapped);
         return status;
 }
 
-static enum nebula_status restore_memory(struct restore *restore, struct link *link, uint64_t version_id,
+static enum nebula_status restore_memory(struct restore *restore, struct cli_agent *agent, uint64_t version_id,
                                          const json_t *description, struct nebula_error *error)
 {
         const json_t *files = json_object_get(description, "files");
@@ -294,7 +294,7 @@ static enum nebula_status restore_memory(struct restore *restore, struct link *l
         progress_begin("restoring", total);
         for (size_t i = 0; i < count && !status; i++)
                 if (wants(restore, found[i]))
-                        status = restore_memory_file(restore, link, version_id, found[i], error);
+                        status = restore_memory_file(restore, agent, version_id, found[i], error);
         progress_end();
         free(found);
         return end_files(restore, status, error);
@@ -322,7 +322,7 @@ static int finish(const struct restore *restore, const char *tag, uint64_t gener
 }
 
 /* One attempt. Searches storage and memory. Takes the version from memory only if storage has none or an older one. */
-static enum nebula_status restore_once(struct restore *restore, struct link *link, struct manifest *ret_manifest,
+static enum nebula_status restore_once(struct restore *restore, struct cli_agent *agent, struct manifest *ret_manifest,
                                        json_t **ret_remembered, struct nebula_error *error)
 {
         struct store *store = NULL;
@@ -337,10 +337,10 @@ static enum nebula_status restore_once(struct restore *restore, struct link *lin
                                    restore->tag);
         if (!status)
                 status = target_load(store, restore->tag, ret_manifest, NULL, error);
-        if (link)
-                link_find_younger(link, restore->path, restore->tag, ret_manifest->sequence, &version_id, ret_remembered, NULL);
+        if (agent)
+                cli_agent_find_younger(agent, restore->path, restore->tag, ret_manifest->sequence, &version_id, ret_remembered, NULL);
         if (*ret_remembered)
-                status = restore_memory(restore, link, version_id, *ret_remembered, error);
+                status = restore_memory(restore, agent, version_id, *ret_remembered, error);
         else if (!status)
                 status = restore_stored(restore, store, ret_manifest, error);
         if (store)
@@ -354,18 +354,18 @@ static int restore_from_best(struct restore *restore)
         struct nebula_error error;
         struct manifest manifest = { 0 };
         json_t *remembered = NULL;
-        struct link *link = NULL;
+        struct cli_agent *agent = NULL;
         enum nebula_status status = NEBULA_OK;
         int code;
 
-        link_open_if_any(restore->path, &link);
+        cli_agent_open_if_any(restore->path, &agent);
         for (int look = 0; look < LOOKS_MAX && (!look || restore->is_gone); look++) {
                 restore->is_gone = false;
                 json_decref(remembered);
                 manifest_done(&manifest);
                 memset(&manifest, 0, sizeof manifest);
                 remembered = NULL;
-                status = restore_once(restore, link, &manifest, &remembered, &error);
+                status = restore_once(restore, agent, &manifest, &remembered, &error);
         }
         if (!status && os_sync_dir(restore->to))
                 status = error_set(&error, NEBULA_STORAGE, 0, "cannot sync %s", restore->to);
@@ -380,7 +380,7 @@ static int restore_from_best(struct restore *restore)
                 code = CLI_REFUSED;
         json_decref(remembered);
         manifest_done(&manifest);
-        link_close(link);
+        cli_agent_close(agent);
         return code;
 }
 

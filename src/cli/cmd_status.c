@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
-#include "cli/link.h"
 #include "cli/table.h"
 #include "cli/versions.h"
 #include "os/os.h"
@@ -25,13 +25,13 @@ struct status {
 static void status_load(const char *given_path, struct status *status)
 {
         struct nebula_error error;
-        struct link *link = NULL;
+        struct cli_agent *agent = NULL;
 
         *status = (struct status){ 0 };
-        if (link_open("", &link, &error) || link_report(link, NEBULA_REPORT_STATUS, "", &status->report, &error))
-                if (link || !link_is_absent(&error))
+        if (cli_agent_open("", &agent, &error) || cli_agent_report(agent, NEBULA_REPORT_STATUS, "", &status->report, &error))
+                if (agent || !cli_agent_is_absent(&error))
                         snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
-        link_close(link);
+        cli_agent_close(agent);
         status->has_versions = !versions_load(given_path, !*status->agent_problem, &status->versions, &status->storage_error);
 }
 

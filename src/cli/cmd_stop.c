@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
-#include "cli/link.h"
 #include "cli/term.h"
 #include "os/os.h"
 
@@ -16,12 +16,12 @@
 #define TIMEOUT_MAX_S 31536000 /* a year */
 
 /* Counts the versions in memory that storage does not have. */
-static void count_unsaved(struct link *link, size_t *ret_count, uint64_t *ret_bytes)
+static void count_unsaved(struct cli_agent *agent, size_t *ret_count, uint64_t *ret_bytes)
 {
         json_t *report = NULL, *jobs;
 
         *ret_count = *ret_bytes = 0;
-        if (link_report(link, NEBULA_REPORT_STATUS, "", &report, NULL))
+        if (cli_agent_report(agent, NEBULA_REPORT_STATUS, "", &report, NULL))
                 return;
         jobs = json_object_get(report, "jobs");
         for (size_t i = 0; i < json_array_size(jobs); i++) {
@@ -37,17 +37,17 @@ static void describe_queue(char *text, size_t size)
 {
         json_t *report = NULL, *queue;
         struct nebula_error error;
-        struct link *link;
+        struct cli_agent *agent;
         size_t used = 0;
 
         *text = 0;
-        if (link_open("", &link, &error))
+        if (cli_agent_open("", &agent, &error))
                 return;
-        if (link_report(link, NEBULA_REPORT_STATUS, "", &report, &error)) {
-                link_close(link);
+        if (cli_agent_report(agent, NEBULA_REPORT_STATUS, "", &report, &error)) {
+                cli_agent_close(agent);
                 return;
         }
-        link_close(link);
+        cli_agent_close(agent);
         queue = json_object_get(report, "queue");
         for (size_t i = 0; i < json_array_size(queue); i++) {
                 const char *path = text_of(json_array_get(queue, i), "persist_path");
@@ -80,14 +80,14 @@ static int64_t look_ms(int64_t until_ns)
 }
 
 /* Prints the agent's queue whenever it changes. timeout_s 0: no limit. */
-static enum nebula_status wait_for_agent(struct link *link, bool says, uint64_t timeout_s, struct nebula_error *error)
+static enum nebula_status wait_for_agent(struct cli_agent *agent, bool says, uint64_t timeout_s, struct nebula_error *error)
 {
         int64_t until = timeout_s ? os->now_ns() + (int64_t)timeout_s * 1000000000 : INT64_MAX;
         char said[1024] = "", left[1024] = "";
         enum nebula_status status;
         bool is_done;
 
-        while (!(status = link_stopped(link, look_ms(until), &is_done, error)) && !is_done) {
+        while (!(status = cli_agent_stopped(agent, look_ms(until), &is_done, error)) && !is_done) {
                 describe_queue(left, sizeof left);
                 if (os->now_ns() >= until)
                         return error_set(error, NEBULA_TIMEOUT, 0, "not done within %" PRIu64 " s, the agent goes on%s%.400s", timeout_s,
@@ -113,7 +113,7 @@ static bool may_drop(size_t count, uint64_t bytes, bool *ret_no_terminal)
  * as the command returns. */
 static bool wait_for_end(uint32_t seen_pid)
 {
-        for (int64_t waited = 0; link_agent_is_there(seen_pid); waited += END_POLL_MS) {
+        for (int64_t waited = 0; cli_agent_is_there(seen_pid); waited += END_POLL_MS) {
                 if (waited >= END_TIMEOUT_MS)
                         return false;
                 os->sleep_ms(END_POLL_MS);
@@ -144,7 +144,7 @@ int command_stop(int argc, char **argv)
                 CLI_COMMON(common), { "now", ARGS_FLAG, &now }, { "yes", ARGS_FLAG, &yes }, { "timeout", ARGS_NUMBER, &timeout_s },
         };
         struct nebula_error error;
-        struct link *link = NULL;
+        struct cli_agent *agent = NULL;
         struct args args;
         uint64_t bytes;
         uint32_t pid, seen_pid;
@@ -155,19 +155,19 @@ int command_stop(int argc, char **argv)
                 return CLI_USAGE;
         if (timeout_s > TIMEOUT_MAX_S)
                 return cli_usage_error("stop", "--timeout takes at most %d seconds", TIMEOUT_MAX_S);
-        if (link_open("", &link, &error)) {
-                if (!now && link_end_other_version(&error, &pid))
+        if (cli_agent_open("", &agent, &error)) {
+                if (!now && cli_agent_end_other_version(&error, &pid))
                         return await_other_version(common.json, pid);
-                if (!link_is_absent(&error))
+                if (!cli_agent_is_absent(&error))
                         return cli_fail(common.json, &error);
                 if (common.json)
                         return cli_print_json(json_pack("{s:b}", "was_running", 0), CLI_OK);
                 printf("no agent is running\n");
                 return CLI_OK;
         }
-        count_unsaved(link, &count, &bytes);
+        count_unsaved(agent, &count, &bytes);
         if (now && !yes && !may_drop(count, bytes, &no_terminal)) {
-                link_close(link);
+                cli_agent_close(agent);
                 error_set(&error, NEBULA_BUSY, 0, "%s", no_terminal ?
                           "stop --now drops the memory tier: say --yes, because there is no terminal to ask on" : "nothing was stopped");
                 cli_fail(common.json, &error);
@@ -176,12 +176,12 @@ int command_stop(int argc, char **argv)
         if (!now && count && !common.json)
                 printf("finishing %zu version%s\n", count, count == 1 ? "" : "s");
         fflush(stdout);
-        pid = link_agent_pid(link);
-        seen_pid = link_seen_pid(link);
-        status = link_stop(link, now, &error);
+        pid = cli_agent_pid(agent);
+        seen_pid = cli_agent_seen_pid(agent);
+        status = cli_agent_stop(agent, now, &error);
         if (!status)
-                status = wait_for_agent(link, !common.json, timeout_s, &error);
-        link_close(link);
+                status = wait_for_agent(agent, !common.json, timeout_s, &error);
+        cli_agent_close(agent);
         if (status == NEBULA_TIMEOUT) {
                 cli_fail(common.json, &error);
                 return CLI_TIMEOUT;

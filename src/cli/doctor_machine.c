@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/doctor.h"
 #include "cli/human.h"
-#include "cli/link.h"
 #include "os/os.h"
 #include "sum/sum.h"
 
@@ -38,7 +38,7 @@ static void check_agent(const char *path, struct doctor_finding *finding)
 {
         struct nebula_error error;
         struct ipc_place place;
-        struct link *link = NULL;
+        struct cli_agent *agent = NULL;
 
         (void)path;
         if (ipc_place_find(&place, &error)) {
@@ -47,10 +47,10 @@ static void check_agent(const char *path, struct doctor_finding *finding)
                 ADVICE(finding, "set NEBULA_RUNTIME_DIR to a short path of your own");
                 return;
         }
-        if (!link_open("", &link, &error)) {
-                FOUND(finding, "running, pid %u", link_agent_pid(link));
-                link_close(link);
-        } else if (link_is_absent(&error)) {
+        if (!cli_agent_open("", &agent, &error)) {
+                FOUND(finding, "running, pid %u", cli_agent_pid(agent));
+                cli_agent_close(agent);
+        } else if (cli_agent_is_absent(&error)) {
                 FOUND(finding, "not running; the first init() starts it");
         } else {
                 finding->verdict = DOCTOR_BAD;

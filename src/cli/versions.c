@@ -7,8 +7,8 @@
 
 #include "agent/catalogue/retention.h"
 #include "base/error.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
-#include "cli/link.h"
 #include "os/os.h"
 
 static struct version *find(struct versions *versions, const char *tag, const char *job, uint64_t generation)
@@ -138,15 +138,15 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
 {
         struct versions versions = { 0 };
         struct manifest_scan scan = { 0 };
-        struct link *link = NULL;
+        struct cli_agent *agent = NULL;
         json_t *report = NULL;
         enum nebula_status status = target_path(given_path, versions.path, error);
 
         if (status)
                 return status;
-        if (ask_agent && link_open_if_any(versions.path, &link)) {
-                versions.has_agent = !link_report(link, NEBULA_REPORT_VERSIONS, versions.path, &report, NULL);
-                link_close(link);
+        if (ask_agent && cli_agent_open_if_any(versions.path, &agent)) {
+                versions.has_agent = !cli_agent_report(agent, NEBULA_REPORT_VERSIONS, versions.path, &report, NULL);
+                cli_agent_close(agent);
         }
         if (*versions.path) {
                 status = scan_path(versions.path, &scan, error);

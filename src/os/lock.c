@@ -30,8 +30,9 @@ bool lock_wait_for(struct lock *lock, pthread_cond_t *cond, int64_t timeout_ms)
 static const char *const names[] = { LOCK_ORDER(LOCK_NAME) };
 
 /*
- * What this thread holds, or waits for. It is changed before a lock is taken and after it was given back, and its memory is made with the
- * thread: under blocks_lock of a capture a thread must neither write to memory that may be protected, nor allocate.
+ * The locks that this thread holds or waits for. A lock is entered before it is taken and removed after it was released.
+ * The memory is made together with the thread: under blocks_lock of a capture, a thread must neither allocate nor write to
+ * memory that may be protected.
  */
 #define PER_THREAD static _Thread_local __attribute__((tls_model("initial-exec")))
 PER_THREAD struct {
@@ -53,7 +54,7 @@ static size_t find(const struct lock *lock)
 
         while (i > 0 && held[i - 1].lock != lock)
                 i--;
-        return i; /* its place, counted from 1; 0: it is not held */
+        return i; /* its index, counted from 1; 0: the thread does not hold it */
 }
 
 static void check_order(const struct lock *lock, enum lock_how how)

@@ -24,14 +24,14 @@ struct lock {
 
 enum lock_how {
         LOCK_IN_ORDER,
-        LOCK_BESIDE, /* others of the same name may be held */
-        LOCK_TRIED,  /* it is taken already, without waiting */
-        LOCK_AGAIN,  /* it is given back and taken again by a wait */
+        LOCK_BESIDE, /* the thread may hold others of the same name */
+        LOCK_TRIED,  /* taken already, without waiting */
+        LOCK_AGAIN,  /* released and taken again by a wait */
 };
 #ifdef NB_LOCK_CHECKS
-void lock_enter(const struct lock *lock, enum lock_how how); /* before the thread waits for it */
-void lock_leave(const struct lock *lock, enum lock_rank rank); /* afterwards: the lock may be gone */
-void lock_forget(const struct lock *lock); /* it is begun anew, in a forked child perhaps */
+void lock_enter(const struct lock *lock, enum lock_how how); /* call before the thread waits for the lock */
+void lock_leave(const struct lock *lock, enum lock_rank rank); /* call afterwards: the lock may be gone */
+void lock_forget(const struct lock *lock); /* call when the lock is initialised again, for example in a forked child */
 #else
 static inline void lock_enter(const struct lock *lock, enum lock_how how) {}
 static inline void lock_leave(const struct lock *lock, enum lock_rank rank) {}
@@ -56,7 +56,7 @@ static inline void lock_take(struct lock *lock)
         pthread_mutex_lock(&lock->mutex);
 }
 
-/* For a thread that holds others of the same name, and one lock above them without which nobody holds two. */
+/* For a thread that holds others of the same name. A lock above them must make sure that no other thread holds two. */
 static inline void lock_take_beside(struct lock *lock)
 {
         lock_enter(lock, LOCK_BESIDE);
@@ -75,19 +75,19 @@ static inline bool lock_try(struct lock *lock)
 
 static inline void lock_give(struct lock *lock)
 {
-        enum lock_rank rank = lock->rank; /* the next thread that takes it may free it */
+        enum lock_rank rank = lock->rank; /* read now, because the next thread that takes the lock may free it */
 
         pthread_mutex_unlock(&lock->mutex);
         lock_leave(lock, rank);
 }
 
-/* Gives the lock back and waits for `cond`; has it again afterwards. */
+/* Releases the lock, waits for `cond`, and takes the lock again. */
 static inline void lock_wait(struct lock *lock, pthread_cond_t *cond)
 {
         lock_enter(lock, LOCK_AGAIN);
         pthread_cond_wait(cond, &lock->mutex);
 }
-/* Likewise, for so long; `cond` is one of os_cond_init. False: timeout_ms passed without a signal. timeout_ms < 0: no limit. */
+/* lock_wait with a limit; `cond` must be from os_cond_init. False if timeout_ms passed without a signal; timeout_ms < 0: no limit. */
 bool lock_wait_for(struct lock *lock, pthread_cond_t *cond, int64_t timeout_ms);
 
 #endif

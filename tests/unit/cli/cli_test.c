@@ -2,7 +2,7 @@
 
 #include "cli/args.h"
 #include "cli/human.h"
-#include "cli/sink.h"
+#include "cli/output_file.h"
 #include "cli/table.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -202,22 +202,22 @@ static void a_tag_cannot_send_control_bytes_to_the_terminal(void)
 static void files_that_are_restored_beside_each_other_do_not_mix(void)
 {
         struct nebula_error error;
-        struct sink first, second;
+        struct output_file first, second;
         char directory[256], path[300], *text;
         size_t size;
 
         test_dir_make(directory);
         snprintf(path, sizeof path, "%s/a", directory);
-        REQUIRE(!sink_begin(&first, directory, "a", 4, &error));
-        sink_write(&first, "aaaa", 0, 4);
-        REQUIRE(!sink_begin(&second, directory, "b", 4, &error));
-        sink_write(&second, "bb", 0, 2);
-        CHECK(!sink_sync(&first, &error) && !sink_place(&first, false, &error));
+        REQUIRE(!output_file_begin(&first, directory, "a", 4, &error));
+        output_file_write(&first, "aaaa", 0, 4);
+        REQUIRE(!output_file_begin(&second, directory, "b", 4, &error));
+        output_file_write(&second, "bb", 0, 2);
+        CHECK(!output_file_sync(&first, &error) && !output_file_place(&first, false, &error));
         REQUIRE(!os_read_file(path, 100, &text, &size));
         CHECK(size == 4 && !memcmp(text, "aaaa", 4));
         free(text);
-        sink_write(&second, "bb", 2, 2);
-        CHECK(!sink_sync(&second, &error) && !sink_place(&second, false, &error));
+        output_file_write(&second, "bb", 2, 2);
+        CHECK(!output_file_sync(&second, &error) && !output_file_place(&second, false, &error));
         test_dir_remove(directory);
 }
 
@@ -225,20 +225,20 @@ static void a_name_that_somebody_gave_meanwhile_is_replaced_only_when_that_is_me
 {
         struct nebula_error error = { 0 };
         char directory[256], path[300], *text = NULL;
-        struct sink sink;
+        struct output_file output;
         size_t size = 0;
 
         test_dir_make(directory);
         snprintf(path, sizeof path, "%s/a", directory);
         for (int replaces = 0; replaces < 2; replaces++) {
-                REQUIRE(!sink_begin(&sink, directory, "a", 3, &error));
-                sink_write(&sink, "new", 0, 3);
+                REQUIRE(!output_file_begin(&output, directory, "a", 3, &error));
+                output_file_write(&output, "new", 0, 3);
                 REQUIRE(!os_write_file_atomic(path, "other", 5));
-                CHECK(!sink_sync(&sink, &error) && sink_place(&sink, replaces, &error) == (replaces ? NEBULA_OK : NEBULA_BUSY));
+                CHECK(!output_file_sync(&output, &error) && output_file_place(&output, replaces, &error) == (replaces ? NEBULA_OK : NEBULA_BUSY));
                 REQUIRE(!os_read_file(path, 100, &text, &size));
                 CHECK(size == (replaces ? 3u : 5u));
                 free(text);
-                CHECK(os->stat(sink.temporary, false, &(struct os_stat){ 0 }) == -ENOENT);
+                CHECK(os->stat(output.temporary, false, &(struct os_stat){ 0 }) == -ENOENT);
         }
         test_dir_remove(directory);
 }

@@ -1,16 +1,16 @@
-#include "cli/view.h"
+#include "cli/mapped.h"
 
 #include <stdlib.h>
 #include <stdio.h>
 
 #include "base/error.h"
-#include "cli/link.h"
+#include "cli/cli_agent.h"
 #include "image/image.h"
 #include "os/os.h"
 
-enum nebula_status view_open_path(const char *path, struct view *ret_view, struct nebula_error *error)
+enum nebula_status mapped_open_path(const char *path, struct mapped *ret_mapped, struct nebula_error *error)
 {
-        struct view view = { 0 };
+        struct mapped mapped = { 0 };
         struct os_stat stat;
         int fd = os->open(path, OS_READ), result;
 
@@ -22,18 +22,18 @@ enum nebula_status view_open_path(const char *path, struct view *ret_view, struc
                 return error_set(error, NEBULA_INVALID, 0, "%s is no file", path);
         }
         if (!result && stat.size)
-                result = os->map(fd, 0, stat.size, OS_MAP_READ, &view.data);
+                result = os->map(fd, 0, stat.size, OS_MAP_READ, &mapped.data);
         os->close(fd);
         if (result < 0)
                 return error_set(error, error_status_of_errno(-result), -result, "cannot map %s", path);
-        view.size = stat.size;
-        *ret_view = view;
+        mapped.size = stat.size;
+        *ret_mapped = mapped;
         return NEBULA_OK;
 }
 
-enum nebula_status view_open(struct store *store, const char *key, struct view *ret_view, struct nebula_error *error)
+enum nebula_status mapped_open(struct store *store, const char *key, struct mapped *ret_mapped, struct nebula_error *error)
 {
-        struct view view = { 0 };
+        struct mapped mapped = { 0 };
         struct old_entry entry;
         enum nebula_status status;
         int result;
@@ -43,56 +43,56 @@ enum nebula_status view_open(struct store *store, const char *key, struct view *
 
                 if (asprintf(&path, "%s/%s", store->root, key) < 0)
                         return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a path");
-                status = view_open_path(path, ret_view, error);
+                status = mapped_open_path(path, ret_mapped, error);
                 free(path);
                 return status;
         }
         status = store->ops->old_stat(store, key, &entry, error);
         if (status)
                 return status;
-        view.size = entry.size;
+        mapped.size = entry.size;
         old_entry_done(&entry);
-        if (view.size) {
-                result = os->map(-1, 0, view.size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &view.data);
+        if (mapped.size) {
+                result = os->map(-1, 0, mapped.size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &mapped.data);
                 if (result < 0)
                         return error_set(error, NEBULA_NO_MEMORY, -result, "no memory to read %s/%s", store->root, key);
-                status = store->ops->read(store, key, view.data, 0, view.size, error);
+                status = store->ops->read(store, key, mapped.data, 0, mapped.size, error);
         }
         if (status)
-                view_close(&view);
+                mapped_close(&mapped);
         else
-                *ret_view = view;
+                *ret_mapped = mapped;
         return status;
 }
 
-enum nebula_status view_open_memory(struct link *link, uint64_t version_id, const char *name, struct view *ret_view,
-                                    struct nebula_error *error)
+enum nebula_status mapped_open_memory(struct cli_agent *agent, uint64_t version_id, const char *name, struct mapped *ret_mapped,
+                                      struct nebula_error *error)
 {
         struct ipc_opened opened;
-        struct view view = { 0 };
+        struct mapped mapped = { 0 };
         int fd, result = 0;
-        enum nebula_status status = link_file(link, version_id, name, &opened, &fd, error);
+        enum nebula_status status = cli_agent_file(agent, version_id, name, &opened, &fd, error);
 
         if (status)
                 return status;
-        view.size = opened.size;
-        if (view.size)
-                result = os->map(fd, 0, view.size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE, &view.data);
+        mapped.size = opened.size;
+        if (mapped.size)
+                result = os->map(fd, 0, mapped.size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE, &mapped.data);
         os->close(fd);
         if (result < 0)
                 return error_set(error, NEBULA_NO_MEMORY, -result, "cannot map the agent's image of %s", name);
-        if (opened.format == IPC_FORMAT_ZIP && view.size)
-                status = image_seal_rest(view.data, view.size, error); /* in this process's private copy */
+        if (opened.format == IPC_FORMAT_ZIP && mapped.size)
+                status = image_seal_rest(mapped.data, mapped.size, error); /* in this process's private copy */
         if (status)
-                view_close(&view);
+                mapped_close(&mapped);
         else
-                *ret_view = view;
+                *ret_mapped = mapped;
         return status;
 }
 
-void view_close(struct view *view)
+void mapped_close(struct mapped *mapped)
 {
-        if (view->data)
-                os->unmap(view->data, view->size);
-        view->data = NULL;
+        if (mapped->data)
+                os->unmap(mapped->data, mapped->size);
+        mapped->data = NULL;
 }

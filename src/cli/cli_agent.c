@@ -1,4 +1,4 @@
-#include "cli/link.h"
+#include "cli/cli_agent.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -12,29 +12,29 @@
 
 #define GREETING_MS 5000 /* an agent answers a greeting at once, whatever its storage does */
 
-struct link {
+struct cli_agent {
         int fd;
         struct ipc_frame frame;
         uint32_t agent_pid; /* the pid that the agent reports */
         uint32_t seen_pid;  /* its pid in this process's pid namespace; 0: not visible there */
 };
 
-static enum nebula_status ask_within(struct link *link, enum ipc_type type, const void *request, size_t size,
+static enum nebula_status ask_within(struct cli_agent *agent, enum ipc_type type, const void *request, size_t size,
                                      int64_t timeout_ms, struct nebula_error *error)
 {
         bool is_broken;
 
-        return ipc_call(link->fd, type, request, size, timeout_ms, &link->frame, &is_broken, error);
+        return ipc_call(agent->fd, type, request, size, timeout_ms, &agent->frame, &is_broken, error);
 }
 
-/* Sends a request and receives the answer into link->frame. No timeout: stop persists first. */
-static enum nebula_status ask(struct link *link, enum ipc_type type, const void *request, size_t size,
+/* Sends a request and receives the answer into agent->frame. No timeout: stop persists first. */
+static enum nebula_status ask(struct cli_agent *agent, enum ipc_type type, const void *request, size_t size,
                               struct nebula_error *error)
 {
-        return ask_within(link, type, request, size, -1, error);
+        return ask_within(agent, type, request, size, -1, error);
 }
 
-static enum nebula_status say_hello(struct link *link, const char *persist_path, struct nebula_error *error)
+static enum nebula_status say_hello(struct cli_agent *agent, const char *persist_path, struct nebula_error *error)
 {
         struct ipc_hello *hello = calloc(1, sizeof *hello);
         const struct ipc_welcome *welcome;
@@ -48,19 +48,19 @@ static enum nebula_status say_hello(struct link *link, const char *persist_path,
         hello->world = hello->local_world = hello->retention_count = 1;
         os->random(&hello->session_nonce, sizeof hello->session_nonce);
         snprintf(hello->persist_path, sizeof hello->persist_path, "%s", persist_path ? persist_path : "");
-        status = ask_within(link, IPC_HELLO, hello, sizeof *hello, GREETING_MS, error);
+        status = ask_within(agent, IPC_HELLO, hello, sizeof *hello, GREETING_MS, error);
         free(hello);
         if (status)
                 return status;
-        welcome = link->frame.payload;
-        link->agent_pid = welcome->agent_pid;
+        welcome = agent->frame.payload;
+        agent->agent_pid = welcome->agent_pid;
         return NEBULA_OK;
 }
 
-enum nebula_status link_open(const char *persist_path, struct link **ret_link, struct nebula_error *error)
+enum nebula_status cli_agent_open(const char *persist_path, struct cli_agent **ret_agent, struct nebula_error *error)
 {
         struct ipc_place place;
-        struct link *link;
+        struct cli_agent *agent;
         enum nebula_status status = ipc_place_find(&place, error);
         uint32_t pid = 0;
         int fd;
@@ -70,44 +70,44 @@ enum nebula_status link_open(const char *persist_path, struct link **ret_link, s
         fd = ipc_place_connect(&place);
         if (fd < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, -fd, "no agent is running (%s)", place.socket);
-        link = calloc(1, sizeof *link);
-        if (!link) {
+        agent = calloc(1, sizeof *agent);
+        if (!agent) {
                 os->close(fd);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to talk to the agent");
         }
-        link->fd = fd;
+        agent->fd = fd;
         status = ipc_place_check_peer(fd, &place, &pid, error);
-        link->seen_pid = pid;
+        agent->seen_pid = pid;
         if (!status)
-                status = say_hello(link, persist_path, error);
+                status = say_hello(agent, persist_path, error);
         if (status == NEBULA_TIMEOUT)
                 status = error_set(error, NEBULA_UNAVAILABLE, 0, "the agent (pid %u) has not answered for %d s: it is stopped or "
                                    "hangs; its log is %s", pid, GREETING_MS / 1000, place.log);
         if (status) {
-                link_close(link);
+                cli_agent_close(agent);
                 return status;
         }
-        *ret_link = link;
+        *ret_agent = agent;
         return NEBULA_OK;
 }
 
-bool link_is_absent(const struct nebula_error *error)
+bool cli_agent_is_absent(const struct nebula_error *error)
 {
         return error->status == NEBULA_UNAVAILABLE && (error->sys_errno == ENOENT || error->sys_errno == ECONNREFUSED);
 }
 
-bool link_open_if_any(const char *persist_path, struct link **ret_link)
+bool cli_agent_open_if_any(const char *persist_path, struct cli_agent **ret_agent)
 {
         struct nebula_error error;
 
-        if (!link_open(persist_path, ret_link, &error))
+        if (!cli_agent_open(persist_path, ret_agent, &error))
                 return true;
-        if (!link_is_absent(&error))
+        if (!cli_agent_is_absent(&error))
                 cli_complain("%s; only storage is looked at", error.message);
         return false;
 }
 
-bool link_end_other_version(const struct nebula_error *error, uint32_t *ret_pid)
+bool cli_agent_end_other_version(const struct nebula_error *error, uint32_t *ret_pid)
 {
         struct ipc_place place;
         uint32_t pid = 0;
@@ -126,21 +126,21 @@ bool link_end_other_version(const struct nebula_error *error, uint32_t *ret_pid)
         return is_told;
 }
 
-void link_close(struct link *link)
+void cli_agent_close(struct cli_agent *agent)
 {
-        if (!link)
+        if (!agent)
                 return;
-        ipc_frame_done(&link->frame);
-        os->close(link->fd);
-        free(link);
+        ipc_frame_done(&agent->frame);
+        os->close(agent->fd);
+        free(agent);
 }
 
-uint32_t link_seen_pid(const struct link *link)
+uint32_t cli_agent_seen_pid(const struct cli_agent *agent)
 {
-        return link->seen_pid;
+        return agent->seen_pid;
 }
 
-bool link_agent_is_there(uint32_t seen_pid)
+bool cli_agent_is_there(uint32_t seen_pid)
 {
         struct ipc_place place;
         int fd, result;
@@ -157,15 +157,15 @@ bool link_agent_is_there(uint32_t seen_pid)
         return result < 0;
 }
 
-uint32_t link_agent_pid(const struct link *link)
+uint32_t cli_agent_pid(const struct cli_agent *agent)
 {
-        return link->agent_pid;
+        return agent->agent_pid;
 }
 
-static enum nebula_status take_json(struct link *link, json_t **ret_value, struct nebula_error *error)
+static enum nebula_status take_json(struct cli_agent *agent, json_t **ret_value, struct nebula_error *error)
 {
-        size_t size = link->frame.header.size;
-        const char *text = link->frame.payload;
+        size_t size = agent->frame.header.size;
+        const char *text = agent->frame.payload;
         json_error_t problem;
         json_t *value;
 
@@ -178,49 +178,49 @@ static enum nebula_status take_json(struct link *link, json_t **ret_value, struc
         return NEBULA_OK;
 }
 
-enum nebula_status link_report(struct link *link, enum nebula_report report, const char *persist_path,
-                               json_t **ret_report, struct nebula_error *error)
+enum nebula_status cli_agent_report(struct cli_agent *agent, enum nebula_report report, const char *persist_path,
+                                    json_t **ret_report, struct nebula_error *error)
 {
         struct ipc_report request = { .report = report };
         enum nebula_status status;
 
         snprintf(request.persist_path, sizeof request.persist_path, "%s", persist_path ? persist_path : "");
-        status = ask(link, IPC_REPORT, &request, sizeof request, error);
-        return status ? status : take_json(link, ret_report, error);
+        status = ask(agent, IPC_REPORT, &request, sizeof request, error);
+        return status ? status : take_json(agent, ret_report, error);
 }
 
-enum nebula_status link_find(struct link *link, const char *persist_path, const char *tag,
-                             struct ipc_found *ret_found, struct nebula_error *error)
+enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_path, const char *tag,
+                                  struct ipc_found *ret_found, struct nebula_error *error)
 {
         struct ipc_find request = { 0 };
         enum nebula_status status;
 
         snprintf(request.persist_path, sizeof request.persist_path, "%s", persist_path ? persist_path : "");
         snprintf(request.tag, sizeof request.tag, "%s", tag && strcmp(tag, "latest") ? tag : "");
-        status = ask(link, IPC_FIND, &request, sizeof request, error);
+        status = ask(agent, IPC_FIND, &request, sizeof request, error);
         if (!status)
-                memcpy(ret_found, link->frame.payload, sizeof *ret_found);
+                memcpy(ret_found, agent->frame.payload, sizeof *ret_found);
         return status;
 }
 
-enum nebula_status link_describe(struct link *link, uint64_t version_id, json_t **ret_description,
-                                 struct nebula_error *error)
+enum nebula_status cli_agent_describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description,
+                                      struct nebula_error *error)
 {
         struct ipc_version request = { .version_id = version_id };
-        enum nebula_status status = ask(link, IPC_DESCRIBE, &request, sizeof request, error);
+        enum nebula_status status = ask(agent, IPC_DESCRIBE, &request, sizeof request, error);
 
-        return status ? status : take_json(link, ret_description, error);
+        return status ? status : take_json(agent, ret_description, error);
 }
 
-enum nebula_status link_find_younger(struct link *link, const char *persist_path, const char *tag, uint64_t than,
-                                     uint64_t *ret_version_id, json_t **ret_description, struct nebula_error *error)
+enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t than,
+                                          uint64_t *ret_version_id, json_t **ret_description, struct nebula_error *error)
 {
         struct ipc_found found;
         json_t *description;
-        enum nebula_status status = link_find(link, persist_path, tag, &found, error);
+        enum nebula_status status = cli_agent_find(agent, persist_path, tag, &found, error);
 
         if (!status)
-                status = link_describe(link, found.version_id, &description, error);
+                status = cli_agent_describe(agent, found.version_id, &description, error);
         if (status)
                 return status;
         if (!lies_in(description, "memory") ||
@@ -233,41 +233,41 @@ enum nebula_status link_find_younger(struct link *link, const char *persist_path
         return NEBULA_OK;
 }
 
-enum nebula_status link_file(struct link *link, uint64_t version_id, const char *name, struct ipc_opened *ret_opened,
-                             int *ret_fd, struct nebula_error *error)
+enum nebula_status cli_agent_file(struct cli_agent *agent, uint64_t version_id, const char *name, struct ipc_opened *ret_opened,
+                                  int *ret_fd, struct nebula_error *error)
 {
         struct ipc_open request = { .version_id = version_id };
         enum nebula_status status;
 
         snprintf(request.name, sizeof request.name, "%s", name);
-        status = ask(link, IPC_OPEN, &request, sizeof request, error);
+        status = ask(agent, IPC_OPEN, &request, sizeof request, error);
         if (status)
                 return status;
-        if (!link->frame.header.has_fd || link->frame.fd < 0)
+        if (!agent->frame.header.has_fd || agent->frame.fd < 0)
                 return error_set(error, NEBULA_UNAVAILABLE, 0, "the agent sent no file for \"%s\"", name);
-        memcpy(ret_opened, link->frame.payload, sizeof *ret_opened);
-        *ret_fd = link->frame.fd;
-        link->frame.fd = -1; /* the caller owns it now */
+        memcpy(ret_opened, agent->frame.payload, sizeof *ret_opened);
+        *ret_fd = agent->frame.fd;
+        agent->frame.fd = -1; /* the caller owns it now */
         return NEBULA_OK;
 }
 
-enum nebula_status link_stop(struct link *link, bool now, struct nebula_error *error)
+enum nebula_status cli_agent_stop(struct cli_agent *agent, bool now, struct nebula_error *error)
 {
         struct ipc_stop request = { .now = now };
 
-        return ipc_send(link->fd, IPC_STOP, NEBULA_OK, &request, sizeof request, -1, error);
+        return ipc_send(agent->fd, IPC_STOP, NEBULA_OK, &request, sizeof request, -1, error);
 }
 
-enum nebula_status link_stopped(struct link *link, int64_t timeout_ms, bool *ret_done, struct nebula_error *error)
+enum nebula_status cli_agent_stopped(struct cli_agent *agent, int64_t timeout_ms, bool *ret_done, struct nebula_error *error)
 {
         enum nebula_status status;
         bool is_broken;
 
-        *ret_done = os->poll(link->fd, timeout_ms) > 0;
+        *ret_done = os->poll(agent->fd, timeout_ms) > 0;
         if (!*ret_done)
                 return NEBULA_OK;
-        status = ipc_receive(link->fd, &link->frame, error);
-        return status ? status : ipc_answer_check(&link->frame, IPC_STOP, &is_broken, error);
+        status = ipc_receive(agent->fd, &agent->frame, error);
+        return status ? status : ipc_answer_check(&agent->frame, IPC_STOP, &is_broken, error);
 }
 
 const char *text_of(const json_t *object, const char *key)
