@@ -12,6 +12,10 @@
 #include "_pickling.h"
 #include "image/image.h"
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Nebula's files hold numbers in the order of little-endian machines, as torch's do there: this machine is none"
+#endif
+
 static PyObject *error_factory;
 
 PyObject *nebula_exception(const struct nebula_error *error)
@@ -176,35 +180,74 @@ static PyMethodDef functions[] = {
         { NULL, NULL, 0, NULL },
 };
 
+/* The constants of the C library, under their names there. */
+static int add_constants(PyObject *module)
+{
+        static const struct {
+                const char *name;
+                long value;
+        } constants[] = {
+                { "FILES_OPEN", NEBULA_FILES_OPEN },
+                { "FILES_ALL_RANKS", NEBULA_FILES_ALL_RANKS },
+                { "REPORT_VERSIONS", NEBULA_REPORT_VERSIONS },
+                { "REPORT_STATUS", NEBULA_REPORT_STATUS },
+                { "REPORT_HISTORY", NEBULA_REPORT_HISTORY },
+                { "EVENT_DURABLE", NEBULA_EVENT_DURABLE },
+                { "EVENT_LOST", NEBULA_EVENT_LOST },
+                { "EVENT_STORAGE", NEBULA_EVENT_STORAGE },
+                { "EVENT_LATE", NEBULA_EVENT_LATE },
+                { "EVENT_OTHER_AGENT", NEBULA_EVENT_OTHER_AGENT },
+        };
+
+        for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+                if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
+                        return -1;
+        return PyModule_AddStringConstant(module, "VERSION", NEBULA_VERSION);
+}
+
+/* Threads of the C library call into the interpreter by PyGILState_Ensure, which knows the main one alone. */
+static int is_allowed_here(void)
+{
+        static bool is_loaded;
+
+        if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+                PyErr_SetString(PyExc_ImportError, "nebulaml works in the main interpreter of a process, and not in a subinterpreter");
+                return -1;
+        }
+        if (is_loaded) {
+                PyErr_SetString(PyExc_ImportError, "nebulaml._nebula is loaded already, and cannot be loaded twice in one process");
+                return -1;
+        }
+        is_loaded = true;
+        return 0;
+}
+
+static int module_exec(PyObject *module)
+{
+        if (is_allowed_here() < 0 || add_constants(module) < 0 || session_add_type(module) < 0 || checkpoint_add_type(module) < 0 ||
+            map_add_type(module) < 0 || ranges_add_type(module) < 0 || watch_add_type(module) < 0 || pickling_add_types(module) < 0)
+                return -1;
+        return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+        { Py_mod_exec, module_exec },
+#ifdef Py_mod_multiple_interpreters
+        { Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED },
+#endif
+#ifdef Py_mod_gil
+        { Py_mod_gil, Py_MOD_GIL_USED }, /* a free-threaded interpreter takes its lock again, and says so */
+#endif
+        { 0, NULL },
+};
+
 static struct PyModuleDef definition = {
-        PyModuleDef_HEAD_INIT, "_nebula", "The C library of Nebula; see include/nebula.h.", -1, functions,
-        NULL, NULL, NULL, NULL,
+        PyModuleDef_HEAD_INIT, "_nebula", "The C library of Nebula; see include/nebula.h.", 0, functions, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__nebula(void);
 
 PyMODINIT_FUNC PyInit__nebula(void)
 {
-        PyObject *module = PyModule_Create(&definition);
-
-        if (!module)
-                return NULL;
-        if (PyModule_AddStringConstant(module, "VERSION", NEBULA_VERSION) < 0 ||
-            PyModule_AddIntConstant(module, "FILES_OPEN", NEBULA_FILES_OPEN) < 0 ||
-            PyModule_AddIntConstant(module, "FILES_ALL_RANKS", NEBULA_FILES_ALL_RANKS) < 0 ||
-            PyModule_AddIntConstant(module, "REPORT_VERSIONS", NEBULA_REPORT_VERSIONS) < 0 ||
-            PyModule_AddIntConstant(module, "REPORT_STATUS", NEBULA_REPORT_STATUS) < 0 ||
-            PyModule_AddIntConstant(module, "REPORT_HISTORY", NEBULA_REPORT_HISTORY) < 0 ||
-            PyModule_AddIntConstant(module, "EVENT_DURABLE", NEBULA_EVENT_DURABLE) < 0 ||
-            PyModule_AddIntConstant(module, "EVENT_LOST", NEBULA_EVENT_LOST) < 0 ||
-            PyModule_AddIntConstant(module, "EVENT_STORAGE", NEBULA_EVENT_STORAGE) < 0 ||
-            PyModule_AddIntConstant(module, "EVENT_LATE", NEBULA_EVENT_LATE) < 0 ||
-            PyModule_AddIntConstant(module, "EVENT_OTHER_AGENT", NEBULA_EVENT_OTHER_AGENT) < 0 ||
-            session_add_type(module) < 0 || checkpoint_add_type(module) < 0 || map_add_type(module) < 0 || ranges_add_type(module) < 0 ||
-            watch_add_type(module) < 0 ||
-            pickling_add_types(module) < 0) {
-                Py_DECREF(module);
-                return NULL;
-        }
-        return module;
+        return PyModuleDef_Init(&definition);
 }

@@ -17,6 +17,7 @@ import os
 import pickle
 import secrets
 import threading
+import uuid
 import weakref
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from torch.distributed.distributed_c10d import _get_object_coll_device
 from torch.futures import Future as TorchFuture
 
 from . import dense, device
-from .dcp_places import METADATA, frame, is_place, session_for, split
+from .dcp_places import METADATA, check_name, frame, is_place, is_taken, session_for, split
 from .dcp_reader import NebulaStorageReader
 from .errors import NebulaConfigError, NebulaError
 
@@ -42,6 +43,7 @@ log = logging.getLogger("nebulaml")
 
 __all__ = ["NebulaStager", "NebulaStorageReader", "NebulaStorageWriter", "async_save"]
 
+STOCK_ARGUMENTS = {"single_file_per_rank", "sync_files", "thread_count", "per_thread_copy_ahead", "cache_staged_state_dict"}
 VERSION = "1.0.0"  # of the metadata's format, as torch writes it
 
 
@@ -139,6 +141,7 @@ class _Save(threading.local):
     """What one save in progress knows."""
 
     path: str | None = None
+    id: str | None = None  # of the save, in its metadata
     session: Any = None
     tag = ""
     rank = 0
@@ -158,17 +161,23 @@ class NebulaStorageWriter(StorageWriter):
     On each rank the items of its plan become one file ``__<rank>_0.distcp``, captured at once; the coordinator adds
     ``.metadata``, or each rank ``__<rank>.metadata`` where they plan without collectives. The checkpoint is complete when every
     rank has committed or, where a part of the job's ranks saves, when all files of these ranks are there.
+
+    overwrite: False refuses a path that has a checkpoint. stock: arguments of torch's FileSystemWriter about how it writes its files,
+    which have no meaning here.
     """
 
-    def __init__(self, path: Any = None) -> None:
+    def __init__(self, path: Any = None, *, overwrite: bool = True, **stock: Any) -> None:
         super().__init__()
-        self.__setstate__({"_path": None if path is None else os.fspath(path)})
+        unknown = sorted(stock.keys() - STOCK_ARGUMENTS)
+        if unknown:
+            raise TypeError(f"NebulaStorageWriter takes no argument {', '.join(unknown)}")
+        self.__setstate__({"_path": None if path is None else os.fspath(path), "_overwrite": overwrite})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path}
+        return {"_path": self._path, "_overwrite": self._overwrite}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._path = state["_path"]
+        self._path, self._overwrite = state["_path"], state["_overwrite"]
         self._stager = NebulaStager()
         self._save = _Save()  # torch runs each save on one thread; two of them may be in flight
 
@@ -197,16 +206,20 @@ class NebulaStorageWriter(StorageWriter):
 
     def reset(self, checkpoint_id: Any = None) -> None:
         self._save.path = None if checkpoint_id is None else os.fspath(checkpoint_id)
-        self._save.checkpoint = None
+        self._save.checkpoint, self._save.id = None, str(uuid.uuid4())
 
     def storage_meta(self) -> StorageMeta:
-        return StorageMeta(checkpoint_id=self.checkpoint_id)
+        self._save.id = self._save.id or str(uuid.uuid4())
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save.id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self.checkpoint_id is None:
             raise NebulaConfigError("NebulaStorageWriter has no path: give one, or a checkpoint_id to the save")
         persist, self._save.tag = split(self.checkpoint_id)
+        check_name(self._save.tag)
         self._save.session = session_for(persist)
+        if is_coordinator and not self._overwrite and is_taken(self._save.session, persist, self._save.tag):
+            raise NebulaConfigError(f"{self.checkpoint_id} has a checkpoint, and the writer was made with overwrite=False")
         here = dist.get_rank() if dist.is_initialized() else 0
         rank = kwargs.get("rank")
         self._save.rank = rank if rank is not None else here

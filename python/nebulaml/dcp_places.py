@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from . import api, pickling
-from .errors import NebulaConfigError
+from . import _nebula, api, pickling
+from .errors import NebulaConfigError, NebulaNotFound
 from .session import Session, default
 
-__all__ = ["METADATA", "frame", "is_place", "reading_session", "session_for", "split"]
+__all__ = ["METADATA", "check_name", "frame", "is_place", "is_stock", "is_taken", "reading_session", "session_for", "split"]
 
 METADATA = ".metadata"
 
@@ -48,6 +48,27 @@ def reading_session(persist: str) -> Session:
     if not api.is_initialized():
         return session_for(persist)  # a writer may follow
     return default._that_writes(persist)
+
+
+def check_name(tag: str) -> None:
+    """Raises NebulaConfigError for a last part of a path that storage would call otherwise: stock readers look where they were told."""
+    stored = _nebula.encode_name(tag)
+    if stored != tag:
+        raise NebulaConfigError(f"a checkpoint at .../{tag} would lie at .../{stored}, where no other reader looks for it: choose another name")
+
+
+def is_stock(folder: str) -> bool:
+    """Whether torch's own writer, or one that writes as it does, has made this directory."""
+    return os.path.exists(os.path.join(folder, METADATA)) or os.path.exists(os.path.join(folder, f"__0{METADATA}"))
+
+
+def is_taken(session: Session, persist: str, tag: str) -> bool:
+    """Whether a complete checkpoint is there, as far as this node knows."""
+    try:
+        session._engine.session().find(tag, persist)
+    except NebulaNotFound:
+        return is_stock(os.path.join(persist.removeprefix("file://"), tag))
+    return True
 
 
 @functools.lru_cache(maxsize=1024)

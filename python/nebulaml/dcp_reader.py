@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 import pickle
+import uuid
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future as TorchFuture
 
 from . import _nebula
-from .dcp_places import METADATA, frame, is_place, reading_session, split
+from .dcp_places import METADATA, frame, is_place, is_stock, reading_session, split
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
 
 __all__ = ["NebulaStorageReader"]
@@ -116,6 +117,7 @@ class NebulaStorageReader(StorageReader):
         self._path = None if path is None else os.fspath(path)
         self._files: _NebulaFiles | _PlainFiles | None = None
         self._metadata: Metadata | None = None
+        self._load_id = str(uuid.uuid4())
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -129,6 +131,7 @@ class NebulaStorageReader(StorageReader):
         if checkpoint_id is not None:
             self._path = os.fspath(checkpoint_id)
         self._files = self._metadata = None
+        self._load_id = str(uuid.uuid4())
         if self._path is not None:
             self._open()  # every rank comes here, and they agree; read_metadata is asked of the coordinator alone
 
@@ -140,7 +143,7 @@ class NebulaStorageReader(StorageReader):
             checkpoint = reading_session(persist).get_checkpoint(tag=tag, persist_path=persist)
             if checkpoint is not None:
                 self._files = _NebulaFiles(checkpoint)
-            elif _is_stock(folder := os.path.join(persist.removeprefix("file://"), tag)):
+            elif is_stock(folder := os.path.join(persist.removeprefix("file://"), tag)):
                 self._files = _PlainFiles(folder)
             else:
                 raise NebulaNotFound(f"no complete checkpoint {tag!r} in memory or in {persist}")
@@ -155,6 +158,7 @@ class NebulaStorageReader(StorageReader):
             raise NebulaCorrupt(f"{name} of {self._path} holds a {type(metadata).__name__} and no metadata")
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self._load_id
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -239,8 +243,3 @@ def _cut(tensor: torch.Tensor, item: ReadItem) -> torch.Tensor:
     for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         tensor = tensor.narrow(dimension, start, length)
     return tensor
-
-
-def _is_stock(folder: str) -> bool:
-    """Whether torch's own writer, or one that writes as it does, has made this directory."""
-    return os.path.exists(os.path.join(folder, METADATA)) or os.path.exists(os.path.join(folder, f"__0{METADATA}"))

@@ -15,6 +15,7 @@ of the interpreter wait for. Nothing here starts a thread.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import struct
@@ -67,6 +68,9 @@ class Backend(Protocol):
 
     def hold(self, place: int, event: Any) -> None:
         """What the program queues on that device from now on waits for the event; the host does not."""
+
+    def is_recording(self, place: int) -> bool:
+        """Whether what the program queues on that device now goes into a graph, and runs when that is replayed."""
 
     def wait(self, place: int, event: Any) -> None:
         """Returns when all before the event is done; raises what went wrong there. Any thread may call it."""
@@ -130,6 +134,10 @@ class _Cuda:
     def hold(self, place: int, event: Any) -> None:
         torch.cuda.current_stream(place).wait_event(event)
         torch.cuda.default_stream(place).wait_event(event)
+
+    def is_recording(self, place: int) -> bool:
+        with torch.cuda.device(place):
+            return torch.cuda.is_current_stream_capturing()
 
     def wait(self, place: int, event: Any) -> None:
         with torch.cuda.device(place):
@@ -260,9 +268,14 @@ class Filler:
                     _pending.remove(self)
 
     def hold(self) -> None:
-        """The program's next work on these devices waits. Where even that fails, the file is not to be trusted."""
+        """The program's next work on these devices waits. Where even that fails, the file is not to be trusted.
+
+        A graph that is being captured takes no wait for what is outside it; it changes nothing before its replay, which waits.
+        """
         for place, event in self._events:
             try:
+                if self._backend.is_recording(place):
+                    continue
                 self._backend.hold(place, event)
             except Exception as failure:
                 self._failure = failure
@@ -342,10 +355,26 @@ def _gate(filler: Filler) -> None:
     with _lock:
         if not _has_hook:
             register_optimizer_step_pre_hook(_before_step)
+            _gate_replays(getattr(torch.cuda, "CUDAGraph", None))
             _has_hook = True
         if compiler and _hold_pending is _hold_all:
             _hold_pending = compiler.disable(_hold_all)
         _pending.append(filler)
+
+
+def _gate_replays(graph: Any) -> None:
+    """A step that was captured runs by a replay, of which the optimizer is not told."""
+    replay = getattr(graph, "replay", None)
+    if replay is None:
+        return
+
+    @functools.wraps(replay)
+    def held(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _pending:
+            _hold_pending()
+        return replay(self, *args, **kwargs)
+
+    graph.replay = held
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:

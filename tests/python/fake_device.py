@@ -67,7 +67,7 @@ class Device:
         self.open.set()
         self.registered: dict[int, int] = {}
         self.registrations: list[int] = []
-        self.refuses = self.copy_fails = self.queue_fails = False
+        self.refuses = self.copy_fails = self.queue_fails = self.records = False
         self.copied: list[tuple[int, int]] = []  # (source's address, bytes), as they were queued
         self.ended = 0  # copies that were queued and write no more
 
@@ -145,7 +145,11 @@ class Device:
     def event(self, stream: Stream) -> Event:
         return stream.event()
 
+    def is_recording(self, place: int) -> bool:
+        return self.records
+
     def hold(self, place: int, event: Event) -> None:
+        assert not self.records, "a graph takes no wait for what is outside it"
         self.current.work.put(event.done.wait)
 
     def wait(self, place: int, event: Event) -> None:

@@ -129,3 +129,27 @@ def test_a_save_that_failed_is_no_success(place, monkeypatch):
     place.root.joinpath("file").write_text("")
     with pytest.raises(CheckpointException, match="is no directory"):
         save(place.root / "file" / "step1", 1)
+
+
+def test_overwrite_false_refuses_what_is_there_and_stock_arguments_are_taken(place):
+    path = place.storage / "step1"
+    dcp.save(state(1), storage_writer=NebulaStorageWriter(path, overwrite=False, thread_count=4, single_file_per_rank=False), no_dist=True)
+    for writer in (NebulaStorageWriter(path, overwrite=False), NebulaStorageWriter(str(path) + "/", overwrite=False)):
+        with pytest.raises(CheckpointException, match="overwrite=False"):
+            dcp.save(state(2), storage_writer=writer, no_dist=True)
+    same(load(path), 1)
+    with pytest.raises(TypeError, match="no argument nonsense"):
+        NebulaStorageWriter(path, nonsense=1)
+
+
+@pytest.mark.parametrize("tag", ["latest", ".nebula", "a%b"])
+def test_a_name_that_stock_readers_would_not_find_is_refused(place, tag):
+    with pytest.raises(CheckpointException, match="choose another name"):
+        save(place.storage / tag, 1)
+
+
+def test_the_metadata_have_the_numbers_of_the_save_and_of_the_load(place):
+    save(place.storage / "step1", 1)
+    reader = NebulaStorageReader(place.storage / "step1")
+    meta = reader.read_metadata().storage_meta
+    assert meta.save_id and meta.load_id and meta.save_id != meta.load_id

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -165,6 +166,36 @@ def test_without_the_gate_the_late_copy_would_read_the_step(nm, fake, monkeypatc
     fake.let_go()
     checkpoint.wait("committed", timeout=30)
     assert checkpoint.load("m.pt")["p"].eq(0).all()
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph: the work of a step, without its optimizer's call."""
+
+    def __init__(self, fake, work):
+        self.fake, self.work = fake, work
+
+    def replay(self):
+        self.fake.enqueue(self.work)
+
+
+def test_a_captured_step_takes_no_wait_and_its_replay_waits(nm, fake):
+    device._gate_replays(Graph)
+    parameter = torch.nn.Parameter(on(fake, LARGE))
+    optimizer = SGD([parameter], fake)
+    fake.hold_up()
+    checkpoint = nm.Checkpoint("global_step1")
+    assert checkpoint.save("m.pt", {"p": parameter.data}, overlap=True) and checkpoint.commit()
+    fake.records = True
+    fake.enqueue, enqueue = (lambda work: None), fake.enqueue  # what is captured does not run
+    optimizer.step()
+    fake.enqueue, fake.records = enqueue, False
+    Graph(fake, lambda: parameter.data.fill_(-1)).replay()
+    time.sleep(0.05)
+    assert parameter.eq(1).all() and checkpoint.state == "capturing"
+    fake.let_go()
+    checkpoint.wait("committed", timeout=30)
+    fake.synchronize()
+    assert parameter.eq(-1).all() and checkpoint.load("m.pt")["p"].eq(1).all()
 
 
 class WrappedOptimizer:
