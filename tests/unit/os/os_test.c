@@ -247,6 +247,7 @@ static void check_refused(const char *through, int expected)
         CHECK(os->stat_below(path, key, &found) == expected);
         CHECK(os->rename_below(path, key, "taken") == expected);
         CHECK(os->rename_below(path, "real/file", made) == expected);
+        CHECK(os->rename_new_below(path, key, "taken") == expected && os->rename_new_below(path, "real/file", made) == expected);
         CHECK(os->link_below(path, key, dir, "other") == expected);
         CHECK(os->unlink_below(path, key) == expected);
         CHECK(os->mkdir_below(path, made, 0755) == expected);
@@ -261,7 +262,7 @@ static void check_below(void)
         struct os_dir *listing;
         char again[300], *text;
         size_t size;
-        int fd;
+        int fd, result;
 
         check_refused("out", -ELOOP);
         check_refused("inside", -ELOOP);
@@ -288,6 +289,10 @@ static void check_below(void)
         CHECK(fd >= 0 && !os->fstat(fd, &found) && found.mode == 0600);
         os->close(fd);
         CHECK(os->open_below(path, "real/none/x", OS_READ) == -ENOENT && os->open_below(path, "real/new/x", OS_READ) == -ENOTDIR);
+        /* -EINVAL: a file system that cannot do it */
+        result = os->rename_new_below(path, "real/file", "real/new");
+        CHECK(result == -EEXIST || result == -EINVAL);
+        CHECK(!os->stat_below(path, "real/file", &found) && found.size == 5 && !found.born_ns);
         CHECK(!os->unlink_below(path, "real/new") && !os->rename_below(path, "real/file", "file") && !os->rename_below(path, "file", "real/file"));
         snprintf(again, sizeof again, "%s/outside/file", dir);
         CHECK(!os_read_file(again, 100, &text, &size) && size == 9);
