@@ -19,10 +19,10 @@
 #include "os/process.h"
 #include "os/thread.h"
 
-#define RIVAL_WAIT_MS 10000 /* an agent that was killed may take this long to give its memory back */
-#define END_WAIT_NS 10000000000 /* for threads that storage holds; after that the process ends without them */
+#define RIVAL_WAIT_MS 10000 /* time for a killed agent to give its memory back */
+#define END_WAIT_NS 10000000000 /* time for threads that storage blocks; after that the process ends without them */
 #define PENDING_SAID_NS 60000000000
-#define END_NOW_NS 2000000000   /* likewise when nothing that is on its way is to be kept */
+#define END_NOW_NS 2000000000   /* the same, if unfinished work is dropped */
 
 struct agent {
         struct catalogue catalogue;
@@ -36,7 +36,7 @@ struct agent {
 
 static void refuse_setting(const struct nebula_error *error)
 {
-        log_event(LOG_LEVEL_WARN, "%s; the default is taken", error->message);
+        log_event(LOG_LEVEL_WARN, "%s; the default is used", error->message);
 }
 
 static uint64_t size_setting(const char *name, uint64_t fallback)
@@ -53,7 +53,7 @@ static uint64_t size_setting(const char *name, uint64_t fallback)
         return fallback;
 }
 
-/* In whole seconds, rounded up; what is longer than ten years is ten years. */
+/* In whole seconds, rounded up; at most ten years. */
 static uint64_t time_setting(const char *name, uint64_t fallback)
 {
         const double most = 10 * 365 * 86400.0;
@@ -72,7 +72,7 @@ static uint64_t time_setting(const char *name, uint64_t fallback)
         return (double)whole < seconds && seconds < most ? whole + 1 : whole;
 }
 
-/* NEBULA_PUBLISH: whether a published file may be the stored one under another name. */
+/* NEBULA_PUBLISH: whether a published file may be a hard link of the stored one. */
 static bool publish_setting(void)
 {
         const char *text = conf_env("NEBULA_PUBLISH");
@@ -82,7 +82,7 @@ static bool publish_setting(void)
                 return false;
         if (!strcmp(text, "link"))
                 return true;
-        error_set(&error, NEBULA_INVALID, 0, "NEBULA_PUBLISH is \"%.60s\": it is copy or link", text);
+        error_set(&error, NEBULA_INVALID, 0, "NEBULA_PUBLISH is \"%.60s\": it must be copy or link", text);
         refuse_setting(&error);
         return false;
 }
@@ -147,10 +147,10 @@ static void end_process(struct catalogue *catalogue)
         os_signal_self();
 }
 
-/* The listening socket goes, so that no client finds an agent that is ending. */
+/* Closes the listening socket, so that no client finds an agent that is ending. */
 static void end_in_process(struct catalogue *catalogue)
 {
-        struct agent *agent = (struct agent *)catalogue; /* its first member */
+        struct agent *agent = (struct agent *)catalogue; /* the catalogue is its first member */
 
         os->unlink(agent->place.socket);
         os->shutdown(agent->listen_fd);
@@ -183,16 +183,16 @@ enum nebula_status agent_start(const struct ipc_place *place, bool in_process, s
         agent->catalogue.end = in_process ? end_in_process : end_process;
         memory_init(&agent->catalogue.memory, place->memory, size_setting("NEBULA_MEMORY_BUFFER_SIZE", 0), why, sizeof why);
         if (why[0])
-                log_event(LOG_LEVEL_WARN, "images are memfds and end with this agent: %s", why);
+                log_event(LOG_LEVEL_WARN, "images are memfds, which do not survive this agent: %s", why);
         survival_log_adopt_all(&agent->catalogue);
         publish_adopt_all(&agent->catalogue);
-        os->unlink(place->socket); /* of an agent that was killed; the lock says that none is alive */
+        os->unlink(place->socket); /* left by a killed agent: the lock shows that none is alive */
         agent->listen_fd = os->listen(place->socket);
         if (agent->listen_fd < 0) {
                 error_set(error, NEBULA_UNAVAILABLE, -agent->listen_fd, "cannot listen on %s", place->socket);
                 goto undo_memory;
         }
-        /* Before the threads that look at it. */
+        /* Before the threads that use it. */
         if (replica_start(&agent->catalogue, error))
                 log_event(LOG_LEVEL_WARN, "no copies on other nodes: %s", error ? error->message : "");
         if (start_threads(agent, error))
@@ -218,7 +218,7 @@ undo_memory:
         return NEBULA_UNAVAILABLE;
 }
 
-/* Lock held. Storage that hangs is seen in the log. */
+/* Shows in the log which storage hangs. Lock held. */
 static void log_pending(const struct catalogue *catalogue)
 {
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
@@ -235,7 +235,7 @@ static void log_pending(const struct catalogue *catalogue)
         }
 }
 
-/* Lock held. Whether what storage failed is the newest that a job has: only memory holds it. */
+/* Whether a version that storage failed is the newest of a job, so that only memory holds it. Lock held. */
 static bool holds_given_up(const struct catalogue *catalogue)
 {
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
@@ -275,7 +275,7 @@ bool agent_drain(struct agent *agent)
         return done;
 }
 
-/* False when a thread did not end in time. */
+/* False if a thread did not end in time. */
 static bool end_threads(struct agent *agent)
 {
         struct catalogue *catalogue = &agent->catalogue;
@@ -306,24 +306,24 @@ void agent_stop(struct agent *agent, bool forget)
         ended = end_threads(agent);
         catalogue_lock(catalogue);
         if (catalogue->draining && !catalogue->dropping && worker_pending(catalogue, NULL))
-                forget = false; /* committed since everything was durable, while the listener still answered */
+                forget = false; /* committed after the drain, while the listener still answered */
         catalogue_unlock(catalogue);
         if (forget)
                 for (struct job *job = catalogue->jobs; job; job = job->next)
                         for (struct version *version = job->versions; version; version = version->next)
                                 survival_log_remove(catalogue, version);
         if (!ended) {
-                log_event(LOG_LEVEL_INFO, "ending although storage still holds a thread");
+                log_event(LOG_LEVEL_INFO, "the agent ends although storage still blocks a thread");
                 if (forget)
                         memory_unlink_all(&catalogue->memory);
-                return; /* the threads still use all this; the process ends */
+                return; /* the threads still use the catalogue; the process ends anyway */
         }
         listener_free(agent->listener);
         pthread_join(agent->worker, NULL);
         pthread_join(agent->page_maker, NULL);
         replica_stop(catalogue);
         os->close(agent->listen_fd);
-        /* Images first: catalogue_done only drops holds on them, and must not doom what stays. */
+        /* Before catalogue_done, which only drops references to images and must not remove those that stay. */
         memory_stop_removing(&catalogue->memory, forget);
         if (forget)
                 publish_forget(catalogue);
@@ -334,7 +334,7 @@ void agent_stop(struct agent *agent, bool forget)
         free(agent);
 }
 
-/* 0: the lock is ours; 1: an agent is there and answers; negative errno. */
+/* Returns 0: the lock is ours; 1: an agent runs and answers; or a negative errno. */
 static int take_lock(const struct ipc_place *place, int *ret_fd)
 {
         int fd = os->open(place->lock, OS_READ | OS_WRITE | OS_CREATE | OS_NOFOLLOW);
@@ -362,7 +362,7 @@ static int take_lock(const struct ipc_place *place, int *ret_fd)
         }
 }
 
-/* From here to the end of the process. ready_fd < 0: nobody waits to hear. */
+/* Runs until the process ends. ready_fd < 0: no process waits for the report. */
 static int run(const struct ipc_place *place, int ready_fd, const char *log_path)
 {
         struct nebula_error error = { 0 };
@@ -390,8 +390,9 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
         }
         log_open(log_path);
         if (place->other_count && conf_env("XDG_RUNTIME_DIR"))
-                log_event(LOG_LEVEL_INFO, "the agent of user %u is in %s: XDG_RUNTIME_DIR (%s) does not choose that, so that shells that "
-                          "differ in it have one agent; NEBULA_RUNTIME_DIR does", os->uid(), place->directory, conf_env("XDG_RUNTIME_DIR"));
+                log_event(LOG_LEVEL_INFO, "the agent of user %u is in %s: XDG_RUNTIME_DIR (%s) does not decide that, so that "
+                                          "shells with different values find the same agent; set NEBULA_RUNTIME_DIR to choose "
+                                          "another directory", os->uid(), place->directory, conf_env("XDG_RUNTIME_DIR"));
         if (agent_start(place, false, &agent, &error)) {
                 log_event(LOG_LEVEL_WARN, "no start: %s", error.message);
                 if (ready_fd >= 0)
@@ -409,10 +410,10 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
         if (!at_once)
                 all_durable = agent_drain(agent);
         log_event(LOG_LEVEL_INFO, "ending on signal %d%s", signal_number,
-                 all_durable ? "" : "; storage fails, what is not durable stays in memory for the next agent");
+                 all_durable ? "" : "; storage fails, versions that are not durable stay in memory for the next agent");
         agent_stop(agent, all_durable);
         log_close();
-        os->close(lock_fd); /* the file stays: whoever waits for it must not lock a name that is gone */
+        os->close(lock_fd); /* the file stays: a process that waits for the lock must not lock a removed file */
         return 0;
 }
 

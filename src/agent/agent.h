@@ -5,11 +5,11 @@
  *                                   0 once its socket answers
  *      nebula agent --foreground    runs it here, its log on standard error
  *
- * It is found through the lock and the socket in its runtime directory (ipc.h). It ends on
- * `nebula stop`, on SIGTERM (after persisting), and by itself when nothing is connected,
- * nothing is left to persist, and NEBULA_AGENT_LINGER seconds (600) have passed.
+ * Clients find it through the lock and the socket in its runtime directory (ipc.h). It ends on `nebula stop` and on
+ * SIGTERM, after persisting. It also ends when no client is connected, nothing is left to persist, and NEBULA_AGENT_LINGER
+ * seconds (600) have passed.
  *
- * Other settings of the environment, with what holds without them:
+ * Other settings of the environment, with their defaults:
  *
  *      NEBULA_MEMORY_BUFFER_SIZE    the memory tier's budget in bytes (K, M, G), until a session says otherwise
  *      NEBULA_PERSIST_GIVE_UP       seconds that a failing storage is tried, for the newest version from its commit on: 600
@@ -30,17 +30,19 @@
 int agent_main(int argc, char **argv);
 
 /*
- * The agent on threads of this process, listening in runtime_dir (made if need be, 0700). memory_dir NULL: memfds.
- * 0, or an enum nebula_status with its message in `error`. Runs until the process ends.
+ * Runs the agent on threads of this process, listening in runtime_dir, which is made with mode 0700 if needed.
+ * memory_dir NULL: memfds. Returns 0, or an enum nebula_status with its message in `error`. The agent runs until
+ * the process ends.
  */
 NEBULA_API int nebula_agent_inline(const char *runtime_dir, const char *memory_dir, char *error, size_t error_size);
 
-/* The pieces of both, for tests too. */
+/* The parts of both, also for tests. */
 struct agent;
 enum nebula_status agent_start(const struct ipc_place *place, bool in_process, struct agent **ret_agent, struct nebula_error *error);
-/* Persists what is committed, unless it is told meanwhile to let it go. What fails is tried once. False when some of it failed. */
+/* Persists all committed versions, unless the agent is told to end at once meanwhile. A failing version is tried
+ * once. False if some failed. */
 bool agent_drain(struct agent *agent);
-/* Ends all threads. forget: the memory tier goes too, else the next agent takes it over. Frees the agent. */
+/* Ends all threads and frees the agent. forget: also drops the memory tier; otherwise the next agent adopts it. */
 void agent_stop(struct agent *agent, bool forget);
 
 #endif

@@ -1,15 +1,15 @@
 /*
- * log.h - where the agent's log goes; its lines are base/log.h's.
+ * log.h - the file of the agent's log; base/log.h writes the lines.
  *
- * The file is appended to and, once larger than 8 MiB at start, kept as
- * agent.log.1. Without an open log (in tests) lines go nowhere.
+ * The file is appended to. If it is larger than 8 MiB at start, it is first
+ * renamed to agent.log.1. Without an open log (in tests) lines are dropped.
  */
 #ifndef NB_AGENT_LOG_H
 #define NB_AGENT_LOG_H
 
 #include "base/log.h"
 
-/* 0 or negative errno. "-": standard error. */
+/* Returns 0 or a negative errno. "-": standard error. */
 int log_open(const char *path);
 void log_close(void);
 

@@ -247,8 +247,8 @@ static enum nebula_status failure_describe(const struct cow_capture *capture, st
                 return error_set(error, NEBULA_FAILED, 0, "the bytes could not be written to the image: the storage of the image "
                                                           "fails or is full");
         return error_set(error, NEBULA_FAILED, 0,
-                         "memory at 0x%llx changed its place while it was being saved: %s; keep what is saved alive "
-                         "until the capture is complete", (unsigned long long)capture->blocks.failure_address,
+                         "memory at 0x%llx changed while it was being saved: %s; do not free, move or resize saved memory until "
+                         "the capture is complete", (unsigned long long)capture->blocks.failure_address,
                          what[capture->blocks.failure]);
 }
 
