@@ -13,6 +13,7 @@
 
 #define NAME_MAX_CHARACTERS 1024
 #define COMPONENT_MAX_CHARACTERS 254
+#define SOUND_TRIES 4          /* of a request whose body was changed on the way */
 #define SKEW_S 600 /* Azure refuses what was signed 15 minutes ago */
 
 /* One call of azure_send, for the signature of its tries. */
@@ -275,6 +276,30 @@ static enum nebula_status find_credential(struct azure_store *azure, struct nebu
         return status;
 }
 
+const char *azure_code(const struct http_response *response)
+{
+        const char *code = http_field(response, "x-ms-error-code");
+
+        return code ? code : "";
+}
+
+static bool is_code(const struct http_response *response, const char *code)
+{
+        return !strcmp(azure_code(response), code);
+}
+
+/* A body that was changed on the way, as its checksum told, is sent again. */
+static enum nebula_status send_sound(const struct http_request *request, struct http_response *ret_response, struct nebula_error *error)
+{
+        enum nebula_status status = http_send(request, ret_response, error);
+
+        for (int tries = 1; tries < SOUND_TRIES && !status && is_code(ret_response, "Crc64Mismatch"); tries++) {
+                http_response_done(ret_response);
+                status = http_send(request, ret_response, error);
+        }
+        return status;
+}
+
 enum nebula_status azure_send(struct azure_store *azure, const struct azure_call *call, struct http_response *ret_response,
                               struct nebula_error *error)
 {
@@ -295,22 +320,10 @@ enum nebula_status azure_send(struct azure_store *azure, const struct azure_call
                 path = strndup(parts.path, parts.path_size);
         request.url = url;
         signing.path = path;
-        status = path ? http_send(&request, ret_response, error) : azure_no_memory(azure, error);
+        status = path ? send_sound(&request, ret_response, error) : azure_no_memory(azure, error);
         free(path);
         free(url);
         return status;
-}
-
-const char *azure_code(const struct http_response *response)
-{
-        const char *code = http_field(response, "x-ms-error-code");
-
-        return code ? code : "";
-}
-
-static bool is_code(const struct http_response *response, const char *code)
-{
-        return !strcmp(azure_code(response), code);
 }
 
 /* By how much this machine's clock is off, in words; "" when that is no reason to refuse a signature. */

@@ -16,7 +16,6 @@
 #include "store/http/lanes.h"
 
 #define FEED_WAIT_MS 100
-#define SEND_TRIES 3          /* of a block whose bytes were changed on the way */
 #define PUBLISH_WIDTH 8u
 #define PUBLISH_ANSWER_MS 120000
 #define RAW_ID_SIZE 24        /* of a block: the upload and the place, 16 and 8 hex digits; as base64 without padding */
@@ -146,23 +145,18 @@ static enum nebula_status put_block(struct azure_store *azure, const struct stor
         uint64_t size = left < object->block_bytes ? left : object->block_bytes;
         struct azure_call call = { .method = "PUT", .key = object->key, .body = object->data + offset, .body_size = size, .stop = stop };
         char id[ID_SIZE], crc64[16];
-        enum nebula_status status = NEBULA_OK;
-        bool was_changed = true;
+        struct http_response response;
+        enum nebula_status status;
 
         block_id(upload, index, id);
         azure_crc64_text(call.body, size, crc64);
         azure_param(&call, "comp", "block");
         azure_param(&call, "blockid", id);
         azure_header(&call, "x-ms-content-crc64", crc64);
-        for (int tries = 0; tries < SEND_TRIES && was_changed && !status; tries++) {
-                struct http_response response;
-
-                status = azure_send(azure, &call, &response, error);
-                was_changed = !status && !strcmp(azure_code(&response), "Crc64Mismatch");
-                if (!status && response.status != 201 && (!was_changed || tries == SEND_TRIES - 1))
-                        status = azure_fail(azure, AZURE_WRITE, object->key, &response, error);
-                http_response_done(&response);
-        }
+        status = azure_send(azure, &call, &response, error);
+        if (!status && response.status != 201)
+                status = azure_fail(azure, AZURE_WRITE, object->key, &response, error);
+        http_response_done(&response);
         return status;
 }
 

@@ -1,0 +1,286 @@
+#include "store/azure/fake_azure.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/http/crypt.h"
+#include "sum/sum.h"
+
+#define STALL_MS 400
+
+struct answer {
+        int status;
+        const char *code;
+        char fields[512];
+        const char *body;
+        size_t size;
+};
+
+void fake_init(struct fake_azure *fake)
+{
+        memset(fake, 0, sizeof *fake);
+        pthread_mutex_init(&fake->lock, NULL);
+}
+
+static void drop_blocks(struct fake_blob *blob)
+{
+        while (blob->block_count)
+                free(blob->blocks[--blob->block_count].data);
+}
+
+void fake_done(struct fake_azure *fake)
+{
+        for (size_t i = 0; i < FAKE_BLOBS; i++) {
+                drop_blocks(&fake->blobs[i]);
+                free(fake->blobs[i].data);
+        }
+        pthread_mutex_destroy(&fake->lock);
+}
+
+static struct fake_blob *find(struct fake_azure *fake, const char *path, bool make)
+{
+        struct fake_blob *free_one = NULL;
+
+        for (size_t i = 0; i < FAKE_BLOBS; i++) {
+                if (!strcmp(fake->blobs[i].path, path))
+                        return &fake->blobs[i];
+                if (!*fake->blobs[i].path && !free_one)
+                        free_one = &fake->blobs[i];
+        }
+        if (!make || !free_one)
+                return NULL;
+        snprintf(free_one->path, sizeof free_one->path, "%s", path);
+        return free_one;
+}
+
+struct fake_blob *fake_find(struct fake_azure *fake, const char *path)
+{
+        struct fake_blob *blob = find(fake, path, false);
+
+        return blob && blob->data ? blob : NULL;
+}
+
+static void refuse(struct answer *answer, int status, const char *code)
+{
+        answer->status = status;
+        answer->code = code;
+}
+
+/* Whether the conditions of the request hold. */
+static bool holds(const struct server_call *call, const struct fake_blob *blob, struct answer *answer)
+{
+        char match[64], none[64], etag[32];
+        bool is_there = blob && blob->data;
+
+        server_field(call, "if-match", match, sizeof match);
+        server_field(call, "if-none-match", none, sizeof none);
+        snprintf(etag, sizeof etag, "\"0x%X\"", is_there ? blob->etag : 0);
+        if (*none && is_there)
+                refuse(answer, 409, "BlobAlreadyExists");
+        else if (*match && (!is_there || strcmp(match, etag)))
+                refuse(answer, 412, "ConditionNotMet");
+        else
+                return true;
+        return false;
+}
+
+static bool is_changed(const struct server_call *call)
+{
+        uint64_t crc = sum_crc64(0, call->body, call->body_size);
+        char said[32], found[16];
+        uint8_t bytes[8];
+
+        for (size_t i = 0; i < 8; i++)
+                bytes[i] = (uint8_t)(crc >> 8 * i);
+        crypt_base64(bytes, 8, found);
+        return *server_field(call, "x-ms-content-crc64", said, sizeof said) && strcmp(said, found);
+}
+
+static void set_data(struct fake_azure *fake, struct fake_blob *blob, const struct server_call *call, char *data, size_t size)
+{
+        free(blob->data);
+        blob->data = data;
+        blob->size = size;
+        blob->etag = ++fake->etags;
+        server_field(call, "x-ms-meta-nebula", blob->writer, sizeof blob->writer);
+        drop_blocks(blob);
+}
+
+static void stamp(const struct fake_blob *blob, struct answer *answer)
+{
+        snprintf(answer->fields, sizeof answer->fields,
+                 "ETag: \"0x%X\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n%s%s%s", blob->etag, *blob->writer ? "x-ms-meta-nebula: " : "",
+                 blob->writer, *blob->writer ? "\r\n" : "");
+}
+
+static void put_block(struct fake_blob *blob, const struct server_call *call, struct answer *answer)
+{
+        const char *id = strstr(call->target, "blockid=") + strlen("blockid=");
+        size_t length = strcspn(id, "&"), i;
+
+        for (i = 0; i < blob->block_count && strncmp(blob->blocks[i].id, id, length); i++)
+                ;
+        if (i == FAKE_BLOCKS)
+                abort();
+        if (i < blob->block_count)
+                free(blob->blocks[i].data);
+        else
+                blob->block_count++;
+        snprintf(blob->blocks[i].id, sizeof blob->blocks[i].id, "%.*s", (int)length, id);
+        blob->blocks[i].data = malloc(call->body_size + 1);
+        memcpy(blob->blocks[i].data, call->body, call->body_size);
+        blob->blocks[i].size = call->body_size;
+        answer->status = 201;
+}
+
+static void put_list(struct fake_azure *fake, struct fake_blob *blob, const struct server_call *call, struct answer *answer)
+{
+        char *data = malloc(64u << 20);
+        size_t size = 0;
+
+        for (const char *id = call->body; (id = strstr(id, "<Uncommitted>"));) {
+                size_t i = 0, length = strcspn(id += strlen("<Uncommitted>"), "<");
+
+                while (i < blob->block_count && (strlen(blob->blocks[i].id) != length || strncmp(blob->blocks[i].id, id, length)))
+                        i++;
+                if (i == blob->block_count) {
+                        free(data);
+                        refuse(answer, 400, "InvalidBlockList");
+                        return;
+                }
+                memcpy(data + size, blob->blocks[i].data, blob->blocks[i].size);
+                size += blob->blocks[i].size;
+        }
+        set_data(fake, blob, call, realloc(data, size + 1), size);
+        stamp(blob, answer);
+        answer->status = 201;
+}
+
+static void put(struct fake_azure *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_blob *blob = find(fake, path, true);
+        char *data;
+
+        if (is_changed(call)) {
+                refuse(answer, 400, "Crc64Mismatch");
+        } else if (strstr(call->target, "comp=block&")) {
+                put_block(blob, call, answer);
+        } else if (!holds(call, blob, answer)) {
+                return;
+        } else if (strstr(call->target, "comp=blocklist")) {
+                put_list(fake, blob, call, answer);
+        } else {
+                data = malloc(call->body_size + 1);
+                memcpy(data, call->body, call->body_size);
+                set_data(fake, blob, call, data, call->body_size);
+                stamp(blob, answer);
+                answer->status = 201;
+        }
+}
+
+static void get(struct fake_azure *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_blob *blob = fake_find(fake, path);
+        char range[64];
+        size_t first = 0, last, used;
+
+        if (!blob) {
+                refuse(answer, 404, "BlobNotFound");
+                return;
+        }
+        if (!holds(call, blob, answer))
+                return;
+        stamp(blob, answer);
+        answer->status = 200;
+        answer->body = blob->data;
+        answer->size = blob->size;
+        if (sscanf(server_field(call, "x-ms-range", range, sizeof range), "bytes=%zu-%zu", &first, &last) != 2)
+                return;
+        used = strlen(answer->fields);
+        if (first >= blob->size) {
+                refuse(answer, 416, "InvalidRange");
+                answer->size = 0;
+                snprintf(answer->fields, sizeof answer->fields, "Content-Range: bytes */%zu\r\n", blob->size);
+                return;
+        }
+        last = last < blob->size ? last : blob->size - 1;
+        snprintf(answer->fields + used, sizeof answer->fields - used, "Content-Range: bytes %zu-%zu/%zu\r\n", first, last, blob->size);
+        answer->status = 206;
+        answer->body += first;
+        answer->size = last + 1 - first;
+}
+
+static void forget(struct fake_azure *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_blob *blob = fake_find(fake, path);
+
+        if (!blob) {
+                refuse(answer, 404, "BlobNotFound");
+        } else if (holds(call, blob, answer)) {
+                free(blob->data);
+                blob->data = NULL;
+                answer->status = 202;
+        }
+}
+
+static void answer_with(struct server_call *call, enum fake_fault fault, const struct answer *answer)
+{
+        char fields[1024], head[1200], *body = malloc(answer->size + 1);
+        int length;
+
+        snprintf(fields, sizeof fields, "x-ms-request-id: 1\r\n%s%s%s%s", answer->code ? "x-ms-error-code: " : "", answer->code ? answer->code : "",
+                 answer->code ? "\r\n" : "", answer->fields);
+        memcpy(body, answer->body ? answer->body : "", answer->size);
+        if (fault == FAKE_FLIP_ANSWER && answer->size)
+                body[answer->size / 2] ^= 1;
+        if (fault == FAKE_BROKEN) {
+                server_say(call, 500, "", "");
+        } else if (fault == FAKE_LOST) {
+                server_reset(call);
+        } else if (fault == FAKE_CUT && answer->size > 1) {
+                length = snprintf(head, sizeof head, "HTTP/1.1 %d Cut\r\n%sContent-Length: %zu\r\n\r\n", answer->status, fields, answer->size);
+                server_raw(call, head, (size_t)length);
+                server_raw(call, body, answer->size / 2);
+                server_close(call);
+        } else {
+                server_answer(call, answer->status, fields, body, answer->size);
+        }
+        free(body);
+}
+
+void fake_serve(struct server_call *call, void *argument)
+{
+        struct fake_azure *fake = argument;
+        struct answer answer = { .status = 400 };
+        char path[300], token[80];
+        enum fake_fault fault;
+
+        pthread_mutex_lock(&fake->lock);
+        snprintf(path, sizeof path, "%.*s", (int)strcspn(call->target, "?"), call->target);
+        snprintf(fake->last_head, sizeof fake->last_head, "%s", call->head);
+        snprintf(fake->last_body, sizeof fake->last_body, "%s", call->body);
+        fault = fake->fault ? fake->fault(call, fake->argument) : FAKE_NONE;
+        if (fault == FAKE_BUSY || fault == FAKE_RESET || fault == FAKE_STALL) {
+                pthread_mutex_unlock(&fake->lock);
+                if (fault == FAKE_BUSY)
+                        server_say(call, 503, "", "");
+                if (fault == FAKE_STALL)
+                        server_stall(call, STALL_MS);
+                if (fault != FAKE_BUSY)
+                        server_reset(call);
+                return;
+        }
+        if (fault == FAKE_FLIP_BODY && call->body_size)
+                ((char *)(uintptr_t)call->body)[call->body_size / 3] ^= 4;
+        if (*fake->token && strcmp(server_field(call, "authorization", token, sizeof token), fake->token))
+                refuse(&answer, 401, "InvalidAuthenticationInfo");
+        else if (!strcmp(call->method, "PUT"))
+                put(fake, call, path, &answer);
+        else if (!strcmp(call->method, "DELETE"))
+                forget(fake, call, path, &answer);
+        else
+                get(fake, call, path, &answer);
+        answer_with(call, fault, &answer);
+        pthread_mutex_unlock(&fake->lock);
+}

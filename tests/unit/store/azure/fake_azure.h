@@ -1,0 +1,61 @@
+/*
+ * fake_azure.h - as much of Azure Blob Storage as the driver uses, on the tests' server, with faults at will. Unlike an emulator it loses
+ * answers, changes bytes, and counts what it is sent.
+ */
+#ifndef NB_TESTS_STORE_FAKE_AZURE_H
+#define NB_TESTS_STORE_FAKE_AZURE_H
+
+#include <pthread.h>
+
+#include "store/http/server.h"
+
+enum fake_fault {
+        FAKE_NONE,
+        FAKE_BUSY,        /* 503 */
+        FAKE_BROKEN,      /* 500 after the request was done */
+        FAKE_LOST,        /* done, and the connection reset in place of an answer */
+        FAKE_RESET,       /* the connection reset, and nothing done */
+        FAKE_CUT,         /* the body of the answer ends early */
+        FAKE_FLIP_ANSWER, /* one bit of the answer's body */
+        FAKE_FLIP_BODY,   /* one bit of the request's body, before anything looks at it */
+        FAKE_STALL,
+        FAKE_FAULTS,
+};
+
+#define FAKE_BLOBS 64
+#define FAKE_BLOCKS 256
+
+struct fake_block {
+        char id[100];
+        char *data;
+        size_t size;
+};
+struct fake_blob {
+        char path[300]; /* "": the place is free */
+        char *data;     /* NULL: only blocks */
+        size_t size;
+        unsigned etag;
+        char writer[64]; /* x-ms-meta-nebula */
+        struct fake_block blocks[FAKE_BLOCKS];
+        size_t block_count;
+};
+struct fake_azure {
+        pthread_mutex_t lock;
+        struct fake_blob blobs[FAKE_BLOBS];
+        unsigned etags;
+        /* Which fault the request has; NULL: none has one. Called with the lock held. */
+        enum fake_fault (*fault)(const struct server_call *call, void *argument);
+        void *argument;
+        char last_head[4096]; /* of the last request */
+        char last_body[4096];
+        char token[64];       /* "": no request is refused; else the only bearer token that is taken */
+};
+
+void fake_init(struct fake_azure *fake);
+void fake_done(struct fake_azure *fake);
+/* server_start(fake_serve, fake, false) */
+void fake_serve(struct server_call *call, void *argument);
+/* NULL: no committed blob has that path. Nothing is under way. */
+struct fake_blob *fake_find(struct fake_azure *fake, const char *path);
+
+#endif
