@@ -244,11 +244,9 @@ static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pi
         Py_END_ALLOW_THREADS
         if (status == NEBULA_OK)
                 Py_RETURN_NONE;
-        if (PyErr_Occurred()) /* what was raised while the save waited for memory */
-                ;
-        else if (kept->interruption)
+        if (!PyErr_Occurred() && kept->interruption)
                 PyErr_SetObject((PyObject *)Py_TYPE(kept->interruption), kept->interruption);
-        else
+        if (!PyErr_Occurred()) /* else a handler has raised it while the save waited for memory */
                 nebula_raise(&error);
         kept_free(kept);
         return NULL;
