@@ -157,9 +157,9 @@ static void end_in_process(struct catalogue *catalogue)
         catalogue_lock(catalogue);
         catalogue->stopping = true;
         memory_unlink_all(&catalogue->memory);
-        publish_forget(catalogue);
         catalogue_signal(catalogue);
         catalogue_unlock(catalogue);
+        publish_forget(catalogue);
 }
 
 enum nebula_status agent_start(const struct ipc_place *place, bool in_process, struct agent **ret_agent, struct nebula_error *error)
@@ -211,7 +211,6 @@ undo_replica:
 undo_memory:
         memory_stop_removing(&agent->catalogue.memory, false);
         publish_done(&agent->catalogue);
-        survival_log_close(&agent->catalogue);
         catalogue_done(&agent->catalogue);
         memory_done(&agent->catalogue.memory, false);
         free(agent);
@@ -307,15 +306,15 @@ void agent_stop(struct agent *agent, bool forget)
         catalogue_lock(catalogue);
         if (catalogue->draining && !catalogue->dropping && worker_pending(catalogue, NULL))
                 forget = false; /* committed after the drain, while the listener still answered */
-        catalogue_unlock(catalogue);
         if (forget)
                 for (struct job *job = catalogue->jobs; job; job = job->next)
                         for (struct version *version = job->versions; version; version = version->next)
                                 survival_log_remove(catalogue, version);
+        if (forget && !ended)
+                memory_unlink_all(&catalogue->memory);
+        catalogue_unlock(catalogue);
         if (!ended) {
                 log_event(LOG_LEVEL_INFO, "the agent ends although storage still blocks a thread");
-                if (forget)
-                        memory_unlink_all(&catalogue->memory);
                 return; /* the threads still use the catalogue; the process ends anyway */
         }
         listener_free(agent->listener);
@@ -328,7 +327,6 @@ void agent_stop(struct agent *agent, bool forget)
         if (forget)
                 publish_forget(catalogue);
         publish_done(catalogue);
-        survival_log_close(catalogue);
         catalogue_done(catalogue);
         memory_done(&catalogue->memory, forget);
         free(agent);

@@ -9,7 +9,8 @@
  * that share a file do not mix. Unprintable bytes in an event become '?', so a
  * tag with a newline cannot forge a line.
  *
- * Threads: log_event may be called from any thread.
+ * Threads: log_event may be called from any thread. A thread that holds a lock which others need must not wait for the
+ * file: between log_hold and log_let_go its events are kept, with the time at which they happened, and written by log_let_go.
  */
 #ifndef NB_BASE_LOG_H
 #define NB_BASE_LOG_H
@@ -21,6 +22,10 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBU
 /* Events up to `level` go to `fd`, which the caller keeps open. If fd < 0, events are dropped. */
 void log_to(int fd, enum log_level level);
 void log_event(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void log_hold(void);
+void log_let_go(void);
+/* Whether this thread has kept an event. */
+bool log_is_held(void);
 /* Writes one line to a file that is not this process's log. */
 void log_line(int fd, enum log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Whether an event of `level` would be written. Ask this before computing expensive arguments. */

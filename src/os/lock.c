@@ -98,4 +98,11 @@ void lock_forget(const struct lock *lock)
                 lock_leave(lock, held[find(lock) - 1].rank);
 }
 
+void lock_check_files(const char *call)
+{
+        for (size_t i = 0; i < held_count; i++)
+                if (LOCK_FORBIDS_FILES(held[i].rank))
+                        end("is called by a thread that holds", call, names[held[i].rank]);
+}
+
 #endif

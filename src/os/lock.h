@@ -5,7 +5,7 @@
  *      lock_take(&lock);  ...  lock_give(&lock);     the same thread does both
  *
  * In builds with tests (NB_LOCK_CHECKS, which meson sets) each thread keeps a list of the locks that it holds. An acquisition
- * out of order ends the process with the names of both. In other builds these functions are those of pthread.h.
+ * out of order ends the process with the names of both; so does a file that is opened or changed under a lock that forbids it. In other builds these functions are those of pthread.h.
  */
 #ifndef NB_OS_LOCK_H
 #define NB_OS_LOCK_H
@@ -32,10 +32,13 @@ enum lock_how {
 void lock_enter(const struct lock *lock, enum lock_how how); /* call before the thread waits for the lock */
 void lock_leave(const struct lock *lock, enum lock_rank rank); /* call afterwards: the lock may be gone */
 void lock_forget(const struct lock *lock); /* call when the lock is initialised again, for example in a forked child */
+/* Call before a system call that opens or changes a file. It ends the process if the thread holds a lock that forbids files. */
+void lock_check_files(const char *call);
 #else
 static inline void lock_enter(const struct lock *lock, enum lock_how how) {}
 static inline void lock_leave(const struct lock *lock, enum lock_rank rank) {}
 static inline void lock_forget(const struct lock *lock) {}
+static inline void lock_check_files(const char *call) {}
 #endif
 
 static inline void lock_init(struct lock *lock, enum lock_rank rank)

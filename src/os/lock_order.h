@@ -31,6 +31,7 @@
         LOCK(LOCK_COPY_SERVER)   /* copy_server_private.h: the copies that this node holds for others */ \
         LOCK(LOCK_SEAL)          /* agent/persist/persist_seal.c: one image is sealed after the other */ \
         LOCK(LOCK_CATALOGUE)     /* catalogue.h, catalogue_lock: all that the agent knows */ \
+        LOCK(LOCK_MEMORY_FILES)  /* memory_files.h, writer_lock: one task after the other is written */ \
         LOCK(LOCK_OWN_MEMBER)    /* replica_private.h, own_lock: what this node tells others of itself */ \
         /* storage */ \
         LOCK(LOCK_VERIFY)        /* store/verify.c: the files that are still to be checked */ \
@@ -61,5 +62,8 @@
 #define LOCK_RANK(name) name,
 enum lock_rank { LOCK_ORDER(LOCK_RANK) };
 #undef LOCK_RANK
+
+/* A disk that hangs would hold up every client of the agent. */
+#define LOCK_FORBIDS_FILES(rank) ((rank) == LOCK_CATALOGUE)
 
 #endif

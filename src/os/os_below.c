@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "os/lock.h"
 #include "os/os_create.h"
 #include "os/os_linux.h"
 
@@ -120,6 +121,7 @@ int os_linux_open_below(const char *root, const char *key, int flags)
         int directory, fd;
         const char *name;
 
+        lock_check_files("open_below");
         if (!os_linux_is_shared(flags)) {
                 fd = open_at_root(root, key, theirs | O_NONBLOCK, 0600);
                 return fd < 0 ? fd : os_linux_opened(fd, theirs);
@@ -166,6 +168,7 @@ static int rename_with(const char *root, const char *from, const char *to, unsig
         const char *from_name, *to_name;
         int from_directory = open_parent(root, from, &from_name), to_directory, result;
 
+        lock_check_files("rename_below");
         if (from_directory < 0)
                 return from_directory;
         to_directory = result = open_parent(root, to, &to_name);
@@ -192,6 +195,7 @@ int os_linux_link_below(const char *root, const char *key, const char *to_root, 
         const char *name, *to_name;
         int directory = open_parent(root, key, &name), to_directory, result;
 
+        lock_check_files("link_below");
         if (directory < 0)
                 return directory;
         to_directory = result = open_parent(to_root, to, &to_name);
@@ -217,11 +221,13 @@ static int unlink_with(const char *root, const char *key, int flags)
 
 int os_linux_unlink_below(const char *root, const char *key)
 {
+        lock_check_files("unlink_below");
         return unlink_with(root, key, 0);
 }
 
 int os_linux_rmdir_below(const char *root, const char *key)
 {
+        lock_check_files("rmdir_below");
         return unlink_with(root, key, AT_REMOVEDIR);
 }
 
@@ -230,6 +236,7 @@ int os_linux_mkdir_below(const char *root, const char *key, uint32_t mode)
         const char *name;
         int directory = open_parent(root, key, &name), result;
 
+        lock_check_files("mkdir_below");
         if (directory < 0)
                 return directory;
         result = os_create_directory(directory, name, mode) ? -errno : 0;
@@ -242,6 +249,7 @@ int os_linux_opendir_below(const char *root, const char *key, struct os_dir **re
         int fd = open_at_root(root, key, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK, 0), result;
         struct os_dir *dir;
 
+        lock_check_files("opendir_below");
         if (fd < 0)
                 return fd;
         dir = malloc(sizeof *dir);

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "os/lock.h"
 #include "os/os_create.h"
 #include "os/os.h"
 #include "os/os_linux.h"
@@ -96,6 +97,7 @@ static int linux_open(const char *path, int flags)
         /* O_NONBLOCK: otherwise a FIFO at this path would block us until some process opens it for writing. */
         int fd = os_linux_is_shared(flags) ? os_create_file(AT_FDCWD, path, theirs | O_NONBLOCK) : open(path, theirs | O_NONBLOCK, 0600);
 
+        lock_check_files("open");
         return fd < 0 ? -errno : os_linux_opened(fd, theirs);
 }
 
@@ -117,6 +119,7 @@ static int64_t linux_pread(int fd, void *data, size_t size, uint64_t offset)
 
 static int64_t linux_pwrite(int fd, const void *data, size_t size, uint64_t offset)
 {
+        lock_check_files("pwrite");
         return size_result_of(pwrite(fd, data, transfer_size(size), (off_t)offset));
 }
 
@@ -127,26 +130,31 @@ static int64_t linux_read(int fd, void *data, size_t size)
 
 static int64_t linux_write(int fd, const void *data, size_t size)
 {
+        lock_check_files("write");
         return size_result_of(write(fd, data, transfer_size(size)));
 }
 
 static int linux_fsync(int fd)
 {
+        lock_check_files("fsync");
         return result_of(fsync(fd));
 }
 
 static int linux_truncate(int fd, uint64_t size)
 {
+        lock_check_files("truncate");
         return result_of(ftruncate(fd, (off_t)size));
 }
 
 static int linux_allocate(int fd, uint64_t offset, uint64_t size)
 {
+        lock_check_files("allocate");
         return result_of(fallocate(fd, 0, (off_t)offset, (off_t)size));
 }
 
 static int linux_punch(int fd, uint64_t offset, uint64_t size)
 {
+        lock_check_files("punch");
         return result_of(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)size));
 }
 
@@ -210,36 +218,43 @@ static int linux_space(const char *path, struct os_space *ret_space)
 
 static int linux_rename(const char *from, const char *to)
 {
+        lock_check_files("rename");
         return result_of(rename(from, to));
 }
 
 static int linux_exchange(const char *a, const char *b)
 {
+        lock_check_files("exchange");
         return result_of(renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE));
 }
 
 static int linux_link(const char *from, const char *to)
 {
+        lock_check_files("link");
         return result_of(link(from, to));
 }
 
 static int linux_clone(int fd, int from)
 {
+        lock_check_files("clone");
         return result_of(ioctl(fd, FICLONE, from));
 }
 
 static int linux_unlink(const char *path)
 {
+        lock_check_files("unlink");
         return result_of(unlink(path));
 }
 
 static int linux_mkdir(const char *path, uint32_t mode)
 {
+        lock_check_files("mkdir");
         return result_of(os_create_directory(AT_FDCWD, path, mode));
 }
 
 static int linux_rmdir(const char *path)
 {
+        lock_check_files("rmdir");
         return result_of(rmdir(path));
 }
 
@@ -259,6 +274,7 @@ static int linux_opendir(const char *path, struct os_dir **ret_dir)
 {
         struct os_dir *dir = malloc(sizeof *dir);
 
+        lock_check_files("opendir");
         if (!dir)
                 return -ENOMEM;
         dir->stream = opendir(path);

@@ -8,6 +8,8 @@
 #include "agent/clients/location.h"
 #include "agent/clients/history.h"
 #include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "agent/publish/publish.h"
 #include "os/os.h"
 #include "os/os_create.h"
 #include "os/thread.h"
@@ -46,7 +48,6 @@ void catalogue_init(struct catalogue *catalogue)
         os_cond_init(&catalogue->pages);
         os_cond_init(&catalogue->copy);
         os_cond_init(&catalogue->event);
-        catalogue->note_fd = -1;
         catalogue->agent_nonce = memory_random_id();
         catalogue->started_ns = catalogue->idle_since_ns = os->now_ns();
         catalogue->started = catalogue_now();
@@ -99,6 +100,33 @@ void catalogue_done(struct catalogue *catalogue)
 void catalogue_lock(struct catalogue *catalogue)
 {
         lock_take(&catalogue->catalogue_lock);
+        log_hold();
+}
+
+/* Whether lines of the log, or files, were described under the lock and are not written yet. */
+static bool has_writes(const struct catalogue *catalogue)
+{
+        return log_is_held() || memory_files_are_due(&catalogue->memory.files);
+}
+
+/* Call without the lock. A file that could not be written is described anew, or its loss is logged. */
+static void write_described(struct catalogue *catalogue, uint64_t number)
+{
+        struct memory_file_task *failed, *next;
+
+        log_let_go();
+        if (!memory_files_write(&catalogue->memory, number))
+                return;
+        catalogue_lock(catalogue);
+        for (failed = memory_files_failed(&catalogue->memory.files); failed; failed = next) {
+                next = failed->next;
+                if (failed->file)
+                        survival_log_mend(catalogue, failed);
+                else
+                        publish_lose_list(failed->result);
+                memory_file_task_free(failed);
+        }
+        catalogue_unlock(catalogue);
 }
 
 static void wake(struct catalogue *catalogue, uint32_t wakes)
@@ -160,8 +188,10 @@ void catalogue_unlock(struct catalogue *catalogue)
 {
         uint32_t wakes;
         struct waiter *over = take_wakes(catalogue, &wakes);
+        uint64_t number = memory_files_added(&catalogue->memory.files);
 
         lock_give(&catalogue->catalogue_lock);
+        write_described(catalogue, number); /* first: a thread that is woken before would wait for the same file */
         if (wakes)
                 wake(catalogue, wakes);
         tell(over);
@@ -180,10 +210,16 @@ void catalogue_unlock_last(struct catalogue *catalogue)
 {
         wake_with_lock(catalogue);
         lock_give(&catalogue->catalogue_lock);
+        log_let_go();
 }
 
 void catalogue_wait(struct catalogue *catalogue, pthread_cond_t *cond, int64_t timeout_ms)
 {
+        if (has_writes(catalogue)) { /* the wait may be long; and while files are written, it may end */
+                catalogue_unlock(catalogue);
+                catalogue_lock(catalogue);
+                return;
+        }
         wake_with_lock(catalogue);
         lock_wait_for(&catalogue->catalogue_lock, cond, timeout_ms);
 }
@@ -263,8 +299,10 @@ void version_signal_captured(struct catalogue *catalogue, const struct version *
 void catalogue_panic(struct catalogue *catalogue, const char *what)
 {
         log_event(LOG_LEVEL_ERROR, "BROKEN INVARIANT: %s; the agent ends here, and the next agent adopts the versions in memory", what);
-        if (!catalogue->in_process)
+        if (!catalogue->in_process) {
+                log_let_go();
                 abort();
+        }
         catalogue->broken = true;
         catalogue_signal(catalogue);
 }

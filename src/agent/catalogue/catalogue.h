@@ -9,6 +9,11 @@
  * One lock, `catalogue_lock`, guards everything here. Slow work (files, sealing, page allocation) is done
  * without the lock, on pinned versions: a pinned version is not freed and keeps its images.
  *
+ * No file is opened or changed under the lock; builds with tests check that (os/lock.h). Survival logs, publish
+ * lists and the agent's own log describe what the catalogue holds. So their bytes are made under the lock, and
+ * catalogue_unlock writes them after it has released the lock and before its caller can answer a client
+ * (memory_files.h).
+ *
  * The threads that wait, and what each waits for:
  *
  *     waiter   a state of one version; the thread that changes the state answers
@@ -105,7 +110,8 @@ struct version {
         bool tried_ahead;  /* a write before it was complete was tried; that is done once */
         bool superseded;   /* left memory before it was due to be persisted, or was replaced by a later writing of its tag */
         bool noted;        /* it has a survival log */
-        uint64_t note_bytes; /* size of the log that this agent has written; 0: begin a new log */
+        struct memory_file *note; /* that log, for the thread that writes it; never NULL while `noted` is set */
+        uint64_t note_bytes; /* size of the log as this agent has described it; 0: begin a new log */
         uint64_t note_begun_bytes; /* size of the log's first record */
         size_t noted_count; /* files that the survival log already describes */
         bool recorded;     /* the history has its line */
@@ -261,8 +267,6 @@ struct catalogue {
         uint64_t session_number; /* number of the last session */
         uint64_t agent_nonce;
         double last_moment;
-        int note_fd; /* open descriptor of the last survival log, that of version survival_log_id (survival_log.c); -1: none */
-        uint64_t survival_log_id;
         uint64_t change_count; /* counts catalogue_signal: a thread that worked without the lock sees a change by it */
         uint32_t connection_count;
         struct replica *replica; /* NULL: copies are not possible */
@@ -295,9 +299,10 @@ void catalogue_signal_work(struct catalogue *catalogue);
 void catalogue_signal_workers(struct catalogue *catalogue);
 /* Wakes the clients that watch a job: there is an event (events.h). */
 void catalogue_signal_event(struct catalogue *catalogue);
-/* catalogue_unlock, for a thread after which the catalogue may be freed. */
+/* catalogue_unlock, for a thread after which the catalogue may be freed. It writes no files, so nothing may be due. */
 void catalogue_unlock_last(struct catalogue *catalogue);
-/* Releases the lock and waits. `cond`: one of the catalogue's; timeout_ms < 0: no limit. */
+/* Releases the lock and waits. `cond`: one of the catalogue's; timeout_ms < 0: no limit. It may return early and without
+ * a signal, so callers check again what they wait for. */
 void catalogue_wait(struct catalogue *catalogue, pthread_cond_t *cond, int64_t timeout_ms);
 /* catalogue_await lists a waiter for a state of this version; catalogue_forget_waiter removes it. */
 void catalogue_await(struct catalogue *catalogue, struct waiter *waiter, uint64_t version_id, enum nebula_state state);

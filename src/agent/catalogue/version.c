@@ -86,6 +86,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
         job->tag_counts[tag_slot(version->tag)]--;
         version_drop_loans(catalogue, version);
         version_files_done(catalogue, version);
+        memory_file_drop(version->note);
         free(version->parts);
         free(version->idle_parts);
         free(version->covered);

@@ -39,9 +39,14 @@ uint64_t memory_default_budget(void)
         return os->memory_free() / 2;
 }
 
+void memory_path(const struct memory *memory, uint64_t id, const char *suffix, char path[MEMORY_PATH_MAX])
+{
+        snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 "%s", memory->directory, id, suffix);
+}
+
 static void image_path(const struct memory *memory, uint64_t id, char path[MEMORY_PATH_MAX])
 {
-        snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 ".img", memory->directory, id);
+        memory_path(memory, id, ".img", path);
 }
 
 /* Names the agent that holds the lock: it has written its pid into the lock file. */
@@ -118,6 +123,7 @@ static uint32_t descriptor_limit(void)
 void memory_init(struct memory *memory, const char *directory, uint64_t budget, char *ret_why, size_t why_size)
 {
         memset(memory, 0, sizeof *memory);
+        memory_files_init(&memory->files);
         memory->lock_fd = -1;
         ret_why[0] = 0;
         if (!directory || !*directory) {
@@ -214,6 +220,7 @@ void memory_done(struct memory *memory, bool forget)
 {
         char path[MEMORY_PATH_MAX];
 
+        memory_files_done(memory);
         for (struct image *image; (image = memory_next_doomed(memory));)
                 memory_release(memory, image);
         while (memory->images) {
@@ -703,7 +710,7 @@ enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, stru
         return NEBULA_OK;
 }
 
-enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struct nebula_error *error)
+enum nebula_status memory_open_read_only(const struct image *image, int *ret_fd, struct nebula_error *error)
 {
         char path[MEMORY_PATH_MAX];
         int fd;
@@ -717,20 +724,15 @@ enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struc
         fd = os->open(path, OS_READ);
         if (fd < 0)
                 return error_set(error, error_status_of_errno(-fd), -fd, "cannot open an image for reading");
-        image->exposed = true;
         *ret_fd = fd;
         return NEBULA_OK;
 }
 
-static void unlink_named(const struct memory *memory, const struct image *image)
+static void unlink_named(struct memory *memory, const struct image *image)
 {
-        char path[MEMORY_PATH_MAX];
-
         for (; image; image = image->next)
-                if (image->named) {
-                        image_path(memory, image->id, path);
-                        os->unlink(path);
-                }
+                if (image->named)
+                        memory_files_add(memory, &(struct memory_file_task){ .kind = MEMORY_FILE_REMOVE, .id = image->id, .suffix = ".img" });
 }
 
 void memory_unlink_all(struct memory *memory)

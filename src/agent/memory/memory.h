@@ -30,6 +30,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "agent/memory/memory_files.h"
 #include "nebula.h"
 
 #define MEMORY_ROUND (2u << 20) /* a huge page: large images can consist of them */
@@ -99,6 +100,7 @@ struct memory {
         struct image *by_id[MEMORY_ID_SLOTS];
         struct image *free[MEMORY_SIZE_SLOTS];
         size_t large_count;               /* images of at least MEMORY_ROUND */
+        struct memory_files files;        /* the directory's small files */
         uint32_t descriptor_limit;        /* RLIMIT_NOFILE */
         _Atomic uint32_t descriptor_count; /* descriptors of images */
         _Atomic uint32_t mapped_count;
@@ -177,14 +179,17 @@ void memory_prefault(struct image *image);
  * negative errno if this machine cannot join any.
  */
 int memory_join(const struct image *image, uint64_t offset, uint64_t size);
-/* Opens a read-only descriptor; from now on the image is exposed. */
-enum nebula_status memory_open_read_only(struct image *image, int *ret_fd, struct nebula_error *error);
+/* Opens a read-only descriptor of an image that is held and exposed. Call without the lock. */
+enum nebula_status memory_open_read_only(const struct image *image, int *ret_fd, struct nebula_error *error);
 
 /* Duplicates the image's descriptor, for the trainer that writes to it. */
 enum nebula_status memory_duplicate(const struct image *image, int *ret_fd, struct nebula_error *error);
-/* Removes all named files; their memory follows when no process maps it. For an end that does not wait for threads. */
+/* Lock held. Removes all named files as soon as the lock is released; their memory follows when no process maps it. For
+ * an end that does not wait for threads. */
 void memory_unlink_all(struct memory *memory);
 
+/* The path of the file <id><suffix> in the memory directory. */
+void memory_path(const struct memory *memory, uint64_t id, const char *suffix, char path[MEMORY_PATH_MAX]);
 /* A random number other than 0. */
 uint64_t memory_random_id(void);
 /* Whether `name` is "<id>" + suffix, such as "<id>.img". */

@@ -1,5 +1,4 @@
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,71 +12,18 @@
 #define NOTE_BYTES_MAX (256u << 20)
 #define LOG_GROWS_TO (64u << 10) /* a log that is larger, by more than twice its first record, is replaced by a new one */
 
-static void survival_log_path(const struct catalogue *catalogue, uint64_t id, const char *suffix, char path[MEMORY_PATH_MAX])
+static void lose_log(struct version *version, int result)
 {
-        snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 "%s", catalogue->memory.directory, id, suffix);
-}
-
-void survival_log_close(struct catalogue *catalogue)
-{
-        if (catalogue->note_fd >= 0)
-                os->close(catalogue->note_fd);
-        catalogue->note_fd = -1;
-}
-
-/* Keeps the last log open: ranks that save together append to the same log one after the other. */
-static void survival_log_keep(struct catalogue *catalogue, const struct version *version, int fd)
-{
-        catalogue->note_fd = fd;
-        catalogue->survival_log_id = version->id;
-}
-
-/* Writes the first record to a file of another name and renames it, so that a log always has a complete record. */
-static int begin_log(struct catalogue *catalogue, const struct version *version, const void *data, size_t size)
-{
-        char path[MEMORY_PATH_MAX], temporary[MEMORY_PATH_MAX];
-        int fd, result;
-
-        survival_log_close(catalogue);
-        survival_log_path(catalogue, version->id, ".version", path);
-        survival_log_path(catalogue, version->id, ".tmp", temporary);
-        fd = os->open(temporary, OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW);
-        if (fd < 0)
-                return fd;
-        survival_log_keep(catalogue, version, fd);
-        result = os_write_at(fd, data, size, 0);
-        if (!result)
-                result = os->rename(temporary, path);
-        if (result < 0)
-                os->unlink(temporary);
-        return result;
-}
-
-/* Whether the open log is this version's. If another program has removed the file, a new log is needed; this is
- * checked before a record is appended. */
-static bool open_log(struct catalogue *catalogue, const struct version *version)
-{
-        char path[MEMORY_PATH_MAX];
-        struct os_stat stat;
-        int fd;
-
-        if (catalogue->note_fd >= 0 && catalogue->survival_log_id == version->id)
-                return commit_open(version) || (!os->fstat(catalogue->note_fd, &stat) && stat.link_count);
-        survival_log_close(catalogue);
-        survival_log_path(catalogue, version->id, ".version", path);
-        fd = os->open(path, OS_WRITE | OS_NOFOLLOW);
-        if (fd >= 0)
-                survival_log_keep(catalogue, version, fd);
-        return fd >= 0;
+        log_event(LOG_LEVEL_WARN, "%s would not survive the agent, because its survival log cannot be written to the "
+                  "memory directory: %s", version->tag, os_error_text(result));
+        version->note_bytes = 0;
 }
 
 void survival_log_write(struct catalogue *catalogue, struct version *version)
 {
-        void *data;
+        struct memory_file_task task = { .id = version->id, .suffix = ".version", .is_looked_for = !commit_open(version) };
         size_t size;
         bool appends;
-        size_t first;
-        int result = -ENOMEM;
 
         if (!catalogue->memory.directory[0] || !version->in_memory)
                 return;
@@ -85,41 +31,47 @@ void survival_log_write(struct catalogue *catalogue, struct version *version)
                 survival_log_remove(catalogue, version); /* the next agent must not take it for the newest generation of its tag */
                 return;
         }
-        appends = version->note_bytes && version->note_bytes < LOG_GROWS_TO + 2 * version->note_begun_bytes &&
-                  open_log(catalogue, version);
-        first = appends ? version->noted_count : 0;
-        data = survival_record_format(version, first, &size);
-        if (data && appends)
-                result = os_write_at(catalogue->note_fd, data, size, version->note_bytes);
-        else if (data)
-                result = begin_log(catalogue, version, data, size);
-        free(data);
-        if (result < 0) {
-                log_event(LOG_LEVEL_WARN, "%s would not survive the agent, because its survival log cannot be written to the "
-                                          "memory directory: %s", version->tag,
-                         os_error_text(result));
-                survival_log_close(catalogue);
-                version->note_bytes = 0; /* the log may end in half a record, or be gone */
+        appends = version->note_bytes && version->note_bytes < LOG_GROWS_TO + 2 * version->note_begun_bytes;
+        if (!version->note)
+                version->note = memory_file_new();
+        task.kind = appends ? MEMORY_FILE_APPEND : MEMORY_FILE_REPLACE;
+        task.file = version->note;
+        task.offset = appends ? version->note_bytes : 0;
+        task.data = version->note ? survival_record_format(version, appends ? version->noted_count : 0, &size) : NULL;
+        task.size = task.data ? size : 0;
+        if (!task.data || !memory_files_add(&catalogue->memory, &task)) {
+                lose_log(version, -ENOMEM);
                 return;
         }
         version->note_begun_bytes = appends ? version->note_begun_bytes : size;
-        version->note_bytes = (appends ? version->note_bytes : 0) + size;
+        version->note_bytes = task.offset + size;
         version->noted_count = version->file_count;
         version->noted = true;
 }
 
 void survival_log_remove(struct catalogue *catalogue, struct version *version)
 {
-        char path[MEMORY_PATH_MAX];
-
         if (!version->noted)
                 return;
-        if (catalogue->survival_log_id == version->id)
-                survival_log_close(catalogue);
-        survival_log_path(catalogue, version->id, ".version", path);
-        os->unlink(path);
+        memory_files_remove(&catalogue->memory, version->note, version->id, ".version");
+        memory_file_drop(version->note);
+        version->note = NULL;
         version->noted = false;
         version->note_bytes = 0;
+}
+
+void survival_log_mend(struct catalogue *catalogue, const struct memory_file_task *failed)
+{
+        struct version *version = catalogue_version(catalogue, failed->id);
+
+        if (!version || version->note != failed->file)
+                return;
+        if (failed->kind == MEMORY_FILE_REPLACE) {
+                lose_log(version, failed->result);
+        } else if (version->note_bytes) {
+                version->note_bytes = 0;
+                survival_log_write(catalogue, version);
+        }
 }
 
 /* False: the log may be good, but cannot be read at the moment. */
@@ -201,7 +153,7 @@ static bool each_name(struct catalogue *catalogue, bool notes)
                 if (!notes) {
                         remove_debris(catalogue, name);
                 } else if (memory_image_name(name, ".version", &id)) {
-                        survival_log_path(catalogue, id, ".version", path);
+                        memory_path(&catalogue->memory, id, ".version", path);
                         all = adopt_log(catalogue, path, id) && all;
                 }
         }
@@ -254,7 +206,9 @@ void survival_log_adopt_all(struct catalogue *catalogue)
         memory_measure(&catalogue->memory); /* the adopted images take space that was not free before */
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 sort_versions(job);
+        catalogue_lock(catalogue);
         survival_log_check_owners(catalogue);
+        catalogue_unlock(catalogue);
 }
 
 /* False: the version is gone. */

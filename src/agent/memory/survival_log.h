@@ -9,20 +9,21 @@
  * other files of Nebula are removed, except those that cannot be read at the moment.
  * Files with other names are left alone.
  *
- * If a log cannot be written, only that protection is lost: the agent logs it, and
- * nothing fails.
+ * If a log cannot be written, the agent begins it anew. If that fails, too, only that
+ * protection is lost: the agent logs it, and nothing else fails.
  */
 #ifndef NB_AGENT_MEMORY_SURVIVAL_LOG_H
 #define NB_AGENT_MEMORY_SURVIVAL_LOG_H
 
 #include "agent/catalogue/catalogue.h"
 
+/* Lock held. catalogue_unlock writes what these describe (memory_files.h). */
 void survival_log_write(struct catalogue *catalogue, struct version *version);
 void survival_log_remove(struct catalogue *catalogue, struct version *version);
 /* Whether another agent holds the memory directory and has versions of this storage path there. Call without the lock. */
 bool survival_log_rival_has(const struct catalogue *catalogue, const char *persist_path);
-/* Closes the last log, which stays open between records. */
-void survival_log_close(struct catalogue *catalogue);
+/* Lock held. Call for each task of a log that failed: the log begins anew, unless the task was to begin it. */
+void survival_log_mend(struct catalogue *catalogue, const struct memory_file_task *failed);
 /* Call at start, before any thread. */
 void survival_log_adopt_all(struct catalogue *catalogue);
 /* Fails adopted open versions whose trainers have ended. True if some still wait. */

@@ -560,7 +560,10 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         if (!version)
                 return NEBULA_NO_MEMORY;
         version->id = id;
+        version->note = memory_file_new();
         version->adopted = version->in_memory = version->noted = true;
+        if (!version->note)
+                reader.wrong = no_memory;
         get_version(&reader, version);
         version->adopted_ns = version->waiting_since_ns = version->heard_ns = os->now_ns();
         get_parts(&reader, version);

@@ -1,8 +1,8 @@
 /*
  * survival_record.h - one version as a record of its survival log (docs/formats.md).
  *
- * Only the next agent on the same machine reads a survival log. It is written several
- * times per saved file, with the catalogue's lock held, so it must be fast to write. A
+ * Only the next agent on the same machine reads a survival log. Records are made several
+ * times per saved file, with the catalogue's lock held, so they must be fast to make. A
  * record is a head with its size, numbers as they lie in memory, and a checksum of all
  * of these.
  *

@@ -86,9 +86,11 @@ bool publish_pending(struct catalogue *catalogue, struct job *job, int64_t since
 /* For the job's worker only: does one request, and drops the lock meanwhile. False: nothing can be done now; *due is lowered. */
 bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due);
 
+/* Call for a list that could not be written. It only means that the list does not survive the agent. */
+void publish_lose_list(int result);
 /* Call at start, after the survival logs and before any thread. */
 void publish_adopt_all(struct catalogue *catalogue);
-/* At the end: removes the lists from the memory directory. */
+/* At the end: removes the lists from the memory directory. Call without the lock. */
 void publish_forget(struct catalogue *catalogue);
 /* Frees the lists in memory; call before catalogue_done. */
 void publish_done(struct catalogue *catalogue);

@@ -1,6 +1,5 @@
 /* A job's publish list: in memory, and in the memory directory for the next agent. */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,11 +78,9 @@ enum nebula_status publish_check_path(const char *path, struct nebula_error *err
 
 /* Writes the list. */
 
-static void list_path(const struct catalogue *catalogue, const struct job *job, const char *suffix, char path[MEMORY_PATH_MAX])
+static uint64_t list_id(const struct job *job)
 {
-        uint64_t id = sum_crc64(sum_crc64(0, job->persist_path, strlen(job->persist_path) + 1), job->name, strlen(job->name));
-
-        snprintf(path, MEMORY_PATH_MAX, "%s/%016" PRIx64 "%s", catalogue->memory.directory, id, suffix);
+        return sum_crc64(sum_crc64(0, job->persist_path, strlen(job->persist_path) + 1), job->name, strlen(job->name));
 }
 
 static json_t *entry_json(const struct publish *publish)
@@ -96,32 +93,13 @@ static json_t *entry_json(const struct publish *publish)
                          "mtime_ns", (json_int_t)publish->mtime_ns);
 }
 
-static int write_list(const struct catalogue *catalogue, const struct job *job, json_t *body)
+void publish_keep_list(struct catalogue *catalogue, const struct job *job)
 {
-        char path[MEMORY_PATH_MAX], temporary[MEMORY_PATH_MAX], *text;
-        size_t size;
-        int fd, result;
-
-        list_path(catalogue, job, ".publish", path);
-        list_path(catalogue, job, ".tmp", temporary);
-        if (document_format(body, &text, &size, NULL))
-                return -ENOMEM;
-        fd = os->open(temporary, OS_WRITE | OS_CREATE | OS_TRUNCATE | OS_NOFOLLOW);
-        result = fd < 0 ? fd : os_write_at(fd, text, size, 0);
-        if (fd >= 0)
-                os->close(fd);
-        if (!result)
-                result = os->rename(temporary, path);
-        if (result < 0 && fd >= 0)
-                os->unlink(temporary);
-        free(text);
-        return result;
-}
-
-void publish_keep_list(const struct catalogue *catalogue, const struct job *job)
-{
+        struct memory_file_task task = { .kind = MEMORY_FILE_REPLACE, .suffix = ".publish" };
         json_t *body, *entries;
-        int result = -ENOMEM;
+        char *text;
+        size_t size;
+        bool is_told = false;
 
         if (!catalogue->memory.directory[0])
                 return;
@@ -130,13 +108,23 @@ void publish_keep_list(const struct catalogue *catalogue, const struct job *job)
         for (const struct publish *publish = job->publishes; publish; publish = publish->next)
                 json_array_append_new(entries, entry_json(publish));
         if (body && entries && !json_object_set_new(body, "persist_path", json_string(job->persist_path)) &&
-            !json_object_set_new(body, "job", json_string(job->name)) && !json_object_set(body, "entries", entries))
-                result = write_list(catalogue, job, body);
+            !json_object_set_new(body, "job", json_string(job->name)) && !json_object_set(body, "entries", entries) &&
+            !document_format(body, &text, &size, NULL)) {
+                task.id = list_id(job);
+                task.data = text;
+                task.size = size;
+                is_told = memory_files_add(&catalogue->memory, &task);
+        }
         json_decref(entries);
         json_decref(body);
-        if (result < 0)
-                log_event(LOG_LEVEL_WARN, "publish requests would not survive the agent, because their list cannot be written: %s",
-                          os_error_text(result));
+        if (!is_told)
+                publish_lose_list(-ENOMEM);
+}
+
+void publish_lose_list(int result)
+{
+        log_event(LOG_LEVEL_WARN, "publish requests would not survive the agent, because their list cannot be written: %s",
+                  os_error_text(result));
 }
 
 /* Reads the list. */

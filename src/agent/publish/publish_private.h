@@ -12,8 +12,8 @@
 struct publish *publish_append(struct job *job, enum publish_kind kind, const char *path, const char *staging,
                                struct nebula_error *error);
 void publish_erase(struct job *job, struct publish *gone);
-/* Writes the list to the memory directory. A failure only means that the list does not survive the agent. */
-void publish_keep_list(const struct catalogue *catalogue, const struct job *job);
+/* Describes the list, which catalogue_unlock writes to the memory directory (memory_files.h). */
+void publish_keep_list(struct catalogue *catalogue, const struct job *job);
 
 /* publish.c. Lock held. */
 bool publish_is_dead(const struct publish *publish);    /* it will never happen */

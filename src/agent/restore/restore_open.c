@@ -276,6 +276,20 @@ static struct version *complete_one(struct version *version, const char *name)
         return best;
 }
 
+/* Drops the lock meanwhile. The image serves no save from here on. */
+static enum nebula_status open_image(struct catalogue *catalogue, struct image *image, int *ret_fd, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        memory_hold(image);
+        image->exposed = true;
+        catalogue_unlock(catalogue);
+        status = memory_open_read_only(image, ret_fd, error);
+        catalogue_lock(catalogue);
+        memory_drop(&catalogue->memory, image);
+        return status;
+}
+
 enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_open *request, struct ipc_opened **ret_opened,
                                 int *ret_fd, struct nebula_error *error)
 {
@@ -328,8 +342,6 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
                 opened = calloc(1, sizeof *opened);
         if (!status && !opened)
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
-        if (!status)
-                status = memory_open_read_only(file->image, ret_fd, error);
         if (!status) {
                 enum ipc_source from = file->image->from_peer ? IPC_SOURCE_PEER :
                                        from_storage || file->image->restored ? IPC_SOURCE_STORAGE : IPC_SOURCE_MEMORY;
@@ -337,6 +349,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct ipc_op
                 if (!file->image->restored) /* it serves no save any more, the next one may come soon */
                         source->job->spare_due = true;
                 *opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
+                status = open_image(catalogue, file->image, ret_fd, error);
         }
 done:
         source->pins--;

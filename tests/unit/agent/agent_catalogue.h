@@ -52,7 +52,6 @@ static inline void bench_done(struct bench *bench, bool forget)
 {
         memory_stop_removing(&bench->catalogue.memory, forget);
         publish_done(&bench->catalogue);
-        survival_log_close(&bench->catalogue);
         catalogue_done(&bench->catalogue);
         memory_done(&bench->catalogue.memory, forget);
 }
@@ -75,17 +74,17 @@ static inline enum nebula_status bench_save_bytes(struct bench *bench, uint64_t 
         strcpy(request.name, name);
         catalogue_lock(&bench->catalogue);
         status = image_loan_open(&bench->catalogue, &bench->session, &request, never, NULL, &version, &loan, &bench->error);
+        catalogue_unlock(&bench->catalogue);
         if (!status)
                 status = memory_map(loan->image, &data, &bench->error);
-        if (!status) {
-                for (size_t i = 0; i < size; i++)
-                        ((unsigned char *)data)[i] = bench_byte(seed, i);
-                *version_id = version->id;
-                catalogue_unlock(&bench->catalogue);
-                image_loan_record(&bench->catalogue, *version_id);
-                catalogue_lock(&bench->catalogue);
-                status = commit_captured(&bench->catalogue, version, loan, &done, &bench->error);
-        }
+        if (status)
+                return status;
+        for (size_t i = 0; i < size; i++)
+                ((unsigned char *)data)[i] = bench_byte(seed, i);
+        *version_id = version->id;
+        image_loan_record(&bench->catalogue, *version_id);
+        catalogue_lock(&bench->catalogue);
+        status = commit_captured(&bench->catalogue, version, loan, &done, &bench->error);
         catalogue_unlock(&bench->catalogue);
         return status;
 }

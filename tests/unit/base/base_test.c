@@ -218,6 +218,34 @@ static void a_log_line_is_one_write_that_nothing_can_forge(void)
         os = real;
 }
 
+static void a_thread_that_holds_its_lines_back_writes_them_in_order_with_the_time_of_the_event(void)
+{
+        struct os_table table = *os;
+        const struct os_table *real = os;
+
+        table.write = keep_write;
+        table.wall_ns = fixed_time;
+        os = &table;
+        write_calls = 0;
+        log_to(7, LOG_LEVEL_INFO);
+        log_hold();
+        log_event(LOG_LEVEL_INFO, "first");
+        table.wall_ns = os_linux.wall_ns;
+        log_event(LOG_LEVEL_DEBUG, "too much");
+        CHECK(write_calls == 0 && log_is_held());
+        log_let_go();
+        CHECK(write_calls == 1 && !log_is_held() && strcmp(written, "2026-11-21T10:31:26.123Z info first\n") == 0);
+        log_hold();
+        log_event(LOG_LEVEL_INFO, "second");
+        log_event(LOG_LEVEL_INFO, "third");
+        log_let_go();
+        CHECK(write_calls == 3 && strstr(written, "third"));
+        log_event(LOG_LEVEL_INFO, "at once");
+        CHECK(write_calls == 4);
+        log_to(-1, LOG_LEVEL_INFO);
+        os = real;
+}
+
 static void log_levels_have_names(void)
 {
         enum log_level level = LOG_LEVEL_ERROR;
@@ -231,4 +259,5 @@ TAP_MAIN(TEST(an_error_says_what_and_why), TEST(an_error_may_quote_the_one_befor
          TEST(durations_are_read_as_people_write_them), TEST(numbers_are_plain_ones), TEST(counts_have_a_limit),
          TEST(an_empty_environment_variable_counts_as_unset), TEST(bytes_grow_and_are_handed_over),
          TEST(running_out_of_memory_is_remembered), TEST(what_is_not_printable_becomes_a_question_mark),
-         TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names))
+         TEST(a_log_line_is_one_write_that_nothing_can_forge), TEST(log_levels_have_names),
+         TEST(a_thread_that_holds_its_lines_back_writes_them_in_order_with_the_time_of_the_event))

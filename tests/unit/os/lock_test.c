@@ -1,9 +1,10 @@
-/* The order of locks. Each violation is that of a child, which it ends. */
+/* The order of locks, and that files are not written under one of them. Each violation is that of a child, which it ends. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "os/lock.h"
+#include "os/os.h"
 #include "os/thread.h"
 #include "tap.h"
 
@@ -106,6 +107,34 @@ static void begin_anew_while_held(void)
         lock_give(&catalogue);
 }
 
+static void unlink_with_catalogue(void)
+{
+        lock_take(&catalogue);
+        os->unlink("/nowhere/at/all");
+}
+
+static void unlink_below_with_catalogue(void)
+{
+        lock_take(&catalogue);
+        os->unlink_below("/nowhere", "at/all");
+}
+
+static void create_with_catalogue(void)
+{
+        lock_take(&catalogue);
+        os->open("/nowhere/at/all", OS_WRITE | OS_CREATE);
+}
+
+static void look_with_catalogue(void)
+{
+        struct os_stat stat;
+
+        lock_take(&catalogue);
+        os->stat("/", true, &stat);
+        lock_give(&catalogue);
+        os->unlink("/nowhere/at/all");
+}
+
 static void locks_that_are_taken_in_order_are_had(void)
 {
         CHECK(ends(take_right, NULL, NULL));
@@ -123,11 +152,20 @@ static void a_lock_out_of_order_ends_the_process_with_both_names(void)
         CHECK(ends(give_what_is_not_held, "LOCK_CATALOGUE", "not hold"));
 }
 
+static void a_file_that_is_written_under_the_catalogues_lock_ends_the_process(void)
+{
+        CHECK(ends(unlink_with_catalogue, "unlink", "LOCK_CATALOGUE"));
+        CHECK(ends(unlink_below_with_catalogue, "unlink", "LOCK_CATALOGUE"));
+        CHECK(ends(create_with_catalogue, "open", "LOCK_CATALOGUE"));
+        CHECK(ends(look_with_catalogue, NULL, NULL));
+}
+
 int main(void)
 {
         static const struct tap_test tests[] = {
                 TEST(locks_that_are_taken_in_order_are_had),
                 TEST(a_lock_out_of_order_ends_the_process_with_both_names),
+                TEST(a_file_that_is_written_under_the_catalogues_lock_ends_the_process),
         };
 
 #ifndef NB_LOCK_CHECKS

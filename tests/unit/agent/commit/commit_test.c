@@ -499,11 +499,13 @@ static void what_is_still_being_copied_when_other_nodes_commit_is_not_of_the_ver
         request.version_id = id;
         REQUIRE(!image_loan_open(&bench.catalogue, &bench.session, &request, never, NULL, &version, &loan, &bench.error));
         REQUIRE(version->id == id && version->loans);
+        catalogue_unlock(&bench.catalogue);
         snprintf(directory, sizeof directory, "%s/t/.nebula", storage);
         snprintf(path, sizeof path, "%s/committed.json", directory);
         REQUIRE(!os_make_dirs(directory, 0755) && !committed_format(&committed, &text, &size, &bench.error));
         REQUIRE(!os_write_file_atomic(path, text, size));
         free(text);
+        catalogue_lock(&bench.catalogue);
         for (int i = 0; i < 5 && commit_open(version); i++) {
                 int64_t due = INT64_MAX;
 

@@ -57,6 +57,14 @@ static int read_again(const char *note, size_t size)
         return found;
 }
 
+/* It is on file when this returns. */
+static void note_again(struct bench *bench, struct version *version)
+{
+        catalogue_lock(&bench->catalogue);
+        survival_log_write(&bench->catalogue, version);
+        catalogue_unlock(&bench->catalogue);
+}
+
 static void a_note_that_was_cut_off_gives_the_last_whole_state(void)
 {
         struct bench bench;
@@ -110,14 +118,14 @@ static void a_note_does_not_grow_without_end(void)
         free(note);
         snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
         for (int i = 0; i < 1000; i++) {
-                survival_log_write(&bench.catalogue, version);
+                note_again(&bench, version);
                 CHECK(!os->stat(path, false, &stat) && stat.size <= 65536 + 1024);
         }
         CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
         free(note);
         /* Taken away by somebody: the next change makes it anew. */
         CHECK(!os->unlink(path));
-        survival_log_write(&bench.catalogue, version);
+        note_again(&bench, version);
         CHECK(!os_read_file(path, 1 << 20, &note, &size) && read_again(note, size) == 100);
         free(note);
         bench_done(&bench, true);
@@ -211,7 +219,7 @@ static void a_file_more_is_noted_alone(void)
                 version = catalogue_version(&bench.catalogue, id);
                 version_file_change(&bench.catalogue, version, version_file(version, "f3"));
                 version_file(version, "f3")->size = 99;
-                survival_log_write(&bench.catalogue, version);
+                note_again(&bench, version);
                 CHECK(!os_read_file(path, 1 << 20, &note, &size));
         }
         free(note);
@@ -264,6 +272,8 @@ static unsigned char *map_first_image(const struct bench *bench)
         void *data;
         int fd;
 
+        if (image)
+                image->exposed = true;
         if (!image || memory_open_read_only(image, &fd, NULL) || os->map(fd, 0, BENCH_FILE_BYTES, OS_MAP_READ | OS_MAP_PRIVATE, &data))
                 abort();
         os->close(fd);
