@@ -80,7 +80,6 @@ static void the_request_on_the_wire_holds_what_was_said_and_no_more(void)
         snprintf(wanted, sizeof wanted, "PUT /c/key?sig=SECRET HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nx-ms-date: now\r\nx-empty:\r\nContent-Length: 5\r\n\r\n",
                  server_port(server));
         CHECK(!strcmp(seen, wanted));
-        printf("# %s", seen);
         CHECK(response.text_size == 5 && !strcmp(response.text, "hello"));
         CHECK(!strcmp(http_field(&response, "x-thing"), "one") && !http_field(&response, "x-other"));
         http_response_done(&response);
