@@ -5,7 +5,8 @@
  *      lock_take(&lock);  ...  lock_give(&lock);     the same thread does both
  *
  * In builds with tests (NB_LOCK_CHECKS, which meson sets) each thread keeps a list of the locks that it holds. An acquisition
- * out of order ends the process with the names of both; so does a file that is opened or changed under a lock that forbids it. In other builds these functions are those of pthread.h.
+ * out of order ends the process with the names of both. A file that is opened or changed under a lock that forbids files ends it,
+ * too. In other builds these functions are those of pthread.h.
  */
 #ifndef NB_OS_LOCK_H
 #define NB_OS_LOCK_H

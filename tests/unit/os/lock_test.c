@@ -15,10 +15,11 @@ static pthread_cond_t cond;
 /* Whether a child that does this ends by SIGABRT, and says both names. Neither: it ends well, and says nothing. */
 static bool ends(void (*work)(void), const char *first, const char *second)
 {
-        char said[1024] = "";
+        char said[16384] = ""; /* a sanitizer may have a word, too */
+        size_t size = 0;
         int fds[2], how;
         pid_t child;
-        ssize_t size;
+        ssize_t more;
 
         if (pipe(fds) || (child = fork()) < 0)
                 return false;
@@ -28,7 +29,8 @@ static bool ends(void (*work)(void), const char *first, const char *second)
                 _exit(0);
         }
         close(fds[1]);
-        size = read(fds[0], said, sizeof said - 1);
+        while (size < sizeof said - 1 && (more = read(fds[0], said + size, sizeof said - 1 - size)) > 0)
+                size += (size_t)more;
         close(fds[0]);
         waitpid(child, &how, 0);
         if (!first)
