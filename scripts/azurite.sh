@@ -2,8 +2,10 @@
 # Azurite, the emulator of Azure Blob Storage, for tests.
 #
 #   scripts/azurite.sh install          puts it into .envs/azurite, unless it is there
-#   scripts/azurite.sh run COMMAND...   starts an empty one on this machine, runs the command with its
-#                                       AZURE_STORAGE_CONNECTION_STRING, and ends it
+#   scripts/azurite.sh run [--tls] COMMAND...
+#                                       starts an empty one on this machine, runs the command with its
+#                                       AZURE_STORAGE_CONNECTION_STRING, and ends it. --tls: with a certificate,
+#                                       which SSL_CERT_FILE names, and bearer tokens are taken, too
 #
 # Exit code 77 without npm: what would be tested is skipped, and says so (TAP).
 set -euo pipefail
@@ -34,11 +36,20 @@ install)
 run)
         shift
         install
-        log=$(mktemp)
+        scratch=$(mktemp -d)
+        log=$scratch/log options=()
+        if [[ ${1:-} == --tls ]]; then
+                shift
+                openssl req -x509 -newkey rsa:2048 -nodes -keyout "$scratch/key.pem" -out "$scratch/cert.pem" -days 7 -subj /CN=localhost \
+                        -addext subjectAltName=DNS:localhost,IP:127.0.0.1 2>/dev/null
+                options=(--cert "$scratch/cert.pem" --key "$scratch/key.pem" --oauth basic)
+                # Azurite reads the source of a copy from itself.
+                export SSL_CERT_FILE=$scratch/cert.pem NODE_EXTRA_CA_CERTS=$scratch/cert.pem
+        fi
         "$place/node_modules/.bin/node" "$place/node_modules/.bin/azurite-blob" --disableTelemetry --inMemoryPersistence \
-                --skipApiVersionCheck --blobHost 127.0.0.1 --blobPort 0 >"$log" 2>&1 9>&- &
+                --skipApiVersionCheck --blobHost 127.0.0.1 --blobPort 0 "${options[@]}" >"$log" 2>&1 9>&- &
         server=$!
-        trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -f "$log"' EXIT
+        trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -rf "$scratch"' EXIT
         for ((i = 0; i < 600; i++)); do
                 endpoint=$(sed -n 's/.*successfully listens on //p' "$log")
                 [[ -n $endpoint ]] && break
@@ -50,7 +61,7 @@ run)
         "$@" 9>&-
         ;;
 *)
-        sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
         exit 2
         ;;
 esac

@@ -353,7 +353,7 @@ static const char *advice(const struct azure_store *azure, const struct http_res
                 snprintf(text, size, "%s may not do this; writing takes the role Storage Blob Data Contributor, or a SAS with sp=rcwdl", source);
         else if (is_code(response, "AuthorizationFailure"))
                 snprintf(text, size, "%s is refused; look at the account's network rules and at what the SAS allows", source);
-        else if (response->status == 403 || response->status == 401)
+        else if (response->status == 403 || response->status == 401 || is_code(response, "InvalidAuthenticationInfo"))
                 snprintf(text, size, "%s is not accepted; it may be wrong or expired", source);
         else if (is_code(response, "BlobImmutableDueToPolicy"))
                 snprintf(text, size, "the container keeps its blobs from being changed or removed");
