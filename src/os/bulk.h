@@ -69,9 +69,9 @@ bool bulk_feed_pace(struct bulk_feed *feed, uint64_t ahead);
 /* Waits until all pieces were told, then returns true. Returns false if the feed ended before. */
 bool bulk_feed_wait(struct bulk_feed *feed);
 /*
- * For a writer other than bulk_write: begin, take until all chunks were taken or one is not needed any more, finish. One at a time; its
- * threads may take side by side. A chunk is of chunk_bytes, the last one shorter. take returns 0; -EAGAIN if no chunk became final within timeout_ms; -ENODATA if all were taken;
- * -ECANCELED if the feed ended before all pieces were told.
+ * For a writer other than bulk_write, one at a time: begin, take chunks in any of its threads, finish. A chunk has chunk_bytes, the last
+ * one fewer. take returns 0; -EAGAIN if no chunk became final within timeout_ms; -ENODATA if all were taken; -ECANCELED if the feed
+ * ended before all pieces were told.
  */
 void bulk_feed_begin(struct bulk_feed *feed);
 int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_offset);

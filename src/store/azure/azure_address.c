@@ -98,7 +98,8 @@ enum nebula_status azure_connection_parse(const char *text, struct azure_connect
         free(suffix);
         if (text && (!is_whole || !found.endpoint || !found.account)) {
                 azure_connection_done(&found);
-                return error_set(error, NEBULA_INVALID, 0, "AZURE_STORAGE_CONNECTION_STRING names no account and no BlobEndpoint, or is cut off");
+                return error_set(error, NEBULA_INVALID, 0,
+                                 "AZURE_STORAGE_CONNECTION_STRING names no account and no BlobEndpoint, or is cut off");
         }
         *ret_connection = found;
         return NEBULA_OK;
@@ -268,7 +269,7 @@ enum nebula_status azure_address_parse(const char *text, struct azure_address *r
         size_t size;
 
         if (!url_split(text, &url))
-                return wrong(text, "is no URL; it is az://ACCOUNT/CONTAINER/PREFIX, where other bytes than letters, digits and -._~ are written as %XX", error);
+                return wrong(text, "is no az://ACCOUNT/CONTAINER/PREFIX, where bytes other than letters, digits and -._~ are written as %XX", error);
         path = url.path;
         size = url.path_size;
         if (is_az) {

@@ -1,8 +1,9 @@
 /*
  * Names of blobs. Azure takes no bytes that are not UTF-8 and no control characters, and it turns '\' into '/'. Such bytes of a key stand
- * as %XX in the blob's name. Azure drops a dot at the end of a component, so "%2E" follows such a dot; behind the dot, and not in its place, because names are
- * listed in their order, which is almost the keys' then. A '%' of a key that would look like one of these stands as %25. All else is the
- * key as it is, so other programs find a checkpoint's files by their names.
+ * as %XX in the blob's name. Azure drops a dot at the end of a component, so "%2E" follows such a dot. It does not take the dot's place,
+ * because Azure lists names in their order, and this way their order is that of the keys, but for bytes below '%' and '/' behind such a
+ * dot. A '%' of a key that would look like one of these stands as %25. All else is the key as it is, so other programs find a
+ * checkpoint's files by their names.
  */
 #include <string.h>
 

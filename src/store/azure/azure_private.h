@@ -6,7 +6,10 @@
  *      azure_name.c        keys as names of blobs
  *      azure_credential.c  how the driver proves who asks
  *      azure_token.c       bearer tokens, shared by the process
- *      azure_call.c        one request: its URL, its signature, what its failure means
+ *      azure_call.c        one request
+ *      azure_sign.c        its signature
+ *      azure_fail.c        what its failure means
+ *      azure_copy.c        copies inside the account
  *      azure_list.c        listings
  *      azure_upload.c      blocks, and the list that makes them a blob
  *      azure_read.c        ranges
@@ -122,7 +125,7 @@ void azure_header(struct azure_call *call, const char *name, const char *value);
 /* NEBULA_OK: the server answered, whatever it was. */
 enum nebula_status azure_send(struct azure_store *azure, const struct azure_call *call, struct http_response *ret_response,
                               struct nebula_error *error);
-/* What an answer that is no success means. Never NEBULA_OK. A container that is missing holds no object, and takes none. */
+/* azure_fail.c. What an answer that is no success means. Never NEBULA_OK. A container that is missing holds no object, and takes none. */
 enum azure_deed { AZURE_READ, AZURE_LIST, AZURE_WRITE, AZURE_REMOVE, AZURE_COPY };
 enum nebula_status azure_fail(const struct azure_store *azure, enum azure_deed deed, const char *key, const struct http_response *response,
                               struct nebula_error *error);
@@ -132,7 +135,15 @@ const char *azure_code(const struct http_response *response);
 char *azure_blob_url(const struct azure_store *azure, const char *key, bool with_sas);
 /* NEBULA_INVALID: no object can have this key. */
 enum nebula_status azure_check_key(const struct azure_store *azure, const char *key, struct nebula_error *error);
-/* What signs a request with the account's key. NULL: no memory. For tests, too. */
+/* azure_sign.c: the header of one try. Its argument is a struct azure_signing. */
+struct azure_signing {
+        struct azure_store *azure;
+        const struct azure_call *call;
+        const char *path;
+        uint64_t serial; /* of the token that the last try used */
+};
+enum nebula_status azure_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error);
+/* What the account's key signs. NULL: no memory. */
 char *azure_string_to_sign(const char *account, const char *path, const struct azure_call *call, const char *date);
 void azure_crc64_text(const void *data, uint64_t size, char ret_text[16]);
 void azure_new_id(char ret_id[AZURE_ID_SIZE]);
@@ -143,11 +154,18 @@ void azure_stamp(const struct http_response *response, struct store_stamp *ret_s
 const char *azure_quoted(const struct store_stamp *stamp, char ret_text[AZURE_QUOTED_SIZE]);
 enum nebula_status azure_no_memory(const struct azure_store *azure, struct nebula_error *error);
 
-/* azure.c: what is at the key now. NEBULA_NOT_FOUND: nothing. `ret_id`: of the write that left it; "" when it is foreign. */
+/* azure.c: whether the condition of a write was not met. */
+bool azure_condition_failed(const struct http_response *response);
+/* What the condition of a write met. NEBULA_OK: the work of this very write `id`, whose first answer was lost; NEBULA_BUSY: another's;
+ * NEBULA_NOT_FOUND: nothing, for STORE_IF_ABSENT. */
+enum nebula_status azure_look_who_wrote(struct azure_store *azure, const char *key, const char *id, enum store_condition condition,
+                                        struct store_stamp *ret_stamp, struct nebula_error *error);
+/* What is at the key now. NEBULA_NOT_FOUND: nothing. `ret_id`: of the write that left it; "" when it is foreign. */
 enum nebula_status azure_look(struct azure_store *azure, const char *key, struct store_entry *ret_entry, char ret_id[AZURE_ID_SIZE],
                               struct nebula_error *error);
 
-/* azure_list.c, azure_upload.c, azure_read.c: operations */
+/* azure_copy.c, azure_list.c, azure_upload.c, azure_read.c: operations */
+enum nebula_status azure_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error);
 enum nebula_status azure_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
                               struct nebula_error *error);
 enum nebula_status azure_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,

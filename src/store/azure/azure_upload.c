@@ -1,7 +1,7 @@
 /*
  * Large objects. Their blocks go out of the caller's memory, several at once and as soon as they are final; Azure keeps them unseen.
- * Publishing names them in one list, which makes the blob. The numbers of the blocks begin with the number of the upload: blocks of another one, that was interrupted
- * or runs at the same time, are never named.
+ * Publishing names them in one list, which makes the blob. The names of blocks begin with the number of their upload, so a list never
+ * names blocks of another upload that was interrupted or runs at the same time.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -61,12 +61,14 @@ static enum nebula_status choose_blocks(const struct azure_store *azure, struct 
 {
         uint64_t bytes = object->feed ? object->feed->chunk_bytes : azure_limits.block_bytes;
 
-        while (bytes < azure_limits.block_bytes || (count_of(object->size, bytes) > azure_limits.blocks_good && bytes < azure_limits.block_bytes_good))
+        while (bytes < azure_limits.block_bytes ||
+               (count_of(object->size, bytes) > azure_limits.blocks_good && bytes < azure_limits.block_bytes_good))
                 bytes *= 2;
         while (count_of(object->size, bytes) > azure_limits.blocks_max && bytes <= azure_limits.block_bytes_max)
                 bytes *= 2;
         if (bytes > azure_limits.block_bytes_max)
-                return error_set(error, NEBULA_INVALID, 0, "%s/%s: %" PRIu64 " bytes are more than a blob can have", azure->address.root, object->key, object->size);
+                return error_set(error, NEBULA_INVALID, 0, "%s/%s: %" PRIu64 " bytes are more than a blob can have", azure->address.root,
+                                 object->key, object->size);
         object->block_bytes = bytes;
         object->block_count = count_of(object->size, bytes);
         if (!object->feed)
@@ -240,7 +242,8 @@ static enum nebula_status look_whose(struct azure_store *azure, const struct sto
         enum nebula_status status = azure_look(azure, key, &entry, found, error);
 
         if (status == NEBULA_NOT_FOUND)
-                return error_set(error, NEBULA_BUSY, 0, "%s/%s: another upload had this place, or this one took more than a week", azure->address.root, key);
+                return error_set(error, NEBULA_BUSY, 0, "%s/%s: another upload had this place, or this one took more than a week",
+                                 azure->address.root, key);
         if (!status && strcmp(found, upload->id))
                 return error_set(error, NEBULA_BUSY, 0, "%s/%s is there already", azure->address.root, key);
         return status;

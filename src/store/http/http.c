@@ -96,7 +96,9 @@ static enum http_verdict verdict_of(enum http_outcome outcome, int status)
 {
         if (outcome == HTTP_OUTCOME_ANSWER)
                 return status == 429 || status == 503 ? HTTP_VERDICT_OVERLOADED : is_repeatable(status) ? HTTP_VERDICT_ILL : HTTP_VERDICT_FINE;
-        return outcome == HTTP_OUTCOME_NONE || outcome == HTTP_OUTCOME_SLOW || outcome == HTTP_OUTCOME_NEVER ? HTTP_VERDICT_FAILED : HTTP_VERDICT_NONE;
+        if (outcome == HTTP_OUTCOME_NONE || outcome == HTTP_OUTCOME_SLOW || outcome == HTTP_OUTCOME_NEVER)
+                return HTTP_VERDICT_FAILED;
+        return HTTP_VERDICT_NONE;
 }
 
 /* One try, in its turn. *ret_response is zeroed unless it is an answer. */

@@ -22,8 +22,8 @@
  * TLS certificates are verified, against SSL_CERT_FILE or CURL_CA_BUNDLE where one is set. Plain http reaches this machine only,
  * unless NEBULA_STORE_ALLOW_HTTP=1. Redirects are not followed: the caller sees them as answers.
  *
- * Errors: NEBULA_UNAVAILABLE (no answer: name, connection, TLS), NEBULA_TIMEOUT (too slow), NEBULA_CORRUPT (more bytes than the
- * caller has room for), NEBULA_INVALID (a URL or a setting), NEBULA_BUSY (request->stop was set), and those of `sign`. Every answer of a server is
+ * Errors: NEBULA_UNAVAILABLE (no answer: name, connection, TLS; or request->stop was set), NEBULA_TIMEOUT (too slow), NEBULA_CORRUPT
+ * (more bytes than the caller has room for), NEBULA_INVALID (a URL or a setting), and those of `sign`. Every answer of a server is
  * NEBULA_OK. Messages never hold a query, a header or a body.
  *
  * Ownership: the response belongs to the caller; it is zeroed after a failure. Threads: any, all at once.

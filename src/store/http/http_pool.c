@@ -1,7 +1,7 @@
 /*
- * The connections of this process that wait for their next request. Each is a pair of libcurl's handles with at most one connection; the one that
- * was given back last is taken first, so that connections beyond the need grow old and are closed. Names that were looked up and TLS sessions are
- * shared by all.
+ * The connections of this process that wait for their next request. Each is a pair of libcurl's handles with at most one connection.
+ * The one that was given back last is taken first, so that connections beyond the need grow old and are closed. All of them share the
+ * names that were looked up, and the TLS sessions.
  */
 #include <stdlib.h>
 #include <string.h>

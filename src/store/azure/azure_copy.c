@@ -1,0 +1,84 @@
+/* Copies inside the account, whose bytes pass nobody. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+#include "store/azure/azure_private.h"
+
+#define COPY_ANSWER_MS 60000
+#define COPY_PAUSE_MS 500     /* at most, between two looks at a copy that is under way */
+#define COPY_MS 3600000LL
+
+/* Until the copy is whole. Within one account Azure shares the blocks, so there is nothing to wait for. */
+static enum nebula_status await_copy(struct azure_store *azure, const char *to, struct nebula_error *error)
+{
+        int64_t until_ns = os->now_ns() + COPY_MS * 1000000, pause_ms = 10;
+
+        for (;;) {
+                struct azure_call call = { .method = "HEAD", .key = to };
+                struct http_response response;
+                enum nebula_status status = azure_send(azure, &call, &response, error);
+                const char *state = status ? NULL : http_field(&response, "x-ms-copy-status");
+                bool is_pending = state && !strcmp(state, "pending");
+
+                if (!status && response.status != 200)
+                        status = azure_fail(azure, AZURE_COPY, to, &response, error);
+                else if (!status && !is_pending && (!state || strcmp(state, "success")))
+                        status = error_set(error, NEBULA_STORAGE, 0, "cannot copy %s/%s: it ended as \"%.60s\"", azure->address.root, to, state ? state : "");
+                http_response_done(&response);
+                if (status || !is_pending)
+                        return status;
+                if (os->now_ns() > until_ns)
+                        return error_set(error, NEBULA_TIMEOUT, 0, "cannot copy %s/%s: it is not done after an hour", azure->address.root, to);
+                os->sleep_ms(pause_ms);
+                pause_ms = pause_ms * 2 < COPY_PAUSE_MS ? pause_ms * 2 : COPY_PAUSE_MS;
+        }
+}
+
+static enum nebula_status copy_once(struct azure_store *azure, const char *from, const char *to, enum store_condition condition,
+                                    struct nebula_error *error)
+{
+        struct azure_call call = { .method = "PUT", .key = to, .answer_ms = COPY_ANSWER_MS };
+        char *source = azure_blob_url(azure, from, true), id[AZURE_ID_SIZE];
+        struct http_response response;
+        struct store_stamp stamp;
+        enum nebula_status status;
+        const char *state;
+
+        if (!source)
+                return azure_no_memory(azure, error);
+        azure_new_id(id);
+        azure_header(&call, "x-ms-copy-source", source);
+        azure_header(&call, AZURE_METADATA, id);
+        azure_header(&call, "If-None-Match", condition == STORE_IF_ABSENT ? "*" : NULL);
+        status = azure_send(azure, &call, &response, error);
+        free(source);
+        if (status)
+                return status;
+        state = http_field(&response, "x-ms-copy-status");
+        if (response.status == 202 && (!state || strcmp(state, "success")))
+                status = await_copy(azure, to, error);
+        else if (condition == STORE_IF_ABSENT && azure_condition_failed(&response))
+                status = azure_look_who_wrote(azure, to, id, condition, &stamp, error);
+        else if (response.status != 202)
+                status = azure_fail(azure, AZURE_COPY, from, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+enum nebula_status azure_copy(struct store *store, const char *from, const char *to, enum store_condition condition,
+                              struct nebula_error *error)
+{
+        struct azure_store *azure = (struct azure_store *)store;
+        struct store_entry entry;
+        enum nebula_status status = azure_check_key(azure, from, error);
+
+        if (!status)
+                status = azure_check_key(azure, to, error);
+        if (!status && condition == STORE_IF_SAME)
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy goes where nothing is, or replaces what is there", store->root, to);
+        if (!status) /* its absence and that of the copy's place have one code */
+                status = azure_look(azure, from, &entry, NULL, error);
+        return status ? status : copy_once(azure, from, to, condition, error);
+}

@@ -1,0 +1,140 @@
+/* How a request proves who asks. A SAS is in its URL; a key and a token are proved by its header. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/buf.h"
+#include "os/os.h"
+#include "store/azure/azure_private.h"
+#include "store/http/crypt.h"
+
+static char *take(struct buf *buf)
+{
+        size_t size;
+
+        return buf_take(buf, &size);
+}
+
+static int by_name(const void *a, const void *b)
+{
+        return strcmp(((const struct http_header *)a)->name, ((const struct http_header *)b)->name);
+}
+
+/* The value of one of the headers that stand in a line of their own; "": the request has it not. */
+static const char *header_of(const struct azure_call *call, const char *name)
+{
+        for (size_t i = 0; i < call->header_count; i++)
+                if (!strcasecmp(call->headers[i].name, name))
+                        return call->headers[i].value;
+        return "";
+}
+
+static void add_lines(struct buf *buf, const struct azure_call *call)
+{
+        static const char *const names[] = { "Content-MD5", "Content-Type", "Date", "If-Modified-Since", "If-Match", "If-None-Match",
+                                             "If-Unmodified-Since", "Range" };
+        char length[32] = "";
+
+        buf_add_text(buf, call->method);
+        buf_add_text(buf, "\n\n\n"); /* the encoding and the language of the content, which no request has */
+        if (call->body_size)
+                snprintf(length, sizeof length, "%llu", (unsigned long long)call->body_size);
+        buf_add_text(buf, length);
+        buf_add_byte(buf, '\n');
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+                buf_add_text(buf, header_of(call, names[i]));
+                buf_add_byte(buf, '\n');
+        }
+}
+
+char *azure_string_to_sign(const char *account, const char *path, const struct azure_call *call, const char *date)
+{
+        struct http_header headers[AZURE_HEADERS_MAX + 2] = { { "x-ms-date", date }, { "x-ms-version", AZURE_VERSION } };
+        struct azure_param params[AZURE_PARAMS_MAX];
+        size_t count = 2;
+        struct buf buf = { 0 };
+
+        add_lines(&buf, call);
+        for (size_t i = 0; i < call->header_count; i++)
+                if (!strncmp(call->headers[i].name, "x-ms-", 5))
+                        headers[count++] = call->headers[i];
+        qsort(headers, count, sizeof *headers, by_name);
+        for (size_t i = 0; i < count; i++) {
+                buf_add_text(&buf, headers[i].name);
+                buf_add_byte(&buf, ':');
+                buf_add_text(&buf, headers[i].value);
+                buf_add_byte(&buf, '\n');
+        }
+        buf_add_byte(&buf, '/');
+        buf_add_text(&buf, account);
+        buf_add_text(&buf, path);
+        memcpy(params, call->params, sizeof params);
+        qsort(params, call->param_count, sizeof *params, by_name);
+        for (size_t i = 0; i < call->param_count; i++) {
+                buf_add_byte(&buf, '\n');
+                buf_add_text(&buf, params[i].name);
+                buf_add_byte(&buf, ':');
+                buf_add_text(&buf, params[i].value);
+        }
+        return take(&buf);
+}
+
+static enum nebula_status sign_with_key(struct azure_signing *signing, struct http_fields *fields, struct nebula_error *error)
+{
+        const struct azure_store *azure = signing->azure;
+        uint8_t digest[CRYPT_SHA256_BYTES];
+        char date[HTTP_DATE_SIZE], signature[CRYPT_BASE64_SIZE(CRYPT_SHA256_BYTES)], value[AZURE_ACCOUNT_MAX + 80];
+        char *text;
+        bool done;
+
+        http_date_format(os->wall_ns() / 1000000000, date);
+        text = azure_string_to_sign(azure->address.account, signing->path, signing->call, date);
+        done = text && crypt_hmac_sha256(azure->credential.key, azure->credential.key_size, text, strlen(text), digest);
+        free(text);
+        if (!done)
+                return azure_no_memory(azure, error);
+        crypt_base64(digest, sizeof digest, signature);
+        snprintf(value, sizeof value, "SharedKey %s:%s", azure->address.account, signature);
+        http_fields_add(fields, "x-ms-date", date);
+        http_fields_add(fields, "Authorization", value);
+        return NEBULA_OK;
+}
+
+static enum nebula_status sign_with_token(struct azure_signing *signing, bool was_refused, struct http_fields *fields, struct nebula_error *error)
+{
+        struct buf buf = { 0 };
+        char *token, *value;
+        enum nebula_status status = azure_identity_token(signing->azure->credential.identity, was_refused ? signing->serial : 0, &token,
+                                                         &signing->serial, error);
+
+        if (status)
+                return status;
+        buf_add_text(&buf, "Bearer ");
+        buf_add_text(&buf, token);
+        value = take(&buf);
+        if (value)
+                http_fields_add(fields, "Authorization", value);
+        crypt_forget(token, strlen(token));
+        free(token);
+        if (!value)
+                return azure_no_memory(signing->azure, error);
+        crypt_forget(value, strlen(value));
+        free(value);
+        return NEBULA_OK;
+}
+
+enum nebula_status azure_sign(void *argument, bool was_refused, struct http_fields *fields, struct nebula_error *error)
+{
+        struct azure_signing *signing = argument;
+
+        http_fields_add(fields, "x-ms-version", AZURE_VERSION);
+        switch (signing->azure->credential.proof) {
+        case AZURE_PROOF_KEY:
+                return sign_with_key(signing, fields, error);
+        case AZURE_PROOF_TOKEN:
+                return sign_with_token(signing, was_refused, fields, error);
+        default:
+                return NEBULA_OK; /* the URL holds the SAS */
+        }
+}
