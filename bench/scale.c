@@ -18,6 +18,8 @@
 #include "store/document.h"
 #include "store/manifest.h"
 
+#define RUN "elastic-0123456789abcdef/3"
+
 struct shape {
         uint32_t ranks, per_node, files;
         uint64_t bytes;
@@ -26,6 +28,11 @@ struct result {
         size_t size;
         double format_ms, parse_ms;
 };
+
+static uint32_t node_count(const struct shape *shape)
+{
+        return (shape->ranks + shape->per_node - 1) / shape->per_node;
+}
 
 static void fail(const char *what, const struct nebula_error *error)
 {
@@ -72,58 +79,70 @@ static void file_name(char *to, size_t size, uint32_t rank, uint32_t file)
                  file);
 }
 
+static void describe_file(const struct shape *shape, uint32_t rank, uint32_t index, struct record_file *file)
+{
+        file_name(file->name, sizeof file->name, rank, index);
+        file->rank = rank;
+        file->size = shape->bytes;
+        file->is_zip = true;
+        file->chunk_bytes = IMAGE_CHUNK_BYTES;
+        file->chunk_count = (size_t)((shape->bytes + IMAGE_CHUNK_BYTES - 1) / IMAGE_CHUNK_BYTES);
+        file->chunks = allocate(file->chunk_count, sizeof *file->chunks);
+        for (size_t i = 0; i < file->chunk_count; i++)
+                file->chunks[i] = UINT64_MAX / (i + 3);
+}
+
+/* Of the last node. */
 static struct result record_of(const struct shape *shape)
 {
-        struct record record = { .tag = "global_step500000", .run = "elastic-0123456789abcdef/3", .generation = 1, .rank = shape->ranks - 1,
-                                 .world = shape->ranks, .begun = 1766312345.12, .captured = 1766312345.16, .persisted = 1766312346.9 };
+        struct record record = { .tag = "global_step500000", .run = RUN, .generation = 1, .world = shape->ranks, .persisted = 1766312346.9 };
+        uint32_t first = shape->ranks - shape->per_node;
         struct result result;
 
-        record.file_count = shape->files;
-        record.files = allocate(shape->files, sizeof *record.files);
-        for (uint32_t i = 0; i < shape->files; i++) {
-                struct record_file *file = &record.files[i];
-
-                file_name(file->name, sizeof file->name, record.rank, i);
-                strcpy(file->path, file->name);
-                file->size = shape->bytes;
-                file->is_zip = true;
-                file->chunk_bytes = IMAGE_CHUNK_BYTES;
-                file->chunk_count = (size_t)((shape->bytes + IMAGE_CHUNK_BYTES - 1) / IMAGE_CHUNK_BYTES);
-                file->chunks = allocate(file->chunk_count, sizeof *file->chunks);
-                for (size_t j = 0; j < file->chunk_count; j++)
-                        file->chunks[j] = UINT64_MAX / (j + 3);
+        writing_name(record.job, record.run, 1, UINT32_MAX, record.writing);
+        record.ranks = allocate(shape->per_node, sizeof *record.ranks);
+        record.files = allocate((size_t)shape->per_node * shape->files, sizeof *record.files);
+        for (uint32_t rank = first; rank < shape->ranks; rank++) {
+                record.ranks[record.rank_count++] = (struct record_rank){ rank, 1766312345.12, 1766312345.16 };
+                for (uint32_t i = 0; i < shape->files; i++)
+                        describe_file(shape, rank, i, &record.files[record.file_count++]);
         }
         MEASURE(result, record, &record, record);
         record_done(&record);
         return result;
 }
 
+static void add_node(const struct shape *shape, uint32_t first, struct manifest *manifest)
+{
+        struct manifest_record *record = &manifest->records[manifest->record_count++];
+        struct nebula_error error;
+
+        *record = (struct manifest_record){ .size = 10000, .generation = 1, .rank = first, .crc64 = UINT64_MAX / (first + 3) };
+        writing_name(manifest->job, manifest->run, 1, UINT32_MAX - first, record->writing);
+        for (uint32_t rank = first; rank < first + shape->per_node && rank < shape->ranks; rank++)
+                for (uint32_t i = 0; i < shape->files; i++) {
+                        char name[MANIFEST_NAME_MAX];
+                        struct manifest_file file = {
+                                .name = name, .size = shape->bytes, .generation = 1, .rank = rank, .record = (uint32_t)manifest->record_count - 1,
+                        };
+
+                        file_name(name, sizeof name, rank, i);
+                        if (manifest_add_file(manifest, &file, &error))
+                                fail("manifest", &error);
+                }
+}
+
 static struct result manifest_of(const struct shape *shape)
 {
-        struct manifest manifest = { .tag = "global_step500000", .run = "elastic-0123456789abcdef/3", .generation = 1, .step = 500000,
+        struct manifest manifest = { .tag = "global_step500000", .run = RUN, .number = 1, .generation = 1, .step = 500000,
                                      .sequence = 1766312345160000000, .world = shape->ranks };
+        struct nebula_error failure;
         struct result result;
 
-        manifest.files = allocate((size_t)shape->ranks * shape->files, sizeof *manifest.files);
-        manifest.records = allocate(shape->ranks, sizeof *manifest.records);
-        for (uint32_t rank = 0; rank < shape->ranks; rank++) {
-                struct manifest_record *record = &manifest.records[manifest.record_count++];
-
-                for (uint32_t i = 0; i < shape->files; i++) {
-                        struct manifest_file *file = &manifest.files[manifest.file_count++];
-
-                        file_name(file->name, sizeof file->name, rank, i);
-                        strcpy(file->path, file->name);
-                        file->size = shape->bytes;
-                        file->generation = 1;
-                        file->rank = rank;
-                }
-                record_path(rank, 1, record->path);
-                record->size = 10000;
-                record->generation = 1;
-                record->rank = rank;
-                record->crc64 = UINT64_MAX / (rank + 3);
-        }
+        if (manifest_reserve(&manifest, (size_t)shape->ranks * shape->files, shape->ranks, &failure))
+                fail("manifest", &failure);
+        for (uint32_t first = 0; first < shape->ranks; first += shape->per_node)
+                add_node(shape, first, &manifest);
         MEASURE(result, manifest, &manifest, manifest);
         manifest_done(&manifest);
         return result;
@@ -151,7 +170,7 @@ static struct result captured_of(const struct shape *shape)
 static struct result committed_of(const struct shape *shape)
 {
         struct committed committed = { .of = announcement(shape), .generation = 1, .sequence = 1766312345160000000, .persist = true,
-                                       .rank_count = shape->ranks };
+                                       .rank_count = shape->ranks, .node_count = node_count(shape) };
         struct result result;
 
         committed.ranks = allocate(shape->ranks, sizeof *committed.ranks);
@@ -233,13 +252,13 @@ int main(int argc, char **argv)
         uint32_t nodes;
 
         shape.bytes = argc > 4 ? strtoull(argv[4], NULL, 10) : UINT64_C(2) << 30;
-        nodes = (shape.ranks + shape.per_node - 1) / shape.per_node;
+        nodes = node_count(&shape);
         printf("%u ranks on %u nodes, %u files of %" PRIu64 " MiB per rank\n\n", shape.ranks, nodes, shape.files, shape.bytes >> 20);
         printf("| document | how many | bytes each | MB together | format ms | parse ms |\n| --- | --- | --- | --- | --- | --- |\n");
         row("captured-N.json", nodes, captured_of(&shape));
         row("committed.json", 1, committed_of(&shape));
-        row("rank-N.json", shape.ranks, record_of(&shape));
-        row("manifest.json", 1, manifest_of(&shape));
+        row("*.record-N.json", nodes, record_of(&shape));
+        row("manifest-N.json", 1, manifest_of(&shape));
         row("nodes/N.json", nodes, node_of());
         printf("\nplacement over %u members: %.2f ms\n", nodes, placement_ms(nodes));
         return 0;

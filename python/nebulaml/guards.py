@@ -77,13 +77,26 @@ def check_missing(tag: str, root: str | None) -> None:
 def check_path(root: str | None) -> None:
     """When a path holds no checkpoint: one that is a checkpoint itself would make the program begin from nothing."""
     folder = (root or "").removeprefix("file://").rstrip("/")
-    if folder and os.path.exists(os.path.join(folder, ".nebula", "manifest.json")):
+    if folder and has_manifest(folder):
         raise NebulaConfigError(f"{root} is one checkpoint, and not where checkpoints lie: give {os.path.dirname(folder)}")
     if folder and folder not in _named and "://" not in folder:
         warning = _without_manifests(folder)
         if warning:
             _named.add(folder)
             log.warning("nebula: no checkpoint is found, and training begins anew: %s", warning)
+
+
+def has_manifest(folder: str) -> bool:
+    """Whether a folder is that of a checkpoint."""
+    with contextlib.suppress(OSError), os.scandir(os.path.join(folder, ".nebula")) as entries:
+        return any(one.name.startswith("manifest-") for one in entries)
+    return False
+
+
+def _is_foreign(folder: str) -> bool:
+    """Whether a folder is not that of a checkpoint, whole or not. One in which checkpoints lie is not either."""
+    inside = os.path.join(folder, ".nebula")
+    return not os.path.exists(inside) or os.path.exists(os.path.join(inside, "index"))
 
 
 def _folders(folder: str, most: int = LOOKS) -> list[str]:
@@ -96,11 +109,11 @@ def _folders(folder: str, most: int = LOOKS) -> list[str]:
 
 def _without_manifests(folder: str) -> str | None:
     """What is to be said of a path in which no checkpoint was found; None: nothing, there is none to be expected."""
-    inside = [one for one in _folders(folder) if not os.path.exists(os.path.join(one, ".nebula"))]
+    inside = [one for one in _folders(folder) if _is_foreign(one)]
     if not inside:
         return None
     many = f"{len(inside)}{' or more' if len(inside) == LOOKS else ''} folder{'s' if len(inside) > 1 else ''}"
-    deeper = [one for one in inside if any(os.path.exists(os.path.join(below, ".nebula", "manifest.json")) for below in _folders(one))]
+    deeper = [one for one in inside if any(map(has_manifest, _folders(one)))]
     if deeper:
         others = f", and {len(deeper) - 1} others" if len(deeper) > 1 else ""
         cure = f"there are checkpoints one level deeper, in {deeper[0]}{others}: give that path"
@@ -120,9 +133,9 @@ def tell_passed_over(found: str, passed: list[tuple[str, str]]) -> None:
 def check_bare(tag: str, root: str | None) -> None:
     """When a tag is not found, and its folder is there."""
     folder = os.path.join((root or "").removeprefix("file://"), _nebula.encode_name(tag))
-    if root and "://" not in folder and os.path.isdir(folder) and not os.path.exists(os.path.join(folder, ".nebula", "manifest.json")):
+    if root and "://" not in folder and os.path.isdir(folder) and not has_manifest(folder):
         log.warning(
-            "nebula: there is no checkpoint %r in %s: its folder is there, but has no manifest (.nebula/manifest.json). It was never "
+            "nebula: there is no checkpoint %r in %s: its folder is there, but has no manifest (.nebula/manifest-*.json). It was never "
             "completed, was copied without hidden files, or is not of Nebula",
             tag,
             root,

@@ -209,10 +209,7 @@ class Session:
         if latest._state() != "durable":
             latest.wait("durable")
         folder = os.path.join(root.removeprefix("file://"), _nebula.encode_name(latest.tag))
-        generation = latest._report().get("generation", 0)
-        plain = _nebula.encode_name(name)
-        waiting = os.path.join(folder, ".nebula", f"g{generation}", plain)
-        return waiting if os.path.exists(waiting) else os.path.join(folder, plain)
+        return os.path.join(folder, _nebula.encode_name(name))
 
     def flush_persistence(self, tag: str | None = None, timeout: float | None = None) -> bool:
         """Returns when everything committed, or one tag, is durable. False: it is not (and on_error is "warn").

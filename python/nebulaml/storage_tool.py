@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from . import _nebula, locate
+from . import _nebula, guards, locate
 from .errors import NebulaConfigError, NebulaError, NebulaUnavailable
 
 __all__ = ["remove", "was_removed"]
@@ -36,4 +36,4 @@ def was_removed(persist_path: str | None, tag: str, state: str) -> bool:
     folder = (persist_path or "").removeprefix("file://")
     if state != "durable" or not folder or "://" in folder:
         return False
-    return not os.path.exists(os.path.join(folder, _nebula.encode_name(tag), ".nebula", "manifest.json"))
+    return not guards.has_manifest(os.path.join(folder, _nebula.encode_name(tag)))

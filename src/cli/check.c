@@ -9,6 +9,7 @@
 #include "cli/mapped.h"
 #include "cli/term.h"
 #include "cli/zipcheck.h"
+#include "store/tag_log.h"
 #include "store/verify.h"
 
 bool check_ok(const json_t *object)
@@ -131,55 +132,60 @@ static void check_bytes(struct store *store, const char *key, const struct recor
                 zipcheck_done(&check.zip);
 }
 
+static json_t *new_stored_file(const struct manifest *manifest, const struct manifest_file *file)
+{
+        char path[MANIFEST_KEY_MAX] = "";
+
+        manifest_file_path(manifest, file, path, NULL);
+        return new_file(file->name, path, file->size);
+}
+
 static json_t *check_file(struct store *store, const struct manifest *manifest, const struct manifest_file *entry,
                           struct record *record)
 {
-        json_t *file = new_file(entry->name, entry->path, entry->size);
+        json_t *file = new_stored_file(manifest, entry);
         struct record_file recorded = { 0 };
         struct nebula_error error;
         char key[MANIFEST_KEY_MAX];
         enum nebula_status status = record_take_file(record, entry, &recorded, &error);
 
-        while (file && !status) {
-                status = manifest_file_key(store, manifest, entry, key, &error);
-                if (status)
-                        break;
+        if (!status)
+                status = manifest_file_key(manifest, entry, key, &error);
+        if (file && !status)
                 check_bytes(store, key, &recorded, file);
-                if (check_ok(file) || !manifest_file_moved(store, manifest, entry, key))
-                        break;
-                json_decref(file);
-                file = new_file(entry->name, entry->path, entry->size);
-        }
         if (file && status)
                 add_damage(file, 0, entry->size, error.message);
         record_file_done(&recorded);
         return file;
 }
 
-/* Checks a record and all files that it lists. */
-static void check_record(struct store *store, const struct manifest *manifest, size_t index, const char *only_name,
-                         json_t *version)
+/* Checks a record and all files that it lists. `order`: indices of files, those of this record first. */
+static void check_record(struct store *store, const struct manifest *manifest, size_t index, const uint32_t *order, size_t count,
+                         const char *only_name, json_t *version)
 {
         const struct manifest_record *entry = &manifest->records[index];
-        json_t *document = new_file(entry->path, entry->path, entry->size);
+        char key[MANIFEST_KEY_MAX] = "", *path = key;
+        json_t *document;
         struct record record = { 0 };
         struct nebula_error error;
         enum nebula_status lost = manifest_load_record(store, manifest, index, &record, &error);
 
+        if (!record_key("", entry->writing, entry->rank, key, NULL))
+                path = key + 1;
+        document = new_file(path, path, entry->size);
         if (lost) {
                 add_damage(document, 0, entry->size, error.message);
                 json_object_set_new(version, "ok", json_false());
         }
         json_array_append_new(json_object_get(version, "documents"), document);
-        for (size_t i = 0; i < manifest->file_count; i++) {
-                const struct manifest_file *one = &manifest->files[i];
+        for (size_t i = 0; i < count && manifest->files[order[i]].record == index; i++) {
+                const struct manifest_file *one = &manifest->files[order[i]];
                 json_t *file;
 
-                if (one->rank != entry->rank || one->generation != entry->generation ||
-                    (only_name && strcmp(only_name, one->name)))
+                if (only_name && strcmp(only_name, one->name))
                         continue;
                 if (lost) {
-                        file = new_file(one->name, one->path, one->size);
+                        file = new_stored_file(manifest, one);
                         add_damage(file, 0, one->size, "cannot be checked: the record that holds its checksums is damaged");
                 } else {
                         file = check_file(store, manifest, one, &record);
@@ -191,13 +197,11 @@ static void check_record(struct store *store, const struct manifest *manifest, s
         record_done(&record);
 }
 
-static bool vouches_for(const struct manifest *manifest, const struct manifest_record *record, const char *name)
+static bool vouches_for(const struct manifest *manifest, size_t index, const char *name)
 {
-        for (size_t i = 0; i < manifest->file_count; i++)
-                if (manifest->files[i].rank == record->rank && manifest->files[i].generation == record->generation &&
-                    !strcmp(manifest->files[i].name, name))
-                        return true;
-        return false;
+        const struct manifest_file *file = manifest_find_file(manifest, name);
+
+        return file && file->record == index;
 }
 
 json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name)
@@ -205,10 +209,19 @@ json_t *check_version(struct store *store, const struct manifest *manifest, cons
         json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", manifest->tag, "generation",
                                     (json_int_t)manifest->generation, "ok", 1, "size",
                                     (json_int_t)manifest_size(manifest), "documents", "files");
+        uint32_t *order = manifest_files_by_record(manifest);
 
-        for (size_t i = 0; version && i < manifest->record_count; i++)
-                if (!only_name || vouches_for(manifest, &manifest->records[i], only_name))
-                        check_record(store, manifest, i, only_name, version);
+        for (size_t i = 0, at = 0; version && order && i < manifest->record_count; i++) {
+                if (!only_name || vouches_for(manifest, i, only_name))
+                        check_record(store, manifest, i, order + at, manifest->file_count - at, only_name, version);
+                while (at < manifest->file_count && manifest->files[order[at]].record == i)
+                        at++;
+        }
+        if (!order) { /* no memory: NULL, as from json_pack */
+                json_decref(version);
+                version = NULL;
+        }
+        free(order);
         return version;
 }
 
@@ -216,20 +229,18 @@ json_t *check_broken(struct store *store, const char *tag, const struct nebula_e
 {
         json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", tag, "generation", (json_int_t)0, "ok", 0,
                                     "size", (json_int_t)0, "documents", "files");
-        json_t *document = new_file(MANIFEST_DIRECTORY "/manifest.json", MANIFEST_DIRECTORY "/manifest.json", 0);
-        char directory[256], key[MANIFEST_KEY_MAX];
-        struct old_entry entry;
-        uint64_t size = 0;
+        char directory[256], key[MANIFEST_KEY_MAX] = "", *path = key;
+        struct store_entry entry = { 0 };
+        uint64_t number = 0;
+        json_t *document;
 
-        if (!name_encode(tag, directory, NULL)) {
-                snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
-                if (!store->ops->old_stat(store, key, &entry, NULL)) {
-                        size = entry.size;
-                        old_entry_done(&entry);
-                }
+        if (!tag_log_number(store, tag, &number, NULL) && !name_encode(tag, directory, NULL) && !tag_log_key(directory, number, key, NULL)) {
+                path = strchr(key, '/') + 1;
+                store->ops->stat(store, key, &entry, NULL);
         }
-        json_object_set_new(document, "size", json_integer((json_int_t)size));
-        add_damage(document, 0, size, error->message);
+        document = new_file(path, path, entry.size);
+        add_damage(document, 0, entry.size, error->message);
+        store_entry_done(&entry);
         json_array_append_new(json_object_get(version, "documents"), document);
         return version;
 }

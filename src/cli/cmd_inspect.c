@@ -21,7 +21,7 @@ static int64_t count_records(struct store *store, const struct manifest *manifes
         size_t count;
         int64_t result = -1;
 
-        if (manifest_file_key(store, manifest, file, key, NULL) || mapped_open(store, key, &mapped, NULL))
+        if (manifest_file_key(manifest, file, key, NULL) || mapped_open(store, key, &mapped, NULL))
                 return -1;
         if (!zip_read(mapped.data, mapped.size, &entries, &count, NULL)) {
                 result = (int64_t)count;
@@ -34,9 +34,12 @@ static int64_t count_records(struct store *store, const struct manifest *manifes
 static json_t *describe_file(struct store *store, const struct manifest *manifest, const struct manifest_file *file,
                              const struct record *record)
 {
-        json_t *result = json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", file->name, "path", file->path, "size",
-                                   (json_int_t)file->size, "rank", (json_int_t)file->rank, "generation",
-                                   (json_int_t)file->generation);
+        char path[MANIFEST_KEY_MAX] = "";
+        json_t *result;
+
+        manifest_file_path(manifest, file, path, NULL);
+        result = json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", file->name, "path", path, "size", (json_int_t)file->size, "rank",
+                           (json_int_t)file->rank, "generation", (json_int_t)file->generation);
 
         for (size_t i = 0; i < record->file_count; i++) {
                 const struct record_file *one = &record->files[i];
@@ -61,17 +64,16 @@ static json_t *describe(struct store *store, const struct manifest *manifest)
                 const struct manifest_record *entry = &manifest->records[r];
                 struct record record = { 0 };
                 struct nebula_error error = { 0 };
-                json_t *rank = json_pack("{s:I, s:I}", "rank", (json_int_t)entry->rank, "generation",
-                                         (json_int_t)entry->generation);
 
                 if (manifest_load_record(store, manifest, r, &record, &error))
-                        json_object_set_new(rank, "error", json_string(error.message));
-                else
-                        json_object_update_new(rank, json_pack("{s:f, s:f, s:f}", "begun", record.begun, "captured",
-                                                               record.captured, "persisted", record.persisted));
-                json_array_append_new(ranks, rank);
+                        json_array_append_new(ranks, json_pack("{s:I, s:I, s:s}", "rank", (json_int_t)entry->rank, "generation",
+                                                               (json_int_t)entry->generation, "error", error.message));
+                for (size_t i = 0; i < record.rank_count; i++)
+                        json_array_append_new(ranks, json_pack("{s:I, s:I, s:f, s:f, s:f}", "rank", (json_int_t)record.ranks[i].rank,
+                                                               "generation", (json_int_t)entry->generation, "begun", record.ranks[i].begun,
+                                                               "captured", record.ranks[i].captured, "persisted", record.persisted));
                 for (size_t i = 0; i < manifest->file_count; i++)
-                        if (manifest->files[i].rank == entry->rank && manifest->files[i].generation == entry->generation)
+                        if (manifest->files[i].record == r)
                                 json_array_append_new(files, describe_file(store, manifest, &manifest->files[i], &record));
                 record_done(&record);
         }
@@ -257,7 +259,7 @@ static int inspect_file(bool json, struct store *store, const struct manifest *m
         }
         if (is_raw)
                 return no_records(json, name);
-        if (manifest_file_key(store, manifest, file, key, &error) || mapped_open(store, key, &mapped, &error))
+        if (manifest_file_key(manifest, file, key, &error) || mapped_open(store, key, &mapped, &error))
                 return cli_fail(json, &error);
         snprintf(place, sizeof place, "%s/%s", store->root, key);
         code = inspect_mapped(json, manifest->tag, name, &mapped, place);

@@ -108,13 +108,6 @@ static enum nebula_status begin_file(struct restore *restore, const char *name, 
         return status;
 }
 
-static void abandon_last(struct restore *restore)
-{
-        lock_take(&restore->lock);
-        output_file_abandon(&restore->waiting[--restore->waiting_count].output);
-        lock_give(&restore->lock);
-}
-
 /* A signal ends the command. Removes incomplete files; a file that is getting its name gets it first. Keeps the lock
  * until the process ends. */
 static void abandon_all(void *argument)
@@ -183,26 +176,21 @@ static enum nebula_status restore_stored_file(struct restore *restore, struct st
         struct record_file recorded = { 0 };
         struct verify_watch watch = { .progress = on_progress, .chunk = on_chunk };
         struct output_file *output = NULL;
-        char key[MANIFEST_KEY_MAX];
-        bool is_moved = true;
+        char key[MANIFEST_KEY_MAX], encoded[256];
         enum nebula_status status = manifest_load_file(store, manifest, file->name, &recorded, error);
 
-        while (!status && is_moved) {
-                status = manifest_file_key(store, manifest, file, key, error);
-                if (!status)
-                        status = begin_file(restore, file->name, file->path, file->size, &output, error);
-                if (status)
-                        break;
+        if (!status)
+                status = name_encode(file->name, encoded, error);
+        if (!status)
+                status = manifest_file_key(manifest, file, key, error);
+        if (!status)
+                status = begin_file(restore, file->name, encoded, file->size, &output, error);
+        if (!status) {
                 watch.argument = output;
                 status = verify_file(store, key, &recorded, &watch, error);
-                is_moved = status && manifest_file_moved(store, manifest, file, key);
-                if (is_moved) {
-                        abandon_last(restore);
-                        status = NEBULA_OK;
-                } else if (!status) {
-                        status = output_file_sync(output, error);
-                }
         }
+        if (!status)
+                status = output_file_sync(output, error);
         record_file_done(&recorded);
         if ((status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) && manifest_is_gone(store, manifest))
                 status = gone(restore, error);
@@ -213,6 +201,7 @@ static enum nebula_status restore_stored(struct restore *restore, struct store *
                                          struct nebula_error *error)
 {
         const char **found = calloc(manifest->file_count + 1, sizeof *found);
+        char encoded[256];
         uint64_t total = 0;
         enum nebula_status status;
 
@@ -226,7 +215,9 @@ static enum nebula_status restore_stored(struct restore *restore, struct store *
                 if (!wants(restore, manifest->files[i].name))
                         continue;
                 total += manifest->files[i].size;
-                status = check_free(restore, manifest->files[i].path, error);
+                status = name_encode(manifest->files[i].name, encoded, error);
+                if (!status)
+                        status = check_free(restore, encoded, error);
         }
         if (!status)
                 status = make_directory(restore, error);

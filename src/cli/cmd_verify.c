@@ -10,6 +10,7 @@
 #include "cli/human.h"
 #include "cli/table.h"
 #include "os/os.h"
+#include "store/tag_log.h"
 
 #define LOOKS_MAX 20 /* attempts, if the version is removed or written again meanwhile */
 
@@ -42,12 +43,20 @@ static bool cut_last(char *path, char ret_last[256])
         return true;
 }
 
+/* Whether the directory of that path is that of a tag. */
 static bool holds_manifest(const char *directory)
 {
-        char path[TARGET_PATH_MAX + 32];
+        char parent[TARGET_PATH_MAX], encoded[256], tag[256];
+        struct store *store;
+        uint64_t number = 0;
 
-        snprintf(path, sizeof path, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
-        return is_kind(path, OS_KIND_FILE);
+        strcpy(parent, directory);
+        if (!cut_last(parent, encoded) || name_decode(encoded, tag, NULL) || store_open(parent, &store, NULL))
+                return false;
+        if (tag_log_number(store, tag, &number, NULL))
+                number = 0;
+        store_close(store);
+        return number > 0;
 }
 
 static enum nebula_status name_of_path(struct verify_target *target, const char *inside, struct nebula_error *error)
@@ -59,7 +68,9 @@ static enum nebula_status name_of_path(struct verify_target *target, const char 
                 return status;
         status = NEBULA_NOT_FOUND;
         for (size_t i = 0; i < manifest.file_count && status; i++) {
-                if (strcmp(manifest.files[i].path, inside))
+                char encoded[256];
+
+                if (name_encode(manifest.files[i].name, encoded, NULL) || strcmp(encoded, inside))
                         continue;
                 strcpy(target->name, manifest.files[i].name);
                 status = NEBULA_OK;
@@ -77,7 +88,7 @@ static enum nebula_status resolve_path(struct verify_target *target, struct nebu
         strcpy(directory, target->path);
         if (is_kind(directory, OS_KIND_FILE) && !cut_last(directory, file))
                 return error_set(error, NEBULA_INVALID, 0, "cannot verify %s", target->path);
-        if (!strcmp(file, "manifest.json") || !strncmp(file, "rank-", 5)) {
+        if (!strncmp(file, "manifest-", 9) || strstr(file, ".record-")) {
                 if (strlen(directory) > 8 && !strcmp(directory + strlen(directory) - 8, "/" MANIFEST_DIRECTORY)) {
                         cut_last(directory, encoded);
                         file[0] = '\0'; /* a manifest or record covers its version: check the whole version */
@@ -206,66 +217,62 @@ static enum nebula_status append_broken(const struct verify_target *target, cons
                                         json_t *versions, struct nebula_error *error)
 {
         struct store *store = target->store;
-        struct old_list list;
-        struct old_entry entry;
+        struct store_list list;
         struct nebula_error failure;
-        char tag[256], key[300];
-        enum nebula_status status = store->ops->old_list(store, "", &list, error);
+        char tag[256];
+        enum nebula_status status = store_list_all(store, "", false, &list, error);
 
         if (status)
                 return status;
         for (size_t i = 0; i < list.count; i++) {
-                snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", list.entries[i].name);
-                if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) || is_among(scan, tag))
+                struct tag_log log = { 0 };
+
+                if (!list.entries[i].is_prefix || name_decode(list.entries[i].key, tag, NULL) || is_among(scan, tag))
                         continue;
-                status = store->ops->old_stat(store, key, &entry, &failure);
-                if (!status)
-                        old_entry_done(&entry);
-                if (status == NEBULA_NOT_FOUND)
-                        continue;
-                if (status && list.entries[i].is_foreign) {
+                status = tag_log_head(store, tag, &log, &failure);
+                if (!status && log.is_unsound)
+                        append_version(target, tag, versions);
+                else if (status && list.entries[i].is_foreign) {
                         text_make_printable(failure.message);
                         cli_complain("%s; it belongs to another user and was not checked", failure.message);
-                        continue;
+                } else if (status) {
+                        append_version(target, tag, versions);
                 }
-                append_version(target, tag, versions);
+                tag_log_done(&log);
         }
-        old_list_done(&list);
+        store_list_done(&list);
         return NEBULA_OK;
 }
 
-static bool is_begun(struct store *store, const char *directory)
+static bool is_begun(struct store *store, const char *directory, const char *tag)
 {
-        struct old_list list;
-        bool has_document = false, has_manifest = false;
-        char key[300];
+        struct store_list list;
+        char prefix[300];
+        uint64_t number = 0;
+        bool has_document;
 
-        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY, directory);
-        if (store->ops->old_list(store, key, &list, NULL))
+        snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/", directory);
+        if (store_list_all(store, prefix, true, &list, NULL))
                 return false;
-        for (size_t i = 0; i < list.count; i++) {
-                has_document = has_document || !list.entries[i].is_directory;
-                has_manifest = has_manifest || !strcmp(list.entries[i].name, "manifest.json");
-        }
-        old_list_done(&list);
-        return has_document && !has_manifest;
+        has_document = list.count > 0;
+        store_list_done(&list);
+        return has_document && !tag_log_number(store, tag, &number, NULL) && !number;
 }
 
 /* Names directories without a manifest: other commands do not show them, but their files may be the damage that the user is looking for. */
 static void tell_incomplete(struct store *store)
 {
-        struct old_list list;
+        struct store_list list;
         char tag[256];
 
-        if (store->ops->old_list(store, "", &list, NULL))
+        if (store_list_all(store, "", false, &list, NULL))
                 return;
         for (size_t i = 0; i < list.count; i++) {
-                if (!list.entries[i].is_directory || name_decode(list.entries[i].name, tag, NULL) ||
-                    !is_begun(store, list.entries[i].name))
+                if (!list.entries[i].is_prefix || name_decode(list.entries[i].key, tag, NULL) || !is_begun(store, list.entries[i].key, tag))
                         continue;
                 cli_complain("%s was not checked: it has no manifest, so its writing is not finished or was interrupted", tag);
         }
-        old_list_done(&list);
+        store_list_done(&list);
 }
 
 /* Checks all readable versions, oldest first, then adds the unreadable ones. */

@@ -34,11 +34,11 @@ enum nebula_status mapped_open_path(const char *path, struct mapped *ret_mapped,
 enum nebula_status mapped_open(struct store *store, const char *key, struct mapped *ret_mapped, struct nebula_error *error)
 {
         struct mapped mapped = { 0 };
-        struct old_entry entry;
+        struct store_entry entry;
         enum nebula_status status;
         int result;
 
-        if (store->ops == &store_file) {
+        if (store->ops->features(store) & STORE_PATHS) {
                 char *path;
 
                 if (asprintf(&path, "%s/%s", store->root, key) < 0)
@@ -47,11 +47,11 @@ enum nebula_status mapped_open(struct store *store, const char *key, struct mapp
                 free(path);
                 return status;
         }
-        status = store->ops->old_stat(store, key, &entry, error);
+        status = store->ops->stat(store, key, &entry, error);
         if (status)
                 return status;
         mapped.size = entry.size;
-        old_entry_done(&entry);
+        store_entry_done(&entry);
         if (mapped.size) {
                 result = os->map(-1, 0, mapped.size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &mapped.data);
                 if (result < 0)

@@ -90,6 +90,7 @@ enum nebula_status committed_format(const struct committed *committed, char **re
         for (size_t i = 0; !failed && i < committed->rank_count; i++)
                 failed = json_array_append_new(ranks, json_integer(committed->ranks[i]));
         failed = failed || !line_format(&committed->line, body) || json_object_set_new(body, "persist", json_boolean(committed->persist)) ||
+                 json_object_set_new(body, "nodes", json_integer((json_int_t)committed->node_count)) ||
                  json_object_set(body, "ranks", ranks);
         json_decref(ranks);
         return finish(body, failed, &committed->of, committed->generation, committed->sequence, ret_text, ret_size, error);
@@ -190,6 +191,7 @@ enum nebula_status committed_parse(const char *text, size_t size, struct committ
         if (!reader.status && line_began(&committed.line) > committed.sequence) /* no reader would take a manifest that says so */
                 document_wrong(&reader, "line", "began after this version");
         committed.persist = json_is_true(json_object_get(body, "persist"));
+        committed.node_count = (size_t)document_u64(&reader, body, "nodes", DOCUMENT_WORLD_MAX);
         ranks = document_array(&reader, body, "ranks");
         count = begin_ranks(&reader, ranks);
         if (count && !(committed.ranks = calloc(count, sizeof *committed.ranks)))

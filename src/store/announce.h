@@ -43,6 +43,7 @@ struct committed {
         bool persist;    /* every node is to make it durable; may turn true later */
         uint32_t *ranks; /* whose records make the version, ascending */
         size_t rank_count;
+        size_t node_count; /* nodes that write a record; 0: not known */
 };
 
 enum nebula_status captured_format(const struct captured *captured, char **ret_text, size_t *ret_size, struct nebula_error *error);

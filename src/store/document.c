@@ -16,6 +16,14 @@ json_t *document_new(const char *kind)
         return json_pack("{s:s, s:s}", "nebula", kind, "version", DOCUMENT_VERSION);
 }
 
+bool document_is(const char *text, const char *kind)
+{
+        char begin[64];
+        int length = snprintf(begin, sizeof begin, "{\"nebula\":\"%s\",", kind);
+
+        return !strncmp(text, begin, (size_t)length);
+}
+
 json_t *document_hex(uint64_t value)
 {
         return json_sprintf("%016" PRIx64, value);
@@ -103,10 +111,9 @@ static enum nebula_status version_check(const json_t *body, const char *kind, st
         if (!version || version[0] < '0' || version[0] > '9')
                 return error_set(error, NEBULA_CORRUPT, 0, "the %s has no version", kind);
         major = strtoul(version, &end, 10);
-        if (*end != '.' || major != 1)
-                return error_set(error, NEBULA_CORRUPT, 0,
-                                 "the %s has version %.40s, this Nebula reads version 1: use a newer Nebula", kind,
-                                 version);
+        if (*end != '.' || major != DOCUMENT_MAJOR)
+                return error_set(error, NEBULA_CORRUPT, 0, "the %s has version %.40s, this Nebula reads version %u: use %s Nebula", kind,
+                                 version, DOCUMENT_MAJOR, major < DOCUMENT_MAJOR ? "an older" : "a newer");
         return NEBULA_OK;
 }
 
@@ -176,6 +183,15 @@ enum nebula_status document_check_numbers(const char *tag, uint64_t generation, 
                          tag, generation, sequence);
 }
 
+enum nebula_status document_check_number(const char *tag, uint64_t number, struct nebula_error *error)
+{
+        if (number && number <= DOCUMENT_GENERATION_MAX)
+                return NEBULA_OK;
+        return error_set(error, NEBULA_INVALID, 0,
+                         "\"%.200s\" would get entry %" PRIu64 " of its log, which no reader takes: what lies in storage under that tag holds an "
+                         "impossible number; remove it there, or save under another tag", tag, number);
+}
+
 static uint64_t read_positive(struct document_reader *reader, const json_t *object, const char *key, uint64_t max)
 {
         uint64_t value = document_u64(reader, object, key, max);
@@ -193,6 +209,11 @@ uint64_t document_sequence(struct document_reader *reader, const json_t *object)
 uint64_t document_generation(struct document_reader *reader, const json_t *object, uint64_t max)
 {
         return read_positive(reader, object, "generation", max < DOCUMENT_GENERATION_MAX ? max : DOCUMENT_GENERATION_MAX);
+}
+
+uint64_t document_number(struct document_reader *reader, const json_t *object)
+{
+        return read_positive(reader, object, "number", DOCUMENT_GENERATION_MAX);
 }
 
 uint32_t document_rank(struct document_reader *reader, const json_t *object)

@@ -25,10 +25,12 @@
 #define NB_STORE_DOCUMENT_H
 
 #include <jansson.h>
+#include <stdbool.h>
 
 #include "nebula.h"
 
-#define DOCUMENT_VERSION "1.0"
+#define DOCUMENT_MAJOR 2u
+#define DOCUMENT_VERSION "2.0"
 #define DOCUMENT_TEXT_MAX (32u << 20) /* a record of 1 TiB in chunks of 4 MiB is 5 MB; keeps hostile ones cheap */
 
 /*
@@ -48,9 +50,14 @@ json_t *document_new(const char *kind);
 enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_size, struct nebula_error *error);
 /* Before a version gets these numbers: NEBULA_INVALID when nobody would read a document that holds them. */
 enum nebula_status document_check_numbers(const char *tag, uint64_t generation, uint64_t sequence, struct nebula_error *error);
+/* The same for the number of an entry in the log of a tag. */
+enum nebula_status document_check_number(const char *tag, uint64_t number, struct nebula_error *error);
 /* Checks checksum, kind and version. NEBULA_CORRUPT says what is wrong. The caller decrefs *ret_body. */
 enum nebula_status document_parse(const char *text, size_t size, const char *kind, json_t **ret_body,
                                   struct nebula_error *error);
+
+/* Whether a text begins as a document of that kind does. */
+bool document_is(const char *text, const char *kind);
 
 struct document_reader {
         const char *kind;
@@ -61,6 +68,7 @@ uint64_t document_u64(struct document_reader *reader, const json_t *object, cons
 /* Those that must be there, within the limits above: "sequence" and "generation" are not 0, a "rank" is below the most ranks. */
 uint64_t document_sequence(struct document_reader *reader, const json_t *object);
 uint64_t document_generation(struct document_reader *reader, const json_t *object, uint64_t max);
+uint64_t document_number(struct document_reader *reader, const json_t *object); /* of an entry in the log of a tag */
 uint32_t document_rank(struct document_reader *reader, const json_t *object);
 uint32_t document_world(struct document_reader *reader, const json_t *object);
 uint64_t document_size(struct document_reader *reader, const json_t *object);

@@ -1,5 +1,4 @@
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,29 +7,114 @@
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 
+#define NAMES_BLOCK_BYTES (64u << 10)
+
+/* Names lie one behind the other in blocks that never move. */
+struct manifest_names {
+        struct manifest_names *next;
+        size_t used, size;
+        char bytes[];
+};
+
+static const char *keep_name(struct manifest *manifest, const char *name)
+{
+        size_t size = strlen(name) + 1;
+        struct manifest_names *names = manifest->names;
+        char *to;
+
+        if (!names || names->size - names->used < size) {
+                /* A checkpoint of a few files is common: its block is no larger than it has to be. */
+                size_t room = names ? NAMES_BLOCK_BYTES : size * 8;
+
+                names = malloc(sizeof *names + (room < size ? size : room));
+                if (!names)
+                        return NULL;
+                *names = (struct manifest_names){ manifest->names, 0, room < size ? size : room };
+                manifest->names = names;
+        }
+        to = names->bytes + names->used;
+        names->used += size;
+        memcpy(to, name, size);
+        return to;
+}
+
+enum nebula_status manifest_reserve(struct manifest *manifest, size_t files, size_t records, struct nebula_error *error)
+{
+        struct manifest_file *more_files = realloc(manifest->files, (manifest->file_count + files + 1) * sizeof *more_files);
+        struct manifest_record *more_records;
+
+        if (more_files)
+                manifest->files = more_files;
+        more_records = more_files ? realloc(manifest->records, (manifest->record_count + records + 1) * sizeof *more_records) : NULL;
+        if (!more_records)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a manifest of %zu files", manifest->file_count + files);
+        manifest->records = more_records;
+        return NEBULA_OK;
+}
+
+enum nebula_status manifest_add_file(struct manifest *manifest, const struct manifest_file *file, struct nebula_error *error)
+{
+        const char *name = keep_name(manifest, file->name);
+
+        if (!name)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", manifest->tag);
+        manifest->files[manifest->file_count] = *file;
+        manifest->files[manifest->file_count++].name = name;
+        return NEBULA_OK;
+}
+
+void manifest_done(struct manifest *manifest)
+{
+        while (manifest->names) {
+                struct manifest_names *next = manifest->names->next;
+
+                free(manifest->names);
+                manifest->names = next;
+        }
+        free(manifest->files);
+        free(manifest->records);
+        free(manifest->by_name);
+        manifest->by_name = NULL;
+        manifest->files = NULL;
+        manifest->records = NULL;
+        manifest->file_count = manifest->record_count = 0;
+}
+
 static json_t *format_file(const struct manifest_file *file)
 {
-        return json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", file->name, "path", file->path, "size",
-                         (json_int_t)file->size, "rank", (json_int_t)file->rank, "generation",
-                         (json_int_t)file->generation);
+        json_t *object = json_pack("{s:s, s:I, s:I, s:I, s:I}", "name", file->name, "size", (json_int_t)file->size, "rank",
+                                   (json_int_t)file->rank, "generation", (json_int_t)file->generation, "record", (json_int_t)file->record);
+
+        if (object && file->is_apart && json_object_set_new(object, "apart", json_true())) {
+                json_decref(object);
+                return NULL;
+        }
+        return object;
 }
 
 static json_t *format_record(const struct manifest_record *record)
 {
         return json_pack("{s:I, s:I, s:s, s:I, s:o}", "rank", (json_int_t)record->rank, "generation",
-                         (json_int_t)record->generation, "path", record->path, "size", (json_int_t)record->size,
+                         (json_int_t)record->generation, "writing", record->writing, "size", (json_int_t)record->size,
                          "crc64", document_hex(record->crc64));
+}
+
+static enum nebula_status check_numbers(const struct manifest *manifest, struct nebula_error *error)
+{
+        enum nebula_status status = document_check_numbers(manifest->tag, manifest->generation, manifest->sequence, error);
+
+        return status ? status : document_check_number(manifest->tag, manifest->number, error);
 }
 
 enum nebula_status manifest_format(const struct manifest *manifest, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
         json_t *body = document_new("manifest");
         json_t *files = json_array(), *records = json_array();
-        json_t *head = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I}", "tag", manifest->tag, "job", manifest->job,
-                                 "run", manifest->run, "generation", (json_int_t)manifest->generation, "step",
+        json_t *head = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "tag", manifest->tag, "job", manifest->job,
+                                 "run", manifest->run, "number", (json_int_t)manifest->number, "generation", (json_int_t)manifest->generation, "step",
                                  (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "sequence",
                                  (json_int_t)manifest->sequence);
-        enum nebula_status status = document_check_numbers(manifest->tag, manifest->generation, manifest->sequence, error);
+        enum nebula_status status = check_numbers(manifest, error);
         int failed = status || !body || !files || !records || !head || json_object_update(body, head) ||
                      (*manifest->host && json_object_set_new(body, "host", json_string(manifest->host)));
 
@@ -55,25 +139,24 @@ static void parse_files(struct document_reader *reader, const json_t *files, str
 {
         size_t count = json_array_size(files);
 
-        if (reader->status || !count)
+        if (reader->status)
                 return;
-        manifest->files = calloc(count, sizeof *manifest->files);
-        if (!manifest->files) {
-                reader->status = error_set(reader->error, NEBULA_NO_MEMORY, 0, "no memory for %zu files", count);
-                return;
-        }
-        manifest->file_count = count;
+        reader->status = manifest_reserve(manifest, count, 0, reader->error);
         for (size_t i = 0; i < count && !reader->status; i++) {
-                struct manifest_file *file = &manifest->files[i];
                 const json_t *object = json_array_get(files, i);
+                char name[MANIFEST_NAME_MAX], encoded[256];
+                struct manifest_file file = { .name = name };
 
-                document_text(reader, object, "name", 0, file->name, sizeof file->name);
-                document_text(reader, object, "path", 0, file->path, sizeof file->path);
-                file->size = document_size(reader, object);
-                file->rank = document_rank(reader, object);
-                file->generation = document_generation(reader, object, manifest->generation);
-                if (!reader->status && !manifest_path_is_of(file->path, file->name))
-                        document_wrong(reader, "path", "is not where a file of that name lies");
+                document_text(reader, object, "name", 0, name, sizeof name);
+                file.size = document_size(reader, object);
+                file.rank = document_rank(reader, object);
+                file.generation = document_generation(reader, object, manifest->generation);
+                file.record = (uint32_t)document_u64(reader, object, "record", DOCUMENT_WORLD_MAX);
+                file.is_apart = json_is_true(json_object_get(object, "apart"));
+                if (!reader->status && name_encode(name, encoded, NULL))
+                        document_wrong(reader, "name", "is not the name of a file");
+                if (!reader->status)
+                        reader->status = manifest_add_file(manifest, &file, reader->error);
         }
 }
 
@@ -81,29 +164,22 @@ static void parse_records(struct document_reader *reader, const json_t *records,
 {
         size_t count = json_array_size(records);
 
-        if (reader->status || !count)
+        if (reader->status)
                 return;
-        manifest->records = calloc(count, sizeof *manifest->records);
-        if (!manifest->records) {
-                reader->status = error_set(reader->error, NEBULA_NO_MEMORY, 0, "no memory for %zu records", count);
-                return;
-        }
-        manifest->record_count = count;
+        reader->status = manifest_reserve(manifest, 0, count, reader->error);
         for (size_t i = 0; i < count && !reader->status; i++) {
                 struct manifest_record *record = &manifest->records[i];
                 const json_t *object = json_array_get(records, i);
-                char expected[64];
 
+                memset(record, 0, sizeof *record);
+                manifest->record_count = i + 1;
                 record->rank = document_rank(reader, object);
                 record->generation = document_generation(reader, object, manifest->generation);
-                document_text(reader, object, "path", 0, record->path, sizeof record->path);
+                document_text(reader, object, "writing", 0, record->writing, sizeof record->writing);
                 record->size = document_u64(reader, object, "size", DOCUMENT_TEXT_MAX);
                 record->crc64 = document_crc64(reader, json_object_get(object, "crc64"), "crc64");
-                if (reader->status)
-                        return;
-                record_path(record->rank, record->generation, expected);
-                if (strcmp(record->path, expected))
-                        document_wrong(reader, "path", "is not where that record belongs");
+                if (!reader->status && !writing_is_sound(record->writing))
+                        document_wrong(reader, "writing", "is not the name of a writing");
         }
 }
 
@@ -111,64 +187,69 @@ static int compare_records(const void *a, const void *b)
 {
         const struct manifest_record *x = *(const struct manifest_record *const *)a;
         const struct manifest_record *y = *(const struct manifest_record *const *)b;
+        int order = strcmp(x->writing, y->writing);
 
-        if (x->rank != y->rank)
-                return x->rank < y->rank ? -1 : 1;
-        return (x->generation > y->generation) - (x->generation < y->generation);
-}
-
-static int compare_paths(const void *a, const void *b)
-{
-        const struct manifest_file *x = *(const struct manifest_file *const *)a;
-        const struct manifest_file *y = *(const struct manifest_file *const *)b;
-
-        return strcmp(x->path, y->path);
+        return order ? order : (x->rank > y->rank) - (x->rank < y->rank);
 }
 
 static int compare_names(const void *a, const void *b)
 {
-        const struct manifest_file *x = *(const struct manifest_file *const *)a;
-        const struct manifest_file *y = *(const struct manifest_file *const *)b;
-
-        return strcmp(x->name, y->name);
+        return strcmp((*(const struct manifest_file *const *)a)->name, (*(const struct manifest_file *const *)b)->name);
 }
 
-/* Every file has its record, and no name, path or record stands twice. Sorted, so that hostile lists cost n log n. */
-static void check_links(struct document_reader *reader, const struct manifest *manifest)
+enum nebula_status manifest_sort_names(struct manifest *manifest, struct nebula_error *error)
+{
+        const struct manifest_file **files = calloc(manifest->file_count + 1, sizeof *files);
+        uint32_t *by_name = calloc(manifest->file_count + 1, sizeof *by_name);
+
+        if (!files || !by_name) {
+                free(files);
+                free(by_name);
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the names of %zu files", manifest->file_count);
+        }
+        for (size_t i = 0; i < manifest->file_count; i++)
+                files[i] = &manifest->files[i];
+        qsort(files, manifest->file_count, sizeof *files, compare_names);
+        for (size_t i = 0; i < manifest->file_count; i++)
+                by_name[i] = (uint32_t)(files[i] - manifest->files);
+        free(files);
+        free(manifest->by_name);
+        manifest->by_name = by_name;
+        return NEBULA_OK;
+}
+
+static void check_files(struct document_reader *reader, const struct manifest *manifest)
+{
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                const struct manifest_file *file = &manifest->files[manifest->by_name[i]];
+
+                if (i && !strcmp(manifest->files[manifest->by_name[i - 1]].name, file->name))
+                        document_wrong(reader, "files", "names one file twice");
+                if (file->record >= manifest->record_count || manifest->records[file->record].generation != file->generation)
+                        document_wrong(reader, "files", "names a file of a record that is not listed");
+        }
+}
+
+/* Every file has its record, and no name or record stands twice. Sorted, so that hostile lists cost n log n. */
+static void check_links(struct document_reader *reader, struct manifest *manifest)
 {
         const struct manifest_record **records = calloc(manifest->record_count + 1, sizeof *records);
-        const struct manifest_file **files = calloc(manifest->file_count + 1, sizeof *files);
 
-        if (!records || !files) {
+        if (!records) {
                 reader->status = error_set(reader->error, NEBULA_NO_MEMORY, 0, "no memory to check the manifest");
-                goto out;
+                return;
         }
         for (size_t i = 0; i < manifest->record_count; i++)
                 records[i] = &manifest->records[i];
-        for (size_t i = 0; i < manifest->file_count; i++)
-                files[i] = &manifest->files[i];
         qsort(records, manifest->record_count, sizeof *records, compare_records);
         for (size_t i = 1; i < manifest->record_count; i++)
                 if (!compare_records(&records[i - 1], &records[i]))
                         document_wrong(reader, "records", "names one record twice");
-        qsort(files, manifest->file_count, sizeof *files, compare_paths);
-        for (size_t i = 1; i < manifest->file_count; i++)
-                if (!compare_paths(&files[i - 1], &files[i]))
-                        document_wrong(reader, "files", "names one path twice");
-        qsort(files, manifest->file_count, sizeof *files, compare_names);
-        for (size_t i = 1; i < manifest->file_count; i++)
-                if (!compare_names(&files[i - 1], &files[i]))
-                        document_wrong(reader, "files", "names one file twice");
-        for (size_t i = 0; i < manifest->file_count && !reader->status; i++) {
-                struct manifest_record wanted = { .rank = files[i]->rank, .generation = files[i]->generation };
-                const struct manifest_record *key = &wanted;
-
-                if (!bsearch(&key, records, manifest->record_count, sizeof *records, compare_records))
-                        document_wrong(reader, "files", "names a file of a record that is not listed");
-        }
-out:
         free(records);
-        free(files);
+        if (!reader->status)
+                reader->status = manifest_sort_names(manifest, reader->error);
+        if (!reader->status)
+                check_files(reader, manifest);
 }
 
 enum nebula_status manifest_parse(const char *text, size_t size, struct manifest *ret_manifest, struct nebula_error *error)
@@ -185,6 +266,7 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         document_text(&reader, body, "run", 1, manifest.run, sizeof manifest.run);
         if (json_object_get(body, "host"))
                 document_text(&reader, body, "host", 1, manifest.host, sizeof manifest.host);
+        manifest.number = document_number(&reader, body);
         manifest.generation = document_generation(&reader, body, UINT64_MAX);
         manifest.step = document_step(&reader, body, "step");
         manifest.world = document_world(&reader, body);
@@ -205,13 +287,4 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         }
         *ret_manifest = manifest;
         return NEBULA_OK;
-}
-
-void manifest_done(struct manifest *manifest)
-{
-        free(manifest->files);
-        free(manifest->records);
-        manifest->files = NULL;
-        manifest->records = NULL;
-        manifest->file_count = manifest->record_count = 0;
 }

@@ -1,6 +1,5 @@
 /*
- * manifest_private.h - what the files of the manifest module share.
- * Nobody else includes it.
+ * manifest_private.h - what the files of the manifest module share. Only they include it.
  */
 #ifndef NB_STORE_MANIFEST_PRIVATE_H
 #define NB_STORE_MANIFEST_PRIVATE_H
@@ -9,42 +8,52 @@
 
 #define MANIFEST_CHUNK_MAX (64u << 20) /* a reader holds one chunk per thread */
 
-/* Whether a document says what its name gives: where a file lies follows from its name alone, so no document leads anywhere else. */
-bool manifest_path_is_of(const char *path, const char *name);
-
-/* What an entry of a .nebula directory is, by its name. */
+/* What an object below <tag>/.nebula/ is, by its name. */
 enum manifest_entry_kind {
         ENTRY_FOREIGN,
-        ENTRY_MANIFEST,
-        ENTRY_RECORD,     /* rank-N.json, rank-N.gM.json */
-        ENTRY_CLAIM,      /* claim-N.json, claim-N.gM.json: a record whose files are not all in place */
-        ENTRY_TEMPORARY,  /* tmp-... */
-        ENTRY_COMMITTING, /* captured-N.json, captured-N.wM.json, committed.json: what agents told each other on the way */
-        ENTRY_GENERATION, /* gN: a directory of files that wait */
+        ENTRY_MANIFEST,   /* manifest-<n>.json */
+        ENTRY_RECORD,     /* <writing>.record-<rank>.json */
+        ENTRY_CLAIM,      /* <writing>.claim-<rank>.json: a record whose files are not all in place */
+        ENTRY_APART,      /* <writing>/<name> */
+        ENTRY_TEMPORARY,  /* of the driver's (store_is_temporary) */
+        ENTRY_COMMITTING, /* captured-<rank>[.w<n>].json, committed.json: what agents told each other on the way */
+        ENTRY_SWEEP,      /* sweep-<hex>.json: somebody removes debris of this tag */
 };
-/* *ret_generation is set for records, claims and directories of a generation. */
-enum manifest_entry_kind manifest_entry_kind(const char *name, uint64_t *ret_generation);
-static inline bool manifest_has_generation(enum manifest_entry_kind kind)
-{
-        return kind == ENTRY_RECORD || kind == ENTRY_CLAIM || kind == ENTRY_GENERATION;
-}
+struct manifest_entry {
+        enum manifest_entry_kind kind;
+        uint64_t number;           /* of a manifest */
+        char writing[WRITING_MAX]; /* of a record, a claim, or a file apart */
+        uint32_t rank;             /* of a record or claim */
+};
+bool writing_is_sound(const char *name);
+/* `name`: what follows <tag>/.nebula/ in the key. */
+struct manifest_entry manifest_entry(const char *name);
+/* The part of a key behind "<directory>/"; NULL: it has another beginning. */
+const char *manifest_behind(const char *key, const char *directory);
+/* The part of a key behind "<directory>/.nebula/"; NULL: it has another beginning. */
+const char *manifest_behind_private(const char *key, const char *directory);
 
-/* Joins an encoded tag directory and a path into a key; NEBULA_INVALID when it is too long. */
+/* Joins an encoded tag and a path into a key; NEBULA_INVALID when it is too long. */
 enum nebula_status manifest_key(char ret_key[MANIFEST_KEY_MAX], const char *directory, const char *path,
                                 struct nebula_error *error);
-/* Where a file of that generation waits before it is settled. */
-enum nebula_status manifest_waiting_key(char ret_key[MANIFEST_KEY_MAX], const char *directory, uint64_t generation,
-                                        const char *path, struct nebula_error *error);
+/* The tag whose objects begin with this entry of the root's listing; false: no tag is encoded so. */
+bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256]);
 
-/*
- * Removes from <directory>/.nebula the entries of the kinds whose bits are set
- * and whose generation is in the range (only records, claims and directories have one), but not
- * what `keep` names, nor what was changed after `before_ns`.
- */
-enum nebula_status manifest_clear_private(struct store *store, const struct manifest *keep, const char *directory,
-                                          uint64_t generation_min, uint64_t generation_max,
-                                          unsigned kinds, int64_t before_ns, struct nebula_error *error);
-/* The tag that lives in this directory of a storage path; false for what no tag encodes to. */
-bool manifest_tag_of(const struct old_entry *entry, char ret_tag[256]);
+/* Victims of one removal; their keys are copies. */
+struct victims {
+        struct store_victim *list;
+        size_t count, capacity;
+};
+enum nebula_status victims_add(struct victims *victims, const struct store_entry *entry, struct nebula_error *error);
+/* Records and claims last: if the removal does not end, whoever ends it knows the files in place by them. */
+enum nebula_status victims_remove(struct victims *victims, struct store *store, struct nebula_error *error);
+void victims_done(struct victims *victims);
+/* The objects in place that a record or claim names and that look like its files join the victims, but for the names that one of the
+ * manifests in `keep` has. */
+enum nebula_status victims_add_recorded(struct victims *victims, struct store *store, const char *tag, const char *record_key,
+                                        const struct manifest *keep, size_t keep_count, const struct store_list *objects,
+                                        struct nebula_error *error);
+/* manifest_remove; without a manifest, what a removal has left that did not end. */
+enum nebula_status manifest_remove_tag(struct store *store, const char *tag, const struct manifest *manifest, struct nebula_error *error);
 
 #endif

@@ -1,25 +1,27 @@
 /* All versions of a storage path. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "image/image.h"
+#include "os/os.h"
 #include "store/manifest.h"
 #include "store/manifest_private.h"
 
 #define SCAN_ROUNDS 20 /* where versions always come and go faster than they are read */
 
-bool manifest_tag_of(const struct old_entry *entry, char ret_tag[256])
+bool manifest_tag_of(const struct store_entry *entry, char ret_tag[256])
 {
         char again[256];
 
-        /* Root's, at each mount point: who may not enter it would have a checkpoint there that cannot be read. */
-        if (entry->is_foreign && !strcmp(entry->name, "lost+found"))
+        /* Root's, at each mount point: a user that may not enter it would have a checkpoint there that cannot be read. */
+        if (entry->is_foreign && !strcmp(entry->key, "lost+found"))
                 return false;
         /* A directory that some other program named: even if it decodes, it is not where that tag lives. */
-        return entry->is_directory && !name_decode(entry->name, ret_tag, NULL) && !name_encode(ret_tag, again, NULL) &&
-               !strcmp(again, entry->name);
+        return entry->is_prefix && !entry->is_link && !name_decode(entry->key, ret_tag, NULL) && !name_encode(ret_tag, again, NULL) &&
+               !strcmp(again, entry->key);
 }
 
 static void note_broken(struct manifest_scan *scan, const char *tag, const struct nebula_error *failure)
@@ -57,106 +59,118 @@ static int compare_sequences(const void *a, const void *b)
         return strcmp(x->tag, y->tag);
 }
 
-static int compare_names(const void *a, const void *b)
+/* The tags, by name; and how many links there are, behind which nothing is looked for. */
+static enum nebula_status list_tags(struct store *store, struct store_list *ret_list, struct manifest_scan *scan, struct nebula_error *error)
 {
-        const struct old_entry *x = a, *y = b;
-
-        return strcmp(x->name, y->name);
-}
-
-/* The directories that a tag may live in, by name; and how many links there are, behind which nothing is looked for. */
-static enum nebula_status list_tags(struct store *store, struct old_list *ret_list, struct manifest_scan *scan, struct nebula_error *error)
-{
-        struct old_list list;
+        struct store_list list;
+        struct os_stat root;
         char tag[256];
         size_t kept = 0;
-        enum nebula_status status = store->ops->old_list(store, "", &list, error);
+        enum nebula_status status = store_list_all(store, "", false, &list, error);
 
         if (status)
                 return status;
+        if (!list.count && store->ops->features(store) & STORE_PATHS && os->stat(store->root, true, &root) == -ENOENT) {
+                store_list_done(&list);
+                return error_set(error, NEBULA_NOT_FOUND, ENOENT, "%s does not exist", store->root);
+        }
         scan->link_count = 0;
         for (size_t i = 0; i < list.count; i++) {
                 if (list.entries[i].is_link && scan->link_count++ == 0)
-                        snprintf(scan->link, sizeof scan->link, "%s", list.entries[i].name);
+                        snprintf(scan->link, sizeof scan->link, "%s", list.entries[i].key);
                 if (manifest_tag_of(&list.entries[i], tag))
                         list.entries[kept++] = list.entries[i];
                 else
-                        old_entry_done(&list.entries[i]);
+                        store_entry_done(&list.entries[i]);
         }
         list.count = kept;
-        if (kept)
-                qsort(list.entries, kept, sizeof *list.entries, compare_names);
         *ret_list = list;
         return NEBULA_OK;
 }
 
-static bool same_names(const struct old_list *a, const struct old_list *b)
+static bool same_names(const struct store_list *a, const struct store_list *b)
 {
         if (a->count != b->count)
                 return false;
         for (size_t i = 0; i < a->count; i++)
-                if (strcmp(a->entries[i].name, b->entries[i].name))
+                if (strcmp(a->entries[i].key, b->entries[i].key))
                         return false;
         return true;
 }
 
-/* No manifest is there, but something else of ours: it is being written, or removed, or somebody has died of that. */
-static bool is_open(struct store *store, const char *directory)
+/* Nebula's own objects of a tag. */
+static bool list_private(struct store *store, const char *directory, struct store_list *ret_list)
 {
-        struct old_list list;
-        char key[MANIFEST_KEY_MAX];
+        char prefix[MANIFEST_KEY_MAX];
 
-        if (manifest_key(key, directory, MANIFEST_DIRECTORY, NULL) || store->ops->old_list(store, key, &list, NULL))
-                return false;
-        old_list_done(&list);
-        return true;
+        return !manifest_key(prefix, directory, MANIFEST_DIRECTORY "/", NULL) && !store_list_all(store, prefix, true, ret_list, NULL);
 }
 
-/* What lies in .nebula: a record, and nothing that says that a writing of the tag is under way. */
-static bool has_records_alone(const struct old_list *list)
+/* A tag without a version, but with something of Nebula's: it is being written or removed, or an agent has died at that. */
+static bool is_open(struct store *store, const char *directory)
+{
+        struct store_list list;
+        bool result;
+
+        if (!list_private(store, directory, &list))
+                return false;
+        result = list.count > 0;
+        store_list_done(&list);
+        return result;
+}
+
+/* Nebula's objects of a tag are records, and nothing says that a writing of the tag goes on. */
+static bool has_records_alone(const struct store_list *list, const char *directory)
 {
         bool has_record = false;
-        uint64_t generation;
 
         for (size_t i = 0; i < list->count; i++) {
-                enum manifest_entry_kind kind = manifest_entry_kind(list->entries[i].name, &generation);
+                enum manifest_entry_kind kind = manifest_entry(manifest_behind_private(list->entries[i].key, directory)).kind;
 
-                if (kind == ENTRY_CLAIM || kind == ENTRY_TEMPORARY || kind == ENTRY_COMMITTING)
+                if (kind == ENTRY_CLAIM || kind == ENTRY_TEMPORARY || kind == ENTRY_COMMITTING || kind == ENTRY_MANIFEST)
                         return false;
                 has_record = has_record || kind == ENTRY_RECORD;
         }
         return has_record;
 }
 
+static bool has_files(struct store *store, const char *directory)
+{
+        struct store_list list;
+        char prefix[MANIFEST_KEY_MAX];
+        bool result = false;
+
+        if (manifest_key(prefix, directory, "", NULL) || store_list_all(store, prefix, false, &list, NULL))
+                return false;
+        for (size_t i = 0; i < list.count && !result; i++)
+                result = !list.entries[i].is_prefix;
+        store_list_done(&list);
+        return result;
+}
+
 bool manifest_is_bare(struct store *store, const char *tag, struct manifest_broken *ret_broken)
 {
-        struct old_list list;
-        char directory[256], key[MANIFEST_KEY_MAX];
-        bool has_files = false, has_records = false;
+        struct store_list list;
+        char directory[256];
+        bool is_ours, is_bare;
 
-        if (name_encode(tag, directory, NULL) || store->ops->old_list(store, directory, &list, NULL))
+        if (name_encode(tag, directory, NULL) || !has_files(store, directory) || !list_private(store, directory, &list))
                 return false;
-        for (size_t i = 0; i < list.count && !has_files; i++)
-                has_files = !list.entries[i].is_directory;
-        old_list_done(&list);
-        if (!has_files || manifest_key(key, directory, MANIFEST_DIRECTORY, NULL))
+        is_ours = list.count > 0;
+        is_bare = !is_ours || has_records_alone(&list, directory);
+        store_list_done(&list);
+        if (!is_bare)
                 return false;
-        if (!store->ops->old_list(store, key, &list, NULL)) {
-                has_records = has_records_alone(&list);
-                old_list_done(&list);
-                if (!has_records)
-                        return false;
-        }
         snprintf(ret_broken->tag, sizeof ret_broken->tag, "%s", tag);
         snprintf(ret_broken->reason, sizeof ret_broken->reason, "%.150s/%.150s has files, but no %s: %s", store->root, directory,
-                 has_records ? "manifest" : MANIFEST_DIRECTORY " directory",
-                 has_records ? "it was never completed, or the manifest was removed" :
-                               "it was copied without hidden files, or is not of Nebula");
+                 is_ours ? "manifest" : MANIFEST_DIRECTORY " directory",
+                 is_ours ? "it was never completed, or the manifest was removed" :
+                           "it was copied without hidden files, or is not of Nebula");
         return true;
 }
 
 /* *ret_has_open: some were neither whole nor foreign. */
-static enum nebula_status load_listed(struct store *store, const struct old_list *list, struct manifest_scan *ret_scan,
+static enum nebula_status load_listed(struct store *store, const struct store_list *list, struct manifest_scan *ret_scan,
                                       bool *ret_has_open, struct nebula_error *error)
 {
         struct manifest_scan scan = { .manifests = calloc(list->count + 1, sizeof *scan.manifests) };
@@ -174,33 +188,39 @@ static enum nebula_status load_listed(struct store *store, const struct old_list
                 case NEBULA_OK:
                         scan.count++;
                         break;
-                case NEBULA_NOT_FOUND: /* foreign, not complete, or gone */
-                        *ret_has_open = *ret_has_open || is_open(store, list->entries[i].name);
+                case NEBULA_NOT_FOUND: /* of other programs, not complete, or gone */
+                        *ret_has_open = *ret_has_open || is_open(store, list->entries[i].key);
                         note_bare(&scan, tag);
                         break;
                 case NEBULA_NO_MEMORY:
-                        status = error_set(error, NEBULA_NO_MEMORY, 0, "%s", failure.message);
+                        status = failure.status;
                         break;
                 default:
-                        note_broken(&scan, tag, &failure);
+                        if (store_class(&failure) == STORE_AGAIN) /* which says nothing about the checkpoint */
+                                status = failure.status;
+                        else
+                                note_broken(&scan, tag, &failure);
                 }
         }
-        if (status)
-                manifest_scan_done(&scan);
-        else
+        if (!status) {
                 *ret_scan = scan;
+                return NEBULA_OK;
+        }
+        if (error)
+                *error = failure;
+        manifest_scan_done(&scan);
         return status;
 }
 
 /*
- * Versions come and go meanwhile: the newest of the listing may be gone when its turn comes, and the one that took its place be in no
- * listing. So the root is listed again afterwards, and where it is another now, all is read once more. That tells nothing where the
- * newest is only about to go, and what took its place was about to be complete when it was looked at: then all is read twice.
+ * Versions come and go meanwhile. The newest of the listing may be removed before its turn, and the version that followed it is in no listing
+ * that this scan has read. So the root is listed again afterwards: a difference forces another pass. Two equal listings can hide a
+ * replacement by a tag that was there already and not yet complete, so an unfinished tag forces a second pass.
  */
 enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_scan, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 }, links = { 0 };
-        struct old_list list, later = { 0 };
+        struct store_list list, later = { 0 };
         bool is_same = false, has_open = false;
         enum nebula_status status = list_tags(store, &list, &links, error);
 
@@ -214,10 +234,10 @@ enum nebula_status manifest_scan(struct store *store, struct manifest_scan *ret_
                 if (status)
                         break;
                 is_same = same_names(&list, &later);
-                old_list_done(&list);
+                store_list_done(&list);
                 list = later;
         }
-        old_list_done(&list);
+        store_list_done(&list);
         if (status) {
                 manifest_scan_done(&scan);
                 return status;

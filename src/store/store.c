@@ -31,14 +31,9 @@ enum nebula_status store_open(const char *url, struct store **ret_store, struct 
                 return store_file.open(url, ret_store, error);
         if (!strncmp(url, "mem://", 6) && store_mem_is_allowed())
                 return store_mem.open(url, ret_store, error);
-        for (size_t i = 0; i < offer_count; i++) {
-                if (!offers[i].takes(url))
-                        continue;
-                /* The callers that still use the operations before these would call none. */
-                if (!offers[i].ops->old_list)
-                        return error_set(error, NEBULA_INVALID, 0, "a storage path of \"%s://\" cannot be used yet", offers[i].ops->scheme);
-                return offers[i].ops->open(url, ret_store, error);
-        }
+        for (size_t i = 0; i < offer_count; i++)
+                if (offers[i].takes(url))
+                        return offers[i].ops->open(url, ret_store, error);
         if (!scheme_end)
                 return error_set(error, NEBULA_INVALID, 0,
                                  "the storage path \"%s\" is neither an absolute path nor a URL", url);
@@ -51,12 +46,6 @@ void store_close(struct store *store)
 {
         if (store)
                 store->ops->close(store);
-}
-
-enum nebula_status old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                   struct nebula_error *error)
-{
-        return store->ops->old_read_text(store, key, limit, ret_text, ret_size, error);
 }
 
 bool store_key_sound(const char *key)
@@ -166,6 +155,42 @@ enum nebula_status store_list_all(struct store *store, const char *prefix, bool 
         return status;
 }
 
+/* A prefix stands in a list where the keys behind its '/' are. */
+static int compare_places(const struct store_entry *entry, const char *key, const char *end)
+{
+        const char *entry_end = entry->is_prefix ? "/" : "";
+        size_t i = 0, length = strlen(entry->key), key_length = strlen(key);
+
+        while (i < length && i < key_length && entry->key[i] == key[i])
+                i++;
+        return (unsigned char)(i < length ? entry->key[i] : *entry_end) - (unsigned char)(i < key_length ? key[i] : *end);
+}
+
+static const struct store_entry *find_place(const struct store_list *list, const char *key, const char *end)
+{
+        size_t low = 0, high = list->count;
+
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+                int order = compare_places(&list->entries[middle], key, end);
+
+                if (!order)
+                        return &list->entries[middle];
+                if (order < 0)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return NULL;
+}
+
+const struct store_entry *store_list_find(const struct store_list *list, const char *key)
+{
+        const struct store_entry *found = find_place(list, key, "");
+
+        return found ? found : find_place(list, key, "/");
+}
+
 enum nebula_status store_put_text(struct store *store, const char *key, const char *text, enum store_condition condition,
                                   struct nebula_error *error)
 {
@@ -248,32 +273,3 @@ enum store_class store_class(const struct nebula_error *error)
         }
 }
 
-enum nebula_status old_list_add(struct old_list *list, const struct old_entry *entry)
-{
-        void *entries = list->entries;
-        char *name = strdup(entry->name);
-
-        if (!name || !store_make_room(&entries, list->count, sizeof *entry)) {
-                free(name);
-                return NEBULA_NO_MEMORY;
-        }
-        list->entries = entries;
-        list->entries[list->count] = *entry;
-        list->entries[list->count].name = name;
-        list->count++;
-        return NEBULA_OK;
-}
-
-void old_list_done(struct old_list *list)
-{
-        for (size_t i = 0; i < list->count; i++)
-                old_entry_done(&list->entries[i]);
-        free(list->entries);
-        *list = (struct old_list){ 0 };
-}
-
-void old_entry_done(struct old_entry *entry)
-{
-        free(entry->name);
-        *entry = (struct old_entry){ 0 };
-}

@@ -8,7 +8,8 @@
  *      open      makes no input or output. Credentials are looked up by the first operation that needs them.
  *      features  may probe the storage at the first call. The answer does not change afterwards.
  *      put       writes a small object. On return the object is whole and durable, or not there at all. NEBULA_BUSY: the condition does not
- *                hold, and nothing was written. Of several that put one key STORE_IF_ABSENT at the same time, one succeeds.
+ *                hold, and nothing was written. The object that has the key is durable then. Of several that put one key STORE_IF_ABSENT at
+ *                the same time, one succeeds.
  *      get       reads all of a small object as one put left it, NUL-terminated. NEBULA_CORRUPT: it has more than `limit` bytes.
  *      upload    writes large objects, straight from the caller's memory. With a feed (bulk.h) the bytes leave while others are still being
  *                made. On return the objects are durable, and no operation sees them.
@@ -66,7 +67,6 @@
 
 struct store;
 struct store_upload; /* the driver's own */
-struct store_staged; /* objects of one call of old_stage; the driver's own */
 
 enum store_feature {
         STORE_PATHS = 1 << 0,         /* objects are files below `root`: other programs read them there */
@@ -120,19 +120,6 @@ enum store_class {
         STORE_NEVER, /* only by somebody who changes the storage or the request */
 };
 
-struct old_entry {
-        char *name;        /* last component */
-        uint64_t size;
-        int64_t mtime_ns;
-        bool is_directory;
-        bool is_link;      /* in a listing: no operation follows it, so what it leads to is not part of the store */
-        bool is_foreign;   /* another user's, as far as the driver can tell: not to be swept */
-};
-struct old_list {
-        struct old_entry *entries;
-        size_t count;
-};
-
 /* One of several that are uploaded together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */
 struct store_object {
         const char *key;
@@ -171,21 +158,6 @@ struct store_ops {
         enum nebula_status (*copy)(struct store *store, const char *from, const char *to, enum store_condition condition,
                                    struct nebula_error *error);
         enum nebula_status (*free_bytes)(struct store *store, uint64_t *ret_bytes, struct nebula_error *error);
-
-        /* The operations that went before these, until their last caller has changed over. */
-        enum nebula_status (*old_write)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-        enum nebula_status (*old_create)(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-        enum nebula_status (*old_stage)(struct store *store, const struct store_object *objects, size_t count,
-                                        struct store_staged **ret_staged, struct nebula_error *error);
-        enum nebula_status (*old_place)(struct store *store, struct store_staged *staged, struct nebula_error *error);
-        void (*old_unstage)(struct store *store, struct store_staged *staged);
-        enum nebula_status (*old_move)(struct store *store, const char *from, const char *to, struct nebula_error *error);
-        enum nebula_status (*old_read_text)(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                            struct nebula_error *error);
-        enum nebula_status (*old_stat)(struct store *store, const char *key, struct old_entry *ret_entry, struct nebula_error *error);
-        enum nebula_status (*old_list)(struct store *store, const char *prefix, struct old_list *ret_list, struct nebula_error *error);
-        enum nebula_status (*old_remove)(struct store *store, const char *key, struct nebula_error *error);
-        enum nebula_status (*old_remove_directory)(struct store *store, const char *prefix, struct nebula_error *error);
 };
 
 struct store {
@@ -204,6 +176,8 @@ void store_close(struct store *store);
 
 /* All pages of a list. */
 enum nebula_status store_list_all(struct store *store, const char *prefix, bool deep, struct store_list *ret_list, struct nebula_error *error);
+/* The entry with that key, or NULL: lists are sorted. */
+const struct store_entry *store_list_find(const struct store_list *list, const char *key);
 enum nebula_status store_put_text(struct store *store, const char *key, const char *text, enum store_condition condition,
                                   struct nebula_error *error);
 enum nebula_status store_remove_one(struct store *store, const char *key, struct nebula_error *error); /* whatever is there */
@@ -217,9 +191,5 @@ bool store_is_temporary(const char *key);
 /* Of a failed operation. */
 enum store_class store_class(const struct nebula_error *error);
 
-enum nebula_status old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                 struct nebula_error *error);
-void old_list_done(struct old_list *list);
-void old_entry_done(struct old_entry *entry);
 
 #endif

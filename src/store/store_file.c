@@ -27,10 +27,12 @@ enum nebula_status file_error(const struct store *store, const char *what, const
         char text[400];
 
         /* What is read there is no part of the store; what is to be written can be, once the link has been moved away. */
-        if (result == -ELOOP && (!strcmp(what, "read") || !strcmp(what, "find") || !strcmp(what, "list")))
+        if (result == -ELOOP && (!strcmp(what, "read") || !strcmp(what, "find")))
                 return error_set(error, NEBULA_CORRUPT, ELOOP,
                                  "can't %s %.300s: a part of it is a symbolic link, and none is followed below %.300s: put there what it leads to",
                                  what, path, store->root);
+        if (result == -ELOOP && !strcmp(what, "list") && file_obstacle(path, result, text, sizeof text))
+                return error_set(error, NEBULA_CORRUPT, ELOOP, "can't list %.200s: %s", path, text);
         if (result == -ENODEV)
                 return error_set(error, NEBULA_STORAGE, ENODEV, "can't %s %s: %s is gone, and with it its file system",
                                  what, path, store->root);
@@ -47,6 +49,15 @@ void file_parent(const char *key, char ret_directory[STORE_KEY_MAX])
 
         memcpy(ret_directory, key, length);
         ret_directory[length] = 0;
+}
+
+bool file_same_parent(const char *one, const char *other)
+{
+        char first[STORE_KEY_MAX], second[STORE_KEY_MAX];
+
+        file_parent(one, first);
+        file_parent(other, second);
+        return !strcmp(first, second);
 }
 
 static enum nebula_status file_open(const char *url, struct store **ret_store, struct nebula_error *error)
@@ -182,15 +193,4 @@ const struct store_ops store_file = {
         .clock = file_clock,
         .copy = file_copy,
         .free_bytes = file_free_bytes,
-        .old_write = file_old_write,
-        .old_create = file_old_create,
-        .old_stage = file_old_stage,
-        .old_place = file_old_place,
-        .old_unstage = file_old_unstage,
-        .old_move = file_old_move,
-        .old_read_text = file_old_read_text,
-        .old_stat = file_old_stat,
-        .old_list = file_old_list,
-        .old_remove = file_old_remove,
-        .old_remove_directory = file_old_remove_directory,
 };

@@ -36,6 +36,7 @@ enum nebula_status file_path(const struct store *store, const char *key, char re
 enum nebula_status file_error(const struct store *store, const char *what, const char *path, int result, struct nebula_error *error);
 /* The directory that holds `key`, relative to the root; "" at the top. */
 void file_parent(const char *key, char ret_directory[STORE_KEY_MAX]);
+bool file_same_parent(const char *one, const char *other);
 
 /* store_file_obstacle.c: the thing on the way to `path` that explains a failure, and how to remove it. False: nothing that can be seen. */
 bool file_obstacle(const char *path, int result, char *text, size_t size);
@@ -90,6 +91,8 @@ struct store_upload {
 };
 enum nebula_status file_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
                                struct nebula_error *error);
+/* Removes what is left of the temporary files, and frees it. */
+void file_end_upload(struct store *store, struct store_upload *upload);
 void file_abort(struct store *store, struct store_upload *upload);
 enum nebula_status file_write_error(const struct store *store, const char *key, uint64_t size, int result, struct nebula_error *error);
 
@@ -117,23 +120,10 @@ enum nebula_status file_stat(struct store *store, const char *key, struct store_
 
 /* store_file_remove.c, store_file_copy.c, store_file_clock.c */
 enum nebula_status file_remove(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
+/* The directories on the way to `key`, and to its temporary file, as far as they are empty. */
+void file_remove_empty(struct store *store, const char *key);
 enum nebula_status file_copy(struct store *store, const char *from, const char *to, enum store_condition condition,
                              struct nebula_error *error);
 enum nebula_status file_clock(struct store *store, int64_t *ret_ns, struct nebula_error *error);
-
-/* store_file_old.c */
-enum nebula_status file_old_write(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-enum nebula_status file_old_create(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-enum nebula_status file_old_stage(struct store *store, const struct store_object *objects, size_t count,
-                                  struct store_staged **ret_staged, struct nebula_error *error);
-enum nebula_status file_old_place(struct store *store, struct store_staged *staged, struct nebula_error *error);
-void file_old_unstage(struct store *store, struct store_staged *staged);
-enum nebula_status file_old_move(struct store *store, const char *from, const char *to, struct nebula_error *error);
-enum nebula_status file_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                      struct nebula_error *error);
-enum nebula_status file_old_stat(struct store *store, const char *key, struct old_entry *ret_entry, struct nebula_error *error);
-enum nebula_status file_old_list(struct store *store, const char *prefix, struct old_list *ret_list, struct nebula_error *error);
-enum nebula_status file_old_remove(struct store *store, const char *key, struct nebula_error *error);
-enum nebula_status file_old_remove_directory(struct store *store, const char *prefix, struct nebula_error *error);
 
 #endif

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "store/store_file_private.h"
 
-/* The temporary name is gone after a rename. After a link it stays until file_abort. */
+/* The temporary name is gone after a rename. After a link it stays until file_end_upload. */
 static int place_all(struct store *store, struct store_upload *upload, enum store_condition condition, size_t *ret_at)
 {
         for (size_t i = 0; i < upload->count; i++) {
@@ -26,6 +26,15 @@ static int place_all(struct store *store, struct store_upload *upload, enum stor
         return file_place_sync(store, upload->files, upload->count, ret_at);
 }
 
+/* A writer may put its object again, because it was told of a failure. What it finds is durable. */
+static int sync_taken(struct store *store, const struct file_placing *file)
+{
+        size_t at;
+        int result = file_place_sync(store, file, 1, &at);
+
+        return result ? result : -EEXIST;
+}
+
 enum nebula_status file_publish_as(struct store *store, struct store_upload *upload, enum store_condition condition,
                                    struct nebula_error *error)
 {
@@ -33,13 +42,15 @@ enum nebula_status file_publish_as(struct store *store, struct store_upload *upl
         size_t at = 0;
         int result = place_all(store, upload, condition, &at);
 
+        if (result == -EEXIST && condition == STORE_IF_ABSENT)
+                result = sync_taken(store, &upload->files[at]);
         if (result == -EEXIST && condition == STORE_IF_ABSENT) {
                 status = error_set(error, NEBULA_BUSY, EEXIST, "%s/%s is there already", store->root, upload->files[at].key);
         } else if (result) {
                 file_dirs_forget(((struct file_store *)store)->dirs);
                 status = file_write_error(store, upload->files[at].key, upload->files[at].made.size, result, error);
         }
-        file_abort(store, upload);
+        file_end_upload(store, upload);
         return status;
 }
 

@@ -110,6 +110,16 @@ static void remove_empty(struct store *store, const char *directory)
         }
 }
 
+void file_remove_empty(struct store *store, const char *key)
+{
+        char directory[STORE_KEY_MAX];
+
+        file_parent(key, directory);
+        remove_empty(store, directory);
+        file_temp_parent(key, directory);
+        remove_empty(store, directory);
+}
+
 /* Whether a victim before that one has the same parent. */
 static bool is_known_parent(const struct store_victim *victims, size_t at, const char *parent)
 {
@@ -125,7 +135,7 @@ static bool is_known_parent(const struct store_victim *victims, size_t at, const
 
 static int end_removal(struct store *store, const struct store_victim *victims, size_t count, size_t *ret_at)
 {
-        char parent[STORE_KEY_MAX], temp_parent[STORE_KEY_MAX];
+        char parent[STORE_KEY_MAX];
         int result = 0;
 
         for (size_t i = 0; i < count && !result; i++) {
@@ -134,11 +144,8 @@ static int end_removal(struct store *store, const struct store_victim *victims, 
                 if (is_known_parent(victims, i, parent))
                         continue;
                 result = sync_parent(store, parent);
-                if (result)
-                        break;
-                remove_empty(store, parent);
-                file_temp_parent(victims[i].key, temp_parent);
-                remove_empty(store, temp_parent);
+                if (!result)
+                        file_remove_empty(store, victims[i].key);
         }
         return result;
 }

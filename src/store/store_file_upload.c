@@ -222,14 +222,18 @@ enum nebula_status file_upload(struct store *store, const struct store_object *o
                 be_slow(objects + first, some, begun_ns);
         }
         free(writings);
-        if (status)
-                file_abort(store, upload);
-        else
+        if (!status) {
                 *ret_upload = upload;
+                return NEBULA_OK;
+        }
+        file_end_upload(store, upload);
+        for (size_t i = 0; i < count && store_key_sound(objects[i].key); i++)
+                if (!i || !file_same_parent(objects[i - 1].key, objects[i].key))
+                        file_remove_empty(store, objects[i].key);
         return status;
 }
 
-void file_abort(struct store *store, struct store_upload *upload)
+void file_end_upload(struct store *store, struct store_upload *upload)
 {
         for (size_t i = 0; upload && i < upload->count; i++) {
                 if (upload->files[i].temp)
@@ -238,4 +242,17 @@ void file_abort(struct store *store, struct store_upload *upload)
                 free(upload->files[i].key);
         }
         free(upload);
+}
+
+void file_abort(struct store *store, struct store_upload *upload)
+{
+        for (size_t i = 0; upload && i < upload->count; i++) {
+                os->unlink_below(store->root, upload->files[i].temp);
+                free(upload->files[i].temp);
+                upload->files[i].temp = NULL;
+        }
+        for (size_t i = 0; upload && i < upload->count; i++)
+                if (!i || !file_same_parent(upload->files[i - 1].key, upload->files[i].key))
+                        file_remove_empty(store, upload->files[i].key);
+        file_end_upload(store, upload);
 }

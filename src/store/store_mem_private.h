@@ -83,19 +83,4 @@ enum nebula_status mem_write(struct store *store, const char *key, char *data, u
 enum nebula_status mem_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                            struct store_stamp *ret_stamp, struct nebula_error *error);
 
-/* store_mem_old.c */
-enum nebula_status mem_old_write(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-enum nebula_status mem_old_create(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error);
-enum nebula_status mem_old_stage(struct store *store, const struct store_object *objects, size_t count,
-                                 struct store_staged **ret_staged, struct nebula_error *error);
-enum nebula_status mem_old_place(struct store *store, struct store_staged *staged, struct nebula_error *error);
-void mem_old_unstage(struct store *store, struct store_staged *staged);
-enum nebula_status mem_old_move(struct store *store, const char *from, const char *to, struct nebula_error *error);
-enum nebula_status mem_old_read_text(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
-                                     struct nebula_error *error);
-enum nebula_status mem_old_stat(struct store *store, const char *key, struct old_entry *ret_entry, struct nebula_error *error);
-enum nebula_status mem_old_list(struct store *store, const char *prefix, struct old_list *ret_list, struct nebula_error *error);
-enum nebula_status mem_old_remove(struct store *store, const char *key, struct nebula_error *error);
-enum nebula_status mem_old_remove_directory(struct store *store, const char *prefix, struct nebula_error *error);
-
 #endif

@@ -23,7 +23,5 @@ bool store_mem_is_allowed(void);
 bool store_make_room(void **entries, size_t count, size_t size);
 /* Adds a copy of the entry and its key. NEBULA_OK or NEBULA_NO_MEMORY. */
 enum nebula_status store_page_add(struct store_page *page, const struct store_entry *entry);
-/* Adds a copy of the entry and its name. NEBULA_OK or NEBULA_NO_MEMORY. */
-enum nebula_status old_list_add(struct old_list *list, const struct old_entry *entry);
 
 #endif

@@ -1,181 +1,353 @@
-/* Debris of interrupted writes: what only Nebula can have made, and nobody will finish. */
+/*
+ * Debris of interrupted writings: objects that only Nebula can have made, and that no entry of a log names. All entries back to the last
+ * removal count: the writer of the newest may still find that its version is not whole, and take that entry back.
+ *
+ * A writer may have slept for long between its files and its manifest. So a sweep lists, says so (<tag>/.nebula/sweep-<hex>.json), and then
+ * looks whether the log is as it was; a writer makes its entry, and then looks for such an object (manifest_check_all). Whichever comes
+ * second sees the other.
+ */
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "os/os.h"
-#include "store/document.h"
-#include "store/manifest.h"
+#include "store/index.h"
 #include "store/manifest_private.h"
+#include "store/tag_log.h"
 
-#define DEBRIS_KINDS                                                                                                     \
-        (1u << ENTRY_RECORD | 1u << ENTRY_CLAIM | 1u << ENTRY_GENERATION | 1u << ENTRY_TEMPORARY | 1u << ENTRY_COMMITTING)
-
-/* What a look at one .nebula directory found, above the generation that is complete. */
-struct debris {
-        size_t count;
-        int64_t youngest_ns;
-        bool is_foreign; /* some of it is another user's */
+struct sweeping {
+        struct store *store;
+        char tag[256], directory[256];
+        int64_t before_ns; /* by the store's clock; what is younger stays, and all else with it */
+        struct store_list objects;
+        uint64_t number;        /* of the newest entry */
+        struct manifest *named; /* the versions of the log that may become the newest again, and the newest */
+        size_t named_count;
+        struct victims victims, records;
+        bool is_removed; /* the newest entry is a removal, which may not have ended */
+        bool is_young, is_foreign;
 };
 
-static enum nebula_status look(struct store *store, const char *directory, uint64_t complete, struct debris *ret_debris,
-                               struct nebula_error *error)
+static bool names(const struct manifest *manifest, const struct manifest_entry *entry, const char *key)
 {
-        struct debris debris = { 0 };
-        struct old_list list;
-        char prefix[MANIFEST_KEY_MAX];
-        enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
+        const struct manifest_file *file;
+        char name[256], own[MANIFEST_KEY_MAX];
 
-        if (!status)
-                status = store->ops->old_list(store, prefix, &list, error);
-        if (status)
-                return status;
-        for (size_t i = 0; i < list.count; i++) {
-                uint64_t generation = 0;
-                enum manifest_entry_kind kind = manifest_entry_kind(list.entries[i].name, &generation);
-
-                if (!(DEBRIS_KINDS & 1u << kind) || (manifest_has_generation(kind) && generation <= complete))
-                        continue;
-                debris.count++;
-                debris.is_foreign = debris.is_foreign || list.entries[i].is_foreign;
-                if (list.entries[i].mtime_ns > debris.youngest_ns)
-                        debris.youngest_ns = list.entries[i].mtime_ns;
-        }
-        old_list_done(&list);
-        *ret_debris = debris;
-        return NEBULA_OK;
+        for (size_t i = 0; entry->kind == ENTRY_RECORD && i < manifest->record_count; i++)
+                if (manifest->records[i].rank == entry->rank && !strcmp(manifest->records[i].writing, entry->writing))
+                        return true;
+        if (entry->kind != ENTRY_APART || name_decode(strrchr(key, '/') + 1, name, NULL))
+                return false;
+        file = manifest_find_file(manifest, name);
+        return file && file->is_apart && !manifest_file_key(manifest, file, own, NULL) && !strcmp(own, key);
 }
 
-/* The files in place that a sound record claims, but for what `manifest` names; a file of another size is somebody else's by now. */
-static enum nebula_status remove_claimed(struct store *store, const struct manifest *manifest, const char *tag,
-                                         const char *directory, const char *record_name, struct nebula_error *error)
+static bool is_named(const struct sweeping *sweeping, const struct manifest_entry *entry, const char *key)
 {
-        char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX];
-        struct nebula_error unsound;
-        struct old_entry entry;
-        struct record record;
-        char *text;
-        size_t size;
-        enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
+        if (entry->kind == ENTRY_MANIFEST)
+                return !sweeping->is_removed; /* the writer of the newest removes those before it, once its own version is durable */
+        for (size_t i = 0; i < sweeping->named_count; i++)
+                if (names(&sweeping->named[i], entry, key))
+                        return true;
+        return false;
+}
 
-        if (!status)
-                status = manifest_key(key, prefix, record_name, error);
+static enum nebula_status look_at(struct sweeping *sweeping, const struct store_entry *object, struct nebula_error *error)
+{
+        const char *name = manifest_behind_private(object->key, sweeping->directory);
+        struct manifest_entry entry;
+        enum nebula_status status = NEBULA_OK;
+
+        if (!name || object->is_prefix)
+                return NEBULA_OK;
+        entry = manifest_entry(name);
+        if (entry.kind == ENTRY_FOREIGN || is_named(sweeping, &entry, object->key))
+                return NEBULA_OK;
+        sweeping->is_young = sweeping->is_young || object->time_ns > sweeping->before_ns;
+        sweeping->is_foreign = sweeping->is_foreign || object->is_foreign;
+        if (entry.kind == ENTRY_RECORD || entry.kind == ENTRY_CLAIM)
+                status = victims_add_recorded(&sweeping->victims, sweeping->store, sweeping->tag, object->key, sweeping->named,
+                                              sweeping->named_count, &sweeping->objects, error);
         if (status)
                 return status;
-        if (old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, &unsound))
-                return NEBULA_OK;
-        status = record_parse(text, size, &record, &unsound);
-        free(text);
-        if (status)
-                return NEBULA_OK;
-        status = NEBULA_OK;
-        for (size_t i = 0; i < record.file_count && !status && !strcmp(record.tag, tag); i++) {
-                status = manifest_key(key, directory, record.files[i].path, error);
-                if (status || manifest_find_file(manifest, record.files[i].name) || store->ops->old_stat(store, key, &entry, &unsound))
-                        continue;
-                if (!entry.is_directory && !entry.is_foreign && entry.size == record.files[i].size)
-                        status = store->ops->old_remove(store, key, error);
-                old_entry_done(&entry);
-        }
-        record_done(&record);
+        return victims_add(entry.kind == ENTRY_RECORD || entry.kind == ENTRY_CLAIM ? &sweeping->records : &sweeping->victims, object, error);
+}
+
+/* The next sweep, if this one does not end, knows the files in place by the records. */
+static enum nebula_status remove_in_order(const struct sweeping *sweeping, struct nebula_error *error)
+{
+        struct store *store = sweeping->store;
+        enum nebula_status status = NEBULA_OK;
+
+        if (sweeping->victims.count)
+                status = store->ops->remove(store, sweeping->victims.list, sweeping->victims.count, error);
+        if (!status && sweeping->records.count)
+                status = store->ops->remove(store, sweeping->records.list, sweeping->records.count, error);
         return status;
 }
 
-/*
- * What is of a later generation than `manifest`, which is empty when there is none, but for what has come since it was
- * looked whether all of it is old: somebody has begun anew. The claims go last: they tell the next sweep what was ours.
- */
-static enum nebula_status remove_later(struct store *store, const struct manifest *manifest, const char *tag,
-                                       const char *directory, int64_t before_ns, struct nebula_error *error)
+static enum nebula_status remove_debris(struct sweeping *sweeping, struct nebula_error *error)
 {
-        struct old_list list;
-        char prefix[MANIFEST_KEY_MAX];
-        uint64_t generation;
-        enum nebula_status status = manifest_key(prefix, directory, MANIFEST_DIRECTORY, error);
+        char key[MANIFEST_KEY_MAX], path[64];
+        struct store *store = sweeping->store;
+        uint64_t now, nonce = 0;
+        enum nebula_status status;
 
+        os->random(&nonce, sizeof nonce);
+        snprintf(path, sizeof path, MANIFEST_DIRECTORY "/sweep-%016" PRIx64 ".json", nonce);
+        status = manifest_key(key, sweeping->directory, path, error);
         if (!status)
-                status = store->ops->old_list(store, prefix, &list, error);
+                status = store_put_text(store, key, "{}\n", STORE_ALWAYS, error);
         if (status)
                 return status;
-        for (size_t i = 0; i < list.count && !status; i++) {
-                enum manifest_entry_kind kind = manifest_entry_kind(list.entries[i].name, &generation);
-
-                if ((kind == ENTRY_RECORD || kind == ENTRY_CLAIM) && generation > manifest->generation &&
-                    list.entries[i].mtime_ns <= before_ns)
-                        status = remove_claimed(store, manifest, tag, directory, list.entries[i].name, error);
-        }
-        old_list_done(&list);
-        if (!status)
-                status = manifest_clear_private(store, manifest, directory, manifest->generation + 1, UINT64_MAX,
-                                                DEBRIS_KINDS, before_ns, error);
-        if (!status && !manifest->generation)
-                manifest_remove_directories(store, directory);
+        status = tag_log_number(store, sweeping->tag, &now, error);
+        if (!status && now == sweeping->number)
+                status = remove_in_order(sweeping, error);
+        store_remove_one(store, key, NULL);
         return status;
 }
 
+static enum nebula_status sweep_objects(struct sweeping *sweeping, size_t *removed, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < sweeping->objects.count && !status; i++)
+                status = look_at(sweeping, &sweeping->objects.entries[i], error);
+        if (status || !(sweeping->victims.count + sweeping->records.count) || sweeping->is_young || sweeping->is_foreign)
+                return status;
+        status = sweeping->is_removed ? manifest_remove_tag(sweeping->store, sweeping->tag, NULL, error) : remove_debris(sweeping, error);
+        *removed += !status;
+        return status == NEBULA_BUSY ? NEBULA_OK : status;
+}
+
+/* Takes over the version of an entry. */
+static void add_named(struct sweeping *sweeping, struct tag_log *log, uint64_t *removed_until)
+{
+        if (log->is_removal && log->number > *removed_until)
+                *removed_until = log->number;
+        if (log->number && !log->is_removal && !log->is_unsound)
+                sweeping->named[sweeping->named_count++] = log->manifest;
+}
+
+/* The other entries. One that is gone by now was taken back, or what came after it is durable. */
+static enum nebula_status load_older(struct sweeping *sweeping, const struct store_list *entries, uint64_t *removed_until, bool *ret_is_sound,
+                                     struct nebula_error *error)
+{
+        struct tag_log log;
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < entries->count && *ret_is_sound && !status; i++) {
+                struct manifest_entry entry = manifest_entry(manifest_behind_private(entries->entries[i].key, sweeping->directory));
+
+                if (entry.kind != ENTRY_MANIFEST || entry.number >= sweeping->number)
+                        continue;
+                status = tag_log_entry(sweeping->store, sweeping->tag, entry.number, &log, error);
+                if (status == NEBULA_NOT_FOUND) {
+                        status = NEBULA_OK;
+                } else if (!status) {
+                        *ret_is_sound = !log.is_unsound;
+                        add_named(sweeping, &log, removed_until);
+                }
+        }
+        return status;
+}
+
+/* The versions before a removal are removed, or will be. */
+static void drop_removed(struct sweeping *sweeping, uint64_t removed_until)
+{
+        size_t kept = 0;
+
+        for (size_t i = 0; i < sweeping->named_count; i++) {
+                if (sweeping->named[i].number > removed_until)
+                        sweeping->named[kept++] = sweeping->named[i];
+                else
+                        manifest_done(&sweeping->named[i]);
+        }
+        sweeping->named_count = kept;
+}
+
+/* The newest entry comes first, and then a list: when an entry is made, those before it are there. */
+static enum nebula_status load_log(struct sweeping *sweeping, bool *ret_is_sound, struct nebula_error *error)
+{
+        struct tag_log log = { 0 };
+        struct nebula_error failure;
+        struct store_list entries;
+        char prefix[MANIFEST_KEY_MAX];
+        uint64_t removed_until = 0;
+        enum nebula_status status;
+
+        *ret_is_sound = !tag_log_head(sweeping->store, sweeping->tag, &log, &failure) && !log.is_unsound;
+        if (!*ret_is_sound)
+                return NEBULA_OK;
+        sweeping->number = log.number;
+        sweeping->is_removed = log.is_removal;
+        snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/manifest-", sweeping->directory);
+        status = store_list_all(sweeping->store, prefix, false, &entries, error);
+        if (status) {
+                tag_log_done(&log);
+                return status;
+        }
+        sweeping->named = calloc(entries.count + 1, sizeof *sweeping->named);
+        if (sweeping->named) {
+                add_named(sweeping, &log, &removed_until);
+                status = load_older(sweeping, &entries, &removed_until, ret_is_sound, error);
+                drop_removed(sweeping, removed_until);
+        } else {
+                tag_log_done(&log);
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to sweep \"%s\"", sweeping->tag);
+        }
+        store_list_done(&entries);
+        return status;
+}
+
+/* The common cases, told from one listing: nothing of Nebula's, or one entry, one record that is not younger (an entry that is a removal may have
+ * a younger one beside it), and files apart of that record's writing. */
+static bool looks_clean(const struct store_list *list, const char *directory)
+{
+        struct manifest_entry first = { 0 };
+        size_t manifest_count = 0, record_count = 0;
+        int64_t manifest_ns = 0, record_ns = 0;
+
+        for (size_t i = 0; i < list->count; i++) {
+                const struct store_entry *object = &list->entries[i];
+                struct manifest_entry entry = manifest_entry(manifest_behind_private(object->key, directory));
+
+                if (entry.kind == ENTRY_FOREIGN)
+                        continue;
+                if (entry.kind != ENTRY_MANIFEST && entry.kind != ENTRY_RECORD && entry.kind != ENTRY_APART)
+                        return false;
+                manifest_count += entry.kind == ENTRY_MANIFEST;
+                record_count += entry.kind == ENTRY_RECORD;
+                if (entry.kind == ENTRY_MANIFEST)
+                        manifest_ns = object->time_ns;
+                if (entry.kind == ENTRY_RECORD)
+                        record_ns = object->time_ns;
+                if (*entry.writing && !*first.writing)
+                        first = entry;
+                if (*entry.writing && strcmp(first.writing, entry.writing))
+                        return false;
+        }
+        return !list->count || (manifest_count == 1 && record_count == 1 && record_ns <= manifest_ns);
+}
+
+static bool has_debris(struct store *store, const char *directory)
+{
+        char prefix[MANIFEST_KEY_MAX];
+        struct store_list list;
+        bool result;
+
+        snprintf(prefix, sizeof prefix, "%s/" MANIFEST_DIRECTORY "/", directory);
+        if (store_list_all(store, prefix, true, &list, NULL))
+                return false;
+        result = !looks_clean(&list, directory);
+        store_list_done(&list);
+        return result;
+}
+
+/* An agent died, or storage failed, after a commit and before what only the entries before it named was gone. */
+static enum nebula_status finish_commit(const struct sweeping *sweeping, struct nebula_error *error)
+{
+        const struct manifest *newest = NULL, *before = NULL;
+        enum nebula_status status;
+
+        for (size_t i = 0; i < sweeping->named_count; i++) {
+                const struct manifest *one = &sweeping->named[i];
+
+                if (one->number == sweeping->number)
+                        newest = one;
+                else if (!before || one->number > before->number)
+                        before = one;
+        }
+        if (!newest || !before || manifest_check_all(sweeping->store, newest, NULL))
+                return NEBULA_OK;
+        for (size_t i = 0; i < sweeping->objects.count; i++) {
+                const char *name = manifest_behind_private(sweeping->objects.entries[i].key, sweeping->directory);
+
+                if (name && manifest_entry(name).kind == ENTRY_MANIFEST && sweeping->objects.entries[i].time_ns > sweeping->before_ns)
+                        return NEBULA_OK;
+        }
+        status = manifest_publish(sweeping->store, newest, before, error);
+        return status == NEBULA_BUSY ? NEBULA_OK : status;
+}
+
+/* Nothing is done where the log cannot be read, since a person may still want what is there; nor in directories of other programs. */
 static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_t before_ns, size_t *removed,
                                     struct nebula_error *error)
 {
-        struct manifest manifest = { 0 };
-        struct nebula_error failure;
-        struct debris debris;
-        char directory[256];
-        enum nebula_status loaded = manifest_load(store, tag, &manifest, &failure);
-        enum nebula_status status = NEBULA_OK;
+        struct sweeping sweeping = { .store = store, .before_ns = before_ns };
+        char prefix[MANIFEST_KEY_MAX];
+        bool is_sound = false;
+        enum nebula_status status = name_encode(tag, sweeping.directory, error);
 
-        /* Unsound, or unreadable just now: a person may still want what is there. */
-        if (loaded && loaded != NEBULA_NOT_FOUND)
-                return NEBULA_OK;
-        if (name_encode(tag, directory, error) || look(store, directory, manifest.generation, &debris, &failure))
-                goto out; /* no .nebula inside: foreign */
-        if (!debris.count || debris.is_foreign || debris.youngest_ns > before_ns)
-                goto out;
-        status = remove_later(store, &manifest, tag, directory, before_ns, error);
-        if (!status)
-                (*removed)++;
-out:
-        manifest_done(&manifest);
+        if (status || !has_debris(store, sweeping.directory))
+                return status;
+        snprintf(sweeping.tag, sizeof sweeping.tag, "%s", tag);
+        snprintf(prefix, sizeof prefix, "%s/", sweeping.directory);
+        status = store_list_all(store, prefix, true, &sweeping.objects, error);
+        if (!status) /* the listing comes before the log */
+                status = load_log(&sweeping, &is_sound, error);
+        if (!status && is_sound)
+                status = sweep_objects(&sweeping, removed, error);
+        if (!status && is_sound && !sweeping.is_removed)
+                status = finish_commit(&sweeping, error);
+        for (size_t i = 0; i < sweeping.named_count; i++)
+                manifest_done(&sweeping.named[i]);
+        free(sweeping.named);
+        victims_done(&sweeping.victims);
+        victims_done(&sweeping.records);
+        store_list_done(&sweeping.objects);
+        return status;
+}
+
+static enum nebula_status before(struct store *store, int64_t age_ns, int64_t *ret_before_ns, struct nebula_error *error)
+{
+        enum nebula_status status = store->ops->clock(store, ret_before_ns, error);
+
+        *ret_before_ns -= status ? 0 : age_ns;
         return status;
 }
 
 enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int64_t age_ns, size_t *ret_removed,
                                       struct nebula_error *error)
 {
-        char directory[256];
         size_t removed = 0;
-        enum nebula_status status = name_encode(tag, directory, error);
+        int64_t before_ns;
+        enum nebula_status status = before(store, age_ns, &before_ns, error);
 
         if (!status)
-                status = sweep_tag(store, tag, os->wall_ns() - age_ns, &removed, error);
-        if (status)
-                return status;
-        manifest_remove_directories(store, directory);
-        *ret_removed = removed;
-        return NEBULA_OK;
+                status = sweep_tag(store, tag, before_ns, &removed, error);
+        if (!status)
+                *ret_removed = removed;
+        return status;
 }
 
 enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *ret_removed, struct nebula_error *error)
 {
-        int64_t before_ns = os->wall_ns() - age_ns;
-        struct old_list list;
+        struct store_list list;
+        int64_t before_ns;
         char tag[256];
         size_t removed = 0;
-        enum nebula_status status = store->ops->old_list(store, "", &list, error);
+        enum nebula_status status = before(store, age_ns, &before_ns, error);
 
+        if (!status)
+                status = store_list_all(store, "", false, &list, error);
         if (status)
                 return status;
         for (size_t i = 0; i < list.count && !status; i++) {
-                const struct old_entry *entry = &list.entries[i];
+                const struct store_entry *entry = &list.entries[i];
 
                 if (manifest_tag_of(entry, tag)) {
                         status = sweep_tag(store, tag, before_ns, &removed, error);
-                } else if (!entry->is_directory && !entry->is_foreign && !strncmp(entry->name, ".nebula-tmp-", 12) &&
-                           entry->mtime_ns <= before_ns) {
-                        status = store->ops->old_remove(store, entry->name, error);
+                } else if (!entry->is_prefix && !entry->is_foreign && store_is_temporary(entry->key) && entry->time_ns <= before_ns) {
+                        status = store_remove_one(store, entry->key, error);
                         removed++;
                 }
         }
-        old_list_done(&list);
+        store_list_done(&list);
+        if (!status)
+                status = index_sweep(store, before_ns, error);
         if (!status)
                 *ret_removed = removed;
         return status;

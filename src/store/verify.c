@@ -111,9 +111,9 @@ enum nebula_status verify_file(struct store *store, const char *key, const struc
 {
         struct verify verify = { .store = store, .key = key, .file = file, .watch = watch };
         struct nebula_error failure = { 0 };
-        struct old_entry entry;
+        struct store_entry entry;
         uint64_t found;
-        enum nebula_status status = store->ops->old_stat(store, key, &entry, &failure);
+        enum nebula_status status = store->ops->stat(store, key, &entry, &failure);
 
         lock_init(&verify.lock, LOCK_VERIFY);
         if (status) {
@@ -121,7 +121,7 @@ enum nebula_status verify_file(struct store *store, const char *key, const struc
                 goto out;
         }
         found = entry.size;
-        old_entry_done(&entry);
+        store_entry_done(&entry);
         verify.readable = found < file->size ? found : file->size;
         if (found != file->size) {
                 error_set(&failure, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64 "%s",
@@ -148,11 +148,9 @@ static enum nebula_status verify_recorded(struct store *store, const struct mani
 
         if (status)
                 return status;
-        do {
-                status = manifest_file_key(store, manifest, file, key, error);
-                if (!status)
-                        status = verify_file(store, key, &recorded, &watch, error);
-        } while (status && manifest_file_moved(store, manifest, file, key));
+        status = manifest_file_key(manifest, file, key, error);
+        if (!status)
+                status = verify_file(store, key, &recorded, &watch, error);
         record_file_done(&recorded);
         return status;
 }
@@ -162,20 +160,22 @@ enum nebula_status manifest_verify(struct store *store, const struct manifest *m
                                                   const struct nebula_error *error),
                                    void *argument, struct nebula_error *error)
 {
+        uint32_t *order = manifest_files_by_record(manifest);
+        size_t at = 0;
         enum nebula_status first = NEBULA_OK;
 
+        if (!order)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to verify %zu files", manifest->file_count);
         /* Record by record, so that each is loaded once. manifest_parse saw that every file has one. */
         for (size_t r = 0; r < manifest->record_count; r++) {
                 struct nebula_error lost = { 0 }, failure;
                 struct record record = { 0 };
                 enum nebula_status loaded = manifest_load_record(store, manifest, r, &record, &lost);
 
-                for (size_t i = 0; i < manifest->file_count; i++) {
-                        const struct manifest_file *file = &manifest->files[i];
+                for (; at < manifest->file_count && manifest->files[order[at]].record == r; at++) {
+                        const struct manifest_file *file = &manifest->files[order[at]];
                         enum nebula_status status = loaded;
 
-                        if (file->rank != manifest->records[r].rank || file->generation != manifest->records[r].generation)
-                                continue;
                         failure = lost;
                         if (!loaded)
                                 status = verify_recorded(store, manifest, file, &record, &failure);
@@ -194,5 +194,6 @@ enum nebula_status manifest_verify(struct store *store, const struct manifest *m
                 }
                 record_done(&record);
         }
+        free(order);
         return first;
 }

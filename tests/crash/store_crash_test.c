@@ -62,15 +62,6 @@ static void put(const char *key, char kind, uint64_t size)
         put_as(key, kind, size, STORE_ALWAYS);
 }
 
-static void move(const char *from, const char *to, char kind)
-{
-        uint64_t begun = os_crash_position();
-
-        CHECK(store->ops->old_move(store, from, to, &error) == NEBULA_OK);
-        promise(begun, to, kind);
-        promise(begun, from, '-');
-}
-
 static void take_away(const char *key)
 {
         uint64_t begun = os_crash_position();
@@ -234,16 +225,6 @@ static void a_second_write_leaves_the_first_or_itself(void)
         check_all();
 }
 
-static void a_move_survives_from_its_return_on(void)
-{
-        begin();
-        put("tag/.nebula/g2/x", 'n', 100);
-        put("tag/x", 'o', 100);
-        move("tag/.nebula/g2/x", "tag/x", 'n');
-        move("tag/x", "other/y", 'n');
-        check_all();
-}
-
 static void a_removal_survives_from_its_return_on(void)
 {
         begin();
@@ -338,6 +319,6 @@ static void directories_that_were_found_are_not_trusted(void)
 
 TAP_MAIN(TEST(a_first_write_survives_from_its_return_on), TEST(a_large_write_survives_from_its_return_on),
          TEST(many_that_were_uploaded_survive_from_their_publishing_on), TEST(a_creation_survives_from_its_return_on),
-         TEST(a_second_write_leaves_the_first_or_itself), TEST(a_move_survives_from_its_return_on), TEST(a_removal_survives_from_its_return_on),
+         TEST(a_second_write_leaves_the_first_or_itself), TEST(a_removal_survives_from_its_return_on),
          TEST(a_removal_takes_what_it_means_and_leaves_the_rest), TEST(a_copy_survives_from_its_return_on),
          TEST(a_directory_that_was_made_anew_is_not_trusted), TEST(directories_that_were_found_are_not_trusted))

@@ -90,6 +90,96 @@ static void a_version_that_replaces_another_persists_or_leaves_the_older_one(voi
         }
 }
 
+#define LARGE_BYTES ((1u << 20) + 333)
+
+/* The seed of the large file in storage, of `seeds`; 0: none; -1: anything else. */
+static int large_seed(const unsigned *seeds)
+{
+        static _Alignas(4096) unsigned char data[2u << 20];
+        struct manifest manifest = { 0 };
+        struct record_file file = { 0 };
+        struct nebula_error error;
+        struct store *store;
+        int result = -1;
+
+        if (store_open(storage, &store, &error))
+                return -1;
+        if (manifest_load(store, "t", &manifest, &error))
+                result = error.status == NEBULA_NOT_FOUND ? 0 : -1;
+        else if (!manifest_load_file(store, &manifest, "a", &file, NULL) && file.size == LARGE_BYTES &&
+                 !manifest_read_file(store, &manifest, &file, data, NULL))
+                for (; *seeds && result < 0; seeds++)
+                        result = data[0] == bench_byte(*seeds, 0) && data[LARGE_BYTES - 1] == bench_byte(*seeds, LARGE_BYTES - 1) ? (int)*seeds : -1;
+        record_file_done(&file);
+        manifest_done(&manifest);
+        store_close(store);
+        return result;
+}
+
+static struct version *save_large(struct bench *bench, unsigned seed)
+{
+        struct version *version;
+        uint64_t id;
+
+        catalogue_lock(&bench->catalogue);
+        version = commit_begin(&bench->catalogue, &bench->session, "t", NEBULA_FILES_ALL_RANKS, &bench->error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench->catalogue);
+        if (!id || bench_save_bytes(bench, &id, "a", seed, LARGE_BYTES))
+                abort();
+        catalogue_lock(&bench->catalogue);
+        version = catalogue_version(&bench->catalogue, id);
+        if (!version || commit_part(&bench->catalogue, &bench->session, version, &bench->error))
+                abort();
+        catalogue_unlock(&bench->catalogue);
+        return version;
+}
+
+static bool sweep_large(int error, uint64_t at)
+{
+        static const unsigned seeds[] = { 1, 3, 0 };
+        struct os_fault fault = { .at = at, .error = error };
+        struct version *version;
+        struct bench bench;
+        enum nebula_status status;
+        int seed;
+        bool hit;
+
+        fresh();
+        bench_init(&bench, NULL, storage);
+        if (bench_persist(&bench, save_large(&bench, 1)))
+                abort();
+        version = save_large(&bench, 3);
+        os_fault_begin(&fault);
+        status = bench_persist(&bench, version);
+        hit = os_fault_end();
+        seed = large_seed(seeds);
+        CHECK(status ? seed > 0 : seed == 3);
+        CHECK(!status || !bench_persist(&bench, version)); /* the next try */
+        CHECK(large_seed(seeds) == 3);
+        if (tap_failed_checks)
+                printf("# %s with %d at %d: status %d, then seed %d: %s\n", os_fault_where(), error, (int)at, status, seed, bench.error.message);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+        return hit;
+}
+
+static void a_large_file_persists_or_leaves_the_older_one_with_threads_and_with_a_ring(void)
+{
+        static const int large_errors[] = { EIO, ENOSPC, OS_FAULT_SHORT };
+        enum bulk_engine used = bulk_engine_used();
+
+        for (int engine = BULK_ENGINE_THREADS; engine <= BULK_ENGINE_URING; engine++)
+                for (size_t i = 0; i < sizeof large_errors / sizeof *large_errors && !bulk_engine_force((enum bulk_engine)engine); i++) {
+                        uint64_t at = 0;
+
+                        while (sweep_large(large_errors[i], ++at) && !tap_failed_checks)
+                                ;
+                        CHECK(at > 1);
+                }
+        bulk_engine_force(used);
+}
+
 static bool sweep_memory(int error, uint64_t at)
 {
         struct os_fault fault = { .at = at, .error = error };
@@ -192,5 +282,6 @@ static void retention_never_leaves_half_a_version(void)
         }
 }
 
-TAP_MAIN(TEST(a_version_that_replaces_another_persists_or_leaves_the_older_one), TEST(what_the_next_agent_takes_over_is_whole),
+TAP_MAIN(TEST(a_version_that_replaces_another_persists_or_leaves_the_older_one), TEST(a_large_file_persists_or_leaves_the_older_one_with_threads_and_with_a_ring),
+         TEST(what_the_next_agent_takes_over_is_whole),
          TEST(retention_never_leaves_half_a_version))

@@ -211,27 +211,6 @@ static void what_is_published_is_whole_or_absent_and_replaces_nothing(void)
         sweep_small(publish_step);
 }
 
-static void move_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
-{
-        struct nebula_error told = { 0 };
-        enum nebula_status status;
-        char from, to;
-
-        os_fault_begin(fault);
-        status = store->ops->old_move(store, "t/x", "u/y", &told);
-        *ret_was_hit = os_fault_end();
-        check_status(status, &told, fault);
-        from = look("t/x", size);
-        to = look("u/y", size);
-        CHECK(status ? from == 'o' || to == 'o' : from == '-' && to == 'o');
-        CHECK(from != '!' && to != '!');
-}
-
-static void a_move_never_loses_the_object(void)
-{
-        sweep_small(move_step);
-}
-
 static void read_step(struct os_fault *fault, uint64_t size, bool *ret_was_hit)
 {
         struct nebula_error told = { 0 };
@@ -417,6 +396,6 @@ static void without_direct_io_it_works_the_same(void)
 
 TAP_MAIN(TEST(a_put_leaves_the_old_or_the_new_object), TEST(a_creation_is_whole_or_absent),
          TEST(what_is_published_is_whole_or_absent_and_replaces_nothing),
-         TEST(a_move_never_loses_the_object), TEST(a_read_is_exact_or_an_error), TEST(a_removal_is_done_or_an_error),
+         TEST(a_read_is_exact_or_an_error), TEST(a_removal_is_done_or_an_error),
          TEST(a_removal_leaves_what_it_does_not_mean), TEST(a_copy_is_whole_or_absent), TEST(a_listing_is_whole_or_an_error),
          TEST(the_time_is_told_or_an_error), TEST(a_failed_fsync_is_not_tried_again), TEST(without_direct_io_it_works_the_same))

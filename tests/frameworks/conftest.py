@@ -129,7 +129,7 @@ class Node:
 
     def wait_durable(self, tag: str, timeout: float = 30) -> None:
         """Until the manifest of a tag is there: the agent goes on after the job has ended."""
-        manifest = self.persist / tag / ".nebula" / "manifest.json"
+        manifest = self.persist / tag / ".nebula" / "manifest-1.json"
         end = time.monotonic() + timeout
         while not manifest.exists():
             assert time.monotonic() < end, f"{tag} is not durable after {timeout} s"

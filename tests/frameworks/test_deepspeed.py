@@ -93,7 +93,7 @@ def test_two_nodes_resume_from_each_others_memory_though_one_is_replaced(node, s
     if lost is not None:
         node.forget_memory(lost)
         shutil.rmtree(node.base / f"save{lost}")
-        assert not (node.persist / "global_step4" / ".nebula" / "manifest.json").exists()
+        assert not (node.persist / "global_step4" / ".nebula" / "manifest-1.json").exists()
     equal(job(node, NEW, "import", *more, "--resume", ranks=2, nodes=True), whole, 4)
 
 
@@ -188,7 +188,7 @@ def test_the_deepspeed_launcher_tells_ranks_enough(node):
     done = subprocess.run(list(map(str, command)), env=environment, cwd=node.base, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     node.wait_durable("global_step4")
-    assert len(list((node.persist / "global_step4" / ".nebula").glob("rank-*.json"))) == 2
+    assert len(list((node.persist / "global_step4" / ".nebula").glob("*.record-*.json"))) == 2
 
 
 def test_a_package_that_cannot_load_its_library_stops_the_job(node):

@@ -150,4 +150,4 @@ def test_a_program_built_against_the_installed_library_finds_its_agent(node, tmp
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
     stopped = subprocess.run([prefix / "bin" / "nebula", "stop"], env=environment, capture_output=True, text=True, timeout=60)
     assert "has ended" in stopped.stdout
-    assert list((tmp_path / "storage").rglob("manifest.json"))
+    assert list((tmp_path / "storage").rglob("manifest-*.json"))

@@ -59,7 +59,7 @@ class Job:
         """The newest version whose manifest lies in storage."""
         steps = [
             int(path.parent.parent.name.removeprefix("global_step"))
-            for path in self.world.storage.glob("global_step*/.nebula/manifest.json")
+            for path in self.world.storage.glob("global_step*/.nebula/manifest-*.json")
         ]
         return max(steps, default=0)
 

@@ -169,7 +169,7 @@ def test_a_lost_node_loads_its_newest_version_from_its_peers_memory(world):
     a = world.node("a")
     job = a.start("first()\nfor step in (1, 2, 3): copied(save(step)); say('replicated')\nsys.stdin.readline()")
     assert [job.stdout.readline() for _ in range(3)] == ["replicated\n"] * 3, job.stderr.read() if job.poll() else a.log
-    assert not list(world.persist.glob("global_step3/.nebula/manifest.json")), (
+    assert not list(world.persist.glob("global_step3/.nebula/manifest-1.json")), (
         "it is not durable: storage cannot be the source"
     )
     a.lose(job)
@@ -211,7 +211,7 @@ def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
         assert process.stdout.readline() == "there\n", nodes[rank].log + (
             process.stderr.read() if process.poll() else ""
         )
-    assert not (world.persist / "global_step2" / ".nebula" / "manifest.json").exists()
+    assert not (world.persist / "global_step2" / ".nebula" / "manifest-1.json").exists()
     for process in ranks:
         process.kill()
         process.wait()
@@ -513,7 +513,7 @@ def test_two_copies_lie_on_two_other_nodes_and_either_is_enough(world):
     job = a.start("first()\nfor step in (1, 2): copied(save(step), 40)\nsay('there'); sys.stdin.readline()", replicas=2)
     assert job.stdout.readline() == "there\n", a.log
     assert all("holds global_step2" in node.log for node in (b, c))
-    assert not (world.persist / "global_step2" / ".nebula" / "manifest.json").exists()
+    assert not (world.persist / "global_step2" / ".nebula" / "manifest-1.json").exists()
     a.lose(job)
     secret = str(world.persist / ".nebula" / "secret")
     for node in (b, c):

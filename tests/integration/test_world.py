@@ -32,7 +32,7 @@ def test_a_version_of_two_nodes_is_complete_when_both_have_captured_and_then_dur
     ranks[2].ask("save", "global_step1", ALL_RANKS, 1, 10_000)
     together(ranks, "wait", "global_step1", "durable", 30)
     manifest = world.manifest("global_step1")
-    assert [record["rank"] for record in manifest["records"]] == [0, 1, 2]
+    assert sorted(record["rank"] for record in manifest["records"]) == [0, 2]  # one for each node, named after its lowest rank
     assert len({rank.ask("latest")["sequence"] for rank in ranks}) == 1
     # Every rank reads every file, also those that were never in its node's memory.
     for rank in ranks:

@@ -149,8 +149,10 @@ class World:
         shutil.rmtree(self.memory / f"node-{node}", ignore_errors=True)
 
     def manifest(self, tag: str) -> dict[str, object] | None:
-        path = self.storage / tag / ".nebula" / "manifest.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        """The version that storage has of a tag."""
+        paths = sorted((self.storage / tag / ".nebula").glob("manifest-*.json"), key=lambda path: int(path.stem.removeprefix("manifest-")))
+        found = json.loads(paths[-1].read_text()) if paths else None
+        return found if found and found["nebula"] == "manifest" else None
 
     def log(self, node: str) -> str:
         return "".join(path.read_text() for path in sorted(self.root.glob(f"run-{node}*/agent.log")))

@@ -84,7 +84,7 @@ def test_an_agent_where_an_older_version_had_it_is_found_by_programs_and_by_stop
     saving.kill()
     saving.communicate(timeout=60)
     assert "has ended" in command("stop").stdout
-    assert (place.storage / "global_step2/.nebula/manifest.json").exists()
+    assert (place.storage / "global_step2/.nebula/manifest-1.json").exists()
 
 
 def test_the_program_s_log_says_that_another_agent_has_the_newest_in_memory(place, monkeypatch, caplog):

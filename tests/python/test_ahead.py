@@ -60,7 +60,7 @@ def check_files(load, step: int, files: int) -> None:
 def check_storage(storage: Path, files: int) -> list[int]:
     """Whatever has a manifest is whole, read by torch alone, unless retention takes it away. The steps that have one."""
     steps = []
-    for manifest in storage.glob("*/.nebula/manifest.json"):
+    for manifest in storage.glob("*/.nebula/manifest-*.json"):
         directory = manifest.parent.parent
         step = int(directory.name.removeprefix("global_step"))
         try:

@@ -148,7 +148,7 @@ def test_an_agent_killed_while_it_persists_leaves_no_torn_version_and_the_next_o
     until(lambda: any(folder.glob("tmp-*")))
     for pid in place.agents():  # no successor while we look
         os.kill(pid, signal.SIGSTOP)
-    assert not (folder / "manifest.json").exists()
+    assert not (folder / "manifest-1.json").exists()
     place.kill_agent()
     assert [line.strip() for line in process.stdout][-1] == "durable"
     process.stdout.close()
@@ -181,7 +181,7 @@ def test_a_trainer_killed_while_the_agent_persists_has_its_version_made_durable(
     process.kill()
     process.stdout.close()
     process.wait(timeout=30)
-    until((folder / "manifest.json").exists)
+    until((folder / "manifest-1.json").exists)
     assert (torch.load(place.storage / "global_step2" / "m.pt", mmap=True) == 2).all()
 
 
@@ -196,7 +196,7 @@ def test_all_killed_while_persisting_and_memory_lost_leaves_the_durable_version(
     place.kill_agent()
     monkeypatch.delenv("NEBULA_STORE_MBPS")
     shutil.rmtree(place.memory)
-    assert not (folder / "manifest.json").exists()
+    assert not (folder / "manifest-1.json").exists()
     nebulaml.init(str(place.storage), 0)
     found = nebulaml.get_latest_checkpoint()
     assert found.tag == "global_step1" and (found.load("m.pt") == 1).all()

@@ -62,7 +62,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_version_costs_only_that_version(di
     with pytest.raises(NebulaError, match=r"No space|are free"):
         torn.wait("durable", 2)
     assert holds(nebulaml.get_latest_checkpoint(), 2, 4)  # memory still has it
-    assert not (disk / "global_step2" / ".nebula" / "manifest.json").exists()
+    assert not (disk / "global_step2" / ".nebula" / "manifest-1.json").exists()
     forget_memory(place)
     nebulaml.init(str(disk), 0, 2)
     found = nebulaml.get_latest_checkpoint()
@@ -90,7 +90,7 @@ def test_a_version_that_does_not_fit_on_the_disk_holds_up_no_later_one(disk, pla
     for step in (2, 3):
         save(step, 1).wait("durable", 30)
     assert large.state == "committed" and "are free" in str(large.error)
-    assert not (disk / "global_step1" / ".nebula" / "manifest.json").exists()
+    assert not (disk / "global_step1" / ".nebula" / "manifest-1.json").exists()
     forget_memory(place)
     nebulaml.init(str(disk), 0, 2)
     assert holds(nebulaml.get_latest_checkpoint(), 3)
@@ -140,7 +140,6 @@ OBSTACLES = {
     "dangling link": (lambda path: path.symlink_to("nowhere"), r"global_step2 is a symbolic link, and none is followed"),
     "circle": (lambda path: path.symlink_to("global_step2"), r"global_step2 is a symbolic link, and none is followed"),
     "file inside": (lambda path: (path.mkdir(), (path / ".nebula").write_text("mine")), r"global_step2/\.nebula is a file"),
-    "directory inside": (lambda path: (path / "0.pt/mine").mkdir(parents=True), r"global_step2/0\.pt is a directory where a file is to be"),
 }
 
 
@@ -162,6 +161,17 @@ def test_what_lies_where_a_tag_goes_holds_up_that_version_alone_and_is_named(kin
     path.rename(place.root / "aside")
     blocked.wait("durable", 60)
     assert holds(nm.get_checkpoint("global_step2"), 2)
+
+
+def test_a_directory_in_the_place_of_a_file_does_not_hold_up_its_version_and_is_named(nm, place):
+    """Programs that know no manifests find that directory; readers of Nebula find the file."""
+    (place.storage / "global_step2/0.pt/mine").mkdir(parents=True)
+    save(2).wait("durable", 30)
+    forget_memory(place)
+    nebulaml.init(str(place.storage), 0, 2, on_error="raise")
+    assert holds(nm.get_checkpoint("global_step2"), 2)
+    assert (place.storage / "global_step2/0.pt/mine").is_dir()
+    assert "global_step2/0.pt is a directory where a file is to be" in (place.runtime / "agent.log").read_text()
 
 
 REGIONS = {
@@ -212,7 +222,7 @@ def flip_in_document(place, document, part):
         save(step)
     nebulaml.flush_persistence()
     forget_memory(place)
-    path = place.storage / "global_step2" / ".nebula" / document
+    (path,) = (place.storage / "global_step2" / ".nebula").glob(document)
     data = bytearray(path.read_bytes())
     data[int((len(data) - 1) * part)] ^= 1
     path.write_bytes(data)
@@ -222,7 +232,7 @@ def flip_in_document(place, document, part):
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.999])
 def test_a_flipped_byte_in_a_manifest_leaves_the_older_version(part, nm, place):
-    path, data = flip_in_document(place, "manifest.json", part)
+    path, data = flip_in_document(place, "manifest-1.json", part)
     latest = nebulaml.get_latest_checkpoint()
     assert latest.tag == "global_step1" and holds(latest, 1)
     assert path.read_bytes() == data  # evidence stays
@@ -230,9 +240,9 @@ def test_a_flipped_byte_in_a_manifest_leaves_the_older_version(part, nm, place):
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.999])
 def test_a_flipped_byte_in_a_record_is_named_by_each_load_and_the_older_version_loads_by_its_tag(part, nm, place):
-    path, data = flip_in_document(place, "rank-00000.json", part)
+    path, data = flip_in_document(place, "*.record-00000.json", part)
     for _ in range(2):
-        with pytest.raises(NebulaCorrupt, match=r"global_step2.*rank-00000"):
+        with pytest.raises(NebulaCorrupt, match=r"global_step2.*record-00000"):
             nebulaml.get_latest_checkpoint().load("0.pt")
     assert holds(nebulaml.get_checkpoint("global_step1"), 1)
     assert path.read_bytes() == data  # evidence stays
@@ -245,9 +255,9 @@ def test_a_manifest_of_a_newer_major_version_is_left_alone_and_named(nm, place):
         save(step)
     nm.flush_persistence()
     forget_memory(place)
-    path = place.storage / "global_step2" / ".nebula" / "manifest.json"
-    text = path.read_text().replace('"version":"1.0"', '"version":"2.0"')
-    assert '"2.0"' in text
+    path = place.storage / "global_step2" / ".nebula" / "manifest-1.json"
+    text = path.read_text().replace('"version":"2.0"', '"version":"3.0"')
+    assert '"3.0"' in text
     path.write_text(text)
     nebulaml.init(str(place.storage), 0)
     latest = nebulaml.get_latest_checkpoint()
@@ -262,7 +272,7 @@ def test_foreign_files_in_the_storage_path_are_never_touched(place, monkeypatch)
         "notes.txt": b"mine",
         "global_step1/readme": b"mine too",
         "global_step7/model.pt": b"another program's checkpoint",
-        "other/.nebula/manifest.json": b"not json",
+        "other/.nebula/manifest-1.json": b"not json",
         "other/.nebula/secret": b"?",
         ".hidden": b"",
         "tmp-1-1": b"looks like debris, in the wrong place",
@@ -330,12 +340,12 @@ def test_storage_that_is_stuck_holds_up_its_own_job_and_neither_others_nor_the_e
         checkpoint.save("0.pt", step)
         assert checkpoint.commit()
         checkpoint.wait("durable", 60)
-    assert not list(stuck.rglob("manifest.json"))
+    assert not list(stuck.rglob("manifest-*.json"))
     (agent,) = place.agents()
     program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     subprocess.run([program, "stop", "--now", "--yes"], check=True, timeout=60, capture_output=True)
     until(lambda: agent not in place.agents(), 20)
-    assert not list(stuck.rglob("manifest.json"))
+    assert not list(stuck.rglob("manifest-*.json"))
     other.communicate(timeout=60)
 
 
@@ -343,7 +353,7 @@ def test_when_the_only_version_is_damaged_loading_raises_and_does_not_say_there_
     nebulaml.init(str(place.storage), 0, on_error="raise")
     save(1).wait("durable", 30)
     forget_memory(place)
-    path = place.storage / "global_step1" / ".nebula" / "manifest.json"
+    path = place.storage / "global_step1" / ".nebula" / "manifest-1.json"
     text = bytearray(path.read_bytes())
     text[len(text) // 2] ^= 1
     path.write_bytes(text)

@@ -47,7 +47,7 @@ def holds(step):
 
 
 def stored(place, step):
-    return (place.storage / f"global_step{step}" / ".nebula" / "manifest.json").exists()
+    return (place.storage / f"global_step{step}" / ".nebula" / "manifest-1.json").exists()
 
 
 def memory_bytes(place):

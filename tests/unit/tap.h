@@ -1,5 +1,5 @@
 /*
- * tap.h - the test harness: CHECK, SKIP_ALL and a main that runs named tests. A
+ * tap.h - the test harness: CHECK, REQUIRE, SKIP, SKIP_ALL and a main that runs named tests. A
  * test program prints TAP. The name of each test function is the promise that it
  * tests.
  */
@@ -11,6 +11,7 @@
 #include <string.h>
 
 static int tap_failed_checks;
+static const char *tap_skipped; /* why this test does not run here */
 
 #define CHECK(condition) \
         do { \
@@ -29,6 +30,13 @@ static int tap_failed_checks;
                 } \
         } while (0)
 
+/* Ends this test: it makes no sense here. TAP tells why. */
+#define SKIP(why) \
+        do { \
+                tap_skipped = (why); \
+                return; \
+        } while (0)
+
 struct tap_test {
         const char *name;
         void (*run)(void);
@@ -43,10 +51,12 @@ static inline int tap_run(const struct tap_test *tests, size_t count)
         printf("1..%zu\n", count);
         for (size_t i = 0; i < count; i++) {
                 tap_failed_checks = 0;
+                tap_skipped = NULL;
                 tests[i].run();
                 if (tap_failed_checks)
                         failed++;
-                printf("%s %zu - %s\n", tap_failed_checks ? "not ok" : "ok", i + 1, tests[i].name);
+                printf("%s %zu - %s%s%s\n", tap_failed_checks ? "not ok" : "ok", i + 1, tests[i].name, tap_skipped ? " # SKIP " : "",
+                       tap_skipped ? tap_skipped : "");
         }
         return failed ? 1 : 0;
 }

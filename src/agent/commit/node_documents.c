@@ -35,7 +35,7 @@ enum nebula_status world_write_captured(struct store *store, struct captured *ca
         captured_path(captured->ranks[0].rank, captured->of.writing, path);
         status = key_of(captured->of.tag, path, key, error);
         if (!status)
-                status = store->ops->old_write(store, key, text, size, error);
+                status = store->ops->put(store, key, text, size, STORE_ALWAYS, NULL, NULL, error);
         free(text);
         return status;
 }
@@ -48,7 +48,7 @@ enum nebula_status world_read_committed(struct store *store, const char *tag, st
         enum nebula_status status = key_of(tag, MANIFEST_DIRECTORY "/committed.json", key, error);
 
         if (!status)
-                status = old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, error);
+                status = store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, error);
         if (status)
                 return status;
         status = committed_parse(text, size, ret_committed, error);
@@ -66,7 +66,7 @@ static enum nebula_status put_committed(struct store *store, const struct commit
                 status = committed_format(committed, &text, &size, error);
         if (status)
                 return status;
-        status = (is_first ? store->ops->old_create : store->ops->old_write)(store, key, text, size, error);
+        status = store->ops->put(store, key, text, size, is_first ? STORE_IF_ABSENT : STORE_ALWAYS, NULL, NULL, error);
         free(text);
         return status;
 }
@@ -185,23 +185,22 @@ static void cover(struct coverage *coverage, const struct captured *captured)
 enum nebula_status world_look_around(struct store *store, const struct captured *own, struct coverage *coverage,
                                       struct nebula_error *error)
 {
-        char prefix[MANIFEST_KEY_MAX], key[MANIFEST_KEY_MAX + 300], *text;
-        struct old_list list;
+        char prefix[MANIFEST_KEY_MAX], *text;
+        struct store_list list;
         size_t size;
-        enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY, prefix, error);
+        enum nebula_status status = key_of(own->of.tag, MANIFEST_DIRECTORY "/captured-", prefix, error);
 
         cover(coverage, own);
         if (!status)
-                status = store->ops->old_list(store, prefix, &list, error);
+                status = store_list_all(store, prefix, false, &list, error);
         if (status)
-                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+                return status;
         for (size_t i = 0; i < list.count && !status; i++) {
                 struct captured captured;
 
-                if (!captured_is_of(list.entries[i].name, own->of.writing))
+                if (!captured_is_of(strrchr(list.entries[i].key, '/') + 1, own->of.writing))
                         continue;
-                snprintf(key, sizeof key, "%s/%s", prefix, list.entries[i].name);
-                if (old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+                if (store->ops->get(store, list.entries[i].key, DOCUMENT_TEXT_MAX, &text, &size, NULL, NULL))
                         continue; /* it is being replaced, or was there in a stale listing only */
                 if (!captured_parse(text, size, &captured, NULL)) {
                         status = check_other(own, &captured, error);
@@ -211,7 +210,7 @@ enum nebula_status world_look_around(struct store *store, const struct captured 
                 }
                 free(text);
         }
-        old_list_done(&list);
+        store_list_done(&list);
         return status;
 }
 
@@ -238,7 +237,7 @@ enum nebula_status world_commit_document(struct store *store, const struct captu
                                           const struct line *line, bool persist, struct committed *ret_committed, struct nebula_error *error)
 {
         struct committed committed = { .of = own->of, .generation = coverage->generation, .sequence = coverage->sequence,
-                                       .line = *line, .persist = persist };
+                                       .line = *line, .persist = persist, .node_count = coverage->documents };
         struct manifest before = { 0 };
         struct nebula_error failure = { 0 };
         enum nebula_status status = manifest_load(store, own->of.tag, &before, &failure);
@@ -273,11 +272,11 @@ void world_remove_captured(struct store *store, const struct captured *own, uint
         size_t size;
 
         captured_path(rank, own->of.writing, path);
-        if (key_of(own->of.tag, path, key, NULL) || old_read_text(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL))
+        if (key_of(own->of.tag, path, key, NULL) || store->ops->get(store, key, DOCUMENT_TEXT_MAX, &text, &size, NULL, NULL))
                 return;
         if (!captured_parse(text, size, &captured, NULL)) {
                 if (announce_same(&own->of, &captured.of))
-                        store->ops->old_remove(store, key, NULL);
+                        store_remove_one(store, key, NULL);
                 captured_done(&captured);
         }
         free(text);

@@ -18,6 +18,7 @@
 #define NB_AGENT_COMMIT_WORLD_H
 
 #include "agent/catalogue/catalogue.h"
+#include "store/announce.h"
 
 /* Whether ranks of this version may live on other nodes, whose agents are told through storage. */
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version);
@@ -30,6 +31,7 @@ bool world_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, in
 /* This node waits for others to make a version durable. Somebody who was about to write committed.json when he fell asleep may have
  * written it since, and taken `persist` back, or put an earlier writing's in its place: then it is written again. No lock held. */
 void world_keep_committed(struct catalogue *catalogue, struct store *store, struct version *version);
+enum nebula_status world_read_committed(struct store *store, const char *tag, struct committed *ret_committed, struct nebula_error *error);
 /* "waits for ranks 2, 5 of 8"; empty when it does not wait. */
 void world_missing(const struct version *version, char *text, size_t size);
 /* When to look again after `count` looks in vain. */

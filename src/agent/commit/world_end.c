@@ -87,7 +87,6 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
         int64_t age_ns = (int64_t)catalogue->sweep_age_s * SECOND_NS;
         struct captured own;
         struct store *store;
-        char directory[256];
         bool in_use = false, described = world_describe(version, &own);
         size_t removed = 0;
 
@@ -100,8 +99,6 @@ static void clean(struct catalogue *catalogue, struct version *version, bool lat
                         world_remove_captured(store, &own, own.ranks[i].rank);
                 if (late)
                         manifest_sweep_tag(store, own.of.tag, age_ns, &removed, NULL);
-                else if (!name_encode(own.of.tag, directory, NULL))
-                        manifest_remove_directories(store, directory);
         }
         captured_done(&own);
         catalogue_lock(catalogue);

@@ -32,7 +32,6 @@ bool world_describe(const struct version *version, struct captured *captured);
 
 /* node_documents.c */
 enum nebula_status world_write_captured(struct store *store, struct captured *captured, struct nebula_error *error);
-enum nebula_status world_read_committed(struct store *store, const char *tag, struct committed *ret_committed, struct nebula_error *error);
 enum nebula_status world_write_committed(struct store *store, const struct committed *committed, struct nebula_error *error);
 /* Own document and those of other nodes. NEBULA_INVALID: another job, or another run, writes that tag. */
 enum nebula_status world_look_around(struct store *store, const struct captured *own, struct coverage *coverage, struct nebula_error *error);

@@ -5,6 +5,25 @@
 #include "base/error.h"
 #include "os/os.h"
 
+/* The files of this node, and their record. */
+static enum nebula_status write_share(struct catalogue *catalogue, struct store *store, const struct job *job, struct version *version,
+                                      struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status = plan_find_places(store, plan, error);
+
+        if (!status)
+                status = persist_upload(catalogue, version, store, plan, error);
+        if (!status && plan->is_ahead)
+                status = plan_await_commit(catalogue, version, plan, error);
+        if (!status)
+                status = plan_look_again(catalogue, store, version, plan, error);
+        if (!status)
+                status = persist_write_record(store, job, version, plan, error);
+        if (!status)
+                status = plan_look_again(catalogue, store, version, plan, error);
+        return status ? status : persist_publish(store, plan, error);
+}
+
 enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job, struct version *version,
                                    struct nebula_error *error)
 {
@@ -21,14 +40,17 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
         if (plan.before.generation == plan.generation &&
             (plan.spread ? !strcmp(plan.before.run, plan.run) : plan.before.sequence == plan.sequence)) {
                 /* An agent before this one got as far as the manifest, and not to saying so; or the last try did. */
+                bool is_writer = !plan.spread || persist_is_writer(version, &plan);
+
                 plan.manifest = plan.before;
                 plan.sequence = plan.before.sequence;
                 memset(&plan.before, 0, sizeof plan.before);
-                status = persist_repeat_manifest(store, version, &plan, error);
+                if (is_writer)
+                        status = persist_repeat_manifest(store, &plan, error);
+                if (!status && is_writer)
+                        status = persist_check(store, &plan, true, error);
                 if (!status)
-                        status = persist_check(store, &plan, error);
-                if (!status)
-                        persist_conclude(catalogue, store, job, version, &plan);
+                        persist_conclude(catalogue, store, job, version, &plan, is_writer);
                 goto done;
         }
         if (plan.is_ahead && plan.before.file_count) {
@@ -39,22 +61,12 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 status = persist_gather(catalogue, store, job, version, &plan, error);
                 goto done;
         }
-        if (plan.before.file_count)
-                persist_settle(store, &plan, &plan.before); /* what still waits there would be lost to a reader otherwise */
         status = plan_carry_over(&plan, error);
-        if (!status)
-                status = persist_stage(catalogue, version, store, &plan, error);
-        if (!status && plan.is_ahead)
-                status = plan_await_commit(catalogue, version, &plan, error);
-        if (!status)
-                status = plan_look_again(catalogue, store, version, &plan, error);
-        if (!status)
-                status = persist_write_records(catalogue, store, job, version, &plan, error);
-        if (!status)
-                status = plan_look_again(catalogue, store, version, &plan, error);
-        if (!status)
-                status = persist_place(store, &plan, error);
-        if (!status && plan.spread) {
+        if (!status && !(plan.spread && version->adopted && persist_is_recorded(store, job, version, &plan)))
+                status = write_share(catalogue, store, job, version, &plan, error);
+        if (status)
+                goto done;
+        if (plan.spread) {
                 catalogue_lock(catalogue);
                 version->recorded_here = true;
                 version->waiting_since_ns = os->now_ns();
@@ -63,17 +75,14 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 status = persist_gather(catalogue, store, job, version, &plan, error);
                 goto done;
         }
+        status = persist_write_manifest(catalogue, store, job, version, &plan, error);
         if (!status)
-                status = persist_write_manifest(catalogue, store, job, version, &plan, error);
+                status = persist_check(store, &plan, false, error);
         if (!status)
-                status = persist_check(store, &plan, error);
-        if (!status)
-                persist_conclude(catalogue, store, job, version, &plan);
+                persist_conclude(catalogue, store, job, version, &plan, true);
 done:
-        if (status == NEBULA_INVALID)
-                persist_leave(store, &plan);
+        if (status == NEBULA_INVALID && plan.record_text && !plan.record_stays)
+                manifest_forsake(store, plan.tag, plan.writing); /* another run's writing of the tag stays */
         plan_done(catalogue, &plan, store);
-        if (status && plan.is_ahead)
-                manifest_remove_directories(store, plan.directory); /* nobody is to find a checkpoint that nobody committed */
         return status;
 }

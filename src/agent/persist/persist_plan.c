@@ -9,15 +9,14 @@
 #include "agent/persist/persist_private.h"
 #include "base/error.h"
 #include "os/os.h"
-#include "store/document.h"
-#include "sum/sum.h"
+#include "store/tag_log.h"
 
 void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *store)
 {
-        for (size_t i = 0; i < plan->staged_count; i++)
-                if (plan->staged[i])
-                        store->ops->old_unstage(store, plan->staged[i]);
-        free(plan->staged);
+        for (size_t i = 0; i < plan->upload_count; i++)
+                store->ops->abort(store, plan->uploads[i]);
+        free(plan->uploads);
+        free(plan->record_text);
         catalogue_lock(catalogue);
         for (size_t i = 0; plan->is_ahead && i < plan->file_count; i++)
                 if (plan->files[i].image)
@@ -34,8 +33,7 @@ void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *sto
         manifest_done(&plan->manifest);
 }
 
-static enum nebula_status set_file(struct plan *plan, size_t at, const struct plan_file *file, const char *name,
-                                   struct nebula_error *error)
+static void set_file(struct plan *plan, size_t at, const struct plan_file *file, const char *name)
 {
         struct plan_file *to = &plan->files[at];
 
@@ -43,24 +41,21 @@ static enum nebula_status set_file(struct plan *plan, size_t at, const struct pl
         snprintf(to->name, sizeof to->name, "%s", name);
         if (plan->is_ahead && to->image)
                 memory_hold(to->image);
-        return name_encode(to->name, to->path, error);
 }
 
 /* What is still being copied, in the order of that: the list begins with the newest. Whoever fails the version lets its images go. */
-static enum nebula_status set_loans(struct plan *plan, const struct version *version, struct nebula_error *error)
+static void set_loans(struct plan *plan, const struct version *version)
 {
-        enum nebula_status status = NEBULA_OK;
         size_t at = plan->file_count;
 
-        for (const struct image_loan *loan = version->loans; loan && !status; loan = loan->next) {
+        for (const struct image_loan *loan = version->loans; loan; loan = loan->next) {
                 struct plan_file file = {
                         .rank = loan->rank, .is_zip = loan->format == IPC_FORMAT_ZIP, .size = loan->size,
                         .generation = version->generation, .image = loan->image,
                 };
 
-                status = set_file(plan, --at, &file, loan->name, error);
+                set_file(plan, --at, &file, loan->name);
         }
-        return status;
 }
 
 static enum nebula_status take_parts(struct plan *plan, const struct version *version, struct nebula_error *error)
@@ -117,10 +112,13 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
 {
         enum nebula_status status = name_encode(version->tag, plan->directory, error);
         size_t loan_count = 0;
+        uint32_t attempt = 0;
 
         if (status)
                 return status;
+        os->random(&attempt, sizeof attempt);
         catalogue_lock(catalogue);
+        writing_name(version->job->name, version->run, version->writing, attempt, plan->writing);
         snprintf(plan->tag, sizeof plan->tag, "%s", version->tag);
         snprintf(plan->run, sizeof plan->run, "%s", version->run);
         plan->generation = version->generation;
@@ -145,22 +143,12 @@ enum nebula_status plan_init(struct catalogue *catalogue, struct version *versio
                 };
 
                 file.stored = own->stored || !file.image;
-                status = set_file(plan, i, &file, own->name, error);
+                set_file(plan, i, &file, own->name);
         }
         if (!status && plan->is_ahead)
-                status = set_loans(plan, version, error);
+                set_loans(plan, version);
         catalogue_unlock(catalogue);
         return status;
-}
-
-/* Empty: storage has none, or a damaged one. */
-static enum nebula_status load(struct store *store, const struct plan *plan, struct manifest *ret_manifest, struct nebula_error *failure)
-{
-        enum nebula_status status = manifest_load(store, plan->tag, ret_manifest, failure);
-
-        if (status)
-                memset(ret_manifest, 0, sizeof *ret_manifest);
-        return status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT ? NEBULA_OK : status;
 }
 
 static enum nebula_status check_owner(struct catalogue *catalogue, struct version *version, const struct manifest *manifest,
@@ -180,62 +168,101 @@ static enum nebula_status check_owner(struct catalogue *catalogue, struct versio
 enum nebula_status plan_load_before(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan,
                                     struct nebula_error *error)
 {
-        struct nebula_error failure = { 0 };
-        enum nebula_status status = load(store, plan, &plan->before, &failure);
+        struct tag_log log;
+        enum nebula_status status = tag_log_head(store, plan->tag, &log, error);
 
-        if (status) {
-                if (error)
-                        *error = failure;
+        if (status == NEBULA_CORRUPT) /* a link lies where the tag goes: the version can be written once that has been moved away */
+                return error ? error->status = NEBULA_STORAGE : NEBULA_STORAGE;
+        if (status)
                 return status;
+        if (log.is_unsound && log.unsound.status != NEBULA_CORRUPT) {
+                if (error)
+                        *error = log.unsound;
+                return log.unsound.status;
         }
-        if (failure.status == NEBULA_CORRUPT)
-                log_event(LOG_LEVEL_WARN, "%s in %s is damaged and is written anew: %s", plan->tag, version->job->persist_path, failure.message);
+        if (log.is_unsound)
+                log_event(LOG_LEVEL_WARN, "%s in %s is damaged and is written anew: %s", plan->tag, version->job->persist_path, log.unsound.message);
+        plan->log_number = log.number;
+        plan->before = log.manifest;
         if (plan->before.generation == plan->generation && plan->before.sequence == plan->sequence && !strcmp(plan->before.run, plan->run))
                 return NEBULA_OK; /* it is this version */
         return check_owner(catalogue, version, &plan->before, error);
 }
 
-/* Whether the record that this plan has written first is as it was written. */
-static enum nebula_status check_claim(struct store *store, const struct plan *plan, struct nebula_error *error)
-{
-        char *text;
-        size_t size;
-        enum nebula_status status;
-        bool same;
-
-        if (!*plan->claim_key)
-                return NEBULA_OK;
-        status = old_read_text(store, plan->claim_key, DOCUMENT_TEXT_MAX, &text, &size, error);
-        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
-                return status;
-        same = !status && sum_crc64(0, text, size) == plan->claim_crc64;
-        if (!status)
-                free(text);
-        return same ? NEBULA_OK : error_set(error, NEBULA_STORAGE, 0, "another run or program has replaced or removed %.300s", plan->claim_key);
-}
-
 enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan,
                                    struct nebula_error *error)
 {
-        struct nebula_error failure = { 0 };
-        struct manifest now = { 0 };
-        enum nebula_status status = load(store, plan, &now, &failure);
+        struct tag_log log = { 0 };
+        uint64_t newest;
+        enum nebula_status status = tag_log_number(store, plan->tag, &newest, error);
 
-        if (status) {
-                if (error)
-                        *error = failure;
+        if (status || newest == plan->log_number)
                 return status;
-        }
-        if (now.generation == plan->before.generation && now.sequence == plan->before.sequence) {
-                status = check_claim(store, plan, error);
-        } else {
-                status = check_owner(catalogue, version, &now, error);
-                if (!status)
-                        status = error_set(error, NEBULA_STORAGE, 0, "\"%.200s\" was %s while it was written", plan->tag,
-                                           now.generation ? "written by another agent" : "removed");
-        }
-        manifest_done(&now);
+        status = tag_log_head(store, plan->tag, &log, error);
+        if (!status)
+                status = check_owner(catalogue, version, &log.manifest, error);
+        if (!status)
+                status = error_set(error, NEBULA_STORAGE, 0, "\"%.200s\" was %s while it was written", plan->tag,
+                                   log.manifest.generation ? "written by another agent" : "removed");
+        tag_log_done(&log);
         return status;
+}
+
+/* Many nodes that each list what all of them write would read the square of it: each asks for its own files. */
+static enum nebula_status find_places_one_by_one(struct store *store, struct plan *plan, struct nebula_error *error)
+{
+        struct store_entry entry;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < plan->file_count && !status; i++) {
+                struct plan_file *file = &plan->files[i];
+
+                if (file->carried)
+                        continue;
+                status = file_key(plan->directory, NULL, file->name, key, error);
+                if (!status)
+                        status = store->ops->stat(store, key, &entry, error);
+                file->is_apart = status != NEBULA_NOT_FOUND;
+                if (!status)
+                        store_entry_done(&entry);
+                if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)
+                        status = NEBULA_OK;
+        }
+        return status;
+}
+
+static enum nebula_status find_places_in_list(struct store *store, struct plan *plan, struct nebula_error *error)
+{
+        struct store_list taken;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status;
+
+        snprintf(key, sizeof key, "%s/", plan->directory);
+        status = store_list_all(store, key, false, &taken, error);
+        if (status)
+                return status;
+        for (size_t i = 0; i < plan->file_count && taken.count && !status; i++) {
+                status = file_key(plan->directory, NULL, plan->files[i].name, key, error);
+                plan->files[i].is_apart = !plan->files[i].carried && !status && store_list_find(&taken, key);
+        }
+        store_list_done(&taken);
+        return status;
+}
+
+/* Only the first entry of a log names files in place. An agent that slept may still be about to put the view of an earlier version over
+ * <tag>/<name>, also if that name is free now. */
+enum nebula_status plan_find_places(struct store *store, struct plan *plan, struct nebula_error *error)
+{
+        enum nebula_status status = tag_log_next(store, plan->tag, plan->log_number, &plan->next_number, error);
+
+        if (status)
+                return status;
+        if (plan->next_number == 1)
+                return (plan->spread ? find_places_one_by_one : find_places_in_list)(store, plan, error);
+        for (size_t i = 0; i < plan->file_count; i++)
+                plan->files[i].is_apart = !plan->files[i].carried;
+        return NEBULA_OK;
 }
 
 /* Which files storage has already, from an older generation; and numbers that are later than what it holds. */
@@ -244,7 +271,7 @@ enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error
         uint64_t own = plan->generation;
         size_t kept = 0;
 
-        if (plan->spread && plan->before.generation >= plan->generation)
+        if (plan->spread && plan->before.generation && plan->before.generation >= plan->generation)
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "\"%.150s\" in storage was written by run \"%.100s\" while run \"%.100s\" wrote it too", plan->tag,
                                  plan->before.run, plan->run);
@@ -258,8 +285,9 @@ enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error
 
                 file->carried = file->stored && file->generation != own && stored && stored->generation == file->generation &&
                                 stored->rank == file->rank && stored->size == file->size;
+                file->before_index = file->carried ? (size_t)(stored - plan->before.files) : 0;
                 if (plan->spread && (file->carried || !file->image))
-                        continue; /* who writes the manifest carries it over */
+                        continue; /* the writer of the manifest carries it over */
                 if (!file->carried && !file->image)
                         return error_set(error, NEBULA_CORRUPT, 0,
                                          "file \"%.200s\" of \"%.100s\" was carried over from an older generation that is gone from storage",

@@ -4,12 +4,16 @@
  *
  *      persist_plan.c      what is to be written, and what storage has already
  *      persist_seal.c      checksums, on a thread of low priority
- *      persist_stage.c     files staged, records, files in place
- *      persist_manifest.c  the manifest, of this node's files or of all nodes' records; what is known from then on
+ *      persist_stage.c     files uploaded and published
+ *      persist_record.c    this node's record, between the two
+ *      persist_manifest.c  the manifest of a version whose ranks are all on this node
+ *      persist_gather.c    the manifest of a version of several nodes, from the records of all
+ *      persist_end.c       what is known, and done, once a manifest is in storage
+ *      latest.c            the hint for programs that know no manifests
  *      persist.c           the order of these
  *
- * A version may be begun before it is complete, while its last files are still being copied: its bytes are written as they come,
- * and what says that they are there only after the commit.
+ * A version may be begun before it is complete, while its last files are still being copied: its bytes are written as they come.
+ * The record and the manifest are written only after the commit.
  *
  * None is called with the lock held.
  */
@@ -21,9 +25,11 @@
 #include "store/store.h"
 
 struct plan_file {
-        char name[IPC_NAME_MAX], path[IPC_NAME_MAX];
+        char name[IPC_NAME_MAX];
         uint32_t rank;
         bool is_zip, stored, carried; /* stored: storage is known to have it, unless it was removed there; carried: it has */
+        size_t before_index;          /* of a carried one, in plan->before */
+        bool is_apart;                /* it goes below this writing, since something has its name in the tag's directory */
         uint64_t size, generation;
         struct image *image;
         uint64_t *chunks; /* checksums: the version's, or found here and given to it */
@@ -42,12 +48,18 @@ struct plan {
         struct line line; /* as is the sequence, known from the commit on */
         bool is_ahead; /* some files are still being copied: their images are held, and what the commit brings is not known yet */
         bool spread; /* other nodes hold the rest: numbers were agreed, carried files are the manifest writer's matter */
-        struct store_staged **staged; /* a set for each PERSIST_BATCH files; NULL: it was placed */
-        size_t staged_count;
-        struct manifest before; /* in storage, of this tag; file_count and generation 0: none */
+        struct store_upload **uploads; /* one for each PERSIST_BATCH files; NULL: it was published, or had nothing to write */
+        size_t upload_count;
+        char writing[WRITING_MAX]; /* of this try, which no other agent shares */
+        uint64_t log_number;       /* of the newest entry of the tag's log when `before` was read; 0: none */
+        uint64_t next_number;      /* that the manifest will have; 0: plan_find_places has not been called */
+        struct manifest before;    /* the version that storage has of this tag; file_count and generation 0: none */
         struct manifest manifest;
-        char claim_key[MANIFEST_KEY_MAX]; /* the first record that was written: while it is there nobody else writes this writing of the tag; "": none */
-        uint64_t claim_crc64;
+        char *record_text;         /* of this node's record; NULL: this node wrote none */
+        size_t record_size;
+        uint32_t first_rank;       /* which names that record */
+        bool record_stays;         /* the version fails, and other nodes learn from the record why */
+        bool is_taken_back;        /* the manifest was made, and some of what it names was gone */
 };
 
 enum nebula_status plan_init(struct catalogue *catalogue, struct version *version, struct plan *plan, struct nebula_error *error);
@@ -55,13 +67,15 @@ void plan_done(struct catalogue *catalogue, struct plan *plan, struct store *sto
 /* A plan that is ahead waits for the commit, and takes what it brings. NEBULA_BUSY: that does not come, or is something else. */
 enum nebula_status plan_await_commit(struct catalogue *catalogue, struct version *version, struct plan *plan,
                                      struct nebula_error *error);
-/* The manifest that storage has of this tag becomes plan->before. NEBULA_INVALID: it is another run's or job's, and stays. */
+/* The version that storage has of this tag becomes plan->before. NEBULA_INVALID: it is another run's or job's, and stays. */
 enum nebula_status plan_load_before(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan,
                                     struct nebula_error *error);
-/* This agent may have slept, or storage been slow: what storage has of the tag is still plan->before, and what this agent has
- * written of it still its own. NEBULA_INVALID as before; NEBULA_STORAGE: it is to begin anew. */
+/* This agent may have slept, or storage been slow: the tag's log is still as plan_load_before found it. NEBULA_INVALID as before;
+ * NEBULA_STORAGE: the plan is to begin anew. */
 enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan,
                                    struct nebula_error *error);
+/* Which of the files have to lie apart, and the number of the manifest that will name them. */
+enum nebula_status plan_find_places(struct store *store, struct plan *plan, struct nebula_error *error);
 enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error);
 
 /* Files that are mapped at a time: the kernel gives a process some 65,000 mappings (vm.max_map_count). */
@@ -93,28 +107,49 @@ void sealing_keep_chunks(struct version *version, struct plan_file *file);
 enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image, void **ret_data, struct nebula_error *error);
 void sealing_unmap(struct catalogue *catalogue, struct image *image);
 
-enum nebula_status persist_stage(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
-                                 struct nebula_error *error);
-enum nebula_status persist_write_records(struct catalogue *catalogue, struct store *store, const struct job *job,
-                                         struct version *version, struct plan *plan, struct nebula_error *error);
-/* Another run's writing of the tag stays: the record that this one has written goes, for no sweep is to wait for it. */
-void persist_leave(struct store *store, const struct plan *plan);
-enum nebula_status persist_place(struct store *store, struct plan *plan, struct nebula_error *error);
+enum nebula_status persist_upload(struct catalogue *catalogue, struct version *version, struct store *store, struct plan *plan,
+                                  struct nebula_error *error);
+/* Before the files are published: the record tells a sweep which of them are ours. Other nodes take a record as a sign that its files are
+ * in place, so if they wait for it, it is a claim until then. */
+enum nebula_status persist_write_record(struct store *store, const struct job *job, const struct version *version, struct plan *plan,
+                                        struct nebula_error *error);
+/* The files are in place: other nodes find a record where the claim was. */
+enum nebula_status persist_show_record(struct store *store, struct plan *plan, struct nebula_error *error);
+/* NEBULA_STORAGE: another program has taken the place of a file meanwhile. */
+enum nebula_status persist_publish(struct store *store, struct plan *plan, struct nebula_error *error);
+/* An agent before this one may have got as far as this node's record, and another node may have written the manifest that names it. */
+bool persist_is_recorded(struct store *store, const struct job *job, const struct version *version, struct plan *plan);
+/* This node's record, as a manifest names it. */
+void persist_describe_record(const struct plan *plan, struct manifest_record *ret_record);
 
+/* Head of plan->manifest. */
+void persist_fill_manifest(const struct job *job, const struct version *version, struct plan *plan);
 enum nebula_status persist_write_manifest(struct catalogue *catalogue, struct store *store, const struct job *job,
                                           struct version *version, struct plan *plan, struct nebula_error *error);
-/* The manifest is there, and does all that it names stand? Somebody who began to remove an earlier writing of the tag may have taken
- * some of it since. NEBULA_STORAGE: then it is to be written again. */
-enum nebula_status persist_check(struct store *store, const struct plan *plan, struct nebula_error *error);
-/* The plan's manifest was found in storage: once more, if it is this node that writes it, for its name may not have been synced. */
-enum nebula_status persist_repeat_manifest(struct store *store, const struct version *version, const struct plan *plan,
-                                           struct nebula_error *error);
-/* Several nodes, and this one's records are in storage. NEBULA_BUSY: look again. */
+/* plan->manifest becomes the next entry of the tag's log, unless another has been made since plan_load_before. */
+enum nebula_status persist_commit(struct catalogue *catalogue, struct store *store, struct version *version, struct plan *plan,
+                                  struct nebula_error *error);
+/* The manifest is there, and all that it names stands? NEBULA_STORAGE: another program has removed some of it, the manifest was taken back,
+ * and all is to be written again; or a sweep goes on. `is_found`: this try did not make it, so another agent may have called it durable, and
+ * no sweep is a reason to take it back. So it is for a version of several nodes. */
+enum nebula_status persist_check(struct store *store, struct plan *plan, bool is_found, struct nebula_error *error);
+/* The plan's manifest was found in storage, and its name may not have been synced: it is put once more. */
+enum nebula_status persist_repeat_manifest(struct store *store, const struct plan *plan, struct nebula_error *error);
+/* Those files of plan->before that carry over, by their index there, join the manifest with their records. */
+enum nebula_status persist_add_carried(struct plan *plan, const bool *is_carried, struct nebula_error *error);
+
+/* Of several nodes, the one that writes the manifest, unless it is gone. */
+bool persist_is_writer(const struct version *version, const struct plan *plan);
+/* Several nodes, and this one's record is in storage. NEBULA_BUSY: look again. */
 enum nebula_status persist_gather(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version,
                                   struct plan *plan, struct nebula_error *error);
-/* The files of a manifest that is in storage go from where they wait to their places; a failure is for the next start. */
-void persist_settle(struct store *store, const struct plan *plan, const struct manifest *manifest);
-/* The plan's manifest is in storage: its files are settled, the job knows it, and what is the newest is said. */
-void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan);
+
+/* The plan's manifest is in storage: its views are made, the job knows it, and the hint follows it. Only the writer changes storage. */
+void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan,
+                      bool is_writer);
+/* "latest" names the version in this directory, unless a user's own file, directory or link has that name. */
+void latest_write(struct store *store, struct job *job, const char *directory);
+/* A hint that names a step whose directory is gone names the newest version instead. */
+void latest_mend(struct catalogue *catalogue, struct job *job, struct store *store);
 
 #endif

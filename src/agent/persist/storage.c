@@ -8,10 +8,11 @@
 #include "agent/commit/commit.h"
 #include "agent/log.h"
 #include "agent/catalogue/retention.h"
-#include "agent/persist/storage.h"
+#include "agent/persist/persist_private.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "store/tag_log.h"
 
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
@@ -42,29 +43,16 @@ enum nebula_status storage_open(struct catalogue *catalogue, struct job *job, st
         return NEBULA_OK;
 }
 
-/* Half of a finished write is rolled forward; half of an unfinished one goes, once it is too old to be anybody's work. */
-static void settle_all(struct catalogue *catalogue, struct job *job, struct store *store, const struct manifest_scan *scan)
+/* Half of an unfinished write goes, once it is too old to be anybody's work. */
+static void sweep(struct catalogue *catalogue, struct job *job, struct store *store)
 {
         struct nebula_error error = { 0 };
         size_t removed = 0;
 
-        for (size_t i = 0; i < scan->count; i++)
-                if (!strcmp(scan->manifests[i].job, job->name) && manifest_settle(store, &scan->manifests[i], &error))
-                        log_event(LOG_LEVEL_WARN, "%s in %s could not be settled: %s", scan->manifests[i].tag, job->persist_path, error.message);
         if (manifest_sweep(store, (int64_t)catalogue->sweep_age_s * 1000000000, &removed, &error))
                 log_event(LOG_LEVEL_WARN, "%s could not be swept: %s", job->persist_path, error.message);
         else if (removed)
                 log_event(LOG_LEVEL_INFO, "removed the rest of interrupted writes from %s: %zu objects", job->persist_path, removed);
-}
-
-static bool has_directory(struct store *store, const char *key)
-{
-        struct old_list list;
-        enum nebula_status status = store->ops->old_list(store, key, &list, NULL);
-
-        if (!status)
-                old_list_done(&list);
-        return status != NEBULA_NOT_FOUND;
 }
 
 /* A version that this job's list does not have, though storage had it. Lock held. */
@@ -109,48 +97,6 @@ static void find_gone(struct catalogue *catalogue, struct job *job, struct store
         catalogue_unlock(catalogue);
 }
 
-/* The hint, if it names a step that is gone. Another name may be the user's own text, and a link is. "": it does not. */
-static void find_dead_hint(struct store *store, char ret_directory[IPC_NAME_MAX + 2])
-{
-        struct manifest there = { 0 };
-        struct old_entry entry;
-        char *hint, *end, tag[256];
-        size_t size;
-
-        ret_directory[0] = 0;
-        if (store->ops->old_stat(store, "latest", &entry, NULL))
-                return;
-        old_entry_done(&entry);
-        if (old_read_text(store, "latest", IPC_NAME_MAX, &hint, &size, NULL))
-                return;
-        end = strchr(hint, '\n');
-        if (end && end + 1 == hint + size) {
-                *end = 0;
-                if (!name_decode(hint, tag, NULL) && name_follows_step(tag) && !has_directory(store, hint) &&
-                    manifest_load(store, tag, &there, NULL) == NEBULA_NOT_FOUND)
-                        snprintf(ret_directory, IPC_NAME_MAX + 2, "%s", hint);
-        }
-        manifest_done(&there);
-        free(hint);
-}
-
-static void mend_latest(struct catalogue *catalogue, struct job *job, struct store *store)
-{
-        char text[IPC_NAME_MAX + 2] = "", dead[IPC_NAME_MAX + 2], directory[256];
-        int64_t newest;
-
-        catalogue_lock(catalogue);
-        newest = manifest_scan_newest(&job->stored, job->name);
-        if (newest >= 0 && !name_encode(job->stored.manifests[newest].tag, directory, NULL))
-                snprintf(text, sizeof text, "%s\n", directory);
-        catalogue_unlock(catalogue);
-        if (!*text)
-                return;
-        find_dead_hint(store, dead);
-        if (*dead && store->ops->old_write(store, "latest", text, strlen(text), NULL))
-                log_event(LOG_LEVEL_WARN, "the hint \"latest\" in %s names %s, which is gone", job->persist_path, dead);
-}
-
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
@@ -169,7 +115,7 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
                         *error = failure;
                 return status;
         } else {
-                settle_all(catalogue, job, store, &scan);
+                sweep(catalogue, job, store);
         }
         if (scan.broken_count)
                 log_event(LOG_LEVEL_WARN, "%zu broken manifests in %s, the first: %s", scan.broken_count, job->persist_path, scan.broken);
@@ -182,7 +128,7 @@ enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, st
         catalogue_unlock(catalogue);
         if (!status) {
                 find_gone(catalogue, job, store);
-                mend_latest(catalogue, job, store);
+                latest_mend(catalogue, job, store);
         }
         catalogue_lock(catalogue);
         is_first = !job->was_scanned;
@@ -255,21 +201,20 @@ static void mark_removed(struct job *job, const struct manifest *manifest)
                         version->stored = false;
 }
 
-/* Somebody else's version in our job's name: it may be superseded for us, but it is not ours to remove. */
+/* Another user's version in this job's name: this job may count it as superseded, but not remove it. */
 static bool is_foreign(struct store *store, const struct manifest *manifest)
 {
         struct nebula_error error;
-        struct old_entry entry;
-        char directory[256], key[600];
+        struct store_entry entry;
+        char directory[256], key[MANIFEST_KEY_MAX];
         bool result;
 
-        if (name_encode(manifest->tag, directory, &error))
+        if (name_encode(manifest->tag, directory, &error) || tag_log_key(directory, manifest->number, key, &error))
                 return true;
-        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", directory);
-        if (store->ops->old_stat(store, key, &entry, &error))
+        if (store->ops->stat(store, key, &entry, &error))
                 return false;
         result = entry.is_foreign;
-        old_entry_done(&entry);
+        store_entry_done(&entry);
         return result;
 }
 

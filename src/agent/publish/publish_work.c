@@ -128,6 +128,8 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
                 status = manifest_load(store, tag, &manifest, &error);
         if (!status && !strcmp(manifest.job, job->name) && manifest.generation <= generation)
                 status = manifest_remove(store, &manifest, &error);
+        else if (status == NEBULA_NOT_FOUND) /* the last try may have got as far as that */
+                status = manifest_end_removal(store, tag, &error);
         if (status && status != NEBULA_NOT_FOUND)
                 log_event(LOG_LEVEL_WARN, "%s could not be removed from %s: %s", tag, job->persist_path, error.message);
         manifest_done(&manifest);

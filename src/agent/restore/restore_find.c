@@ -12,6 +12,7 @@
 #include "agent/catalogue/retention.h"
 #include "agent/persist/storage.h"
 #include "base/error.h"
+#include "store/index.h"
 
 #define LOOKS_MAX 20 /* at storage in which every version that is found goes before it was looked at */
 
@@ -71,44 +72,13 @@ static struct version *find_in_memory(struct catalogue *catalogue, const struct 
         return found;
 }
 
-/* The records that tell the checksums are there: a file could not be read without. */
-static enum nebula_status check_records(struct store *store, const struct manifest *manifest, struct nebula_error *error)
-{
-        char directory[256], key[MANIFEST_KEY_MAX];
-        enum nebula_status status = name_encode(manifest->tag, directory, error);
-
-        for (size_t i = 0; i < manifest->record_count && !status; i++) {
-                struct old_entry entry;
-                uint64_t size;
-
-                snprintf(key, sizeof key, "%s/%s", directory, manifest->records[i].path);
-                status = store->ops->old_stat(store, key, &entry, error);
-                if (status)
-                        continue;
-                size = entry.size;
-                old_entry_done(&entry);
-                if (size != manifest->records[i].size)
-                        status = error_set(error, NEBULA_CORRUPT, 0, "%.150s/%.300s has %" PRIu64 " bytes, and its manifest says %" PRIu64,
-                                           store->root, key, size, manifest->records[i].size);
-        }
-        if (status == NEBULA_NOT_FOUND)
-                status = error_set(error, NEBULA_CORRUPT, 0, "%.150s/%.300s, which has the checksums, is missing", store->root, key);
-        return status;
-}
-
 enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
         struct nebula_error failure = { 0 };
-        enum nebula_status status = check_records(store, manifest, &failure);
+        enum nebula_status status = manifest_check_present(store, manifest, &failure);
 
-        for (size_t i = 0; i < manifest->file_count && !status; i++) {
-                const struct manifest_file *file = &manifest->files[i];
-
-                status = manifest_check_file(store, manifest, file, &failure);
-                if (status == NEBULA_NOT_FOUND)
-                        status = error_set(&failure, NEBULA_CORRUPT, 0, "file \"%.200s\" of checkpoint \"%.100s\" is missing from %.150s",
-                                           file->name, manifest->tag, store->root);
-        }
+        if (status == NEBULA_NOT_FOUND)
+                status = failure.status = NEBULA_CORRUPT;
         if (status == NEBULA_CORRUPT && manifest_is_gone(store, manifest))
                 status = error_set(&failure, NEBULA_BUSY, 0, "checkpoint \"%.100s\" was removed or written again while it was looked at in %.150s",
                                    manifest->tag, store->root);
@@ -141,13 +111,31 @@ static enum nebula_status newest_sound(struct store *store, struct manifest_scan
         }
 }
 
+/* One listing instead of a read of every manifest. Anything out of the ordinary is left to the scan, which can say what is wrong. */
+static bool indexed_newest(struct store *store, const char *job, struct manifest *ret_manifest)
+{
+        struct manifest manifest;
+
+        if (index_newest(store, job, &manifest, NULL))
+                return false;
+        if (restore_check_files(store, &manifest, NULL)) {
+                manifest_done(&manifest);
+                return false;
+        }
+        *ret_manifest = manifest;
+        return true;
+}
+
 static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, struct manifest *ret_manifest,
                                         struct passed *passed, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
         int64_t index;
-        enum nebula_status status = manifest_scan(store, &scan, error);
+        enum nebula_status status;
 
+        if (indexed_newest(store, job, ret_manifest))
+                return NEBULA_OK;
+        status = manifest_scan(store, &scan, error);
         if (status)
                 return status;
         if (scan.broken_count)

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "agent/agent_storage.h"
 #include "agent/memory/memory.h"
 #include "os/os.h"
 
@@ -32,7 +33,7 @@ static inline void place_init(struct test_place *to)
         snprintf(to->root, sizeof to->root, "/tmp/nebula-agent-test-XXXXXX");
         if (!mkdtemp(to->root))
                 abort();
-        snprintf(to->storage, sizeof to->storage, "%s/storage", to->root);
+        storage_beside(to->root, to->storage, sizeof to->storage);
         snprintf(to->output, sizeof to->output, "%s/output", to->root);
         snprintf(to->place.directory, sizeof to->place.directory, "%s/run", to->root);
         snprintf(to->place.socket, sizeof to->place.socket, "%s/run/agent.sock", to->root);
@@ -44,6 +45,11 @@ static inline void place_init(struct test_place *to)
 
 static inline void place_done(struct test_place *place)
 {
+        char own[96];
+
+        storage_beside(place->root, own, sizeof own); /* place->storage may be that of another */
+        if (storage_is_mem())
+                storage_remove(own);
         os_remove_tree(place->root);
 }
 
@@ -83,6 +89,32 @@ static inline int agent_end(pid_t pid, int signal_number)
         kill(pid, signal_number);
         waitpid(pid, &status, 0);
         return status;
+}
+
+/* An agent that a test ends: a process, or threads of this one where it holds the storage (agent_storage.h). */
+struct test_agent {
+        pid_t pid;
+        struct agent *threads;
+};
+
+static inline struct test_agent agent_run(const struct test_place *place)
+{
+        struct test_agent agent = { 0 };
+
+        if (!storage_is_mem())
+                agent.pid = agent_fork(place);
+        else if (agent_start(&place->place, true, &agent.threads, NULL))
+                abort();
+        return agent;
+}
+
+/* Threads cannot be killed: with SIGKILL they leave to the next agent what a process would. Returns what waitpid tells. */
+static inline int agent_finish(struct test_agent agent, int signal_number)
+{
+        if (!agent.threads)
+                return agent_end(agent.pid, signal_number);
+        agent_stop(agent.threads, signal_number == SIGTERM && agent_drain(agent.threads));
+        return 0;
 }
 
 struct test_client {

@@ -327,7 +327,7 @@ static bool is_stored(const char *storage, const char *tag)
 {
         char path[300];
 
-        snprintf(path, sizeof path, "%s/%s/.nebula/manifest.json", storage, tag);
+        snprintf(path, sizeof path, "%s/%s/.nebula/manifest-1.json", storage, tag);
         return !access(path, F_OK);
 }
 

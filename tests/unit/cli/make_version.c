@@ -1,12 +1,12 @@
 /*
- * make_version - writes one complete version to storage, the way the agent does: files, record, manifest.
+ * make_version - writes one complete version to storage, the way the agent does: files, record, manifest, views.
  *
  *      make_version DIR TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--raw NAME]
  *              NAME=FLOATS...
  *
  * Each NAME becomes a torch file: a dict with the float32 tensors "a" (FLOATS values 0, 1, 2, ... plus the
  * generation) and "b" (3 values). --raw NAME adds a file that is no zip. A generation above 1 carries over what it does
- * not write. --waits leaves rewritten files in .nebula/gN, as after a crash before they were moved.
+ * not write. --waits ends at the manifest, as an agent that dies there: TAG/NAME shows the version before still.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,6 +15,7 @@
 
 #include "os/os.h"
 #include "store/manifest.h"
+#include "store/tag_log.h"
 #include "sum/sum.h"
 
 #define FILES_MAX 16
@@ -26,7 +27,9 @@ struct maker {
         uint64_t generation;
         uint32_t chunk_bytes; /* small, so that small files have several */
         bool waits;
+        struct tag_log log;   /* as it was before */
         struct record record;
+        struct record_rank rank;
         struct record_file files[FILES_MAX];
 };
 
@@ -38,23 +41,31 @@ static void demand(enum nebula_status status, const struct nebula_error *error)
         exit(1);
 }
 
+/* `data` begins at a page. */
 static void write_file(struct maker *maker, const char *name, void *data, uint64_t size, bool is_zip)
 {
         struct record_file *file = &maker->files[maker->record.file_count++];
+        struct store_object object = { .data = data, .size = size };
+        struct store_upload *upload;
+        struct store_entry there;
         struct nebula_error error;
-        char key[1200];
+        char key[MANIFEST_KEY_MAX];
 
         snprintf(file->name, sizeof file->name, "%s", name);
-        demand(name_encode(name, file->path, &error), &error);
+        file->rank = maker->rank.rank;
         file->size = size;
         file->is_zip = is_zip;
         file->chunk_bytes = maker->chunk_bytes;
         demand(image_seal(data, size, is_zip, maker->chunk_bytes, &file->chunks, &file->chunk_count, &error), &error);
-        if (maker->waits)
-                snprintf(key, sizeof key, "%s/.nebula/g%" PRIu64 "/%s", maker->directory, maker->generation, file->path);
-        else
-                snprintf(key, sizeof key, "%s/%s", maker->directory, file->path);
-        demand(maker->store->ops->old_write(maker->store, key, data, size, &error), &error);
+        demand(file_key(maker->directory, NULL, name, key, &error), &error);
+        file->is_apart = !maker->store->ops->stat(maker->store, key, &there, NULL);
+        if (file->is_apart) {
+                store_entry_done(&there);
+                demand(file_key(maker->directory, maker->record.writing, name, key, &error), &error);
+        }
+        object.key = key;
+        demand(maker->store->ops->upload(maker->store, &object, 1, &upload, &error), &error);
+        demand(maker->store->ops->publish(maker->store, upload, &error), &error);
 }
 
 static void write_torch(struct maker *maker, const char *name, uint64_t count)
@@ -87,72 +98,103 @@ static void write_torch(struct maker *maker, const char *name, uint64_t count)
         free(many);
 }
 
-/* The new manifest: our files, and what the older one has beside them. */
+/* Its index; it may be there already. */
+static uint32_t add_record(struct manifest *manifest, const struct manifest_record *record)
+{
+        size_t at = 1;
+
+        while (at < manifest->record_count && (manifest->records[at].rank != record->rank || strcmp(manifest->records[at].writing, record->writing)))
+                at++;
+        if (at == manifest->record_count)
+                manifest->records[manifest->record_count++] = *record;
+        return (uint32_t)at;
+}
+
+/* Our files, and what the version before has beside them. */
+static void fill_manifest(struct maker *maker, struct manifest *manifest, const char *record_text, size_t record_size)
+{
+        const struct manifest *before = &maker->log.manifest;
+        struct nebula_error error;
+
+        demand(manifest_reserve(manifest, maker->record.file_count + before->file_count, 1 + before->record_count, &error), &error);
+        manifest->records[manifest->record_count++] = (struct manifest_record){
+                .size = record_size, .generation = maker->generation, .rank = maker->rank.rank, .crc64 = sum_crc64(0, record_text, record_size),
+        };
+        strcpy(manifest->records[0].writing, maker->record.writing);
+        for (size_t i = 0; i < maker->record.file_count; i++) {
+                const struct record_file *own = &maker->files[i];
+                const struct manifest_file file = {
+                        .name = own->name, .size = own->size, .rank = own->rank, .generation = maker->generation, .is_apart = own->is_apart,
+                };
+
+                demand(manifest_add_file(manifest, &file, &error), &error);
+        }
+        for (size_t i = 0; i < before->file_count; i++) {
+                struct manifest_file file = before->files[i];
+
+                if (manifest_find_file(manifest, file.name))
+                        continue;
+                file.record = add_record(manifest, &before->records[file.record]);
+                demand(manifest_add_file(manifest, &file, &error), &error);
+        }
+}
+
 static void write_manifest(struct maker *maker, const char *record_text, size_t record_size)
 {
-        static struct manifest_file files[2 * FILES_MAX];
-        static struct manifest_record records[2 * FILES_MAX];
-        struct manifest manifest = { .generation = maker->generation, .world = maker->record.world, .files = files,
-                                     .records = records, .step = name_step(maker->tag),
+        struct manifest manifest = { .generation = maker->generation, .world = maker->record.world, .step = name_step(maker->tag),
                                      .sequence = (uint64_t)os->wall_ns() };
-        struct manifest older = { 0 };
         struct nebula_error error;
-        char key[1200], *text;
+        char *text;
         size_t size;
 
         strcpy(manifest.tag, maker->tag);
         strcpy(manifest.job, maker->record.job);
-        for (size_t i = 0; i < maker->record.file_count; i++) {
-                struct manifest_file *file = &files[manifest.file_count++];
-
-                strcpy(file->name, maker->files[i].name);
-                strcpy(file->path, maker->files[i].path);
-                file->size = maker->files[i].size;
-                file->rank = maker->record.rank;
-                file->generation = maker->generation;
-        }
-        records[manifest.record_count] = (struct manifest_record){
-                .size = record_size, .generation = maker->generation, .rank = maker->record.rank,
-                .crc64 = sum_crc64(0, record_text, record_size),
-        };
-        record_path(maker->record.rank, maker->generation, records[manifest.record_count++].path);
-        if (!manifest_load(maker->store, maker->tag, &older, NULL)) {
-                for (size_t i = 0; i < older.file_count; i++)
-                        if (!manifest_find_file(&manifest, older.files[i].name))
-                                files[manifest.file_count++] = older.files[i];
-                for (size_t i = 0; i < older.record_count; i++)
-                        records[manifest.record_count++] = older.records[i];
-                manifest_done(&older);
-        }
+        fill_manifest(maker, &manifest, record_text, record_size);
+        demand(tag_log_next(maker->store, maker->tag, maker->log.number, &manifest.number, &error), &error);
         demand(manifest_format(&manifest, &text, &size, &error), &error);
-        snprintf(key, sizeof key, "%s/" MANIFEST_DIRECTORY "/manifest.json", maker->directory);
-        demand(maker->store->ops->old_write(maker->store, key, text, size, &error), &error);
-        if (!maker->waits)
-                demand(maker->store->ops->old_write(maker->store, "latest", maker->tag, strlen(maker->tag), &error), &error);
+        demand(tag_log_create(maker->store, maker->tag, manifest.number, text, size, &error), &error);
         free(text);
+        if (!maker->waits) {
+                demand(manifest_publish(maker->store, &manifest, &maker->log.manifest, &error), &error);
+                demand(store_put_text(maker->store, "latest", maker->tag, STORE_ALWAYS, &error), &error);
+        }
+        manifest_done(&manifest);
+}
+
+/* After the options, before the files. */
+static void start(struct maker *maker)
+{
+        struct nebula_error error;
+
+        strcpy(maker->record.tag, maker->tag);
+        maker->record.files = maker->files;
+        maker->record.ranks = &maker->rank;
+        maker->record.rank_count = 1;
+        maker->record.generation = maker->generation;
+        maker->record.world = maker->rank.rank + 1;
+        writing_name(maker->record.job, maker->record.run, maker->generation, (uint32_t)os->wall_ns(), maker->record.writing);
+        demand(tag_log_head(maker->store, maker->tag, &maker->log, &error), &error);
+        if (maker->log.is_unsound && maker->log.unsound.status != NEBULA_CORRUPT) /* as the agent, which writes a damaged version anew */
+                demand(maker->log.unsound.status, &maker->log.unsound);
 }
 
 static void finish(struct maker *maker)
 {
         struct nebula_error error;
-        char path[64], key[1200], *text;
+        char key[MANIFEST_KEY_MAX], *text;
         size_t size;
 
-        maker->record.files = maker->files;
-        maker->record.generation = maker->generation;
-        maker->record.world = maker->record.rank + 1;
         maker->record.persisted = (double)os->wall_ns() / 1e9;
-        maker->record.captured = maker->record.persisted - 0.75;
-        maker->record.begun = maker->record.captured - 0.012;
-        strcpy(maker->record.tag, maker->tag);
+        maker->rank.captured = maker->record.persisted - 0.75;
+        maker->rank.begun = maker->rank.captured - 0.012;
         demand(record_format(&maker->record, &text, &size, &error), &error);
-        record_path(maker->record.rank, maker->generation, path);
-        snprintf(key, sizeof key, "%s/%s", maker->directory, path);
-        demand(maker->store->ops->old_write(maker->store, key, text, size, &error), &error);
+        demand(record_key(maker->directory, maker->record.writing, maker->rank.rank, key, &error), &error);
+        demand(maker->store->ops->put(maker->store, key, text, size, STORE_IF_ABSENT, NULL, NULL, &error), &error);
         write_manifest(maker, text, size);
         free(text);
         for (size_t i = 0; i < maker->record.file_count; i++)
                 record_file_done(&maker->files[i]);
+        tag_log_done(&maker->log);
 }
 
 static void take_option(struct maker *maker, const char *option, const char *value)
@@ -160,7 +202,7 @@ static void take_option(struct maker *maker, const char *option, const char *val
         if (!strcmp(option, "--generation"))
                 maker->generation = strtoull(value, NULL, 10);
         else if (!strcmp(option, "--rank"))
-                maker->record.rank = (uint32_t)strtoul(value, NULL, 10);
+                maker->rank.rank = (uint32_t)strtoul(value, NULL, 10);
         else if (!strcmp(option, "--chunk"))
                 maker->chunk_bytes = (uint32_t)strtoul(value, NULL, 10);
         else if (!strcmp(option, "--job"))
@@ -184,7 +226,7 @@ static void write_described(struct maker *maker, const char *description)
 
 int main(int argc, char **argv)
 {
-        char raw[] = "a file that is no zip\n";
+        static _Alignas(4096) char raw[] = "a file that is no zip\n";
         struct maker maker = { .generation = 1, .chunk_bytes = 64u << 10 };
         struct nebula_error error;
 
@@ -202,6 +244,7 @@ int main(int argc, char **argv)
                         take_option(&maker, argv[i], argv[i + 1]);
                         i++;
                 }
+        start(&maker);
         for (int i = 3; i < argc; i++)
                 if (!strcmp(argv[i], "--raw"))
                         write_file(&maker, argv[++i], raw, sizeof raw - 1, false);

@@ -1,39 +1,18 @@
 #include "store/announce.h"
 
-#include <inttypes.h>
+#include "golden.h"
 
-#include "sum/sum.h"
-#include "tap.h"
-
-static char *golden(const char *name, size_t *ret_size)
-{
-        char path[1024];
-        const char *slash = strrchr(__FILE__, '/');
-        FILE *file;
-        char *text;
-
-        snprintf(path, sizeof path, "%.*s/../../golden/%s", (int)(slash - __FILE__), __FILE__, name);
-        file = fopen(path, "rb");
-        if (!file && !strncmp(path, "../", 3))
-                file = fopen(path + 3, "rb");
-        if (!file)
-                return NULL;
-        text = calloc(1, 4096);
-        *ret_size = fread(text, 1, 4095, file);
-        fclose(file);
-        return text;
-}
-
-static void the_golden_captured_document_of_version_1_0_is_read_and_written_again(void)
+static void the_golden_captured_document_of_version_2_0_is_read_and_written_again(void)
 {
         struct captured captured;
         char *text, *again;
         size_t size, again_size;
 
-        text = golden("captured-1.0.json", &size);
-        REQUIRE(text && !captured_parse(text, size, &captured, NULL));
+        text = golden("captured-2.0.json", &size);
+        REQUIRE(!captured_parse(text, size, &captured, NULL));
         CHECK(!strcmp(captured.of.tag, "global_step500") && !strcmp(captured.of.run, "r1") && captured.of.writing == 2);
-        CHECK(captured.of.world == 8 && captured.generation == 3 && captured.sequence == 1766312345160000000);
+        CHECK(captured.of.world == 8 && captured.generation == 3 && captured.sequence == 1766312345160000000 && captured.pid == 4711);
+        CHECK(!strcmp(captured.host, "node-b") && captured.goes_back && captured.after == 450);
         REQUIRE(captured.rank_count == 2);
         CHECK(captured.ranks[0].rank == 4 && captured.ranks[0].files == 2 && captured.ranks[1].rank == 5 && !captured.ranks[1].files);
         REQUIRE(!captured_format(&captured, &again, &again_size, NULL));
@@ -43,15 +22,16 @@ static void the_golden_captured_document_of_version_1_0_is_read_and_written_agai
         free(text);
 }
 
-static void the_golden_committed_document_of_version_1_0_is_read_and_written_again(void)
+static void the_golden_committed_document_of_version_2_0_is_read_and_written_again(void)
 {
         struct committed committed;
         char *text, *again;
         size_t size, again_size;
 
-        text = golden("committed-1.0.json", &size);
-        REQUIRE(text && !committed_parse(text, size, &committed, NULL));
+        text = golden("committed-2.0.json", &size);
+        REQUIRE(!committed_parse(text, size, &committed, NULL));
         CHECK(committed.persist && committed.generation == 3 && committed.rank_count == 3 && committed.ranks[2] == 5);
+        CHECK(committed.node_count == 2 && committed.line.count == 1 && committed.line.forks[0].after == 450);
         REQUIRE(!committed_format(&committed, &again, &again_size, NULL));
         CHECK(again_size == size && !memcmp(text, again, size));
         committed_done(&committed);
@@ -59,33 +39,56 @@ static void the_golden_committed_document_of_version_1_0_is_read_and_written_aga
         free(text);
 }
 
-static void every_flipped_bit_is_found(void)
+static enum nebula_status parse_captured(const char *text, size_t size)
 {
-        struct captured captured;
-        size_t size;
-        char *text = golden("captured-1.0.json", &size);
+        struct captured captured = { 0 };
+        enum nebula_status status = captured_parse(text, size, &captured, NULL);
 
-        REQUIRE(text);
-        for (size_t bit = 0; bit < size * 8; bit++) {
-                text[bit / 8] = (char)(text[bit / 8] ^ (1 << bit % 8));
-                CHECK(captured_parse(text, size, &captured, NULL) != NEBULA_OK);
-                text[bit / 8] = (char)(text[bit / 8] ^ (1 << bit % 8));
+        captured_done(&captured);
+        return status;
+}
+
+static enum nebula_status parse_committed(const char *text, size_t size)
+{
+        struct committed committed = { 0 };
+        enum nebula_status status = committed_parse(text, size, &committed, NULL);
+
+        committed_done(&committed);
+        return status;
+}
+
+static void every_flipped_bit_and_every_cut_is_found(void)
+{
+        static const char *const names[] = { "captured-2.0.json", "committed-2.0.json" };
+
+        for (size_t i = 0; i < 2; i++) {
+                size_t size;
+                char *text = golden(names[i], &size);
+
+                for (size_t bit = 0; bit < size * 8; bit++) {
+                        text[bit / 8] = (char)(text[bit / 8] ^ (1 << bit % 8));
+                        CHECK((i ? parse_committed : parse_captured)(text, size) == NEBULA_CORRUPT);
+                        text[bit / 8] = (char)(text[bit / 8] ^ (1 << bit % 8));
+                }
+                for (size_t cut = 0; cut < size; cut++)
+                        CHECK((i ? parse_committed : parse_captured)(text, cut) == NEBULA_CORRUPT);
+                CHECK((i ? parse_captured : parse_committed)(text, size) == NEBULA_CORRUPT); /* one is not the other */
+                free(text);
         }
-        free(text);
 }
 
 static enum nebula_status parse_ranks(const char *ranks)
 {
-        struct captured captured = { 0 };
-        char text[1024];
-        size_t size = (size_t)snprintf(text, sizeof text,
-                                       "{\"nebula\":\"captured\",\"version\":\"1.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":1,"
-                                       "\"world\":4,\"generation\":1,\"sequence\":1,\"host\":\"\",\"pid\":1,\"ranks\":%s", ranks);
+        char body[1024], *text;
+        size_t size;
         enum nebula_status status;
 
-        size += (size_t)snprintf(text + size, sizeof text - size, ",\"crc64\":\"%016" PRIx64 "\"}\n", sum_crc64(0, text, size));
-        status = captured_parse(text, size, &captured, NULL);
-        captured_done(&captured);
+        snprintf(body, sizeof body,
+                 "{\"nebula\":\"captured\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":1,\"world\":4,\"generation\":1,"
+                 "\"sequence\":1,\"host\":\"\",\"pid\":1,\"ranks\":%s", ranks);
+        text = seal(body, &size);
+        status = parse_captured(text, size);
+        free(text);
         return status;
 }
 
@@ -99,6 +102,51 @@ static void ranks_that_do_not_add_up_are_refused(void)
         CHECK(parse_ranks("[[-1,1]]") != NEBULA_OK);
         CHECK(parse_ranks("[[1]]") != NEBULA_OK && parse_ranks("[1]") != NEBULA_OK && parse_ranks("7") != NEBULA_OK);
         CHECK(parse_ranks("[[1,-1]]") != NEBULA_OK && parse_ranks("[[1,99999999999]]") != NEBULA_OK);
+}
+
+/* A committed document with this member, and these ranks. */
+static enum nebula_status parse_with(const char *member, const char *ranks)
+{
+        char body[1024], *text;
+        size_t size;
+        enum nebula_status status;
+
+        snprintf(body, sizeof body,
+                 "{\"nebula\":\"committed\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":1,\"world\":4,\"generation\":1,"
+                 "\"sequence\":1,\"persist\":true,%s\"ranks\":%s", member, ranks);
+        text = seal(body, &size);
+        status = parse_committed(text, size);
+        free(text);
+        return status;
+}
+
+static void a_committed_document_says_how_many_nodes_write_records(void)
+{
+        uint32_t ranks[] = { 0, 3 };
+        struct committed written = { .of = { .tag = "t", .writing = 1, .world = 4 }, .generation = 1, .sequence = 1, .ranks = ranks,
+                                     .rank_count = 2 }, read = { 0 };
+
+        for (size_t nodes = 0; nodes <= DOCUMENT_WORLD_MAX; nodes += DOCUMENT_WORLD_MAX / 2) {
+                char *text;
+                size_t size;
+
+                written.node_count = nodes; /* 0: not known */
+                REQUIRE(!committed_format(&written, &text, &size, NULL) && !committed_parse(text, size, &read, NULL));
+                CHECK(read.node_count == nodes && read.rank_count == 2 && read.ranks[1] == 3);
+                committed_done(&read);
+                free(text);
+        }
+        CHECK(parse_with("\"nodes\":2,", "[0,3]") == NEBULA_OK);
+        CHECK(parse_with("", "[0,3]") == NEBULA_CORRUPT && parse_with("\"nodes\":null,", "[0,3]") == NEBULA_CORRUPT);
+        CHECK(parse_with("\"nodes\":-1,", "[0,3]") == NEBULA_CORRUPT && parse_with("\"nodes\":1048577,", "[0,3]") == NEBULA_CORRUPT);
+        CHECK(parse_with("\"nodes\":\"2\",", "[0,3]") == NEBULA_CORRUPT && parse_with("\"nodes\":1.5,", "[0,3]") == NEBULA_CORRUPT);
+}
+
+static void ranks_of_a_committed_document_that_do_not_add_up_are_refused(void)
+{
+        CHECK(parse_with("\"nodes\":1,", "[]") == NEBULA_CORRUPT && parse_with("\"nodes\":1,", "[4]") == NEBULA_CORRUPT);
+        CHECK(parse_with("\"nodes\":1,", "[1,1]") == NEBULA_CORRUPT && parse_with("\"nodes\":1,", "[2,1]") == NEBULA_CORRUPT);
+        CHECK(parse_with("\"nodes\":1,", "[-1]") == NEBULA_CORRUPT && parse_with("\"nodes\":1,", "[[1]]") == NEBULA_CORRUPT);
 }
 
 static void a_documents_name_says_its_writing(void)
@@ -133,8 +181,8 @@ static void a_line_that_began_after_its_version_is_refused(void)
         }
 }
 
-TAP_MAIN(TEST(a_line_that_began_after_its_version_is_refused), TEST(the_golden_captured_document_of_version_1_0_is_read_and_written_again),
-         TEST(the_golden_committed_document_of_version_1_0_is_read_and_written_again),
-         TEST(every_flipped_bit_is_found),
-         TEST(ranks_that_do_not_add_up_are_refused),
+TAP_MAIN(TEST(a_line_that_began_after_its_version_is_refused), TEST(the_golden_captured_document_of_version_2_0_is_read_and_written_again),
+         TEST(the_golden_committed_document_of_version_2_0_is_read_and_written_again),
+         TEST(every_flipped_bit_and_every_cut_is_found), TEST(a_committed_document_says_how_many_nodes_write_records),
+         TEST(ranks_that_do_not_add_up_are_refused), TEST(ranks_of_a_committed_document_that_do_not_add_up_are_refused),
          TEST(a_documents_name_says_its_writing))

@@ -3,30 +3,35 @@
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
+#include "agent/agent_storage.h"
 #include "base/log.h"
 #include "tap.h"
-#include "test_dir.h"
 
 #define STORED_COUNT 32768u
 
 /* What storage would list: a job of 16,384 ranks, two files each. */
-static void make_manifest(struct manifest *manifest)
+static void make_manifest(struct manifest *ret_manifest)
 {
-        memset(manifest, 0, sizeof *manifest);
-        strcpy(manifest->tag, "step1");
-        manifest->generation = manifest->sequence = manifest->world = 1;
-        manifest->step = 1;
-        manifest->files = calloc(STORED_COUNT, sizeof *manifest->files);
-        if (!manifest->files)
-                abort();
-        for (; manifest->file_count < STORED_COUNT; manifest->file_count++) {
-                struct manifest_file *file = &manifest->files[manifest->file_count];
+        struct manifest manifest = { .tag = "step1", .number = 1, .generation = 1, .sequence = 1, .step = 1, .world = 1 };
+        char *text;
+        size_t size;
 
-                snprintf(file->name, sizeof file->name, "zero_pp_rank_%zu_mp_rank_00_optim_states.pt", manifest->file_count);
-                strcpy(file->path, file->name);
-                file->size = manifest->file_count;
-                file->generation = 1;
+        if (manifest_reserve(&manifest, STORED_COUNT, 1, NULL))
+                abort();
+        manifest.records[manifest.record_count++] = (struct manifest_record){ .generation = 1 };
+        writing_name("", "", 1, 1, manifest.records[0].writing);
+        for (unsigned i = 0; i < STORED_COUNT; i++) {
+                char name[MANIFEST_NAME_MAX];
+                struct manifest_file file = { .name = name, .size = i, .generation = 1 };
+
+                snprintf(name, sizeof name, "zero_pp_rank_%u_mp_rank_00_optim_states.pt", i);
+                if (manifest_add_file(&manifest, &file, NULL))
+                        abort();
         }
+        if (manifest_format(&manifest, &text, &size, NULL) || manifest_parse(text, size, ret_manifest, NULL))
+                abort();
+        free(text);
+        manifest_done(&manifest);
 }
 
 static void each_of_many_files_is_found_and_carried_over(void)
@@ -147,30 +152,74 @@ static void a_name_that_another_rank_saved_is_replaced_and_the_log_names_both(vo
         close(ends[1]);
 }
 
+/* Its views, its removal and its successor look for each of its files by name. */
+static void a_manifest_that_was_just_written_is_sorted_as_one_that_was_read(void)
+{
+        static const char *const names[] = { "c", "a", "b" };
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+        uint64_t id;
+
+        storage_make(storage);
+        bench_init(&bench, NULL, storage);
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", 3, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        for (unsigned i = 0; i < 3; i++)
+                REQUIRE(id && !bench_save(&bench, &id, names[i], i));
+        REQUIRE(!bench_persist(&bench, catalogue_version(&bench.catalogue, id)) && bench.job->stored.count == 1);
+        CHECK(bench.job->stored.manifests[0].by_name && manifest_find_file(&bench.job->stored.manifests[0], "a"));
+        bench_done(&bench, true);
+        storage_remove(storage);
+}
+
 static const struct store_ops *stored_ops;
-static const char *taken; /* the object that another program removes as soon as the manifest is there */
+static const char *taken; /* what the key ends with of the object that another program removes as soon as the manifest is there */
 static bool damages;      /* it writes something else in its place */
 
-static enum nebula_status create_and_lose(struct store *store, const char *key, const void *data, uint64_t size, struct nebula_error *error)
+static void take_away(struct store *store)
 {
-        enum nebula_status status = stored_ops->old_create(store, key, data, size, error);
+        struct store_list list;
+        size_t count = 0;
 
-        if (taken && strstr(key, "manifest.json")) {
-                if (damages ? stored_ops->old_write(store, taken, "{}", 2, NULL) : stored_ops->old_remove(store, taken, NULL))
+        if (store_list_all(store, "step1/", true, &list, NULL))
+                abort();
+        for (size_t i = 0; i < list.count; i++) {
+                if (!strstr(list.entries[i].key, taken))
+                        continue;
+                count++;
+                if (damages ? stored_ops->put(store, list.entries[i].key, "{}", 2, STORE_ALWAYS, NULL, NULL, NULL) :
+                              store_remove_one(store, list.entries[i].key, NULL))
                         abort();
+        }
+        if (count != 1)
+                abort();
+        store_list_done(&list);
+}
+
+static enum nebula_status put_and_lose(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
+                                       const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        enum nebula_status status = stored_ops->put(store, key, data, size, condition, seen, ret_stamp, error);
+
+        if (taken && strstr(key, "/manifest-")) {
+                take_away(store);
                 taken = NULL;
         }
         return status;
 }
 
-/* As a program does that began to remove the tag before it was written again. */
-static void a_version_is_not_durable_when_another_program_has_removed_some_of_it(void)
+/* As a program does that began to remove the tag before it was written again, or that saves a file of the same name. */
+static void a_version_is_not_durable_when_another_program_has_removed_or_replaced_some_of_it(void)
 {
-        static const char *const objects[] = { "step1/b", "step1/.nebula/rank-00000.json", "step1/.nebula/manifest.json" };
-        const size_t count = sizeof objects / sizeof *objects;
+        static const struct { const char *what; bool damages; } objects[] = {
+                { "step1/b", false }, { ".record-00000.json", false }, { "/manifest-1.json", false },
+                { "step1/b", true }, { ".record-00000.json", true },
+        };
 
-        /* In the last round the manifest is there, and is none. */
-        for (size_t i = 0; i <= count; i++) {
+        for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) {
                 struct manifest manifest = { 0 };
                 struct version *version;
                 struct store_ops ops;
@@ -178,17 +227,17 @@ static void a_version_is_not_durable_when_another_program_has_removed_some_of_it
                 struct bench bench;
                 char storage[256];
 
-                test_dir_make_quick(storage);
+                storage_make(storage);
                 bench_init(&bench, NULL, storage);
                 REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, NULL));
                 stored_ops = store->ops;
                 ops = *stored_ops;
-                ops.old_create = create_and_lose;
+                ops.put = put_and_lose;
                 store->ops = &ops;
                 version = bench_version(&bench, "step1", 1, 2);
                 REQUIRE(version);
-                taken = objects[i < count ? i : count - 1];
-                damages = i == count;
+                taken = objects[i].what;
+                damages = objects[i].damages;
                 CHECK(bench_persist(&bench, version) == NEBULA_STORAGE && !taken);
                 CHECK(!bench_persist(&bench, version)); /* the next try */
                 CHECK(!manifest_load(store, "step1", &manifest, NULL) && manifest.file_count == 2);
@@ -196,10 +245,11 @@ static void a_version_is_not_durable_when_another_program_has_removed_some_of_it
                 manifest_done(&manifest);
                 store->ops = stored_ops;
                 bench_done(&bench, true);
-                test_dir_remove(storage);
+                storage_remove(storage);
         }
 }
 
-TAP_MAIN(TEST(a_version_is_not_durable_when_another_program_has_removed_some_of_it),
-         TEST(each_of_many_files_is_found_and_carried_over), TEST(a_name_that_a_rank_saves_again_counts_once),
+TAP_MAIN(TEST(a_version_is_not_durable_when_another_program_has_removed_or_replaced_some_of_it),
+         TEST(each_of_many_files_is_found_and_carried_over),
+         TEST(a_manifest_that_was_just_written_is_sorted_as_one_that_was_read), TEST(a_name_that_a_rank_saves_again_counts_once),
          TEST(a_name_that_another_rank_saved_is_replaced_and_the_log_names_both))

@@ -8,20 +8,20 @@
 #define AT_MOST_MS 30000 /* no less than all that is waited for here */
 
 static struct test_place place, other; /* two nodes */
-static pid_t agent, agent_other;
+static struct test_agent agent, agent_other;
 
 static void nodes_init(void)
 {
         place_init(&place);
         place_init(&other);
         strcpy(other.storage, place.storage);
-        agent = agent_fork(&place);
-        agent_other = agent_fork(&other);
+        agent = agent_run(&place);
+        agent_other = agent_run(&other);
 }
 
 static void nodes_done(void)
 {
-        CHECK(agent_end(agent, SIGTERM) == 0 && agent_end(agent_other, SIGTERM) == 0);
+        CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(agent_other, SIGTERM) == 0);
         place_done(&place);
         place_done(&other);
 }
@@ -69,7 +69,7 @@ static bool storage_holds(const char *tag, unsigned seed, const char *run)
         struct ipc_found found;
         struct store *store;
         bool holds;
-        pid_t pid;
+        struct test_agent reader;
 
         if (store_open(place.storage, &store, NULL))
                 return false;
@@ -78,11 +78,11 @@ static bool storage_holds(const char *tag, unsigned seed, const char *run)
         store_close(store);
         place_init(&fresh);
         strcpy(fresh.storage, place.storage);
-        pid = agent_fork(&fresh);
+        reader = agent_run(&fresh);
         holds = holds && enter(&client, &fresh, "reader") && !find(&client, "", tag, &found) &&
                 !load(&client, found.version_id, "model.pt", seed, FILE_BYTES, NULL);
         client_done(&client);
-        agent_end(pid, SIGTERM);
+        agent_finish(reader, SIGTERM);
         place_done(&fresh);
         return holds;
 }
@@ -105,11 +105,11 @@ static void a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later
                 REQUIRE(!save_whole(&a, "t", 2, &version) && !wait_for(&a, version, NEBULA_STATE_COMMITTED, AT_MOST_MS));
                 if (is_killed) {
                         client_done(&a);
-                        agent_end(agent, SIGKILL);
+                        agent_finish(agent, SIGKILL);
                 }
                 REQUIRE(enter(&b, &other, "b") && save_durable(&b, "t", 3));
                 if (is_killed) {
-                        agent = agent_fork(&place);
+                        agent = agent_run(&place);
                         REQUIRE(enter_as(&a, &place, "a", 3600, 0));
                         a.hello.session_nonce = 1;
                         flush(&a, "t", AT_MOST_MS);
@@ -134,9 +134,9 @@ static void a_job_that_comes_back_to_the_node_loads_what_is_durable(void)
         REQUIRE(enter_as(&a, &place, "a", 3600, 0) && !save_whole(&a, "global_step1", 1, NULL) && !flush(&a, "", AT_MOST_MS));
         REQUIRE(!save_whole(&a, "global_step2", 2, NULL));
         client_done(&a);
-        agent_end(agent, SIGKILL);
+        agent_finish(agent, SIGKILL);
         REQUIRE(enter(&b, &other, "b") && save_durable(&b, "global_step2", 3));
-        agent = agent_fork(&place);
+        agent = agent_run(&place);
         REQUIRE(enter(&c, &place, "c"));
         CHECK(!find(&c, "", "", &found) && !strcmp(found.tag, "global_step2"));
         CHECK(!load(&c, found.version_id, "model.pt", 3, FILE_BYTES, NULL));
@@ -265,8 +265,8 @@ static void retention_removes_nothing_of_another_run_that_goes_on(void)
                 REQUIRE(!ask(&b, IPC_CONFIGURE, &b.hello, sizeof b.hello));
                 CHECK(save_durable(&b, "b1", 4) && save_durable(&b, "b2", 5) && save_durable(&b, "b3", 6) && !flush(&b, "", AT_MOST_MS));
                 client_done(&b);
-                CHECK(agent_end(agent_other, SIGTERM) == 0); /* what was to be removed is */
-                agent_other = agent_fork(&other);
+                CHECK(agent_finish(agent_other, SIGTERM) == 0); /* what was to be removed is */
+                agent_other = agent_run(&other);
                 CHECK(storage_holds("a1", 1, "a") == goes_on && storage_holds("a2", 2, "a") == goes_on);
                 CHECK(storage_holds("b3", 6, "b") && !storage_holds("b1", 4, "b"));
                 client_done(&a);

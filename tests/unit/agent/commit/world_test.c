@@ -1,8 +1,4 @@
-/* A world of two ranks, whose launcher tells each that it is alone on its node. The agent finds out whether that is
- * true, and that decides how the ranks commit. */
-#include <fcntl.h>
-#include <time.h>
-
+/* A world of two ranks, and launchers that say of each that it is alone on its node: whether it is decides how they commit. */
 #include "agent/agent_client.h"
 #include "store/announce.h"
 #include "store/manifest.h"
@@ -42,14 +38,19 @@ static uint64_t save_share(struct test_client *client, const char *tag, int64_t 
         return save_named(client, tag, goal, name, seed);
 }
 
+static const char *document_key(const char *tag, const char *name)
+{
+        static char key[300];
+
+        snprintf(key, sizeof key, "%s/.nebula/%s", tag, name);
+        return key;
+}
+
 /* Whether a document of the tag appears soon. */
 static bool document_comes(const char *tag, const char *name)
 {
-        char path[300];
-
-        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
         for (int i = 0; i < 1000; i++) {
-                if (!access(path, F_OK))
+                if (storage_has(place.storage, document_key(tag, name)))
                         return true;
                 usleep(10000);
         }
@@ -57,10 +58,10 @@ static bool document_comes(const char *tag, const char *name)
 }
 
 /* Its survival log is all that the next agent knows. */
-static pid_t agent_again(pid_t pid)
+static struct test_agent agent_again(struct test_agent agent)
 {
-        agent_end(pid, SIGKILL);
-        return agent_fork(&place);
+        agent_finish(agent, SIGKILL);
+        return agent_run(&place);
 }
 
 static void a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable(void)
@@ -72,26 +73,26 @@ static void a_version_that_was_announced_before_the_other_rank_of_the_node_joine
                 bool agent_dies = i % 2;
                 struct test_client zero, one;
                 uint64_t version;
-                pid_t pid;
+                struct test_agent agent;
 
                 place_init(&place);
-                pid = agent_fork(&place);
+                agent = agent_run(&place);
                 REQUIRE(enter(&zero, &place, 0, 0));
                 version = save_share(&zero, "t", goal, 1);
                 REQUIRE(version && document_comes("t", "captured-00000.json"));
                 if (agent_dies) {
                         client_done(&zero);
-                        pid = agent_again(pid);
+                        agent = agent_again(agent);
                         REQUIRE(enter(&zero, &place, 0, 0));
                 }
                 REQUIRE(enter(&one, &place, 1, 0));
                 CHECK(save_share(&one, "t", goal, 2) == version);
                 CHECK(!flush(&one, "", AT_MOST_MS) && !flush(&zero, "t", AT_MOST_MS));
-                CHECK(state_of(&zero, version) == NEBULA_STATE_DURABLE && document_comes("t", "manifest.json"));
+                CHECK(state_of(&zero, version) == NEBULA_STATE_DURABLE && document_comes("t", "manifest-1.json"));
                 CHECK(!load(&zero, version, "1.pt", 2, FILE_BYTES, NULL) && !load(&one, version, "0.pt", 1, FILE_BYTES, NULL));
                 client_done(&zero);
                 client_done(&one);
-                CHECK(agent_end(pid, SIGTERM) == 0);
+                CHECK(agent_finish(agent, SIGTERM) == 0);
                 place_done(&place);
         }
 }
@@ -105,15 +106,15 @@ static bool reports(struct test_client *client, const char *text)
 }
 
 /* Two nodes, one version that is durable, and one that is committed and has to wait for somebody who asks for it. */
-static uint64_t commit_on_two_nodes(struct test_client *zero, struct test_client *one, pid_t *ret_agent, pid_t *ret_other)
+static uint64_t commit_on_two_nodes(struct test_client *zero, struct test_client *one, struct test_agent *ret_agent, struct test_agent *ret_other)
 {
         uint64_t version, before;
 
         place_init(&place);
         place_init(&other);
         strcpy(other.storage, place.storage);
-        *ret_agent = agent_fork(&place);
-        *ret_other = agent_fork(&other);
+        *ret_agent = agent_run(&place);
+        *ret_other = agent_run(&other);
         if (!enter(zero, &place, 0, 3600) || !enter(one, &other, 1, 3600))
                 return 0;
         before = save_share(zero, "before", NEBULA_FILES_ALL_RANKS, 1);
@@ -133,26 +134,26 @@ static void what_a_node_that_died_for_good_had_committed_fails_and_names_its_ran
         struct test_client zero, one;
         struct ipc_found found;
         uint64_t version;
-        pid_t pid, pid_other;
+        struct test_agent agent, other_agent;
 
         setenv("NEBULA_PERSIST_GIVE_UP", "3", 1);
         setenv("NEBULA_TAKEOVER_S", "1", 1);
-        version = commit_on_two_nodes(&zero, &one, &pid, &pid_other);
+        version = commit_on_two_nodes(&zero, &one, &agent, &other_agent);
         REQUIRE(version);
-        agent_end(pid_other, SIGKILL);
+        agent_finish(other_agent, SIGKILL);
         client_done(&one);
         CHECK(flush(&zero, "", 1500) == NEBULA_TIMEOUT && strstr(zero.error.message, "rank 1"));
         CHECK(wait_for(&zero, version, NEBULA_STATE_DURABLE, 0) == NEBULA_TIMEOUT && strstr(zero.error.message, "rank 1"));
         CHECK(flush(&zero, "", AT_MOST_MS) == NEBULA_FAILED && strstr(zero.error.message, "rank 1"));
         CHECK(wait_for(&zero, version, NEBULA_STATE_DURABLE, 0) == NEBULA_FAILED);
 
-        pid_other = agent_fork(&other);
-        CHECK(document_comes("t", "manifest.json"));
+        other_agent = agent_run(&other);
+        CHECK(document_comes("t", "manifest-1.json"));
         CHECK(reports(&zero, "\"failed\",\"source\":[\"memory\",\"storage\"]")); /* so that ranks can agree on it */
         CHECK(!find(&zero, place.storage, "t", &found) && found.state == NEBULA_STATE_DURABLE);
         CHECK(!load(&zero, found.version_id, "0.pt", 3, FILE_BYTES, NULL) && !load(&zero, found.version_id, "1.pt", 4, FILE_BYTES, NULL));
         client_done(&zero);
-        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+        CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
         unsetenv("NEBULA_PERSIST_GIVE_UP");
         unsetenv("NEBULA_TAKEOVER_S");
         place_done(&place);
@@ -161,23 +162,7 @@ static void what_a_node_that_died_for_good_had_committed_fails_and_names_its_ran
 
 static char *whole_document(const char *tag, const char *name, size_t *ret_size)
 {
-        char path[300], *text;
-
-        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
-        return os_read_file(path, 1 << 20, &text, ret_size) < 0 ? NULL : text;
-}
-
-/* As an agent does that was about to when it was stopped. */
-static void write_late(const char *tag, const char *name, const char *text, size_t size)
-{
-        char path[300], temporary[300];
-        FILE *file;
-
-        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
-        snprintf(temporary, sizeof temporary, "%s/late", place.root);
-        file = fopen(temporary, "w");
-        if (!file || fwrite(text, 1, size, file) != size || fclose(file) || rename(temporary, path))
-                abort();
+        return storage_read(place.storage, document_key(tag, name), ret_size);
 }
 
 static bool is_persisted(const char *tag, const char *run, bool *ret_is_of_run)
@@ -227,7 +212,7 @@ static void write_decision_late(const char *tag, enum late what)
                 strcpy(committed.of.run, "before");
         if (committed_format(&committed, &text, &size, NULL))
                 abort();
-        write_late(tag, "committed.json", text, size);
+        storage_write(place.storage, document_key(tag, "committed.json"), text, size); /* as an agent that was about to when it was stopped */
         free(text);
         committed_done(&committed);
 }
@@ -242,49 +227,66 @@ static bool write_again(struct test_client *zero, struct test_client *one, const
 
 static void what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up(void)
 {
+        NEEDS_FILES("a process is stopped");
         for (enum late what = 0; what < LATE_COUNT; what++) {
                 const char *tag = what == EARLIER_WRITING ? "before" : "t";
                 struct test_client zero, one;
-                pid_t pid, pid_other;
+                struct test_agent agent, other_agent;
 
-                REQUIRE(commit_on_two_nodes(&zero, &one, &pid, &pid_other));
+                REQUIRE(commit_on_two_nodes(&zero, &one, &agent, &other_agent));
                 REQUIRE(what != EARLIER_WRITING || write_again(&zero, &one, tag));
-                REQUIRE(tell_who_is_stopped(&zero, tag, pid_other));
+                REQUIRE(tell_who_is_stopped(&zero, tag, other_agent.pid));
                 write_decision_late(tag, what);
-                kill(pid_other, SIGCONT);
+                kill(other_agent.pid, SIGCONT);
                 CHECK(!flush(&zero, tag, AT_MOST_MS) && !flush(&one, tag, AT_MOST_MS));
                 client_done(&zero);
                 client_done(&one);
-                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+                CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
                 place_done(&place);
                 place_done(&other);
         }
 }
 
-/* Of a run that was killed: this one's record is not there any more, and nobody else would write it. */
-static void a_record_that_an_older_run_writes_over_is_written_again(void)
+/* The record of this node, and a copy of it as an agent of an older run would leave it, which was stopped and goes on. */
+static bool take_record(const char *tag)
 {
-        struct test_client zero, one;
+        char key[512], prefix[64], *text;
         struct record record = { 0 };
         size_t size;
-        char *text;
-        pid_t pid, pid_other;
 
-        REQUIRE(commit_on_two_nodes(&zero, &one, &pid, &pid_other));
-        REQUIRE(tell_who_is_stopped(&zero, "t", pid_other) && document_comes("t", "rank-00000.json"));
-        text = whole_document("t", "rank-00000.json", &size);
-        REQUIRE(text && !record_parse(text, size, &record, NULL));
+        snprintf(prefix, sizeof prefix, "%s/.nebula/", tag);
+        for (int i = 0; i < 1000 && !storage_count(place.storage, prefix, ".record-00000.json", key); i++)
+                usleep(10000);
+        text = storage_read(place.storage, key, &size);
+        if (!text || record_parse(text, size, &record, NULL))
+                return false;
         free(text);
+        storage_take_away(place.storage, key);
         strcpy(record.run, "before");
-        REQUIRE(!record_format(&record, &text, &size, NULL));
-        write_late("t", "rank-00000.json", text, size);
+        if (record_format(&record, &text, &size, NULL))
+                return false;
+        storage_write(place.storage, key, text, size);
         free(text);
         record_done(&record);
-        kill(pid_other, SIGCONT);
+        return true;
+}
+
+/* As a program does that was removing the tag when it was written again: nobody else would write this node's record. */
+static void a_record_that_another_program_removes_is_written_again_and_one_of_an_older_run_is_not_taken_for_it(void)
+{
+        struct test_client zero, one;
+        struct ipc_found found;
+        struct test_agent agent, other_agent;
+
+        NEEDS_FILES("a process is stopped");
+        REQUIRE(commit_on_two_nodes(&zero, &one, &agent, &other_agent));
+        REQUIRE(tell_who_is_stopped(&zero, "t", other_agent.pid) && take_record("t"));
+        kill(other_agent.pid, SIGCONT);
         CHECK(!flush(&zero, "t", AT_MOST_MS) && !flush(&one, "t", AT_MOST_MS));
+        CHECK(!find(&zero, place.storage, "t", &found) && !load(&zero, found.version_id, "0.pt", 3, FILE_BYTES, NULL));
         client_done(&zero);
         client_done(&one);
-        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+        CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
         place_done(&place);
         place_done(&other);
 }
@@ -296,19 +298,19 @@ static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgot
                 struct test_client zero, one;
                 uint64_t version = 0, other_version = 0;
                 struct ipc_found found;
-                pid_t pid, pid_other;
+                struct test_agent agent, other_agent;
 
                 place_init(&place);
                 place_init(&other);
                 strcpy(other.storage, place.storage);
-                pid = agent_fork(&place);
-                pid_other = agent_fork(&other);
+                agent = agent_run(&place);
+                other_agent = agent_run(&other);
                 REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
                 for (unsigned i = 0; i <= written; i++) {
                         if (i == written) {
                                 client_done(&zero);
-                                CHECK(agent_end(pid, SIGTERM) == 0);
-                                pid = agent_fork(&place);
+                                CHECK(agent_finish(agent, SIGTERM) == 0);
+                                agent = agent_run(&place);
                                 REQUIRE(enter(&zero, &place, 0, 0));
                         }
                         version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 10 + i);
@@ -318,13 +320,13 @@ static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgot
                 }
                 client_done(&zero);
                 client_done(&one);
-                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
-                pid = agent_fork(&place); /* with nothing in memory */
+                CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
+                agent = agent_run(&place); /* with nothing in memory */
                 REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.generation == written + 1);
                 CHECK(!load(&zero, found.version_id, "0.pt", 10 + written, FILE_BYTES, NULL));
                 CHECK(!load(&zero, found.version_id, "1.pt", 20 + written, FILE_BYTES, NULL));
                 client_done(&zero);
-                CHECK(agent_end(pid, SIGTERM) == 0);
+                CHECK(agent_finish(agent, SIGTERM) == 0);
                 place_done(&place);
                 place_done(&other);
         }
@@ -339,13 +341,13 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
 {
         struct test_client zero, one;
         uint64_t version;
-        pid_t pid, pid_other;
+        struct test_agent agent, other_agent;
 
         setenv("NEBULA_PERSIST_GIVE_UP", "1", 1);
         place_init(&place);
         place_init(&other);
         strcpy(other.storage, place.storage);
-        pid = agent_fork(&place);
+        agent = agent_run(&place);
         REQUIRE(enter(&zero, &place, 0, 0));
         version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
         REQUIRE(version);
@@ -354,16 +356,16 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
         CHECK(gives_up(&zero, flush(&zero, "t", AT_MOST_MS)));
         CHECK(state_of(&zero, version) == NEBULA_STATE_CAPTURED);
 
-        pid_other = agent_fork(&other);
+        other_agent = agent_run(&other);
         REQUIRE(enter(&one, &other, 1, 0));
         CHECK(save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 2) && !flush(&one, "t", AT_MOST_MS));
-        CHECK(document_comes("t", "manifest.json"));
+        CHECK(document_comes("t", "manifest-1.json"));
         for (int i = 0; i < 1000 && state_of(&zero, version) != NEBULA_STATE_DURABLE; i++)
                 usleep(10000);
         CHECK(!wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS) && !flush(&zero, "t", AT_MOST_MS));
         client_done(&zero);
         client_done(&one);
-        CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+        CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
         unsetenv("NEBULA_PERSIST_GIVE_UP");
         place_done(&place);
         place_done(&other);
@@ -373,7 +375,7 @@ static void a_node_whose_ranks_saved_nothing_holds_up_nothing(void)
 {
         struct test_client zero, one;
         uint64_t version, empty;
-        pid_t pid, pid_other;
+        struct test_agent agent, other_agent;
 
         for (int i = 0; i < 2; i++) { /* the node that saves nothing is that of rank 1, or of rank 0, which writes the manifest */
                 struct test_client *saver = i ? &one : &zero, *idle = i ? &zero : &one;
@@ -381,18 +383,18 @@ static void a_node_whose_ranks_saved_nothing_holds_up_nothing(void)
                 place_init(&place);
                 place_init(&other);
                 strcpy(other.storage, place.storage);
-                pid = agent_fork(&place);
-                pid_other = agent_fork(&other);
+                agent = agent_run(&place);
+                other_agent = agent_run(&other);
                 REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
                 version = save_share(saver, "t", NEBULA_FILES_ALL_RANKS, 1);
                 empty = begin(idle, "t", NEBULA_FILES_ALL_RANKS);
                 REQUIRE(version && empty && !of_version(idle, IPC_COMMIT, empty));
                 CHECK(!flush(saver, "t", AT_MOST_MS) && !flush(idle, "t", AT_MOST_MS) && !flush(idle, "", AT_MOST_MS));
-                CHECK(!wait_for(idle, empty, NEBULA_STATE_DURABLE, AT_MOST_MS) && document_comes("t", "manifest.json"));
+                CHECK(!wait_for(idle, empty, NEBULA_STATE_DURABLE, AT_MOST_MS) && document_comes("t", "manifest-1.json"));
                 CHECK(!load(idle, empty, i ? "1.pt" : "0.pt", 1, FILE_BYTES, NULL));
                 client_done(&zero);
                 client_done(&one);
-                CHECK(agent_end(pid, SIGTERM) == 0 && agent_end(pid_other, SIGTERM) == 0);
+                CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
                 place_done(&place);
                 place_done(&other);
         }
@@ -410,14 +412,14 @@ static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_bo
         struct test_client zero, one;
         uint64_t version, other_version;
         struct ipc_found found;
-        pid_t pid, pid_other;
+        struct test_agent agent, other_agent;
 
         setenv("NEBULA_TAKEOVER_S", "1", 1);
         place_init(&place);
         place_init(&other);
         strcpy(other.storage, place.storage);
-        pid = agent_fork(&place);
-        pid_other = agent_fork(&other);
+        agent = agent_run(&place);
+        other_agent = agent_run(&other);
         REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
         version = save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 1);
         other_version = save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 2);
@@ -429,31 +431,17 @@ static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_bo
         CHECK(other_version && names_both(&one, other_version));
         client_done(&zero);
         client_done(&one);
-        agent_end(pid, SIGKILL);
-        agent_end(pid_other, SIGKILL);
+        agent_finish(agent, SIGKILL);
+        agent_finish(other_agent, SIGKILL);
         os_remove_tree(place.place.memory);
-        pid = agent_fork(&place); /* with nothing in memory */
+        agent = agent_run(&place); /* with nothing in memory */
         REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.generation == 1);
         CHECK(!load(&zero, found.version_id, "0.pt", 1, FILE_BYTES, NULL) && !load(&zero, found.version_id, "1.pt", 2, FILE_BYTES, NULL));
         client_done(&zero);
-        CHECK(agent_end(pid, SIGTERM) == 0);
+        CHECK(agent_finish(agent, SIGTERM) == 0);
         unsetenv("NEBULA_TAKEOVER_S");
         place_done(&place);
         place_done(&other);
-}
-
-static bool read_document(const char *tag, const char *name, char *text, size_t capacity, size_t *ret_size)
-{
-        char path[300];
-        FILE *file;
-
-        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
-        file = fopen(path, "r");
-        if (!file)
-                return false;
-        *ret_size = fread(text, 1, capacity, file);
-        fclose(file);
-        return true;
 }
 
 /* As the agent of rank 0 does that has heard of its own rank only. */
@@ -461,29 +449,24 @@ static bool commit_without_rank_one(const char *tag)
 {
         struct committed committed = { .rank_count = 1 };
         struct captured captured;
-        char text[4096], path[300], temporary[300], *document;
+        char *text;
         size_t size;
         uint32_t zero = 0;
-        FILE *file;
-        bool written;
 
-        if (!read_document(tag, "captured-00001.json", text, sizeof text, &size) ||
-            captured_parse(text, size, &captured, NULL))
+        text = whole_document(tag, "captured-00001.json", &size);
+        if (!text || captured_parse(text, size, &captured, NULL))
                 return false;
+        free(text);
         committed.of = captured.of;
         committed.generation = captured.generation;
         committed.sequence = captured.sequence;
         committed.ranks = &zero;
         captured_done(&captured);
-        if (committed_format(&committed, &document, &size, NULL))
+        if (committed_format(&committed, &text, &size, NULL))
                 return false;
-        snprintf(path, sizeof path, "%s/%s/.nebula/committed.json", place.storage, tag);
-        snprintf(temporary, sizeof temporary, "%s/%s/.nebula/.nebula-tmp-1", place.storage, tag);
-        file = fopen(temporary, "w");
-        written = file && fwrite(document, 1, size, file) == size;
-        written = file && !fclose(file) && written && !rename(temporary, path);
-        free(document);
-        return written;
+        storage_write(place.storage, document_key(tag, "committed.json"), text, size);
+        free(text);
+        return true;
 }
 
 static void a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it(void)
@@ -493,10 +476,10 @@ static void a_version_that_was_committed_without_the_files_of_a_rank_fails_on_it
         for (size_t i = 0; i < sizeof goals / sizeof *goals; i++) {
                 struct test_client one;
                 uint64_t version;
-                pid_t pid;
+                struct test_agent agent;
 
                 place_init(&place);
-                pid = agent_fork(&place);
+                agent = agent_run(&place);
                 REQUIRE(enter(&one, &place, 1, 0));
                 version = save_share(&one, "t", goals[i], 1);
                 REQUIRE(version && document_comes("t", "captured-00001.json") && commit_without_rank_one("t"));
@@ -504,57 +487,53 @@ static void a_version_that_was_committed_without_the_files_of_a_rank_fails_on_it
                 CHECK(strstr(one.error.message, "rank 1"));
                 CHECK(state_of(&one, version) == NEBULA_STATE_FAILED);
                 client_done(&one);
-                agent_end(pid, SIGKILL);
+                agent_finish(agent, SIGKILL);
                 place_done(&place);
         }
 }
 
-/* Another node's, which is still being written: nothing of it has changed for a minute. */
-static bool leave_claim(const char *tag)
+/* Another node's, which is still being written. */
+static void leave_claim(const char *tag, char ret_name[WRITING_MAX + 32])
 {
-        struct timespec times[2] = { 0 };
-        char path[300];
-        FILE *file;
+        char writing[WRITING_MAX];
 
-        snprintf(path, sizeof path, "%s/%s/.nebula/claim-00001.json", place.storage, tag);
-        file = fopen(path, "w");
-        times[0].tv_sec = times[1].tv_sec = time(NULL) - 60;
-        return file && fputs("{}", file) >= 0 && !fclose(file) && !utimensat(AT_FDCWD, path, times, 0);
+        writing_name("", "r", 1, 7, writing);
+        snprintf(ret_name, WRITING_MAX + 32, "%s.claim-00001.json", writing);
+        storage_write(place.storage, document_key(tag, ret_name), "{}", 2);
 }
 
 static bool document_goes(const char *tag, const char *name)
 {
-        char path[300];
-
-        snprintf(path, sizeof path, "%s/%s/.nebula/%s", place.storage, tag, name);
-        for (int i = 0; i < 2000 && !access(path, F_OK); i++)
+        for (int i = 0; i < 2000 && storage_has(place.storage, document_key(tag, name)); i++)
                 usleep(10000);
-        return access(path, F_OK) != 0;
+        return !storage_has(place.storage, document_key(tag, name));
 }
 
 static void a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others(void)
 {
         struct test_client zero, one;
+        char claim[WRITING_MAX + 32];
         uint64_t torn;
-        pid_t pid;
+        struct test_agent agent;
 
         place_init(&place);
-        pid = agent_fork(&place);
+        agent = agent_run(&place);
         REQUIRE(enter(&zero, &place, 0, 0));
         torn = save_share(&zero, "torn", NEBULA_FILES_ALL_RANKS, 1);
-        REQUIRE(torn && document_comes("torn", "captured-00000.json") && leave_claim("torn"));
+        REQUIRE(torn && document_comes("torn", "captured-00000.json"));
+        leave_claim("torn", claim);
         REQUIRE(enter(&one, &place, 1, 0));
         CHECK(save_share(&zero, "t", NEBULA_FILES_ALL_RANKS, 2) && save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 3));
         CHECK(!flush(&zero, "t", AT_MOST_MS) && document_goes("torn", "captured-00000.json"));
         usleep(300000);
-        CHECK(state_of(&zero, torn) == NEBULA_STATE_FAILED && document_comes("torn", "claim-00001.json"));
+        CHECK(state_of(&zero, torn) == NEBULA_STATE_FAILED && document_comes("torn", claim));
         client_done(&zero);
         client_done(&one);
-        CHECK(agent_end(pid, SIGTERM) == 0);
+        CHECK(agent_finish(agent, SIGTERM) == 0);
         place_done(&place);
 }
 
-TAP_MAIN(TEST(what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up), TEST(a_record_that_an_older_run_writes_over_is_written_again),
+TAP_MAIN(TEST(what_a_stalled_agent_writes_late_of_a_decision_holds_no_version_up), TEST(a_record_that_another_program_removes_is_written_again_and_one_of_an_older_run_is_not_taken_for_it),
          TEST(a_node_whose_ranks_saved_nothing_holds_up_nothing),
          TEST(a_node_that_gives_a_version_up_takes_its_own_documents_away_and_nothing_of_others),
          TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),

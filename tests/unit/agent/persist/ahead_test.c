@@ -149,7 +149,7 @@ static enum nebula_status captured_all(struct test_client *from, const struct co
         return ask(from, IPC_CAPTURED, &request, sizeof request);
 }
 
-/* The largest file in `directory` of storage whose name begins so; 0: none. */
+/* The largest object of the directory whose name begins so, temporary files included; 0: none. */
 static ino_t inode_of(const char *directory, const char *begins, char ret_path[512])
 {
         char path[256], found[512];
@@ -157,6 +157,10 @@ static ino_t inode_of(const char *directory, const char *begins, char ret_path[5
         struct dirent *entry;
         DIR *list;
 
+        if (storage_is_mem()) {
+                snprintf(path, sizeof path, "%s%s%s", directory, *directory ? "/" : "", begins);
+                return storage_count(place.storage, path, "", ret_path) > 0;
+        }
         snprintf(path, sizeof path, "%s/%s", place.storage, directory);
         list = opendir(path);
         while (list && (entry = readdir(list))) {
@@ -172,17 +176,28 @@ static ino_t inode_of(const char *directory, const char *begins, char ret_path[5
         return largest.st_ino;
 }
 
+static bool object_holds(const char *key, const unsigned char *bytes, size_t from, size_t end)
+{
+        size_t size;
+        char *data = storage_read(place.storage, key, &size);
+        bool same = data && size >= end && !memcmp(data + from, bytes + from, end - from);
+
+        free(data);
+        return same;
+}
+
+/* path: as inode_of tells it. */
 static bool holds_bytes(const char *path, const unsigned char *bytes, size_t from, size_t end)
 {
         unsigned char *data = malloc(end - from);
-        int fd = open(path, O_RDONLY);
+        int fd = storage_is_mem() ? -1 : open(path, O_RDONLY);
         bool same = fd >= 0 && data && pread(fd, data, end - from, (off_t)from) == (ssize_t)(end - from) &&
                     !memcmp(data, bytes + from, end - from);
 
         if (fd >= 0)
                 close(fd);
         free(data);
-        return same;
+        return same || (storage_is_mem() && object_holds(path, bytes, from, end));
 }
 
 static bool holds(const char *path, unsigned seed, size_t from, size_t end)
@@ -190,17 +205,19 @@ static bool holds(const char *path, unsigned seed, size_t from, size_t end)
         return holds_bytes(path, content(seed), from, end);
 }
 
-/* Until what was copied lies in a temporary file of the tag: its inode. Copying goes on a little, for who stands still for a second
- * is not waited for. */
+/*
+ * Until what was copied lies in a temporary file of the tag: its inode. Copying goes on a little, for who stands still for a second is not
+ * waited for. An upload to an object store is seen by nobody: there this takes as long as it does mostly.
+ */
 static ino_t await_written(const struct copying *copying, const char *tag)
 {
         char directory[64], path[512];
-        ino_t inode = 0;
 
         snprintf(directory, sizeof directory, "%s/.nebula", tag);
         for (size_t i = 0; i < TRIES; i++) {
-                inode = inode_of(directory, "tmp-", path);
-                if (inode && holds(path, 1, 0, PART))
+                ino_t inode = storage_is_mem() ? i > 20 : inode_of(directory, "tmp-", path);
+
+                if (inode && (storage_is_mem() || holds(path, 1, 0, PART)))
                         return inode;
                 fill(copying, 1, PART + i, PART + i + 1);
                 if (copied(&client, copying, PART + i + 1, true))
@@ -241,7 +258,8 @@ static void what_is_copied_is_written_while_the_rest_follows(void)
         CHECK(!inode_of("global_step1/.nebula", "manifest", path) && !inode_of("global_step1/.nebula", "record", path));
         CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
         copy_rest(&copying);
-        CHECK(inode_of("global_step1", "m", path) == written);
+        CHECK(storage_is_mem() || inode_of("global_step1", "m", path) == written);
+        CHECK(inode_of("global_step1", "m", path));
         CHECK(holds(path, 1, 0, SIZE));
         tear_down();
 }
@@ -371,6 +389,7 @@ static void what_failed_before_its_turn_is_not_written(void)
         uint64_t other;
         char path[512];
 
+        NEEDS_FILES("system calls are held up");
         mood = STORAGE_FAILS;
         REQUIRE(set_up(39, 1));
         for (int i = 0; i < TRIES && !moody_count; i++)
@@ -493,6 +512,7 @@ static void a_full_disk_is_not_waited_for_a_trainer(void)
         struct copying copying;
         size_t i = 0;
 
+        NEEDS_FILES("system calls are held up");
         REQUIRE(set_up(42, 1) && copy_some(&client, "global_step1", 1, &copying));
         mood = STORAGE_IS_FULL;
         CHECK(!copied(&client, &copying, PART, false));
@@ -528,6 +548,7 @@ static void who_is_told_to_end_begins_nothing_more_ahead(void)
         struct copying first, second;
         size_t i = 0;
 
+        NEEDS_FILES("system calls are held up");
         REQUIRE(set_up(43, 1) && hold_up_storage(&client, &first) && open_all(44, 1, 0, &stopper));
         REQUIRE(copy_some(&client, "global_step2", 1, &second));
         REQUIRE(!ipc_send(stopper.fd, IPC_STOP, NEBULA_OK, &stop, sizeof stop, -1, &stopper.error));
@@ -552,6 +573,7 @@ static void what_is_whole_is_written_before_what_is_not(void)
         size_t i = 0;
         char path[512];
 
+        NEEDS_FILES("system calls are held up");
         REQUIRE(set_up(45, 1));
         client_init(&other, &place, 46);
         strcpy(other.hello.job, "other");

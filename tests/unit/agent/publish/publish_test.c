@@ -3,7 +3,9 @@
 #include <utime.h>
 
 #include "agent/agent_publish.h"
+#include "agent/agent_storage.h"
 #include "agent/restore/restore.h"
+#include "base/error.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -14,7 +16,7 @@ static struct bench bench;
 static void begin(void)
 {
         test_dir_make_quick(base);
-        snprintf(storage, sizeof storage, "%s/storage", base);
+        storage_beside(base, storage, sizeof storage);
         snprintf(memory, sizeof memory, "%s/memory", base);
         snprintf(out, sizeof out, "%s/out", base);
         bench_init(&bench, memory, storage);
@@ -25,6 +27,8 @@ static void end(void)
 {
         bench_done(&bench, true);
         test_dir_remove(base);
+        if (storage_is_mem())
+                storage_remove(storage);
 }
 
 /* As if the agent had been killed: the next one has what lies in the memory directory. */
@@ -84,6 +88,7 @@ static void neither_a_storage_path_nor_what_holds_one_is_removed(void)
 {
         char inside[400], beside[400];
 
+        NEEDS_FILES("storage is a directory");
         begin();
         snprintf(inside, sizeof inside, "%s/a", storage);
         snprintf(beside, sizeof beside, "%s2", storage);
@@ -198,11 +203,10 @@ static void a_removal_cancels_what_has_not_happened(void)
 
 static bool is_stored(const char *tag)
 {
-        char path[600];
-        struct os_stat stat;
+        char prefix[300];
 
-        snprintf(path, sizeof path, "%s/%s", storage, tag);
-        return !os->stat(path, false, &stat);
+        snprintf(prefix, sizeof prefix, "%s/", tag);
+        return storage_count(storage, prefix, "", NULL) > 0;
 }
 
 static void a_directory_that_was_removed_before_it_appeared_takes_its_version_along(void)
@@ -280,17 +284,20 @@ static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
         end();
 }
 
-static int refuse_manifest(const char *root, const char *key)
-{
-        const char *name = strrchr(key, '/');
+static const struct store_ops *stored_ops;
 
-        return name && !strcmp(name, "/manifest.json") ? -EIO : os_linux.unlink_below(root, key);
+static enum nebula_status refuse_manifest(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error)
+{
+        for (size_t i = 0; i < count; i++)
+                if (strstr(victims[i].key, "/manifest-"))
+                        return error_set(error, NEBULA_STORAGE, EIO, "%s stays", victims[i].key);
+        return stored_ops->remove(store, victims, count, error);
 }
 
 /* Else it would be found again, and be the newest one day. */
 static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
 {
-        struct os_table table = *os;
+        struct store_ops ops;
         struct version *version;
         int64_t due = INT64_MAX, now;
 
@@ -299,15 +306,17 @@ static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
         REQUIRE(!ask_removal(&bench, at("1")));
-        table.unlink_below = refuse_manifest;
-        os = &table;
+        stored_ops = bench.job->store->ops;
+        ops = *stored_ops;
+        ops.remove = refuse_manifest;
+        bench.job->store->ops = &ops;
         work(&bench, 1);
         CHECK(look_directory(at("1"), seeds) == '-' && is_stored("a") && bench.job->publishes);
         catalogue_lock(&bench.catalogue);
         now = os->now_ns();
         CHECK(!publish_work(&bench.catalogue, bench.job, now, &due) && due > now && due < INT64_MAX); /* not at once, and again and again */
         catalogue_unlock(&bench.catalogue);
-        os = &os_linux;
+        bench.job->store->ops = stored_ops;
         CHECK(work(&bench, 9) && !is_stored("a") && !bench.job->publishes);
         end();
 }
@@ -462,14 +471,6 @@ static void a_version_that_storage_does_not_have_any_more_is_not_found(void)
         end();
 }
 
-static const char *stored(const char *key)
-{
-        static char path[400];
-
-        snprintf(path, sizeof path, "%s/%s", storage, key);
-        return path;
-}
-
 static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_whole(void)
 {
         struct version *version;
@@ -489,7 +490,7 @@ static void a_published_file_that_is_overwritten_in_place_leaves_the_stored_one_
         put_text(path, "theirs");
         put_text(at("x"), "theirs");
         put_text(at("whole/a"), "theirs");
-        CHECK(look_file(stored("a/a"), seeds) == 'a');
+        CHECK(stored_holds(bench.job->store, &bench.job->stored.manifests[0], "a", seeds[0]));
         test_dir_remove(elsewhere);
         end();
 }
@@ -500,6 +501,7 @@ static void links_are_made_for_who_asks_for_them_and_copies_where_there_can_be_n
         struct os_stat here, there;
         char elsewhere[256], path[300];
 
+        NEEDS_FILES("an object has no second name");
         begin();
         bench.catalogue.publish_links = true;
         test_dir_make(elsewhere);
@@ -530,6 +532,7 @@ static void blocks_are_shared_where_the_file_system_can(void)
         struct os_table table = *os;
         struct version *version;
 
+        NEEDS_FILES("an object shares no blocks with a file");
         begin();
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
@@ -546,6 +549,7 @@ static void what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that
 {
         struct version *version;
 
+        NEEDS_FILES("an object is read into memory");
         begin();
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
@@ -558,14 +562,12 @@ static void what_left_memory_is_copied_from_storage_and_takes_no_memory_for_that
 static void what_is_damaged_in_storage_is_not_published(void)
 {
         struct version *version;
-        int fd;
 
         begin();
         version = bench_version(&bench, "a", 1, 2);
         REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !bench_persist(&bench, version));
         forget_memory(version);
-        fd = os->open(stored("a/a"), OS_WRITE);
-        REQUIRE(fd >= 0 && !os_write_at(fd, "damage", 6, 700) && !os->close(fd));
+        storage_damage(storage, "a/a", 700);
         CHECK(work(&bench, 9) && look_file(at("x"), seeds) == '-' && debris_in(out) == 0);
         CHECK(bench.job->publishes && bench.job->publishes->state == PUBLISH_FAILED);
         CHECK(bench.job->publishes->error.status == NEBULA_CORRUPT);

@@ -4,10 +4,11 @@
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
+#include "agent/agent_storage.h"
 #include "agent/log.h"
 #include "agent/restore/restore.h"
+#include "store/tag_log.h"
 #include "tap.h"
-#include "test_dir.h"
 
 static uint32_t dead_pid(void)
 {
@@ -81,20 +82,32 @@ static int opendir_that_fails(const char *root, const char *key, struct os_dir *
         return -EIO;
 }
 
+static void fail(struct store *store, bool fails)
+{
+        static const struct mem_faults faults = { .fail_at = 1, .goes_on = true };
+        static struct os_table table;
+
+        table = os_linux;
+        table.opendir_below = opendir_that_fails;
+        if (storage_is_mem())
+                store_mem_faults(store, fails ? &faults : NULL);
+        else
+                os = fails ? &table : &os_linux;
+}
+
 /* Memory has let go of the newer one, and storage does not answer: training goes on, from where it says it does. */
 static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
 {
         static struct ipc_find find;
         struct session other = { .nonce = 2, .pid = os->pid(), .world = 1, .connection_count = 1, .role = IPC_ROLE_TOOL };
-        const struct os_table *real = os;
-        char storage[256], path[300], *text;
-        struct os_table table = *os;
+        char storage[256], directory[256], path[300], *text;
         struct version *newer;
         struct ipc_found found;
         struct bench bench;
         size_t size;
 
-        test_dir_make_quick(storage);
+        storage_make(storage);
+        test_dir_make_quick(directory);
         bench_init(&bench, NULL, storage);
         REQUIRE(bench_version(&bench, "step1", 1, 0));
         newer = bench_version(&bench, "step2", 2, 0);
@@ -102,31 +115,49 @@ static void an_older_checkpoint_is_taken_with_a_word_when_storage_fails(void)
         version_forget_memory(&bench.catalogue, newer);
         other.job = bench.job;
         CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 2);
-        snprintf(path, sizeof path, "%s/agent.log", storage);
+        snprintf(path, sizeof path, "%s/agent.log", directory);
         REQUIRE(!log_open(path));
-        table.opendir_below = opendir_that_fails;
-        os = &table;
+        fail(bench.job->store, true);
         CHECK(!restore_find(&bench.catalogue, &other, &find, &found, &bench.error) && found.step == 1);
-        os = real;
+        fail(bench.job->store, false);
         log_close();
         REQUIRE(!os_read_file(path, 65536, &text, &size));
         CHECK(strstr(text, "step1") && strstr(text, "step2") && strstr(text, storage));
         free(text);
         bench_done(&bench, true);
-        test_dir_remove(storage);
+        storage_remove(storage);
+        test_dir_remove(directory);
 }
 
 static const struct store_ops *stored_ops;
-static struct manifest goes; /* the version that goes when its file is looked at; no tag: none does */
+static struct manifest goes; /* the version that goes when its objects are looked at; no tag: none does */
 
-static enum nebula_status stat_after_removal(struct store *store, const char *key, struct old_entry *ret_entry, struct nebula_error *error)
+/* The versions of the shelf, between the reading of a manifest and that of what it names. */
+static void remove_looked_at(struct store *store, const char *key)
 {
-        if (*goes.tag && !strncmp(key, goes.tag, strlen(goes.tag)) && strstr(key, "/a")) {
-                if (manifest_remove(store, &goes, NULL))
-                        abort();
-                *goes.tag = 0;
-        }
-        return stored_ops->old_stat(store, key, ret_entry, error);
+        struct manifest victim = goes;
+
+        if (!*goes.tag || strncmp(key, goes.tag, strlen(goes.tag)))
+                return;
+        *goes.tag = 0;
+        if (manifest_remove(store, &victim, NULL))
+                abort();
+}
+
+static enum nebula_status list_after_removal(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                                             struct nebula_error *error)
+{
+        if (deep && !strstr(prefix, MANIFEST_DIRECTORY))
+                remove_looked_at(store, prefix);
+        return stored_ops->list(store, prefix, deep, from, ret_page, error);
+}
+
+static enum nebula_status get_after_removal(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                                            struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        if (strstr(key, ".record-"))
+                remove_looked_at(store, key);
+        return stored_ops->get(store, key, limit, ret_text, ret_size, ret_stamp, error);
 }
 
 struct shelf { /* checkpoints that only storage has */
@@ -140,7 +171,7 @@ static void shelf_init(struct shelf *shelf, int count)
 {
         struct bench *bench = &shelf->bench;
 
-        test_dir_make_quick(shelf->storage);
+        storage_make(shelf->storage);
         bench_init(bench, NULL, shelf->storage);
         for (int step = 1; step <= count; step++) {
                 char tag[16];
@@ -156,7 +187,8 @@ static void shelf_init(struct shelf *shelf, int count)
                                          .job = bench->job };
         stored_ops = bench->job->store->ops;
         shelf->ops = *stored_ops;
-        shelf->ops.old_stat = stat_after_removal;
+        shelf->ops.list = list_after_removal;
+        shelf->ops.get = get_after_removal;
         bench->job->store->ops = &shelf->ops;
 }
 
@@ -180,7 +212,7 @@ static void shelf_done(struct shelf *shelf)
         manifest_done(&goes);
         shelf->bench.job->store->ops = stored_ops;
         bench_done(&shelf->bench, true);
-        test_dir_remove(shelf->storage);
+        storage_remove(shelf->storage);
 }
 
 /* Retention takes an old version while somebody asks for it: it is not damaged, it is not there any more. */
@@ -306,22 +338,21 @@ static void a_tag_that_was_removed_and_written_again_with_its_generation_is_anot
         shelf_done(&shelf);
 }
 
-/* The newest version becomes another writing of its tag. */
+/* The newest version becomes another writing of its tag, and the entry before goes, as after every writing. */
 static void write_again(struct shelf *shelf, const char *tag)
 {
+        struct store *store = shelf->bench.job->store;
         struct manifest manifest = { 0 };
-        char path[300], *text;
-        FILE *file;
+        char *text;
         size_t size;
 
-        snprintf(path, sizeof path, "%s/%s/.nebula/manifest.json", shelf->storage, tag);
-        if (manifest_load(shelf->bench.job->store, tag, &manifest, NULL))
+        if (manifest_load(store, tag, &manifest, NULL))
                 abort();
+        manifest.number++;
+        manifest.generation++;
         manifest.sequence++;
-        if (manifest_format(&manifest, &text, &size, NULL))
-                abort();
-        file = fopen(path, "w");
-        if (!file || fwrite(text, 1, size, file) != size || fclose(file))
+        if (manifest_format(&manifest, &text, &size, NULL) || tag_log_create(store, tag, manifest.number, text, size, NULL) ||
+            tag_log_take_back(store, tag, manifest.number - 1, NULL))
                 abort();
         free(text);
         manifest_done(&manifest);

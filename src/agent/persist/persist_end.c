@@ -1,0 +1,139 @@
+/* What is known, and done, once a manifest is in storage. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/commit/ancestry.h"
+#include "agent/commit/commit.h"
+#include "agent/log.h"
+#include "agent/memory/survival_log.h"
+#include "agent/persist/persist_private.h"
+#include "store/index.h"
+
+/* Files of other nodes, which storage has now. */
+static void name_others(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
+{
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                const struct manifest_file *other = &manifest->files[i];
+                struct agent_file *file = version_file(version, other->name);
+
+                if (file && file->rank != other->rank)
+                        version_file_change(catalogue, version, file); /* another rank wrote that name too, and its file stands */
+                else if (file || !(file = version_file_add(version, other->name)))
+                        continue;
+                file->rank = other->rank;
+                file->size = other->size;
+        }
+}
+
+/* A later writing of the tag that carries this file over need not write it again. */
+static bool tell_later(struct version *later, const struct agent_file *file)
+{
+        struct agent_file *same = file->image ? version_file(later, file->name) : NULL;
+
+        if (!same || same->image != file->image)
+                return false;
+        same->generation = file->generation;
+        same->stored = true;
+        return true;
+}
+
+/* Each file is of the writing that the manifest says: one that was to carry over, and was in no storage, has been written with the rest. */
+static void files_stored(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
+{
+        for (size_t i = 0; i < manifest->file_count; i++) {
+                struct agent_file *file = version_file(version, manifest->files[i].name);
+
+                if (!file)
+                        continue;
+                file->generation = manifest->files[i].generation;
+                file->stored = true;
+        }
+        for (struct version *later = version->job->versions; later; later = later->next) {
+                bool told = false;
+
+                if (later == version || later->generation <= version->generation || strcmp(later->tag, version->tag))
+                        continue;
+                for (size_t i = 0; i < version->file_count; i++)
+                        told = tell_later(later, &version->files[i]) || told;
+                if (told) {
+                        later->noted_count = 0;
+                        survival_log_write(catalogue, later);
+                }
+        }
+}
+
+/* What this agent has written of the tag a later writing here may replace, whichever run that is of. */
+static void set_base(struct version *version, uint64_t sequence)
+{
+        for (struct version *later = version->job->versions; later; later = later->next)
+                if (later != version && later->generation > version->generation && !strcmp(later->tag, version->tag))
+                        later->base_sequence = sequence;
+        if (version->beginning != version->job->beginning)
+                ancestry_add(version->job, version->run, sequence);
+}
+
+/* The plan's manifest becomes the job's knowledge of that tag. True: it is the job's newest. */
+static bool make_known(struct catalogue *catalogue, struct job *job, struct version *version, struct plan *plan)
+{
+        struct manifest_scan *stored = &job->stored;
+        const struct manifest *known;
+        struct manifest *grown;
+        size_t at = 0;
+        int64_t newest;
+        bool is_newest;
+
+        catalogue_lock(catalogue);
+        version_set_generation(version, plan->generation);
+        version->sequence = plan->sequence;
+        version->line = plan->manifest.line;
+        commit_saw_sequence(job, plan->sequence);
+        while (at < stored->count && strcmp(stored->manifests[at].tag, plan->tag))
+                at++;
+        if (at < stored->count) {
+                manifest_done(&stored->manifests[at]);
+                memmove(&stored->manifests[at], &stored->manifests[at + 1], (stored->count - at - 1) * sizeof *grown);
+                stored->count--;
+        }
+        grown = realloc(stored->manifests, (stored->count + 1) * sizeof *grown);
+        if (grown) {
+                stored->manifests = grown;
+                for (at = stored->count++; at && grown[at - 1].sequence > plan->sequence; at--)
+                        grown[at] = grown[at - 1];
+                grown[at] = plan->manifest;
+                memset(&plan->manifest, 0, sizeof plan->manifest);
+        }
+        known = grown ? &grown[at] : &plan->manifest;
+        set_base(version, known->sequence);
+        if (version->spread)
+                name_others(catalogue, version, known);
+        files_stored(catalogue, version, known);
+        manifest_scan_mark(stored);
+        newest = manifest_scan_newest(stored, job->name);
+        is_newest = newest >= 0 && !strcmp(stored->manifests[newest].tag, plan->tag);
+        catalogue_unlock(catalogue);
+        return is_newest;
+}
+
+static void publish(struct store *store, const struct plan *plan)
+{
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (plan->before.generation)
+                index_remove(store, &plan->before, NULL);
+        status = manifest_publish(store, &plan->manifest, &plan->before, &error);
+
+        /* The version is durable before, and readers follow its manifest. */
+        if (status && status != NEBULA_BUSY)
+                log_event(LOG_LEVEL_WARN, "%s is durable, but a program that knows no manifests may read older files there: %s", plan->tag,
+                          error.message);
+}
+
+void persist_conclude(struct catalogue *catalogue, struct store *store, struct job *job, struct version *version, struct plan *plan,
+                      bool is_writer)
+{
+        if (is_writer)
+                publish(store, plan);
+        if (make_known(catalogue, job, version, plan) && is_writer)
+                latest_write(store, job, plan->directory);
+}

@@ -1,0 +1,155 @@
+/* Whether all that a manifest names stands, from one listing of the tag's objects. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "store/manifest_private.h"
+#include "store/tag_log.h"
+
+struct checking {
+        struct store *store;
+        const struct manifest *manifest;
+        char directory[256];
+        struct store_list objects;
+        int64_t written_ns; /* when the first of its own records was */
+};
+
+static enum nebula_status find_object(const struct checking *checking, const char *key, uint64_t size, int64_t *ret_time_ns,
+                                      struct nebula_error *error)
+{
+        const struct store_entry *entry = store_list_find(&checking->objects, key);
+        struct store_entry found = { 0 };
+        enum nebula_status status = NEBULA_OK;
+
+        if (!entry || entry->is_prefix || entry->is_link) { /* a listing may be old */
+                status = checking->store->ops->stat(checking->store, key, &found, error);
+                entry = &found;
+        }
+        if (!status && entry->size != size)
+                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64, checking->store->root,
+                                   key, entry->size, size);
+        if (!status)
+                *ret_time_ns = entry->time_ns;
+        store_entry_done(&found);
+        return status;
+}
+
+static enum nebula_status check_records(struct checking *checking, struct nebula_error *error)
+{
+        const struct manifest *manifest = checking->manifest;
+        int64_t time_ns;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < manifest->record_count && !status; i++) {
+                const struct manifest_record *record = &manifest->records[i];
+
+                status = record_key(checking->directory, record->writing, record->rank, key, error);
+                if (!status)
+                        status = find_object(checking, key, record->size, &time_ns, error);
+                if (status == NEBULA_NOT_FOUND)
+                        return error_set(error, NEBULA_NOT_FOUND, 0, "%.150s/%.300s, which has the checksums, is missing", checking->store->root, key);
+                if (!status && record->generation == manifest->generation && time_ns < checking->written_ns)
+                        checking->written_ns = time_ns;
+        }
+        return status;
+}
+
+static enum nebula_status check_files(const struct checking *checking, struct nebula_error *error)
+{
+        const struct manifest *manifest = checking->manifest;
+        int64_t time_ns;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < manifest->file_count && !status; i++) {
+                status = manifest_file_key(manifest, &manifest->files[i], key, error);
+                if (!status)
+                        status = find_object(checking, key, manifest->files[i].size, &time_ns, error);
+                if (status == NEBULA_NOT_FOUND)
+                        return error_set(error, NEBULA_NOT_FOUND, 0, "file \"%.200s\" of checkpoint \"%.100s\" is missing from %.150s",
+                                         manifest->files[i].name, manifest->tag, checking->store->root);
+        }
+        return status;
+}
+
+/* A sweep lists first, then says so, and then looks for new entries of the log. One that began after the first record was there
+ * may have listed these objects as debris before their manifest was made, and removes them yet. */
+static enum nebula_status check_sweeps(const struct checking *checking, struct nebula_error *error)
+{
+        for (size_t i = 0; i < checking->objects.count; i++) {
+                const struct store_entry *object = &checking->objects.entries[i];
+                const char *name = manifest_behind_private(object->key, checking->directory);
+
+                if (name && manifest_entry(name).kind == ENTRY_SWEEP && object->time_ns >= checking->written_ns)
+                        return error_set(error, NEBULA_BUSY, 0, "%s/%s: another program removes what it takes for debris",
+                                         checking->store->root, object->key);
+        }
+        return NEBULA_OK;
+}
+
+static enum nebula_status check_log(const struct checking *checking, struct nebula_error *error)
+{
+        const struct manifest *manifest = checking->manifest;
+        uint64_t newest = 0, removed;
+        enum nebula_status status = tag_log_removed(checking->store, checking->directory, &removed, error);
+
+        if (status)
+                return status;
+        for (size_t i = 0; i < checking->objects.count; i++) {
+                const char *name = manifest_behind_private(checking->objects.entries[i].key, checking->directory);
+                struct manifest_entry entry = { .kind = ENTRY_FOREIGN };
+
+                if (name)
+                        entry = manifest_entry(name);
+                if (entry.kind == ENTRY_MANIFEST && entry.number > newest)
+                        newest = entry.number;
+        }
+        if (newest < manifest->number) /* a listing may be old */
+                status = tag_log_number(checking->store, manifest->tag, &newest, error);
+        if (status)
+                return status;
+        if (newest == manifest->number && removed < manifest->number)
+                return NEBULA_OK;
+        return error_set(error, NEBULA_NOT_FOUND, 0, "\"%.200s\" was written again or removed meanwhile", manifest->tag);
+}
+
+static enum nebula_status begin(struct checking *checking, struct nebula_error *error)
+{
+        char prefix[MANIFEST_KEY_MAX];
+        enum nebula_status status = name_encode(checking->manifest->tag, checking->directory, error);
+
+        if (!status)
+                status = manifest_key(prefix, checking->directory, "", error);
+        return status ? status : store_list_all(checking->store, prefix, true, &checking->objects, error);
+}
+
+enum nebula_status manifest_check_present(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        struct checking checking = { .store = store, .manifest = manifest, .written_ns = INT64_MAX };
+        enum nebula_status status = begin(&checking, error);
+
+        if (!status)
+                status = check_records(&checking, error);
+        if (!status)
+                status = check_files(&checking, error);
+        store_list_done(&checking.objects);
+        return status;
+}
+
+enum nebula_status manifest_check_all(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        struct checking checking = { .store = store, .manifest = manifest, .written_ns = INT64_MAX };
+        enum nebula_status status = begin(&checking, error);
+
+        if (!status)
+                status = check_records(&checking, error);
+        if (!status)
+                status = check_files(&checking, error);
+        if (!status)
+                status = check_log(&checking, error);
+        if (!status)
+                status = check_sweeps(&checking, error);
+        store_list_done(&checking.objects);
+        return status;
+}

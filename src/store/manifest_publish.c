@@ -1,0 +1,181 @@
+/*
+ * What follows a commit: <tag>/<name> becomes a view of each file that lies apart, for programs that know no manifests, and what only
+ * earlier entries of the log named goes. The version is durable before, and readers follow the manifest, so a failure costs no data.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "store/manifest_private.h"
+#include "store/tag_log.h"
+
+#define LOOKS_MAX 20 /* at a log that goes on each time before its views are made */
+
+struct publishing {
+        struct store *store;
+        const struct manifest *manifest, *before;
+        char directory[256];
+        uint64_t kept_count; /* entries before it that stay */
+        struct store_list objects;
+        struct victims victims;
+};
+
+/* Nothing is done for a version that another entry has followed: the writer of that one does it for its own. */
+static enum nebula_status check_newest(const struct publishing *publishing, struct nebula_error *error)
+{
+        uint64_t newest;
+        enum nebula_status status = tag_log_number(publishing->store, publishing->manifest->tag, &newest, error);
+
+        if (!status && newest != publishing->manifest->number)
+                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written again or removed meanwhile", publishing->manifest->tag);
+        return status;
+}
+
+/* `all`: also of files that carry over. Their views were made with their own writing. */
+static enum nebula_status refresh_views(const struct publishing *publishing, const struct manifest *manifest, bool all, struct nebula_error *error)
+{
+        struct store *store = publishing->store;
+        char from[MANIFEST_KEY_MAX], to[MANIFEST_KEY_MAX];
+        enum nebula_status status = NEBULA_OK;
+
+        if (!(store->ops->features(store) & STORE_COPIES))
+                return NEBULA_OK;
+        for (size_t i = 0; i < manifest->file_count && !status; i++) {
+                const struct manifest_file *file = &manifest->files[i];
+
+                if (!file->is_apart || (!all && file->generation != manifest->generation))
+                        continue;
+                status = manifest_file_key(manifest, file, from, error);
+                if (!status)
+                        status = file_key(publishing->directory, NULL, file->name, to, error);
+                if (!status)
+                        status = store->ops->copy(store, from, to, STORE_ALWAYS, error);
+        }
+        return status;
+}
+
+/* If an entry has come since this version's views were begun, then some of them may have been put over that entry's. Its views are made again. */
+static enum nebula_status show_newest(const struct publishing *publishing, struct nebula_error *error)
+{
+        const char *tag = publishing->manifest->tag;
+        uint64_t shown = publishing->manifest->number, newest = 0;
+        enum nebula_status status = tag_log_number(publishing->store, tag, &newest, error);
+
+        for (int look = 0; look < LOOKS_MAX && !status && newest != shown; look++) {
+                struct manifest now = { 0 };
+
+                shown = newest;
+                if (!manifest_load(publishing->store, tag, &now, NULL))
+                        refresh_views(publishing, &now, true, NULL);
+                manifest_done(&now);
+                status = tag_log_number(publishing->store, tag, &newest, error);
+        }
+        return status ? status : check_newest(publishing, error);
+}
+
+/* A program that knows no manifests would take the file of a rank that is no more for a part of this version. */
+static enum nebula_status add_dropped(struct publishing *publishing, struct nebula_error *error)
+{
+        const struct manifest *before = publishing->before;
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; before && i < before->file_count && !status; i++) {
+                const struct manifest_file *old = &before->files[i];
+                const struct store_entry *object;
+
+                if (manifest_find_file(publishing->manifest, old->name))
+                        continue;
+                status = file_key(publishing->directory, NULL, old->name, key, error);
+                object = status ? NULL : store_list_find(&publishing->objects, key);
+                if (object && !object->is_prefix && !object->is_foreign && !object->is_link && object->size == old->size)
+                        status = victims_add(&publishing->victims, object, error);
+        }
+        return status;
+}
+
+static bool names_writing(const struct manifest *manifest, const struct manifest_entry *entry)
+{
+        for (size_t i = 0; i < manifest->record_count; i++)
+                if (!strcmp(manifest->records[i].writing, entry->writing))
+                        return true;
+        return false;
+}
+
+static bool names_object(const struct publishing *publishing, const struct manifest *manifest, const struct manifest_entry *entry, const char *key)
+{
+        char name[256], own[MANIFEST_KEY_MAX];
+        const struct manifest_file *file;
+
+        if (entry->kind == ENTRY_RECORD) {
+                for (size_t i = 0; i < manifest->record_count; i++)
+                        if (manifest->records[i].rank == entry->rank && !strcmp(manifest->records[i].writing, entry->writing))
+                                return true;
+                return false;
+        }
+        if (name_decode(strrchr(key, '/') + 1, name, NULL))
+                return false;
+        file = manifest_find_file(manifest, name);
+        return file && file->is_apart && !manifest_file_key(manifest, file, own, NULL) && !strcmp(own, key) &&
+               manifest_behind_private(key, publishing->directory);
+}
+
+/* Only what belonged to the version before, and the tries of this writing that failed: other objects may be of a writing that goes on. */
+static bool is_superseded(const struct publishing *publishing, const struct store_entry *object)
+{
+        const struct manifest *manifest = publishing->manifest, *before = publishing->before;
+        const char *name = manifest_behind_private(object->key, publishing->directory);
+        struct manifest_entry entry;
+        size_t try_at;
+
+        if (!name || object->is_prefix || object->is_foreign)
+                return false;
+        entry = manifest_entry(name);
+        if (entry.kind == ENTRY_MANIFEST)
+                return entry.number < manifest->number - publishing->kept_count;
+        if (entry.kind != ENTRY_RECORD && entry.kind != ENTRY_CLAIM && entry.kind != ENTRY_APART)
+                return false;
+        if (before && names_writing(before, &entry))
+                return !names_object(publishing, manifest, &entry, object->key);
+        if (names_writing(manifest, &entry))
+                return entry.kind == ENTRY_CLAIM;
+        for (size_t i = 0; i < manifest->record_count; i++) {
+                try_at = (size_t)(strrchr(manifest->records[i].writing, '-') - manifest->records[i].writing);
+                if (manifest->records[i].generation == manifest->generation && !strncmp(manifest->records[i].writing, entry.writing, try_at + 1))
+                        return true;
+        }
+        return false;
+}
+
+enum nebula_status manifest_publish(struct store *store, const struct manifest *manifest, const struct manifest *before,
+                                    struct nebula_error *error)
+{
+        struct publishing publishing = { .store = store, .manifest = manifest, .before = before };
+        char prefix[MANIFEST_KEY_MAX];
+        enum nebula_status status = name_encode(manifest->tag, publishing.directory, error);
+
+        /* A program whose lists do not show this entry must find the number taken that follows what they show. */
+        publishing.kept_count = store->ops->features(store) & STORE_LISTS_FRESH ? 0 : 1;
+        if (!status)
+                status = manifest_key(prefix, publishing.directory, "", error);
+        if (!status)
+                status = store_list_all(store, prefix, true, &publishing.objects, error);
+        if (status)
+                return status;
+        status = add_dropped(&publishing, error);
+        for (size_t i = 0; i < publishing.objects.count && !status; i++)
+                if (is_superseded(&publishing, &publishing.objects.entries[i]))
+                        status = victims_add(&publishing.victims, &publishing.objects.entries[i], error);
+        if (!status)
+                status = check_newest(&publishing, error);
+        if (!status) {
+                enum nebula_status shown = refresh_views(&publishing, manifest, false, error);
+
+                if (!shown)
+                        shown = victims_remove(&publishing.victims, store, error);
+                status = show_newest(&publishing, error);
+                status = status ? status : shown;
+        }
+        victims_done(&publishing.victims);
+        store_list_done(&publishing.objects);
+        return status;
+}

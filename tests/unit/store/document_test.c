@@ -1,0 +1,555 @@
+/* Records, manifests and removals as texts: what is written is read again, what is not sound is refused. */
+#include "base/error.h"
+#include "golden.h"
+#include "store/manifest.h"
+#include "store/tag_log.h"
+
+#define CHUNK 4096u
+#define WRITING "w0123456789abcdef-1-0badcafe"
+
+static enum nebula_status parse_manifest(const char *text, size_t size, struct nebula_error *error)
+{
+        struct manifest manifest = { 0 };
+        enum nebula_status status = manifest_parse(text, size, &manifest, error);
+
+        manifest_done(&manifest);
+        return status;
+}
+
+static enum nebula_status parse_record(const char *text, size_t size, struct nebula_error *error)
+{
+        struct record record = { 0 };
+        enum nebula_status status = record_parse(text, size, &record, error);
+
+        record_done(&record);
+        return status;
+}
+
+static enum nebula_status parse_removal(const char *text, size_t size, struct nebula_error *error)
+{
+        struct removal removal;
+
+        return removal_parse(text, size, &removal, error);
+}
+
+typedef enum nebula_status parser(const char *text, size_t size, struct nebula_error *error);
+
+static enum nebula_status parse_sealed(parser *parse, const char *body)
+{
+        size_t size;
+        char *text = seal(body, &size);
+        enum nebula_status status = parse(text, size, NULL);
+
+        free(text);
+        return status;
+}
+
+/* ---- what is written is read again ---- */
+
+/* The status of a document of `size` bytes, and of reading it, if there is one. */
+static enum nebula_status format_and_parse(size_t size, enum nebula_status *ret_parsed)
+{
+        struct nebula_error error;
+        json_t *body = document_new("record"), *read;
+        char *text = NULL, *filling = malloc(size);
+        enum nebula_status status;
+        size_t bare;
+
+        *ret_parsed = NEBULA_INTERNAL;
+        json_object_set_new(body, "filling", json_string(""));
+        if (document_format(body, &text, &bare, &error))
+                abort();
+        free(text);
+        memset(filling, 'x', size);
+        json_object_set_new(body, "filling", json_stringn(filling, size - bare));
+        status = document_format(body, &text, &bare, &error);
+        if (!status) {
+                CHECK(bare == size);
+                *ret_parsed = document_parse(text, size, "record", &read, &error);
+                if (!*ret_parsed)
+                        json_decref(read);
+                free(text);
+        }
+        json_decref(body);
+        free(filling);
+        return status;
+}
+
+static void what_is_written_is_not_too_long_to_be_read(void)
+{
+        enum nebula_status parsed;
+
+        CHECK(format_and_parse(DOCUMENT_TEXT_MAX, &parsed) == NEBULA_OK && parsed == NEBULA_OK);
+        CHECK(format_and_parse(DOCUMENT_TEXT_MAX + 1, &parsed) == NEBULA_INVALID);
+}
+
+static void a_record_comes_back_as_it_was_written(void)
+{
+        uint64_t chunks[3] = { 1, 0xffffffffffffffff, 0x00f1000000000000 };
+        struct record_rank ranks[2] = { { 1, 1766312345.120001, 1766312345.16 }, { 3, 0, 0 } };
+        struct record_file files[2] = {
+                { .name = "a/b", .size = 2 * CHUNK + 1, .rank = 3, .is_zip = true, .chunk_bytes = CHUNK, .chunks = chunks, .chunk_count = 3 },
+                { .name = "empty", .rank = 1, .is_apart = true, .chunk_bytes = CHUNK },
+        };
+        struct record written = { .tag = "t", .job = "j", .run = "r", .writing = WRITING, .generation = 3, .world = 4, .persisted = 1,
+                                  .ranks = ranks, .rank_count = 2, .files = files, .file_count = 2 };
+        struct record read;
+        char *text;
+        size_t size;
+
+        REQUIRE(record_format(&written, &text, &size, NULL) == NEBULA_OK);
+        CHECK(size == strlen(text) && text[size - 1] == '\n' && document_is(text, "record") && !document_is(text, "manifest"));
+        REQUIRE(record_parse(text, size, &read, NULL) == NEBULA_OK);
+        CHECK(!strcmp(read.tag, "t") && !strcmp(read.job, "j") && !strcmp(read.run, "r") && !strcmp(read.writing, WRITING));
+        CHECK(read.generation == 3 && read.world == 4 && read.persisted == 1);
+        REQUIRE(read.rank_count == 2 && read.file_count == 2);
+        for (size_t i = 0; i < 2; i++)
+                CHECK(read.ranks[i].rank == ranks[i].rank && read.ranks[i].begun == ranks[i].begun && read.ranks[i].captured == ranks[i].captured);
+        CHECK(!strcmp(read.files[0].name, "a/b") && read.files[0].rank == 3 && read.files[0].is_zip && !read.files[0].is_apart);
+        CHECK(read.files[0].size == 2 * CHUNK + 1 && read.files[0].chunk_count == 3 && !memcmp(read.files[0].chunks, chunks, sizeof chunks));
+        CHECK(!read.files[1].is_zip && read.files[1].is_apart && read.files[1].rank == 1 && !read.files[1].size && !read.files[1].chunk_count);
+        record_done(&read);
+        free(text);
+}
+
+static void a_manifest_comes_back_as_it_was_written(void)
+{
+        struct manifest written = { .tag = "global_step7", .job = "j", .run = "r", .host = "h", .number = 5, .generation = 4, .sequence = 9,
+                                    .step = 7, .world = 2, .line = { 1, { { 8, 3 } } } }, read;
+        struct manifest_file file = { "x", 10, 4, 1, 0, true };
+        char *text;
+        size_t size;
+
+        REQUIRE(!manifest_reserve(&written, 1, 1, NULL) && !manifest_add_file(&written, &file, NULL));
+        written.records[written.record_count++] = (struct manifest_record){ WRITING, 100, 0xf1, 4, 1 };
+        REQUIRE(!manifest_format(&written, &text, &size, NULL));
+        REQUIRE(!manifest_parse(text, size, &read, NULL));
+        CHECK(!strcmp(read.tag, "global_step7") && !strcmp(read.job, "j") && !strcmp(read.run, "r") && !strcmp(read.host, "h"));
+        CHECK(read.number == 5 && read.generation == 4 && read.sequence == 9 && read.step == 7 && read.world == 2);
+        CHECK(read.line.count == 1 && read.line.forks[0].began == 8 && read.line.forks[0].after == 3 && !read.is_damaged && !read.is_abandoned);
+        REQUIRE(read.file_count == 1 && read.record_count == 1);
+        CHECK(!strcmp(read.files[0].name, "x") && read.files[0].size == 10 && read.files[0].generation == 4 && read.files[0].rank == 1);
+        CHECK(read.files[0].is_apart && read.files[0].record == 0);
+        CHECK(!strcmp(read.records[0].writing, WRITING) && read.records[0].size == 100 && read.records[0].crc64 == 0xf1 && read.records[0].rank == 1);
+        manifest_done(&read);
+        manifest_done(&written);
+        free(text);
+}
+
+static void a_removal_comes_back_as_it_was_written(void)
+{
+        struct removal written = { "a/b", 17 }, read;
+        char *text;
+        size_t size;
+
+        REQUIRE(!removal_format(&written, &text, &size, NULL) && document_is(text, "removal"));
+        REQUIRE(!removal_parse(text, size, &read, NULL));
+        CHECK(!strcmp(read.tag, "a/b") && read.number == 17);
+        free(text);
+}
+
+static void nothing_is_as_good_as_done(void)
+{
+        struct record record = { 0 };
+        struct record_file file = { 0 };
+        struct manifest manifest = { 0 };
+        struct tag_log log = { 0 };
+
+        record_done(&record);
+        record_file_done(&file);
+        manifest_done(&manifest);
+        tag_log_done(&log);
+        manifest_done(&manifest);
+}
+
+/* ---- golden files ---- */
+
+static void the_golden_record_of_version_2_0_is_read(void)
+{
+        struct record record;
+        size_t size;
+        char *text = golden("record-2.0.json", &size);
+
+        REQUIRE(record_parse(text, size, &record, NULL) == NEBULA_OK);
+        CHECK(!strcmp(record.tag, "global_step500") && !strcmp(record.job, "gpt") && !strcmp(record.run, "r1"));
+        CHECK(!strcmp(record.writing, "w7fb1b9bf9793b267-2-9c0a77e1") && record.world == 8 && record.generation == 2 && record.persisted == 1766312346.5);
+        REQUIRE(record.rank_count == 2 && record.file_count == 2);
+        CHECK(record.ranks[0].rank == 2 && record.ranks[0].begun == 1766312345.0625 && record.ranks[1].rank == 3 && record.ranks[1].captured == 1766312345.25);
+        CHECK(!strcmp(record.files[0].name, "model/rank3 \xc3\xa9.pt") && record.files[0].is_zip && !record.files[0].is_apart);
+        CHECK(record.files[0].size == 10240 && record.files[0].chunk_count == 3 && record.files[0].chunk_bytes == 4096);
+        CHECK(record.files[0].chunks[2] == 0x8c20d15db235e17c);
+        CHECK(!strcmp(record.files[1].name, "empty") && record.files[1].is_apart && record.files[1].rank == 3);
+        record_done(&record);
+        free(text);
+}
+
+static void the_golden_manifest_of_version_2_0_is_read(void)
+{
+        struct manifest manifest;
+        char key[MANIFEST_KEY_MAX];
+        size_t size;
+        char *text = golden("manifest-2.0.json", &size);
+
+        REQUIRE(manifest_parse(text, size, &manifest, NULL) == NEBULA_OK);
+        CHECK(!strcmp(manifest.job, "gpt") && manifest.number == 4 && manifest.generation == 2 && manifest.step == 500);
+        CHECK(manifest.sequence == 1766312345160000000 && !strcmp(manifest.host, "node-b") && manifest.line.count == 1);
+        REQUIRE(manifest.file_count == 3 && manifest.record_count == 2);
+        CHECK(manifest.files[2].generation == 1 && manifest.files[2].size == 77 && manifest.files[2].record == 1 && manifest.files[0].rank == 3);
+        CHECK(manifest.records[1].crc64 == 0x00f1e2d3c4b5a697 && manifest.records[1].size == 1234 && manifest.records[0].rank == 2);
+        CHECK(!manifest_file_key(&manifest, &manifest.files[0], key, NULL) && !strcmp(key, "global_step500/model%2Frank3 \xc3\xa9.pt"));
+        CHECK(!manifest_file_key(&manifest, &manifest.files[1], key, NULL) &&
+              !strcmp(key, "global_step500/.nebula/w7fb1b9bf9793b267-2-9c0a77e1/empty"));
+        manifest_done(&manifest);
+        free(text);
+}
+
+/* The manifest was made from that record, and the name of the writing from the job, the run and the number. */
+static void the_golden_manifest_names_the_golden_record(void)
+{
+        struct manifest manifest;
+        char writing[WRITING_MAX];
+        size_t size, record_size;
+        char *text = golden("manifest-2.0.json", &size), *record_text = golden("record-2.0.json", &record_size);
+
+        REQUIRE(manifest_parse(text, size, &manifest, NULL) == NEBULA_OK);
+        CHECK(manifest.records[0].size == record_size && manifest.records[0].crc64 == sum_crc64(0, record_text, record_size));
+        writing_name("gpt", "r1", 2, 0x9c0a77e1, writing);
+        CHECK(!strcmp(manifest.records[0].writing, writing));
+        manifest_done(&manifest);
+        free(text);
+        free(record_text);
+}
+
+static void the_golden_removal_of_version_2_0_is_read(void)
+{
+        struct removal removal;
+        size_t size;
+        char *text = golden("removal-2.0.json", &size);
+
+        REQUIRE(removal_parse(text, size, &removal, NULL) == NEBULA_OK);
+        CHECK(!strcmp(removal.tag, "global_step500") && removal.number == 5);
+        free(text);
+}
+
+static void writing_the_golden_documents_again_gives_the_same_bytes(void)
+{
+        struct manifest manifest = { 0 };
+        struct record record = { 0 };
+        struct removal removal = { 0 };
+        char *texts[3], *again[3] = { 0 };
+        size_t sizes[3], again_sizes[3];
+
+        texts[0] = golden("manifest-2.0.json", &sizes[0]);
+        texts[1] = golden("record-2.0.json", &sizes[1]);
+        texts[2] = golden("removal-2.0.json", &sizes[2]);
+        REQUIRE(!manifest_parse(texts[0], sizes[0], &manifest, NULL) && !record_parse(texts[1], sizes[1], &record, NULL));
+        REQUIRE(!removal_parse(texts[2], sizes[2], &removal, NULL));
+        REQUIRE(!manifest_format(&manifest, &again[0], &again_sizes[0], NULL) && !record_format(&record, &again[1], &again_sizes[1], NULL));
+        REQUIRE(!removal_format(&removal, &again[2], &again_sizes[2], NULL));
+        for (size_t i = 0; i < 3; i++) {
+                CHECK(again_sizes[i] == sizes[i] && !memcmp(texts[i], again[i], sizes[i]));
+                free(texts[i]);
+                free(again[i]);
+        }
+        manifest_done(&manifest);
+        record_done(&record);
+}
+
+static const struct {
+        const char *name;
+        parser *parse;
+} kinds_of_document[] = { { "record-2.0.json", parse_record }, { "manifest-2.0.json", parse_manifest }, { "removal-2.0.json", parse_removal } };
+
+static void every_flipped_bit_and_every_cut_of_a_document_is_found(void)
+{
+        for (size_t kind = 0; kind < 3; kind++) {
+                size_t size;
+                char *text = golden(kinds_of_document[kind].name, &size);
+
+                        for (size_t i = 0; i < 8 * size; i++) {
+                        text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
+                        CHECK(kinds_of_document[kind].parse(text, size, NULL) == NEBULA_CORRUPT);
+                        text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
+                }
+                for (size_t cut = 0; cut < size; cut++)
+                        CHECK(kinds_of_document[kind].parse(text, cut, NULL) == NEBULA_CORRUPT);
+                for (size_t other = 0; other < 3; other++) /* and it is nothing else */
+                        CHECK(kinds_of_document[other].parse(text, size, NULL) == (other == kind ? NEBULA_OK : NEBULA_CORRUPT));
+                free(text);
+        }
+}
+
+/* ---- versions ---- */
+
+#define MANIFEST(version, extra, files, records) \
+        "{\"nebula\":\"manifest\",\"version\":\"" version "\"," extra "\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"number\":1,\"generation\":2," \
+        "\"step\":-1,\"world\":1,\"sequence\":5,\"files\":[" files "],\"records\":[" records "]"
+#define FILE_OF(name, generation, record) \
+        "{\"name\":\"" name "\",\"size\":1,\"rank\":0,\"generation\":" #generation ",\"record\":" #record "}"
+#define RECORD_OF(writing, rank, generation) \
+        "{\"rank\":" #rank ",\"generation\":" #generation ",\"writing\":\"" writing "\",\"size\":1,\"crc64\":\"0123456789abcdef\"}"
+#define RECORD_0 RECORD_OF(WRITING, 0, 1)
+
+static void unknown_fields_and_minor_versions_are_accepted(void)
+{
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", "", "")) == NEBULA_OK);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.7", "\"future\":{\"x\":[1]},", FILE_OF("a", 1, 0), RECORD_0)) == NEBULA_OK);
+        CHECK(parse_sealed(parse_removal, "{\"nebula\":\"removal\",\"version\":\"2.1\",\"why\":\"old\",\"tag\":\"t\",\"number\":1") == NEBULA_OK);
+}
+
+static bool is_refused(const char *body, const char *one, const char *other)
+{
+        struct nebula_error error = { 0 };
+        size_t size;
+        char *text = seal(body, &size);
+        enum nebula_status status = parse_manifest(text, size, &error);
+
+        free(text);
+        return status == NEBULA_CORRUPT && strstr(error.message, one) && strstr(error.message, other);
+}
+
+static void another_major_version_is_refused_and_says_which_nebula_reads_it(void)
+{
+        CHECK(is_refused(MANIFEST("1.0", "", "", ""), "version 1.0", "use an older Nebula"));
+        CHECK(is_refused(MANIFEST("3.0", "", "", ""), "version 3.0", "use a newer Nebula"));
+        CHECK(is_refused(MANIFEST("20.0", "", "", ""), "20.0", "newer"));
+        CHECK(is_refused(MANIFEST("", "", "", ""), "manifest", "no version"));
+        CHECK(is_refused(MANIFEST("2", "", "", ""), "version 2", "") && is_refused(MANIFEST("2x.0", "", "", ""), "2x.0", ""));
+}
+
+/* As it was released to nobody, but written by many. */
+static void the_documents_of_version_1_0_are_refused_by_their_version(void)
+{
+        CHECK(is_refused("{\"nebula\":\"manifest\",\"version\":\"1.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"generation\":2,\"step\":-1,\"world\":1,"
+                         "\"sequence\":5,\"files\":[{\"name\":\"a\",\"path\":\"a\",\"size\":1,\"rank\":0,\"generation\":1}],\"records\":["
+                         "{\"rank\":0,\"generation\":1,\"path\":\".nebula/rank-00000.json\",\"size\":1,\"crc64\":\"0123456789abcdef\"}]",
+                         "version 1.0", "older Nebula"));
+        CHECK(parse_sealed(parse_record, "{\"nebula\":\"record\",\"version\":\"1.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"generation\":1,\"rank\":0,"
+                                         "\"world\":2,\"files\":[],\"times\":{\"begun\":1,\"captured\":2,\"persisted\":3.5}") == NEBULA_CORRUPT);
+}
+
+/* ---- hostile documents ---- */
+
+static void a_sealed_lie_is_refused(void)
+{
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 0), RECORD_0)) == NEBULA_OK);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 0), "")) == NEBULA_CORRUPT); /* no record */
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 1), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 4294967296), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, -1), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 2, 0), RECORD_0)) == NEBULA_CORRUPT); /* of another generation */
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 3, 0), RECORD_OF(WRITING, 0, 3))) == NEBULA_CORRUPT); /* the future's */
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1, 0) "," FILE_OF("a", 1, 0), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("", 1, 0), RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", "", RECORD_0 "," RECORD_0)) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", "", RECORD_0 "," RECORD_OF(WRITING, 1, 1))) == NEBULA_OK);
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "\"tag\":\"u\",", "", "")) == NEBULA_CORRUPT); /* twice */
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "\"line\":[[6,1]],", "", "")) == NEBULA_CORRUPT); /* began after the version */
+        CHECK(parse_sealed(parse_manifest, "[1") == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_manifest, "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"tag\":\"\\u0000\"") == NEBULA_CORRUPT);
+}
+
+/* No key is taken from a document, so a name that looks like a way elsewhere is a name. */
+static void a_name_leads_nowhere_else(void)
+{
+        static const char *const names[] = { "../a", "/etc/x", "x/../../a", ".nebula/manifest-1.json", "a/", "..", ".", "latest", "l/.bashrc" };
+
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+                struct manifest manifest;
+                char body[600], key[MANIFEST_KEY_MAX] = "", *text;
+                size_t size;
+
+                snprintf(body, sizeof body, MANIFEST("2.0", "", FILE_OF("%s", 1, 0), RECORD_0), names[i]);
+                text = seal(body, &size);
+                REQUIRE(!manifest_parse(text, size, &manifest, NULL));
+                CHECK(!manifest_file_key(&manifest, &manifest.files[0], key, NULL) && !strncmp(key, "t/", 2));
+                CHECK(!strchr(key + 2, '/') && strcmp(key + 2, ".") && strcmp(key + 2, "..") && strncmp(key + 2, ".nebula", 7));
+                manifest_done(&manifest);
+                free(text);
+        }
+}
+
+static void a_writing_that_is_no_name_of_one_is_refused(void)
+{
+        static const char *const writings[] = {
+                "", "w", "../w", "w0123456789abcdef-1-0badcafe/..", "w0123456789abcdef-1-0badcafe/x", "w0123456789abcdef/1-0badcafe",
+                "w0123456789ABCDEF-1-0badcafe", "w0123456789abcde-1-0badcafe", "w0123456789abcdef--0badcafe", "w0123456789abcdef-1-0badcaf",
+                "w0123456789abcdef-1-0badcafe0", "w0123456789abcdef-99999999999999999999-0badcafe", "x0123456789abcdef-1-0badcafe",
+                "w0123456789abcdef-+1-0badcafe", " w0123456789abcdef-1-0badcafe",
+        };
+
+        for (size_t i = 0; i < sizeof writings / sizeof *writings; i++) {
+                char body[800];
+
+                snprintf(body, sizeof body, MANIFEST("2.0", "", "", RECORD_OF("%s", 0, 1)), writings[i]);
+                CHECK(parse_sealed(parse_manifest, body) == NEBULA_CORRUPT);
+                snprintf(body, sizeof body,
+                         "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"%s\",\"generation\":1,\"world\":2,"
+                         "\"persisted\":1,\"ranks\":[[0,1,1]],\"files\":[]", writings[i]);
+                CHECK(parse_sealed(parse_record, body) == NEBULA_CORRUPT);
+        }
+}
+
+/* A manifest, without its closing brace, that is sound but for one number. */
+static enum nebula_status parse_with(const char *number, const char *generation, const char *step, const char *world, const char *sequence,
+                                     const char *size, const char *rank)
+{
+        char body[1200];
+
+        snprintf(body, sizeof body,
+                 "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"tag\":\"t7\",\"job\":\"\",\"run\":\"\",\"number\":%s,\"generation\":%s,\"step\":%s,"
+                 "\"world\":%s,\"sequence\":%s,\"files\":[{\"name\":\"a\",\"size\":%s,\"rank\":%s,\"generation\":1,\"record\":0}],"
+                 "\"records\":[{\"rank\":%s,\"generation\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123456789abcdef\"}]",
+                 number, generation, step, world, sequence, size, rank, rank);
+        return parse_sealed(parse_manifest, body);
+}
+
+static void a_number_that_no_checkpoint_has_is_refused(void)
+{
+        static const char *const impossible[] = { "-1", "9223372036854775807", "9223372036854775808", "1e300", "1.5", "\"1\"", "null", "[1]" };
+
+        CHECK(!parse_with("1", "1", "7", "1", "1", "0", "0"));
+        CHECK(!parse_with("281474976710656", "281474976710656", "7", "1048576", "7258118400000000000", "17592186044416", "1048575"));
+        for (size_t i = 0; i < sizeof impossible / sizeof *impossible; i++) {
+                const char *bad = impossible[i];
+
+                CHECK(parse_with(bad, "1", "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", bad, "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "1", bad, "1", "1", "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "1", "7", bad, "1", "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "1", "7", "1", bad, "0", "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "1", "7", "1", "1", bad, "0") == NEBULA_CORRUPT);
+                CHECK(parse_with("1", "1", "7", "1", "1", "0", bad) == NEBULA_CORRUPT);
+        }
+        CHECK(parse_with("0", "1", "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("281474976710657", "1", "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "0", "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "281474976710657", "7", "1", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "1", "8", "1", "1", "0", "0") == NEBULA_CORRUPT); /* the tag says 7 */
+        CHECK(parse_with("1", "1", "7", "0", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "1", "7", "1048577", "1", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "1", "7", "1", "0", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "1", "7", "1", "7258118400000000001", "0", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "1", "7", "1", "1", "17592186044417", "0") == NEBULA_CORRUPT);
+        CHECK(parse_with("1", "1", "7", "1", "1", "0", "1048576") == NEBULA_CORRUPT);
+}
+
+static void a_removal_with_an_impossible_number_or_no_tag_is_refused(void)
+{
+        static const char *const bad[] = { "\"tag\":\"t\",\"number\":0", "\"tag\":\"t\",\"number\":281474976710657", "\"tag\":\"t\",\"number\":-1",
+                                           "\"tag\":\"t\",\"number\":\"1\"", "\"tag\":\"t\"", "\"tag\":\"\",\"number\":1", "\"number\":1", "\"tag\":7,\"number\":1" };
+        char body[200];
+
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+                snprintf(body, sizeof body, "{\"nebula\":\"removal\",\"version\":\"2.0\",%s", bad[i]);
+                CHECK(parse_sealed(parse_removal, body) == NEBULA_CORRUPT);
+        }
+}
+
+/* What nobody would read is not written. */
+static void a_document_with_numbers_that_are_refused_is_not_written(void)
+{
+        struct manifest most = { .tag = "t", .number = DOCUMENT_GENERATION_MAX, .generation = DOCUMENT_GENERATION_MAX, .step = -1, .world = 1,
+                                 .sequence = DOCUMENT_SEQUENCE_MAX };
+        struct manifest bad[] = { most, most, most, most, most, most };
+        struct removal removal = { "t", DOCUMENT_GENERATION_MAX };
+        struct nebula_error error;
+        char *text;
+        size_t size;
+
+        bad[0].number++;
+        bad[1].number = 0;
+        bad[2].generation++;
+        bad[3].generation = 0;
+        bad[4].sequence++;
+        bad[5].sequence = 0;
+        REQUIRE(!manifest_format(&most, &text, &size, NULL));
+        free(text);
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+                CHECK(manifest_format(&bad[i], &text, &size, &error) == NEBULA_INVALID && strstr(error.message, "\"t\""));
+        REQUIRE(!removal_format(&removal, &text, &size, NULL));
+        free(text);
+        removal.number++;
+        CHECK(removal_format(&removal, &text, &size, NULL) == NEBULA_INVALID);
+        removal.number = 0;
+        CHECK(removal_format(&removal, &text, &size, NULL) == NEBULA_INVALID);
+}
+
+#define RECORD(ranks, files) \
+        "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"" WRITING "\",\"generation\":1," \
+        "\"world\":3,\"persisted\":3.5,\"ranks\":" ranks ",\"files\":[" files "]"
+#define RECORD_FILE(name, rank, size, format, chunk, crcs) \
+        "{\"name\":\"" name "\",\"rank\":" #rank ",\"size\":" #size ",\"format\":\"" format "\",\"chunk_bytes\":" #chunk ",\"crc64\":[" crcs "]}"
+#define SUM "\"0123456789abcdef\""
+
+static void a_record_that_does_not_add_up_is_refused(void)
+{
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 4097, "raw", 4096, SUM "," SUM))) == NEBULA_OK);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 4097, "raw", 4096, SUM))) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 0, SUM))) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 4294967295, SUM))) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, -1, "raw", 4096, ""))) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "tar", 4096, SUM))) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 4096, "\"0123456789ABCDEF\""))) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 4096, "17"))) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("", 1, 1, "raw", 4096, SUM))) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 4096, SUM) "," RECORD_FILE("a", 1, 1, "raw", 4096, SUM))) ==
+              NEBULA_CORRUPT); /* one name twice */
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", "7")) == NEBULA_CORRUPT);
+}
+
+static void a_record_whose_ranks_do_not_add_up_is_refused(void)
+{
+        CHECK(parse_sealed(parse_record, RECORD("[[0,1,2],[2,0,0.5]]", RECORD_FILE("a", 2, 0, "raw", 1, ""))) == NEBULA_OK);
+        CHECK(parse_sealed(parse_record, RECORD("[[0,1,2],[2,0,0]]", RECORD_FILE("a", 1, 0, "raw", 1, ""))) == NEBULA_CORRUPT); /* not covered */
+        CHECK(parse_sealed(parse_record, RECORD("[]", "")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("7", "")) == NEBULA_CORRUPT && parse_sealed(parse_record, RECORD("[7]", "")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[3,1,2]]", "")) == NEBULA_CORRUPT && parse_sealed(parse_record, RECORD("[[-1,1,2]]", "")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2],[1,1,2]]", "")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[2,1,2],[1,1,2]]", "")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[0,1,2],[1,1,2],[2,1,2],[2,1,2]]", "")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1.5,1,2]]", "")) == NEBULA_CORRUPT && parse_sealed(parse_record, RECORD("[[1]]", "")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,-1,2]]", "")) == NEBULA_CORRUPT && parse_sealed(parse_record, RECORD("[[1,1,1e300]]", "")) == NEBULA_CORRUPT);
+        CHECK(parse_sealed(parse_record, RECORD("[[1,1,\"2\"]]", "")) == NEBULA_CORRUPT);
+}
+
+/* ---- a manifest that is being made ---- */
+
+static void a_manifest_keeps_its_names_while_it_grows(void)
+{
+        struct manifest manifest = { .tag = "t" };
+        char name[32], *long_name = calloc(1, MANIFEST_NAME_MAX);
+
+        for (uint32_t i = 0; i < 3000; i++) {
+                struct manifest_file file = { .name = name, .size = i };
+
+                snprintf(name, sizeof name, "file-%u", i);
+                REQUIRE(!manifest_reserve(&manifest, 1, i % 2, NULL) && !manifest_add_file(&manifest, &file, NULL));
+        }
+        memset(long_name, 'n', MANIFEST_NAME_MAX - 1);
+        REQUIRE(!manifest_reserve(&manifest, 1, 0, NULL) && !manifest_add_file(&manifest, &(struct manifest_file){ .name = long_name }, NULL));
+        memset(long_name, 'x', MANIFEST_NAME_MAX - 1);
+        CHECK(manifest.file_count == 3001 && manifest.files[3000].name[0] == 'n' && !manifest.record_count);
+        for (uint32_t i = 0; i < 3000; i++) {
+                const struct manifest_file *found;
+
+                snprintf(name, sizeof name, "file-%u", i);
+                found = manifest_find_file(&manifest, name);
+                CHECK(found == &manifest.files[i] && found->size == i);
+        }
+        CHECK(!manifest_find_file(&manifest, "file-") && !manifest_find_file(&manifest, "file-3000"));
+        manifest_done(&manifest);
+        free(long_name);
+}
+
+TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read), TEST(a_record_comes_back_as_it_was_written),
+         TEST(a_manifest_comes_back_as_it_was_written), TEST(a_removal_comes_back_as_it_was_written), TEST(nothing_is_as_good_as_done),
+         TEST(the_golden_record_of_version_2_0_is_read), TEST(the_golden_manifest_of_version_2_0_is_read),
+         TEST(the_golden_manifest_names_the_golden_record), TEST(the_golden_removal_of_version_2_0_is_read),
+         TEST(writing_the_golden_documents_again_gives_the_same_bytes), TEST(every_flipped_bit_and_every_cut_of_a_document_is_found),
+         TEST(unknown_fields_and_minor_versions_are_accepted), TEST(another_major_version_is_refused_and_says_which_nebula_reads_it),
+         TEST(the_documents_of_version_1_0_are_refused_by_their_version), TEST(a_sealed_lie_is_refused), TEST(a_name_leads_nowhere_else),
+         TEST(a_writing_that_is_no_name_of_one_is_refused), TEST(a_number_that_no_checkpoint_has_is_refused),
+         TEST(a_removal_with_an_impossible_number_or_no_tag_is_refused), TEST(a_document_with_numbers_that_are_refused_is_not_written),
+         TEST(a_record_that_does_not_add_up_is_refused), TEST(a_record_whose_ranks_do_not_add_up_is_refused),
+         TEST(a_manifest_keeps_its_names_while_it_grows))

@@ -1,0 +1,398 @@
+/* A version is removed: an entry of the log first, then what was there before it, and nothing else; whatever is interrupted is ended later. */
+#include "versions.h"
+#include "watched.h"
+
+static uint64_t last_removal(const char *directory)
+{
+        uint64_t number = UINT64_MAX;
+
+        CHECK(!tag_log_removed(store, directory, &number, &error));
+        return number;
+}
+
+/* Nothing of Nebula's, nor of the files that its records named. */
+static bool is_all_gone(const char *directory)
+{
+        char prefix[300];
+
+        snprintf(prefix, sizeof prefix, "%s/", directory);
+        return !count_objects(prefix);
+}
+
+ON_EACH_STORE(a_removal_takes_all_that_is_nebulas_and_nothing_else)
+{
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x" } });
+        write_torn((struct writer){ .tag = "t", .run = "c", .after = "b", .names = { "z" } }); /* a writing that never ended */
+        have("t/.nebula/committed.json", "{}");
+        have("t/.nebula/captured-00000.json", "{}");
+        have("t/.nebula/sweep-0000000000000001.json", "{}");
+        have("t/.nebula/w0123456789abcdef-1-00000000.claim-00003.json", "{}");
+        have("t/.nebula/w0123456789abcdef-1-00000000/x", "1");
+        have("t/foreign", "x");
+        have("t/.nebula/foreign", "x");
+        have("tt/x", "x");
+        CHECK(!remove_version("t") && holds_nothing("t"));
+        CHECK(has("t/foreign") && has("t/.nebula/foreign") && count_objects("t/") == 2 && has("tt/x"));
+        CHECK(last_removal("t") == 3 && count_objects(".nebula/removed/") == 1);
+}
+
+ON_EACH_STORE(of_a_writing_in_place_that_never_ended_the_files_go_too)
+{
+        struct writer torn = { .tag = "t", .run = "b", .names = { "y", "z" } };
+
+        write_torn(torn);
+        drop("t/z");
+        have("t/z", "of another length: a user's");
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        CHECK(has("t/y") && !remove_version("t") && !has("t/y") && has("t/z") && count_objects("t/") == 1);
+}
+
+ON_EACH_STORE(the_numbers_of_the_log_go_on_after_a_removal)
+{
+        struct manifest manifest;
+
+        for (uint64_t round = 0; round < 3; round++) {
+                write_version((struct writer){ .tag = "t/u", .run = "a", .sequence = 50 + round, .names = { "x" } });
+                load("t/u", &manifest);
+                CHECK(manifest.number == 1 + 2 * round && holds("t/u", "a") && shows("t%2Fu", "x", "a"));
+                manifest_done(&manifest);
+                CHECK(!remove_version("t/u") && last_removal("t%2Fu") == 2 + 2 * round && is_all_gone("t%2Fu"));
+        }
+        CHECK(count_objects(".nebula/removed/") == 1);
+}
+
+/* Only the first entry of a log names files in place, where somebody may still write a view. */
+ON_EACH_STORE(after_a_removal_no_file_of_a_manifest_lies_in_place)
+{
+        struct manifest manifest;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        CHECK(!remove_version("t") && !has("t/x"));
+        write_version((struct writer){ .tag = "t", .run = "a", .sequence = 100, .names = { "x" } });
+        load("t", &manifest);
+        CHECK(manifest.files[0].is_apart && shows("t", "x", "a"));
+        have("t/x", "an old view");
+        CHECK(holds("t", "a"));
+        manifest_done(&manifest);
+}
+
+ON_EACH_STORE(a_removal_again_is_fine_and_takes_nothing_of_other_programs)
+{
+        struct manifest manifest;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        load("t", &manifest);
+        CHECK(!manifest_remove(store, &manifest, &error) && !manifest_remove(store, &manifest, &error) && is_all_gone("t"));
+        have("t/x", "of a user");
+        write_torn((struct writer){ .tag = "t", .run = "b", .names = { "y" } });
+        CHECK(!manifest_remove(store, &manifest, &error) && !manifest_end_removal(store, "t", &error));
+        CHECK(has("t/x") && count_objects("t/") == 3 && holds_nothing("t"));
+        manifest_done(&manifest);
+}
+
+ON_EACH_STORE(a_version_that_was_written_again_is_not_removed_in_the_name_of_the_old_one)
+{
+        struct manifest old;
+        size_t count;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        load("t", &old);
+        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+        count = count_objects("");
+        CHECK(manifest_remove(store, &old, &error) == NEBULA_BUSY && strstr(error.message, "\"t\"") && count_objects("") == count && holds("t", "b"));
+        CHECK(!manifest_end_removal(store, "t", &error) && holds("t", "b")); /* there is none */
+        CHECK(!remove_version("t") && is_all_gone("t"));
+        manifest_done(&old);
+}
+
+/* It may be a later writing, in a format of tomorrow. */
+ON_EACH_STORE(what_cannot_be_looked_at_is_not_removed)
+{
+        struct manifest manifest;
+        size_t count;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        load("t", &manifest);
+        have("t/.nebula/manifest-2.json", "damaged");
+        count = count_objects("");
+        CHECK(manifest_remove(store, &manifest, &error) == NEBULA_CORRUPT && strstr(error.message, "t/.nebula/manifest-2.json"));
+        CHECK(manifest_end_removal(store, "t", &error) == NEBULA_OK && count_objects("") == count);
+        manifest_done(&manifest);
+}
+
+ON_EACH_STORE(objects_of_another_user_stay)
+{
+        static const char *const keys_of_all[] = { "t/x", "t/.nebula/committed.json" };
+
+        for (size_t i = 0; i < 2; i++) {
+                struct manifest manifest;
+
+                begin_anew();
+                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+                have("t/.nebula/committed.json", "{}");
+                load("t", &manifest);
+                watched_begin(store);
+                watched.foreign = keys_of_all[i];
+                CHECK(!manifest_remove(store, &manifest, &error));
+                watched_end(store);
+                CHECK(has(keys_of_all[i]) && !has(keys_of_all[1 - i]) && holds_nothing("t"));
+                manifest_done(&manifest);
+        }
+}
+
+/* Somebody may be writing it. */
+ON_EACH_STORE(a_young_temporary_object_stays_until_a_sweep)
+{
+        size_t swept;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        have("t/.nebula/tmp-9-1", "x");
+        CHECK(!remove_version("t") && has("t/.nebula/tmp-9-1") && count_objects("t/") == 1);
+        CHECK(!manifest_sweep(store, ANY_AGE, &swept, &error) && is_all_gone("t"));
+}
+
+static const char *replaced;
+
+static void replace_meanwhile(struct store *one, enum watched_call call, const char *key)
+{
+        if (call == CALL_REMOVE && replaced && !strcmp(key, replaced)) {
+                replaced = NULL;
+                if (watched.real->put(one, key, "of another program", 18, STORE_ALWAYS, NULL, NULL, NULL))
+                        abort();
+        }
+}
+
+ON_EACH_STORE(an_object_goes_only_while_it_is_the_one_that_was_there_before_the_entry)
+{
+        static const char *const keys_of_all[] = { "t/x", "t/.nebula/committed.json", "t/.nebula/wdb274cd68a4c31cc-97-00000000.record-00000.json" };
+
+        for (size_t i = 0; i < 3; i++) {
+                struct manifest manifest;
+
+                begin_anew();
+                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+                have("t/.nebula/committed.json", "{}");
+                load("t", &manifest);
+                REQUIRE(has(keys_of_all[i]));
+                watched_begin(store);
+                watched.before = replace_meanwhile;
+                replaced = keys_of_all[i];
+                CHECK(!manifest_remove(store, &manifest, &error) && !replaced);
+                watched_end(store);
+                CHECK(has(keys_of_all[i]) && count_objects("t/") == 1 && holds_nothing("t"));
+                manifest_done(&manifest);
+        }
+}
+
+/* The writer sleeps between its files and its manifest: it finds the removal, whether that has ended or not, and writes all again. */
+ON_EACH_STORE(a_removal_while_a_writer_sleeps_takes_its_files_and_the_writer_finds_out)
+{
+        for (enum writer_at at = AT_PLACE; at <= AT_CHECK; at++) {
+                struct writer writer = { .tag = "t", .run = "b", .after = "a", .names = { "x", "y" } };
+
+                begin_anew();
+                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+                writer_run_to(&writer, at);
+                CHECK(!remove_version("t") && holds_nothing("t") && is_all_gone("t"));
+                writer_run(&writer);
+                CHECK(writer.is_durable && holds("t", "b") && shows("t", "x", "b") && shows("t", "y", "b"));
+                CHECK(!remove_version("t") && is_all_gone("t"));
+                writer_done(&writer);
+        }
+}
+
+/* Another program ends the removal, or writes the tag again, before the k-th call of it. */
+static uint64_t acts_at;
+static void (*act)(void);
+
+static void act_meanwhile(struct store *one, enum watched_call call, const char *key)
+{
+        (void)call;
+        (void)key;
+        if (!acts_at || atomic_load(&watched.calls) + 1 != acts_at)
+                return;
+        acts_at = 0;
+        one->ops = watched.real;
+        act();
+        one->ops = &watched.ops;
+}
+
+static void write_again(void)
+{
+        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "x", "y" } });
+}
+
+static void end_and_write_again(void)
+{
+        CHECK(!manifest_end_removal(store, "t", &error));
+        write_again();
+}
+
+static void a_tag_that_is_written_again_stays_whole(void)
+{
+        bool has_acted = true;
+
+        for (uint64_t k = 1; has_acted; k++) {
+                struct manifest manifest;
+                enum nebula_status status;
+
+                begin_anew();
+                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "keep" } });
+                load("t", &manifest);
+                watched_begin(store);
+                watched.before = act_meanwhile;
+                acts_at = k;
+                status = manifest_remove(store, &manifest, &error);
+                has_acted = !acts_at;
+                watched_end(store);
+                if (has_acted) {
+                        CHECK((!status || status == NEBULA_BUSY) && holds("t", "b"));
+                        CHECK(status != NEBULA_BUSY || shows("t", "keep", "a")); /* it stays, and what carries over with it */
+                } else {
+                        CHECK(!status && holds_nothing("t"));
+                }
+                manifest_done(&manifest);
+        }
+}
+
+ON_EACH_STORE(a_tag_that_is_written_again_while_it_is_removed_is_whole)
+{
+        act = write_again;
+        a_tag_that_is_written_again_stays_whole();
+        act = end_and_write_again;
+        a_tag_that_is_written_again_stays_whole();
+}
+
+/* ---- interrupted ---- */
+
+enum ending { BY_A_REMOVAL, BY_A_SWEEP, BY_END_REMOVAL, BY_A_WRITER, ENDINGS };
+
+static void end_it(enum ending ending, const struct manifest *manifest)
+{
+        size_t swept;
+
+        switch (ending) {
+        case BY_A_REMOVAL:
+                CHECK(!manifest_remove(store, manifest, &error));
+                break;
+        case BY_A_SWEEP:
+                CHECK(!manifest_sweep(store, ANY_AGE, &swept, &error));
+                break;
+        case BY_END_REMOVAL:
+                CHECK(!manifest_end_removal(store, "t", &error));
+                break;
+        default:
+                write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+                CHECK(holds("t", "b") && shows("t", "x", "b") && !remove_version("t"));
+        }
+}
+
+static bool interrupt(enum watched_failure how, uint64_t k, enum ending ending)
+{
+        struct manifest manifest;
+        enum nebula_status status;
+        bool has_failed;
+
+        begin_anew();
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct writer){ .tag = "t", .run = "a", .sequence = 100, .carries = true, .names = { "x" } });
+        have("t/foreign", "x");
+        load("t", &manifest);
+        watched_begin(store);
+        watched_fail(how, k);
+        status = manifest_remove(store, &manifest, &error);
+        has_failed = atomic_load(&watched.calls) >= k;
+        watched_end(store);
+        CHECK(!status || (has_failed && (status == NEBULA_STORAGE || status == NEBULA_TIMEOUT)));
+        /* A whole version or none, and no version without its files. */
+        CHECK(holds_nothing("t") || (status && holds("t", "a")));
+        if (!holds("t", "a") || ending == BY_A_REMOVAL || ending == BY_A_WRITER) {
+                end_it(ending, &manifest);
+                CHECK(holds_nothing("t") && has("t/foreign") && count_objects("t/") == 1);
+                CHECK(!status || last_removal("t") >= 3);
+                write_version((struct writer){ .tag = "t", .run = "c", .names = { "x" } });
+                CHECK(holds("t", "c"));
+        }
+        manifest_done(&manifest);
+        return has_failed;
+}
+
+ON_EACH_STORE(an_interrupted_removal_leaves_a_whole_version_or_none_and_is_ended_by_the_next_one)
+{
+        for (enum watched_failure how = 0; how < WATCHED_FAILURES; how++)
+                for (enum ending ending = 0; ending < ENDINGS; ending++)
+                        for (uint64_t k = 1; interrupt(how, k, ending); k++)
+                                continue;
+}
+
+/* ---- what one try has put ---- */
+
+static void forsake(enum watched_failure how, uint64_t k, bool *ret_has_failed)
+{
+        struct writer failed = { .tag = "t", .run = "b", .after = "a", .names = { "y", "z" } };
+
+        begin_anew();
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        writer_run_to(&failed, AT_COMMIT);
+        have("t/foreign", "x");
+        watched_begin(store);
+        watched_fail(how, k);
+        manifest_forsake(store, "t", failed.writing);
+        *ret_has_failed = k && atomic_load(&watched.calls) >= k;
+        watched_end(store);
+        CHECK(holds("t", "a") && has("t/foreign"));
+        manifest_forsake(store, "t", failed.writing);
+        CHECK(holds("t", "a") && shows("t", "x", "a") && has("t/foreign"));
+        CHECK(count_objects("t/") == 4); /* a manifest, a record, x, and what is foreign */
+        writer_done(&failed);
+}
+
+ON_EACH_STORE(a_try_that_is_given_up_takes_its_own_with_it_and_nothing_else)
+{
+        for (enum watched_failure how = 0; how < WATCHED_FAILURES; how++) {
+                bool has_failed = true;
+
+                for (uint64_t k = 1; has_failed; k++)
+                        forsake(how, k, &has_failed);
+        }
+}
+
+ON_EACH_STORE(a_try_in_place_that_is_given_up_leaves_the_names_free_but_for_those_of_the_version)
+{
+        struct writer failed = { .tag = "t", .run = "b", .names = { "x", "y", "z" } };
+
+        writer_run_to(&failed, AT_COMMIT);
+        drop("t/z");
+        have("t/z", "of a user");
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        manifest_forsake(store, "t", failed.writing);
+        CHECK(holds("t", "a") && shows("t", "x", "a") && !has("t/y") && has("t/z"));
+        writer_done(&failed);
+}
+
+ON_EACH_STORE(nothing_is_taken_from_a_tag_whose_log_cannot_be_read)
+{
+        struct writer failed = { .tag = "t", .run = "b", .names = { "x" } };
+        size_t count;
+
+        writer_run_to(&failed, AT_COMMIT);
+        have("t/.nebula/manifest-1.json", "damaged");
+        count = count_objects("");
+        manifest_forsake(store, "t", failed.writing);
+        CHECK(count_objects("") == count);
+        writer_done(&failed);
+}
+
+TAP_MAIN(TEST(a_removal_takes_all_that_is_nebulas_and_nothing_else), TEST(of_a_writing_in_place_that_never_ended_the_files_go_too),
+         TEST(the_numbers_of_the_log_go_on_after_a_removal), TEST(after_a_removal_no_file_of_a_manifest_lies_in_place),
+         TEST(a_removal_again_is_fine_and_takes_nothing_of_other_programs),
+         TEST(a_version_that_was_written_again_is_not_removed_in_the_name_of_the_old_one), TEST(what_cannot_be_looked_at_is_not_removed),
+         TEST(objects_of_another_user_stay), TEST(a_young_temporary_object_stays_until_a_sweep),
+         TEST(an_object_goes_only_while_it_is_the_one_that_was_there_before_the_entry),
+         TEST(a_removal_while_a_writer_sleeps_takes_its_files_and_the_writer_finds_out),
+         TEST(a_tag_that_is_written_again_while_it_is_removed_is_whole),
+         TEST(an_interrupted_removal_leaves_a_whole_version_or_none_and_is_ended_by_the_next_one),
+         TEST(a_try_that_is_given_up_takes_its_own_with_it_and_nothing_else),
+         TEST(a_try_in_place_that_is_given_up_leaves_the_names_free_but_for_those_of_the_version),
+         TEST(nothing_is_taken_from_a_tag_whose_log_cannot_be_read))

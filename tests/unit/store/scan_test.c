@@ -1,0 +1,285 @@
+/* All versions of a storage path, while others come and go; and what is none of them. */
+#include <unistd.h>
+
+#include "store/manifest_private.h"
+#include "versions.h"
+#include "watched.h"
+
+static void save(const char *tag, uint64_t sequence)
+{
+        write_version((struct writer){ .tag = tag, .run = "a", .sequence = sequence, .names = { "x" } });
+}
+
+/* Sequence of the newest, 0: nothing there. */
+static uint64_t newest_sequence(void)
+{
+        struct manifest_scan scan;
+        uint64_t sequence = 0;
+        int64_t newest;
+
+        if (manifest_scan(store, &scan, &error))
+                abort();
+        newest = manifest_scan_newest(&scan, NULL);
+        if (newest >= 0)
+                sequence = scan.manifests[newest].sequence;
+        manifest_scan_done(&scan);
+        return sequence;
+}
+
+ON_EACH_STORE(a_scan_lists_the_sound_oldest_first_and_counts_the_broken)
+{
+        struct manifest_scan scan;
+
+        save("global_step20", 30);
+        save("global_step100", 20);
+        save("removed", 25);
+        write_torn((struct writer){ .tag = "torn", .run = "a", .sequence = 40, .names = { "x" } });
+        save("broken", 50);
+        flip("broken/.nebula/manifest-1.json", 30);
+        CHECK(!remove_version("removed"));
+        have("latest", "global_step20\n");
+        have("foreign/file", "x");
+        have(".nebula/secret", "x");
+        REQUIRE(manifest_scan(store, &scan, &error) == NEBULA_OK);
+        REQUIRE(scan.count == 2);
+        CHECK(!strcmp(scan.manifests[0].tag, "global_step100") && !strcmp(scan.manifests[1].tag, "global_step20"));
+        CHECK(scan.broken_count == 1 && strstr(scan.broken, "broken/.nebula/manifest-1.json") && !strcmp(scan.broken_list[0].tag, "broken"));
+        CHECK(manifest_scan_newest(&scan, "") == 0 && manifest_scan_newest(&scan, NULL) == 0); /* the larger step, though committed before */
+        CHECK(manifest_scan_newest(&scan, "other") == -1);
+        manifest_scan_done(&scan);
+        save("best9", 25);
+        REQUIRE(manifest_scan(store, &scan, &error) == NEBULA_OK && scan.count == 3);
+        CHECK(!strcmp(scan.manifests[manifest_scan_newest(&scan, NULL)].tag, "best9")); /* committed after global_step100 */
+        scan.manifests[manifest_scan_newest(&scan, NULL)].is_damaged = true;
+        CHECK(!strcmp(scan.manifests[manifest_scan_newest(&scan, NULL)].tag, "global_step100"));
+        manifest_scan_done(&scan);
+        manifest_scan_done(&scan);
+}
+
+ON_EACH_STORE(a_scan_of_nothing_is_empty)
+{
+        struct manifest_scan scan;
+
+        REQUIRE(!manifest_scan(store, &scan, &error));
+        CHECK(!scan.count && !scan.broken_count && !scan.bare_count && !scan.link_count && manifest_scan_newest(&scan, NULL) == -1);
+        manifest_scan_done(&scan);
+}
+
+ON_EACH_STORE(a_directory_of_format_1_counts_as_broken)
+{
+        struct manifest_scan scan;
+
+        if (!(features & STORE_PATHS))
+                return;
+        have("global_step5/.nebula/manifest.json", "{}");
+        have("global_step5/x", "x");
+        REQUIRE(!manifest_scan(store, &scan, &error));
+        CHECK(!scan.count && scan.broken_count == 1 && strstr(scan.broken_list[0].reason, "format 1"));
+        manifest_scan_done(&scan);
+}
+
+ON_EACH_STORE(tags_without_a_version_are_told_from_the_largest_step_on)
+{
+        struct manifest_scan scan;
+        struct manifest_broken bare;
+        char key[64];
+
+        for (int i = 1; i <= 10; i++) {
+                snprintf(key, sizeof key, "global_step%d/x", i);
+                have(key, "x");
+        }
+        have("other/x", "x");
+        REQUIRE(!manifest_scan(store, &scan, &error));
+        REQUIRE(scan.bare_count == MANIFEST_BROKEN_MAX);
+        CHECK(!strcmp(scan.bare[0], "global_step10") && !strcmp(scan.bare[1], "global_step9") && !strcmp(scan.bare[7], "global_step3"));
+        manifest_scan_done(&scan);
+        CHECK(manifest_is_bare(store, "global_step7", &bare) && !strcmp(bare.tag, "global_step7") && strstr(bare.reason, "no .nebula directory"));
+}
+
+ON_EACH_STORE(a_checkpoint_without_its_manifest_is_bare_and_one_on_the_way_is_not)
+{
+        struct manifest_broken bare;
+
+        CHECK(!manifest_is_bare(store, "absent", &bare));
+        write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        CHECK(manifest_is_bare(store, "t", &bare) && strstr(bare.reason, "no manifest"));
+        have("t/.nebula/captured-00000.json", "{}");
+        CHECK(!manifest_is_bare(store, "t", &bare));
+        have("u/.nebula/w0123456789abcdef-1-00000000.claim-00000.json", "{}");
+        have("u/x", "x");
+        CHECK(!manifest_is_bare(store, "u", &bare));
+        have("v/.nebula/manifest-1.json", "{}");
+        have("v/x", "x");
+        CHECK(!manifest_is_bare(store, "v", &bare));
+        have("w/.nebula/w0123456789abcdef-1-00000000.record-00000.json", "{}");
+        CHECK(!manifest_is_bare(store, "w", &bare)); /* nothing that a program could read */
+}
+
+/* No operation follows one, so what it leads to is no part of the store. */
+ON_EACH_STORE(links_beside_the_tags_are_counted_and_not_followed)
+{
+        struct manifest_scan scan;
+        char path[400];
+
+        save("t", 1);
+        if (!(features & STORE_PATHS))
+                return;
+        snprintf(path, sizeof path, "%s/behind", store->root);
+        REQUIRE(!symlink("t", path));
+        REQUIRE(!manifest_scan(store, &scan, &error));
+        CHECK(scan.count == 1 && !scan.broken_count && scan.link_count == 1 && !strcmp(scan.link, "behind"));
+        manifest_scan_done(&scan);
+}
+
+static void lost_and_found_of_another_user_is_no_checkpoint(void)
+{
+        char name[] = "lost+found", tag[256];
+        struct store_entry entry = { .key = name, .is_prefix = true, .is_foreign = true };
+
+        CHECK(!manifest_tag_of(&entry, tag));
+        entry.is_foreign = false;
+        CHECK(manifest_tag_of(&entry, tag) && !strcmp(tag, name)); /* somebody's tag */
+        entry.is_link = true;
+        CHECK(!manifest_tag_of(&entry, tag));
+        entry = (struct store_entry){ .key = name };
+        CHECK(!manifest_tag_of(&entry, tag)); /* a file */
+}
+
+static void a_directory_that_no_tag_is_encoded_as_is_no_tag(void)
+{
+        static char const *const names[] = { ".nebula", "%6d", "a%", "%2enebula", "..", "latest" };
+        char tag[256];
+
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+                struct store_entry entry = { .key = (char *)(uintptr_t)names[i], .is_prefix = true };
+
+                CHECK(!manifest_tag_of(&entry, tag));
+        }
+        CHECK(manifest_tag_of(&(struct store_entry){ .key = (char[]){ "a%2Fb" }, .is_prefix = true }, tag) && !strcmp(tag, "a/b"));
+}
+
+/* ---- while versions come and go ---- */
+
+static struct {
+        void (*then)(void); /* another program, just before a manifest is read; once, unless it is set again */
+        size_t root_lists, round;
+} meanwhile;
+
+static void act(struct store *one, enum watched_call call, const char *key)
+{
+        void (*then)(void) = meanwhile.then;
+
+        meanwhile.root_lists += call == CALL_LIST && !*key;
+        if (call != CALL_GET || !then)
+                return;
+        meanwhile.then = NULL;
+        one->ops = watched.real;
+        then();
+        one->ops = &watched.ops;
+}
+
+static void begin_meanwhile(void (*then)(void))
+{
+        memset(&meanwhile, 0, sizeof meanwhile);
+        meanwhile.then = then;
+        watched_begin(store);
+        watched.before = act;
+}
+
+static void save_the_next(void)
+{
+        char tag[32], before[32];
+
+        snprintf(before, sizeof before, "global_step%zu", ++meanwhile.round);
+        snprintf(tag, sizeof tag, "global_step%zu", meanwhile.round + 1);
+        save(tag, meanwhile.round + 1);
+        CHECK(!remove_version(before));
+        if (meanwhile.round % 5)
+                meanwhile.then = save_the_next;
+}
+
+/* As with keep_last=1, whose one version is another each time it is looked at. */
+ON_EACH_STORE(a_scan_finds_what_took_the_place_of_what_it_had_listed)
+{
+        save("global_step1", 1);
+        begin_meanwhile(save_the_next);
+        CHECK(newest_sequence() == 6 && meanwhile.round == 5);
+        meanwhile.then = save_the_next;
+        CHECK(newest_sequence() == 11 && meanwhile.round == 10);
+        watched_end(store);
+}
+
+static void go_on_for_ever(void)
+{
+        save_the_next();
+        meanwhile.then = go_on_for_ever;
+}
+
+ON_EACH_STORE(a_scan_ends_also_where_versions_come_and_go_for_ever)
+{
+        save("global_step1", 1);
+        begin_meanwhile(go_on_for_ever);
+        newest_sequence();
+        CHECK(meanwhile.round > 10 && meanwhile.round < 30);
+        watched_end(store);
+}
+
+static void complete_a(void)
+{
+        save("a", 20);
+        drop("b/.nebula/manifest-1.json");
+}
+
+/* Both directories stand all the time. */
+ON_EACH_STORE(a_scan_finds_what_was_completed_after_its_look_when_the_other_is_being_removed)
+{
+        write_torn((struct writer){ .tag = "a", .run = "b", .names = { "x" } });
+        save("b", 10);
+        begin_meanwhile(complete_a); /* when b is read, and a has been looked at */
+        CHECK(newest_sequence() == 20);
+        watched_end(store);
+}
+
+ON_EACH_STORE(a_scan_of_what_stands_still_reads_each_manifest_once)
+{
+        char name[32];
+
+        for (int i = 0; i < 8; i++) {
+                snprintf(name, sizeof name, "foreign%d/file", i);
+                have(name, "x");
+        }
+        save("global_step1", 1);
+        save("global_step2", 2);
+        begin_meanwhile(NULL);
+        CHECK(newest_sequence() == 2 && atomic_load(&watched.of_kind[CALL_GET]) == 2);
+        watched_end(store);
+}
+
+/* A version that could not be read is counted, and none is taken for absent. */
+ON_EACH_STORE(a_scan_that_meets_a_failure_of_storage_tells_it)
+{
+        bool has_failed = true;
+
+        save("global_step1", 1);
+        save("global_step2", 2);
+        for (uint64_t k = 1; has_failed; k++) {
+                struct manifest_scan scan = { 0 };
+                enum nebula_status status;
+
+                watched_begin(store);
+                watched_fail(CALL_FAILS, k);
+                status = manifest_scan(store, &scan, &error);
+                has_failed = atomic_load(&watched.calls) >= k;
+                watched_end(store);
+                CHECK(!status || status == NEBULA_STORAGE);
+                CHECK(status || scan.count + scan.broken_count == 2);
+                manifest_scan_done(&scan);
+        }
+}
+
+TAP_MAIN(TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken), TEST(a_scan_of_nothing_is_empty), TEST(a_directory_of_format_1_counts_as_broken),
+         TEST(tags_without_a_version_are_told_from_the_largest_step_on), TEST(a_checkpoint_without_its_manifest_is_bare_and_one_on_the_way_is_not),
+         TEST(links_beside_the_tags_are_counted_and_not_followed), TEST(lost_and_found_of_another_user_is_no_checkpoint), TEST(a_directory_that_no_tag_is_encoded_as_is_no_tag),
+         TEST(a_scan_finds_what_took_the_place_of_what_it_had_listed), TEST(a_scan_ends_also_where_versions_come_and_go_for_ever),
+         TEST(a_scan_finds_what_was_completed_after_its_look_when_the_other_is_being_removed),
+         TEST(a_scan_of_what_stands_still_reads_each_manifest_once), TEST(a_scan_that_meets_a_failure_of_storage_tells_it))

@@ -1,0 +1,310 @@
+/*
+ * Writers, removers and sweeps of one tag, of which each may sleep before any of its calls for as long as it likes, while the others go
+ * on. What a writer has called durable stays whole and the newest, unless a removal was meant for it or a run that came after
+ * its own has written the tag again. tests/model/storage_model.py explores the same as a model, this the functions themselves.
+ */
+#include "sleepers.h"
+#include "versions.h"
+
+#define PROGRAMS_MAX 3
+
+struct story {
+        struct writer writers[2];
+        size_t writer_count;
+        void (*others[2])(void *argument);
+        size_t other_count;
+        bool has_version; /* run "a" has written the tag before */
+        size_t schedules;
+        const char *problem; /* the last one */
+};
+
+/* Versions that were called durable. */
+static struct claim {
+        const char *run;
+        uint64_t number;
+} claims[8];
+static size_t claim_count;
+static uint64_t meant[8]; /* the numbers of the versions that removers are about to remove, or have */
+static size_t meant_count;
+
+static void run_writer(void *argument)
+{
+        struct writer *writer = argument;
+
+        while (writer_goes_on(writer)) {
+                bool was_durable = writer->is_durable;
+
+                writer_step(writer);
+                if (writer->is_durable && !was_durable)
+                        claims[claim_count++] = (struct claim){ writer->run, writer->manifest.number };
+        }
+}
+
+/* As retention and `nebula prune`: what it removes it has loaded before. */
+static void run_remover(void *argument)
+{
+        struct manifest manifest;
+        uint64_t *own = &meant[meant_count++];
+
+        (void)argument;
+        *own = 0;
+        if (manifest_load(store, "t", &manifest, NULL))
+                return;
+        *own = manifest.number;
+        if (manifest_remove(store, &manifest, NULL) == NEBULA_BUSY)
+                *own = 0;
+        manifest_done(&manifest);
+}
+
+static bool is_meant(uint64_t number)
+{
+        bool result = false;
+
+        for (size_t i = 0; i < meant_count; i++)
+                result = result || meant[i] >= number;
+        return result;
+}
+
+static void run_sweep(void *argument)
+{
+        size_t removed;
+
+        (void)argument;
+        manifest_sweep(store, ANY_AGE, &removed, NULL);
+}
+
+/* Another agent of the run finds the version in the log, without knowing whether it was called durable: it has begun anew, or is that of another
+ * node which made the same manifest. */
+static void run_finder(void *argument)
+{
+        struct writer finder = { .tag = "t", .run = "a" };
+
+        (void)argument;
+        writer_step(&finder);
+        if (finder.at == AT_CHECK)
+                writer_step(&finder);
+        writer_done(&finder);
+}
+
+static bool may_follow(const struct story *story, const char *run, const char *earlier)
+{
+        for (size_t i = 0; i < story->writer_count; i++)
+                if (!strcmp(story->writers[i].run, run))
+                        return story->writers[i].mistake == GIVES_NO_WAY ? !strcmp(run, earlier) : writer_may_follow(&story->writers[i], earlier);
+        return false;
+}
+
+/* The promise that does not hold, or NULL. Lists that are stale may leave open what the log says, and then say so. */
+static const char *broken_promise(const struct story *story)
+{
+        struct manifest head = { 0 };
+        enum nebula_status status = manifest_load(store, "t", &head, NULL);
+        const char *problem = NULL;
+
+        if (status && status != NEBULA_NOT_FOUND)
+                return features & STORE_LISTS_FRESH ? "the log cannot be read" : NULL;
+        for (size_t i = 0; i < claim_count && !problem; i++) {
+                const struct claim *claim = &claims[i];
+
+                if (is_meant(claim->number))
+                        continue;
+                if (status)
+                        problem = "a durable version is gone";
+                else if (head.number < claim->number)
+                        problem = "an older version has replaced a durable one";
+                else if (head.number == claim->number && (strcmp(head.run, claim->run) || manifest_verify(store, &head, NULL, NULL, NULL)))
+                        problem = "a durable version is not whole";
+                else if (!may_follow(story, head.run, claim->run))
+                        problem = "a durable version was replaced by a run that did not come after its own";
+        }
+        manifest_done(&head);
+        return problem;
+}
+
+/* What must hold when all have ended. A file in place that lost its record is nobody's, and stays. */
+static const char *broken_end(const struct story *story)
+{
+        struct manifest head;
+        const char *problem = broken_promise(story);
+        size_t removed;
+
+        if (!problem && !manifest_load(store, "t", &head, NULL)) {
+                if (manifest_verify(store, &head, NULL, NULL, NULL))
+                        problem = "the newest version is not whole";
+                for (size_t i = 0; i < head.file_count && !problem && (features & STORE_LISTS_FRESH); i++)
+                        if (!shows("t", head.files[i].name, head.run))
+                                problem = "a view is older than the newest version";
+                if (!problem && manifest_remove(store, &head, NULL))
+                        problem = "the newest version cannot be removed";
+                manifest_done(&head);
+        }
+        if (!problem && manifest_sweep(store, ANY_AGE, &removed, NULL))
+                problem = "the debris cannot be swept";
+        if (!problem && count_objects("t/.nebula/"))
+                problem = "something of Nebula's is left behind the last removal";
+        return problem;
+}
+
+static size_t begin_programs(const struct story *story, struct writer writers[2], struct sleeper programs[PROGRAMS_MAX])
+{
+        size_t count = 0;
+
+        claim_count = 0;
+        meant_count = 0;
+        begin_anew();
+        if (story->has_version) {
+                write_version((struct writer){ .tag = "t", .run = "a", .sequence = 1, .names = { "x" } });
+                claims[claim_count++] = (struct claim){ "a", 1 };
+        }
+        memcpy(writers, story->writers, 2 * sizeof *writers);
+        for (size_t i = 0; i < story->writer_count; i++)
+                programs[count++] = (struct sleeper){ .run = run_writer, .argument = &writers[i] };
+        for (size_t i = 0; i < story->other_count; i++)
+                programs[count++] = (struct sleeper){ .run = story->others[i] };
+        sleepers_begin(store, programs, count);
+        return count;
+}
+
+/* The first in `order` sleeps after `one` calls, the second after `two`; the third goes to its end, and then the first, and the second.
+ * False: one of them did not get so far. */
+static bool run_schedule(struct story *story, const size_t order[PROGRAMS_MAX], uint64_t one, uint64_t two)
+{
+        struct sleeper programs[PROGRAMS_MAX];
+        struct writer writers[2];
+        size_t count = begin_programs(story, writers, programs);
+        bool slept = !sleeper_let(&programs[order[0]], one);
+        const char *problem = NULL;
+
+        slept = !sleeper_let(&programs[order[1]], two) && slept;
+        if (count > 2)
+                sleeper_let(&programs[order[2]], WITHOUT_END);
+        for (size_t i = 0; i < 2 && !problem; i++) {
+                problem = broken_promise(story);
+                sleeper_let(&programs[order[i]], WITHOUT_END);
+        }
+        sleepers_end(store, programs, count);
+        if (store->ops == &store_mem) /* no list is stale for ever */
+                store_mem_faults(store, NULL);
+        if (!problem)
+                problem = broken_end(story);
+        if (problem) {
+                snprintf(error.message, sizeof error.message, "program %zu sleeps after %u calls, and %zu after %u: %s", order[0], (unsigned)one,
+                         order[1], (unsigned)two, problem);
+                story->problem = problem;
+        }
+        for (size_t i = 0; i < story->writer_count; i++)
+                writer_done(&writers[i]);
+        story->schedules++;
+        return slept && !problem;
+}
+
+/* All moments, or some of them, which are others each time. */
+static void run_order(struct story *story, const size_t order[PROGRAMS_MAX], uint64_t step)
+{
+        bool slept = true;
+
+        for (uint64_t one = 0; slept && !story->problem; one += step > 1 ? 1 + one % 2 : 1) {
+                slept = run_schedule(story, order, one, 0);
+                for (uint64_t two = 1 + one % step; slept && run_schedule(story, order, one, two); two += step)
+                        continue;
+        }
+}
+
+static void explore(struct story *story)
+{
+        static const size_t orders[][PROGRAMS_MAX] = { { 0, 1, 2 }, { 1, 0, 2 }, { 0, 2, 1 }, { 2, 0, 1 }, { 1, 2, 0 }, { 2, 1, 0 } };
+        bool is_large = story->writer_count + story->other_count > 2;
+
+        for (size_t i = 0; i < (is_large ? 6 : 2); i++)
+                run_order(story, orders[i], getenv("NEBULA_TEST_NIGHTLY") ? 1 : is_large ? 7 : 3);
+}
+
+/* With pages of one entry there are more calls before which a program may sleep. */
+static void hold(struct story story)
+{
+        if (!strcmp(kind->name, "mem") || !strcmp(kind->name, "slow mem"))
+                return;
+        explore(&story);
+        CHECK(!story.problem && story.schedules > 50);
+        if (story.problem)
+                printf("# %s\n", error.message);
+}
+
+#define ONE_FILE .names = { "x" }
+#define A_THEN_B .writers = { { .tag = "t", .run = "a", ONE_FILE }, { .tag = "t", .run = "b", .after = "a", ONE_FILE } }, .writer_count = 2
+#define A_AND_B .writers = { { .tag = "t", .run = "a", ONE_FILE }, { .tag = "t", .run = "b", ONE_FILE } }, .writer_count = 2
+#define ONE_WRITER .writers = { { .tag = "t", .run = "a", ONE_FILE } }, .writer_count = 1
+
+ON_ALL_STORES(a_run_that_came_after_another_replaces_its_version_and_is_never_replaced_by_it)
+{
+        hold((struct story){ A_THEN_B });
+        hold((struct story){ A_THEN_B, .has_version = true });
+}
+
+ON_ALL_STORES(of_two_runs_by_mistake_one_gives_way)
+{
+        hold((struct story){ A_AND_B });
+}
+
+ON_ALL_STORES(a_removal_takes_nothing_of_a_version_that_was_committed_behind_it)
+{
+        hold((struct story){ ONE_WRITER, .others = { run_remover }, .other_count = 1 });
+        hold((struct story){ ONE_WRITER, .others = { run_remover }, .other_count = 1, .has_version = true });
+}
+
+ON_ALL_STORES(a_sweep_takes_nothing_of_a_version_whose_writer_slept)
+{
+        hold((struct story){ ONE_WRITER, .others = { run_sweep }, .other_count = 1 });
+        hold((struct story){ ONE_WRITER, .others = { run_sweep }, .other_count = 1, .has_version = true });
+}
+
+ON_ALL_STORES(two_writers_and_a_removal)
+{
+        hold((struct story){ A_THEN_B, .others = { run_remover }, .other_count = 1, .has_version = true });
+}
+
+ON_ALL_STORES(two_writers_and_a_sweep)
+{
+        hold((struct story){ A_THEN_B, .others = { run_sweep }, .other_count = 1, .has_version = true });
+}
+
+ON_ALL_STORES(a_writer_and_two_removals)
+{
+        hold((struct story){ ONE_WRITER, .others = { run_remover, run_remover }, .other_count = 2, .has_version = true });
+}
+
+ON_ALL_STORES(a_writer_a_removal_and_a_sweep)
+{
+        hold((struct story){ ONE_WRITER, .others = { run_remover, run_sweep }, .other_count = 2, .has_version = true });
+}
+
+ON_ALL_STORES(a_version_that_another_agent_finds_stays)
+{
+        hold((struct story){ ONE_WRITER, .others = { run_finder, run_sweep }, .other_count = 2, .has_version = true });
+        hold((struct story){ ONE_WRITER, .others = { run_finder, run_remover }, .other_count = 2, .has_version = true });
+}
+
+/* So that what the others say means something. */
+static void find_mistake(enum writer_mistake mistake, struct story story, const char *problem)
+{
+        story.writers[0].mistake = story.writers[1].mistake = mistake;
+        explore(&story);
+        CHECK(story.problem && !strcmp(story.problem, problem));
+        if (story.problem && strcmp(story.problem, problem))
+                printf("# %s\n", error.message);
+}
+
+ON_ALL_STORES(a_writer_that_forgets_a_rule_is_found)
+{
+        if (strcmp(kind->name, "mem with pages of one entry"))
+                return;
+        find_mistake(WRITES_IN_PLACE, (struct story){ A_THEN_B, .others = { run_remover }, .other_count = 1, .has_version = true },
+                     "a durable version is not whole");
+        find_mistake(TRUSTS_ITS_FILES, (struct story){ ONE_WRITER, .others = { run_sweep }, .other_count = 1 }, "a durable version is not whole");
+        find_mistake(GIVES_NO_WAY, (struct story){ A_AND_B }, "a durable version was replaced by a run that did not come after its own");
+}
+
+TAP_MAIN(TEST(a_run_that_came_after_another_replaces_its_version_and_is_never_replaced_by_it), TEST(of_two_runs_by_mistake_one_gives_way),
+         TEST(a_removal_takes_nothing_of_a_version_that_was_committed_behind_it), TEST(a_sweep_takes_nothing_of_a_version_whose_writer_slept),
+         TEST(two_writers_and_a_removal), TEST(two_writers_and_a_sweep), TEST(a_writer_and_two_removals), TEST(a_writer_a_removal_and_a_sweep),
+         TEST(a_version_that_another_agent_finds_stays), TEST(a_writer_that_forgets_a_rule_is_found))

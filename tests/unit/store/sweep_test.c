@@ -1,0 +1,329 @@
+/* Debris of interrupted writings goes once all of it is old; whatever an entry of a log names stays, and so does what is not Nebula's. */
+#include "versions.h"
+#include "watched.h"
+
+static size_t sweep(int64_t age_ns)
+{
+        size_t removed = 99;
+
+        CHECK(!manifest_sweep(store, age_ns, &removed, &error));
+        return removed;
+}
+
+static char *key_of_record(const char *run, uint32_t attempt, char ret_key[MANIFEST_KEY_MAX])
+{
+        char writing[WRITING_MAX];
+
+        writing_name("", run, (unsigned char)run[0], attempt, writing);
+        if (record_key("t", writing, 0, ret_key, NULL))
+                abort();
+        return ret_key;
+}
+
+ON_EACH_STORE(debris_goes_when_it_is_old_and_stays_while_it_is_young)
+{
+        char record[MANIFEST_KEY_MAX];
+
+        write_version((struct writer){ .tag = "whole", .run = "a", .names = { "x" } });
+        write_torn((struct writer){ .tag = "t", .run = "b", .names = { "x", "y" } });
+        have("t/mine", "x");
+        have("whole/.nebula/w0123456789abcdef-1-00000000/x", "1");
+        have("whole/.nebula/tmp-1-1", "x");
+        have(".nebula-tmp-1-1", "x");
+        have("foreign/x", "x");
+        have("foreign/.nebula/x", "x");
+        CHECK(sweep(HOUR_NS) == 0 && has(key_of_record("b", 0, record)) && has("t/x") && has("whole/.nebula/tmp-1-1") && has(".nebula-tmp-1-1"));
+        CHECK(sweep(ANY_AGE) == 3);
+        CHECK(!has("t/x") && !has("t/y") && has("t/mine") && count_objects("t/") == 1);
+        CHECK(holds("whole", "a") && count_objects("whole/") == 3 && !has(".nebula-tmp-1-1") && count_objects("foreign/") == 2);
+        CHECK(sweep(ANY_AGE) == 0);
+}
+
+ON_EACH_STORE(each_kind_of_debris_goes)
+{
+        static const char *const debris[] = {
+                "t/.nebula/w0123456789abcdef-1-00000000.record-00000.json", "t/.nebula/w0123456789abcdef-1-00000000.claim-00000.json",
+                "t/.nebula/w0123456789abcdef-1-00000000/x", "t/.nebula/committed.json", "t/.nebula/captured-00003.w2.json", "t/.nebula/tmp-1-1",
+                "t/.nebula/sweep-0123456789abcdef.json", /* of a sweep that died */
+        };
+
+        for (size_t with_version = 0; with_version < 2; with_version++) {
+                for (size_t i = 0; i < sizeof debris / sizeof *debris; i++) {
+                        begin_anew();
+                        if (with_version)
+                                write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+                        have(debris[i], "x");
+                        CHECK(sweep(ANY_AGE) == 1 && !has(debris[i]));
+                        CHECK(with_version ? holds("t", "a") && count_objects("t/") == 3 : !count_objects("t/"));
+                }
+        }
+}
+
+ON_EACH_STORE(what_the_version_names_stays_whichever_writing_it_is_of)
+{
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y", "z" } });
+        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .carries = true, .names = { "y" } });
+        write_version((struct writer){ .tag = "t", .run = "c", .after = "b", .carries = true, .names = { "z" } });
+        have("t/.nebula/committed.json", "{}");
+        CHECK(sweep(ANY_AGE) == 1 && !has("t/.nebula/committed.json"));
+        CHECK(holds("t", "c") && shows("t", "x", "a") && shows("t", "y", "b") && shows("t", "z", "c"));
+}
+
+/* A file in place goes only if a record that goes names it, it has the size, and no version names it. */
+ON_EACH_STORE(a_file_in_place_that_is_not_known_to_be_debris_stays)
+{
+        write_torn((struct writer){ .tag = "t", .run = "b", .names = { "x", "y", "z" } });
+        drop("t/z");
+        have("t/z", "of another length");
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        have("t/w", "of a user");
+        CHECK(sweep(ANY_AGE) == 1 && !has("t/y") && has("t/z") && has("t/w") && holds("t", "a") && shows("t", "x", "a"));
+}
+
+/* A writer at work may use more than its newest object. */
+ON_EACH_STORE(nothing_goes_beside_what_is_young_or_another_users)
+{
+        char record[MANIFEST_KEY_MAX];
+
+        write_torn((struct writer){ .tag = "t", .run = "b", .names = { "x" } });
+        have("t/.nebula/committed.json", "{}");
+        watched_begin(store);
+        watched.foreign = "t/.nebula/committed.json";
+        CHECK(sweep(ANY_AGE) == 0);
+        watched_end(store);
+        CHECK(has("t/x") && has(key_of_record("b", 0, record)));
+        if (features & STORE_PATHS) { /* the times of mem's clock are whole seconds */
+                os->sleep_ms(60);
+                have("t/.nebula/committed.json", "{}");
+                CHECK(sweep(30 * INT64_C(1000000)) == 0 && has("t/x"));
+                os->sleep_ms(60);
+                CHECK(sweep(30 * INT64_C(1000000)) == 1 && !has("t/x"));
+        }
+}
+
+/* A person may still want what is there. */
+ON_EACH_STORE(a_tag_whose_log_cannot_be_read_is_left_alone)
+{
+        size_t count;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        write_version((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+        have("t/.nebula/committed.json", "{}");
+        flip("t/.nebula/manifest-2.json", 30);
+        count = count_objects("");
+        CHECK(sweep(ANY_AGE) == 0 && count_objects("") == count);
+        flip("t/.nebula/manifest-2.json", 30);
+        have("t/.nebula/manifest-1.json", "damaged"); /* nobody knows what an older one names */
+        count = count_objects("");
+        CHECK(sweep(ANY_AGE) == 0 && count_objects("") == count && holds("t", "b"));
+}
+
+/* The writer of the newest entry may still take it back. */
+ON_EACH_STORE(the_versions_before_the_newest_entry_stay_until_its_writer_removes_them)
+{
+        struct writer writer = { .tag = "t", .run = "b", .after = "a", .names = { "x" } };
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        writer_run_to(&writer, AT_CHECK);
+        have("t/.nebula/committed.json", "{}");
+        CHECK(sweep(ANY_AGE) == 1 && holds("t", "b") && !tag_log_take_back(store, "t", 2, &error));
+        CHECK(holds("t", "a") && shows("t", "y", "a"));
+        writer_done(&writer);
+}
+
+/* The removal dies once it is entered. */
+static void enter_removal_of(const struct manifest *manifest)
+{
+        for (uint64_t k = 1; !holds_nothing("t"); k++) {
+                watched_begin(store);
+                watched_fail(PROGRAM_DIES, k);
+                manifest_remove(store, manifest, NULL);
+                watched_end(store);
+        }
+}
+
+/* What is before a removal was meant to go. */
+ON_EACH_STORE(the_versions_before_a_removal_do_not_stay_behind_a_later_one)
+{
+        struct manifest manifest;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        load("t", &manifest);
+        enter_removal_of(&manifest);
+        CHECK(has("t/y"));
+        write_version((struct writer){ .tag = "t", .run = "b", .names = { "x" } });
+        CHECK(sweep(ANY_AGE) <= 1 && holds("t", "b") && shows("t", "x", "b") && !has("t/y") && count_objects("t/") == 4);
+        manifest_done(&manifest);
+}
+
+ON_EACH_STORE(a_removal_that_was_interrupted_is_ended)
+{
+        struct removal removal = { "t", 2 };
+        char *text;
+        size_t size;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        have("t/foreign", "x");
+        if (removal_format(&removal, &text, &size, NULL) || tag_log_create(store, "t", 2, text, size, NULL))
+                abort();
+        free(text);
+        CHECK(sweep(HOUR_NS) == 0 && has("t/x")); /* it may go on */
+        CHECK(sweep(ANY_AGE) == 1 && !has("t/x") && count_objects("t/") == 1 && has(".nebula/removed/t/3"));
+        CHECK(sweep(ANY_AGE) == 0);
+}
+
+ON_EACH_STORE(of_a_removal_that_ended_but_for_its_entry_that_goes_too)
+{
+        struct removal removal = { "t", 2 };
+        char *text;
+        size_t size;
+
+        if (removal_format(&removal, &text, &size, NULL) || tag_log_create(store, "t", 2, text, size, NULL) ||
+            tag_log_set_removed(store, "t", 2, NULL))
+                abort();
+        free(text);
+        CHECK(sweep(ANY_AGE) == 1 && !count_objects("t/"));
+}
+
+ON_EACH_STORE(debris_beside_a_removal_goes_with_it)
+{
+        struct removal removal = { "t", 2 };
+        char *text;
+        size_t size;
+
+        if (removal_format(&removal, &text, &size, NULL) || tag_log_create(store, "t", 2, text, size, NULL))
+                abort();
+        free(text);
+        if (features & STORE_PATHS)
+                os->sleep_ms(30);
+        else
+                have("t/.nebula/committed.json", "{}"); /* where both have one time, the record alone looks like that of a version */
+        write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        CHECK(sweep(ANY_AGE) == 1 && !count_objects("t/"));
+}
+
+ON_EACH_STORE(one_tag_is_swept_without_the_others)
+{
+        size_t removed = 99;
+
+        write_torn((struct writer){ .tag = "t/u", .run = "a", .names = { "x" } });
+        write_torn((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        have(".nebula-tmp-1-1", "x");
+        CHECK(!manifest_sweep_tag(store, "t/u", HOUR_NS, &removed, &error) && removed == 0);
+        CHECK(!manifest_sweep_tag(store, "t/u", ANY_AGE, &removed, &error) && removed == 1 && !count_objects("t%2Fu/"));
+        CHECK(!manifest_sweep_tag(store, "absent", ANY_AGE, &removed, &error) && removed == 0);
+        CHECK(has("t/x") && has(".nebula-tmp-1-1"));
+}
+
+/* ---- a writer at work ---- */
+
+static struct writer sleeper;
+static bool has_marked;
+static void (*on_mark)(void);
+
+/* When the sweep says that it is at work. */
+static void at_mark(struct store *one, enum watched_call call, const char *key)
+{
+        if (call != CALL_PUT || !strstr(key, "/.nebula/sweep-"))
+                return;
+        has_marked = true;
+        one->ops = watched.real;
+        on_mark();
+        one->ops = &watched.ops;
+}
+
+static void commit(void)
+{
+        writer_step(&sleeper);
+        CHECK(sleeper.at == AT_CHECK);
+}
+
+ON_EACH_STORE(a_sweep_that_finds_a_new_entry_removes_nothing)
+{
+        begin_anew();
+        sleeper = (struct writer){ .tag = "t", .run = "a", .names = { "x" } };
+        writer_run_to(&sleeper, AT_COMMIT); /* and sleeps until all is old */
+        watched_begin(store);
+        watched.before = at_mark;
+        on_mark = commit;
+        has_marked = false;
+        CHECK(sweep(ANY_AGE) <= 1 && has_marked);
+        watched_end(store);
+        CHECK(holds("t", "a") && !count_objects("t/.nebula/sweep-"));
+        writer_run(&sleeper);
+        CHECK(sleeper.is_durable && !sleeper.attempt && holds("t", "a"));
+        writer_done(&sleeper);
+}
+
+static uint64_t removals_until;
+
+/* The writer commits, and looks, while the sweep removes. */
+static void before_a_removal(struct store *one, enum watched_call call, const char *key)
+{
+        if (call != CALL_REMOVE || strstr(key, "/.nebula/sweep-") || !removals_until || --removals_until)
+                return;
+        one->ops = watched.real;
+        writer_step(&sleeper);
+        CHECK(sleeper.at == AT_CHECK);
+        writer_step(&sleeper);
+        CHECK(!sleeper.is_durable);
+        one->ops = &watched.ops;
+}
+
+ON_EACH_STORE(a_writer_that_finds_a_sweep_at_work_writes_again)
+{
+        for (uint64_t k = 1; k <= 3; k++) {
+                begin_anew();
+                sleeper = (struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } };
+                writer_run_to(&sleeper, AT_COMMIT);
+                watched_begin(store);
+                watched.before = before_a_removal;
+                removals_until = k;
+                CHECK(sweep(ANY_AGE) == 1 && !removals_until);
+                watched_end(store);
+                writer_run(&sleeper);
+                CHECK(sleeper.is_durable && holds("t", "a") && shows("t", "x", "a") && shows("t", "y", "a"));
+                writer_done(&sleeper);
+        }
+}
+
+/* ---- failures ---- */
+
+static bool fail_once(enum watched_failure how, uint64_t k)
+{
+        size_t removed;
+        bool has_failed;
+
+        begin_anew();
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_torn((struct writer){ .tag = "t", .run = "b", .after = "a", .names = { "x", "z" } });
+        write_torn((struct writer){ .tag = "u", .run = "a", .names = { "x", "y" } });
+        have("u/foreign", "x");
+        watched_begin(store);
+        watched_fail(how, k);
+        manifest_sweep(store, ANY_AGE, &removed, &error);
+        has_failed = atomic_load(&watched.calls) >= k;
+        watched_end(store);
+        CHECK(holds("t", "a") && shows("t", "x", "a") && has("u/foreign"));
+        sweep(ANY_AGE);
+        CHECK(holds("t", "a") && shows("t", "y", "a") && count_objects("t/") == 4 && count_objects("u/") == 1);
+        write_version((struct writer){ .tag = "t", .run = "c", .after = "a", .names = { "x" } });
+        CHECK(holds("t", "c"));
+        return has_failed;
+}
+
+ON_EACH_STORE(a_sweep_that_fails_harms_no_version_and_a_second_ends_well)
+{
+        for (enum watched_failure how = 0; how < WATCHED_FAILURES; how++)
+                for (uint64_t k = 1; fail_once(how, k); k++)
+                        continue;
+}
+
+TAP_MAIN(TEST(debris_goes_when_it_is_old_and_stays_while_it_is_young), TEST(each_kind_of_debris_goes),
+         TEST(what_the_version_names_stays_whichever_writing_it_is_of), TEST(a_file_in_place_that_is_not_known_to_be_debris_stays),
+         TEST(nothing_goes_beside_what_is_young_or_another_users), TEST(a_tag_whose_log_cannot_be_read_is_left_alone),
+         TEST(the_versions_before_the_newest_entry_stay_until_its_writer_removes_them),
+         TEST(the_versions_before_a_removal_do_not_stay_behind_a_later_one), TEST(a_removal_that_was_interrupted_is_ended),
+         TEST(of_a_removal_that_ended_but_for_its_entry_that_goes_too), TEST(debris_beside_a_removal_goes_with_it), TEST(one_tag_is_swept_without_the_others),
+         TEST(a_sweep_that_finds_a_new_entry_removes_nothing), TEST(a_writer_that_finds_a_sweep_at_work_writes_again),
+         TEST(a_sweep_that_fails_harms_no_version_and_a_second_ends_well))
