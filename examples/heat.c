@@ -198,7 +198,7 @@ static bool read_settings(int argc, char **argv, struct settings *settings)
                 if (!strcmp(argv[i], "--path") && value[0] != '\0') {
                         char here[PATH_MAX] = "";
 
-                        good = value[0] == '/' || getcwd(here, sizeof here);
+                        good = value[0] == '/' || strstr(value, "://") || getcwd(here, sizeof here);
                         good = good && snprintf(path, sizeof path, "%s%s%s", here, here[0] ? "/" : "", value) < PATH_MAX;
                         settings->path = path;
                 } else if (!strcmp(argv[i], "--size")) {
@@ -211,7 +211,7 @@ static bool read_settings(int argc, char **argv, struct settings *settings)
                         good = read_number(value, &settings->crash_at);
                 }
                 if (!good) {
-                        fprintf(stderr, "usage: heat [--path DIR] [--size N] [--steps N] [--save-every N] [--crash-at N]\n");
+                        fprintf(stderr, "usage: heat [--path DIR or URL] [--size N] [--steps N] [--save-every N] [--crash-at N]\n");
                         return false;
                 }
         }

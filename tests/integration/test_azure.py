@@ -1,0 +1,111 @@
+"""A job whose storage path is a container of Azure Blob Storage: an emulator keeps it, and the agent, the command and the package are the real ones."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "azurite.sh"
+PATH = "az://devstoreaccount1/training/run"
+
+# Runs beside the emulator, whose connection string is in the environment.
+JOB = """
+import os, signal, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import test_azure
+test_azure.make_container("training")
+def trainer(code):
+    text = "import os, signal, torch\\nimport nebulaml as nm\\nPATH = %r\\n" % test_azure.PATH
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", text + code], capture_output=True, text=True, timeout=120)
+first = trainer(test_azure.SAVE)
+print(first.stdout, first.stderr)
+assert first.returncode == -signal.SIGKILL, first.returncode
+test_azure.lose_memory()
+second = trainer(test_azure.RESUME)
+print(second.stdout, second.stderr)
+assert second.returncode == 0
+for words in (["list"], ["verify", "--all"], ["prune", "--keep-last", "1", "--yes"], ["list", "--json"]):
+    done = subprocess.run([os.environ["NEBULA_AGENT_PATH"], *words, "--path", test_azure.PATH], capture_output=True, text=True, timeout=60)
+    print(words, done.stdout, done.stderr)
+    assert done.returncode == 0
+"""
+
+SAVE = """
+nm.init(PATH, 0, 2, on_error="raise")
+for step in (1, 2, 3):
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save("model.pt", {"w": torch.full((3 << 20,), float(step)), "step": step})
+nm.flush_persistence()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+RESUME = """
+nm.init(PATH, 0, 2, on_error="raise")
+found = nm.get_latest_checkpoint()
+state = found.load("model.pt")
+assert found.tag == "global_step3" and state["step"] == 3 and (state["w"] == 3).all()
+with nm.Checkpoint("global_step3") as checkpoint:  # the same tag again: nothing is replaced
+    checkpoint.save("model.pt", {"w": torch.full((8,), 7.0), "step": 3})
+checkpoint.wait("durable", 60)
+assert (nm.get_checkpoint("global_step3").load("model.pt")["w"] == 7).all()
+assert (nm.get_checkpoint("global_step2").load("model.pt")["w"] == 2).all()
+print("resumed")
+"""
+
+
+def make_container(name: str) -> None:
+    parts = dict(part.split("=", 1) for part in os.environ["AZURE_STORAGE_CONNECTION_STRING"].split(";") if part)
+    endpoint, account = parts["BlobEndpoint"], parts["AccountName"]
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    resource = re.sub(r"https?://[^/]+", "", endpoint) + f"/{name}"
+    text = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:2021-12-02\n/{account}{resource}\nrestype:container"
+    signature = base64.b64encode(hmac.new(base64.b64decode(parts["AccountKey"]), text.encode(), hashlib.sha256).digest()).decode()
+    headers = {"x-ms-date": date, "x-ms-version": "2021-12-02", "Authorization": f"SharedKey {account}:{signature}", "Content-Length": "0"}
+    request = urllib.request.Request(f"{endpoint}/{name}?restype=container", method="PUT", headers=headers)
+    assert urllib.request.urlopen(request, timeout=30).status == 201
+
+
+def lose_memory() -> None:
+    """As a new machine: no agent, and nothing in memory."""
+    subprocess.run([os.environ["NEBULA_AGENT_PATH"], "stop", "--now", "--yes"], capture_output=True, timeout=60)
+    shutil.rmtree(os.environ["NEBULA_MEMORY_DIR"], ignore_errors=True)
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not here, which installs the emulator Azurite")
+def test_a_job_on_azure_blob_storage_is_killed_and_goes_on_where_it_was(tmp_path):
+    nebulaml = pytest.importorskip("nebulaml")
+    from nebulaml import locate
+
+    name = uuid.uuid4().hex[:8]
+    memory, runtime = Path(f"/dev/shm/nb-{name}"), Path(f"/tmp/nb-{name}")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("NEBULA_", "AZURE_"))} | {
+        "NEBULA_RUNTIME_DIR": str(runtime),
+        "NEBULA_MEMORY_DIR": str(memory),
+        "NEBULA_OUTPUT_DIR": str(tmp_path / "output"),
+        "NEBULA_AGENT_PATH": os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(),
+        "PYTHONPATH": os.pathsep.join([str(Path(nebulaml.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    try:
+        command = [SCRIPT, "run", sys.executable, "-W", "ignore", "-c", JOB, Path(__file__).parent]
+        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "resumed" in done.stdout and "no damage" in done.stdout
+        assert "removed 2 of 3 checkpoints" in done.stdout
+        assert "Eby8vdM02x" not in done.stdout + done.stderr + (runtime / "agent.log").read_text()  # the account's key
+    finally:
+        subprocess.run([environment["NEBULA_AGENT_PATH"], "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)
+        shutil.rmtree(memory, ignore_errors=True)
+        shutil.rmtree(runtime, ignore_errors=True)
