@@ -109,15 +109,16 @@ bool mem_set(struct mem_volume *volume, const char *key, char *data, uint64_t si
 {
         size_t at = place_of(volume, key);
         bool is_there = at < volume->count && !strcmp(volume->objects[at].key, key);
-        struct mem_object *grown = realloc(volume->objects, (volume->count + 1) * sizeof *grown);
+        void *objects = volume->objects;
         char *copy = strdup(key);
+        bool has_room = copy && store_make_room(&objects, volume->count, sizeof *volume->objects);
+        struct mem_object *grown = objects;
 
-        if (grown)
-                volume->objects = grown;
-        if (!grown || !copy) {
+        if (!has_room) {
                 free(copy);
                 return false;
         }
+        volume->objects = grown;
         volume->change_count++;
         if (is_there) {
                 bury(volume, grown[at]);
