@@ -246,32 +246,6 @@ static bool has_debris(struct store *store, const char *directory)
         return result;
 }
 
-/* An agent died, or storage failed, after a commit and before what only the entries before it named was gone. */
-static enum nebula_status finish_commit(const struct sweeping *sweeping, struct nebula_error *error)
-{
-        const struct manifest *newest = NULL, *before = NULL;
-        enum nebula_status status;
-
-        for (size_t i = 0; i < sweeping->named_count; i++) {
-                const struct manifest *one = &sweeping->named[i];
-
-                if (one->number == sweeping->number)
-                        newest = one;
-                else if (!before || one->number > before->number)
-                        before = one;
-        }
-        if (!newest || !before || manifest_check_all(sweeping->store, newest, NULL))
-                return NEBULA_OK;
-        for (size_t i = 0; i < sweeping->objects.count; i++) {
-                const char *name = manifest_behind_private(sweeping->objects.entries[i].key, sweeping->directory);
-
-                if (name && manifest_entry(name).kind == ENTRY_MANIFEST && sweeping->objects.entries[i].time_ns > sweeping->before_ns)
-                        return NEBULA_OK;
-        }
-        status = manifest_publish(sweeping->store, newest, before, error);
-        return status == NEBULA_BUSY ? NEBULA_OK : status;
-}
-
 /* Nothing is done where the log cannot be read, since a person may still want what is there; nor in directories of other programs. */
 static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_t before_ns, size_t *removed,
                                     struct nebula_error *error)
@@ -290,8 +264,6 @@ static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_
                 status = load_log(&sweeping, &is_sound, error);
         if (!status && is_sound)
                 status = sweep_objects(&sweeping, removed, error);
-        if (!status && is_sound && !sweeping.is_removed)
-                status = finish_commit(&sweeping, error);
         for (size_t i = 0; i < sweeping.named_count; i++)
                 manifest_done(&sweeping.named[i]);
         free(sweeping.named);

@@ -60,7 +60,12 @@ ON_EACH_STORE(a_scan_of_nothing_is_empty)
 {
         struct manifest_scan scan;
 
-        REQUIRE(!manifest_scan(store, &scan, &error));
+        enum nebula_status status = manifest_scan(store, &scan, &error);
+
+        /* The first file makes the directory of a storage path. */
+        CHECK(status == (features & STORE_PATHS ? NEBULA_NOT_FOUND : NEBULA_OK));
+        if (status)
+                return;
         CHECK(!scan.count && !scan.broken_count && !scan.bare_count && !scan.link_count && manifest_scan_newest(&scan, NULL) == -1);
         manifest_scan_done(&scan);
 }
