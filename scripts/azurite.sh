@@ -9,6 +9,7 @@
 #
 # Exit code 77 without npm: what would be tested is skipped, and says so (TAP).
 set -euo pipefail
+from=$PWD # where the command runs
 cd "$(dirname "$0")/.."
 
 place=.envs/azurite
@@ -58,7 +59,7 @@ run)
         done
         [[ -n $endpoint ]] || { cat "$log" >&2; echo "azurite: it does not start" >&2; exit 1; }
         export AZURE_STORAGE_CONNECTION_STRING="AccountName=devstoreaccount1;AccountKey=$key;BlobEndpoint=$endpoint/devstoreaccount1"
-        "$@" 9>&-
+        (cd "$from" && "$@") 9>&-
         ;;
 *)
         sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
