@@ -1,11 +1,9 @@
-/* Records, manifests and removals as texts: what is written is read again, what is not sound is refused. */
+/* Manifests and removals as texts: what is written is read again, what is not sound is refused. */
 #include "base/error.h"
 #include "golden.h"
 #include "store/manifest.h"
 #include "store/tag_log.h"
 
-#define CHUNK 4096u
-#define WRITING "w0123456789abcdef-1-0badcafe"
 
 static enum nebula_status parse_manifest(const char *text, size_t size, struct nebula_error *error)
 {
@@ -16,32 +14,11 @@ static enum nebula_status parse_manifest(const char *text, size_t size, struct n
         return status;
 }
 
-static enum nebula_status parse_record(const char *text, size_t size, struct nebula_error *error)
-{
-        struct record record = { 0 };
-        enum nebula_status status = record_parse(text, size, &record, error);
-
-        record_done(&record);
-        return status;
-}
-
 static enum nebula_status parse_removal(const char *text, size_t size, struct nebula_error *error)
 {
         struct removal removal;
 
         return removal_parse(text, size, &removal, error);
-}
-
-typedef enum nebula_status parser(const char *text, size_t size, struct nebula_error *error);
-
-static enum nebula_status parse_sealed(parser *parse, const char *body)
-{
-        size_t size;
-        char *text = seal(body, &size);
-        enum nebula_status status = parse(text, size, NULL);
-
-        free(text);
-        return status;
 }
 
 /* ---- what is written is read again ---- */
@@ -83,35 +60,6 @@ static void what_is_written_is_not_too_long_to_be_read(void)
         CHECK(format_and_parse(DOCUMENT_TEXT_MAX + 1, &parsed) == NEBULA_INVALID);
 }
 
-static void a_record_comes_back_as_it_was_written(void)
-{
-        uint64_t chunks[3] = { 1, 0xffffffffffffffff, 0x00f1000000000000 };
-        struct record_rank ranks[2] = { { 1, 1766312345.120001, 1766312345.16 }, { 3, 0, 0 } };
-        struct record_file files[2] = {
-                { .name = "a/b", .size = 2 * CHUNK + 1, .rank = 3, .is_zip = true, .chunk_bytes = CHUNK, .chunks = chunks, .chunk_count = 3 },
-                { .name = "empty", .rank = 1, .is_apart = true, .chunk_bytes = CHUNK },
-        };
-        struct record written = { .tag = "t", .job = "j", .run = "r", .writing = WRITING, .generation = 3, .world = 4, .persisted = 1,
-                                  .ranks = ranks, .rank_count = 2, .files = files, .file_count = 2 };
-        struct record read;
-        char *text;
-        size_t size;
-
-        REQUIRE(record_format(&written, &text, &size, NULL) == NEBULA_OK);
-        CHECK(size == strlen(text) && text[size - 1] == '\n' && document_is(text, "record") && !document_is(text, "manifest"));
-        REQUIRE(record_parse(text, size, &read, NULL) == NEBULA_OK);
-        CHECK(!strcmp(read.tag, "t") && !strcmp(read.job, "j") && !strcmp(read.run, "r") && !strcmp(read.writing, WRITING));
-        CHECK(read.generation == 3 && read.world == 4 && read.persisted == 1);
-        REQUIRE(read.rank_count == 2 && read.file_count == 2);
-        for (size_t i = 0; i < 2; i++)
-                CHECK(read.ranks[i].rank == ranks[i].rank && read.ranks[i].begun == ranks[i].begun && read.ranks[i].captured == ranks[i].captured);
-        CHECK(!strcmp(read.files[0].name, "a/b") && read.files[0].rank == 3 && read.files[0].is_zip && !read.files[0].is_apart);
-        CHECK(read.files[0].size == 2 * CHUNK + 1 && read.files[0].chunk_count == 3 && !memcmp(read.files[0].chunks, chunks, sizeof chunks));
-        CHECK(!read.files[1].is_zip && read.files[1].is_apart && read.files[1].rank == 1 && !read.files[1].size && !read.files[1].chunk_count);
-        record_done(&read);
-        free(text);
-}
-
 static void a_manifest_comes_back_as_it_was_written(void)
 {
         struct manifest written = { .tag = "global_step7", .job = "j", .run = "r", .host = "h", .number = 5, .generation = 4, .sequence = 9,
@@ -150,38 +98,15 @@ static void a_removal_comes_back_as_it_was_written(void)
 
 static void nothing_is_as_good_as_done(void)
 {
-        struct record record = { 0 };
-        struct record_file file = { 0 };
         struct manifest manifest = { 0 };
         struct tag_log log = { 0 };
 
-        record_done(&record);
-        record_file_done(&file);
         manifest_done(&manifest);
         tag_log_done(&log);
         manifest_done(&manifest);
 }
 
 /* ---- golden files ---- */
-
-static void the_golden_record_of_version_2_0_is_read(void)
-{
-        struct record record;
-        size_t size;
-        char *text = golden("record-2.0.json", &size);
-
-        REQUIRE(record_parse(text, size, &record, NULL) == NEBULA_OK);
-        CHECK(!strcmp(record.tag, "global_step500") && !strcmp(record.job, "gpt") && !strcmp(record.run, "r1"));
-        CHECK(!strcmp(record.writing, "w7fb1b9bf9793b267-2-9c0a77e1") && record.world == 8 && record.generation == 2 && record.persisted == 1766312346.5);
-        REQUIRE(record.rank_count == 2 && record.file_count == 2);
-        CHECK(record.ranks[0].rank == 2 && record.ranks[0].begun == 1766312345.0625 && record.ranks[1].rank == 3 && record.ranks[1].captured == 1766312345.25);
-        CHECK(!strcmp(record.files[0].name, "model/rank3 \xc3\xa9.pt") && record.files[0].is_zip && !record.files[0].is_apart);
-        CHECK(record.files[0].size == 10240 && record.files[0].chunk_count == 3 && record.files[0].chunk_bytes == 4096);
-        CHECK(record.files[0].chunks[2] == 0x8c20d15db235e17c);
-        CHECK(!strcmp(record.files[1].name, "empty") && record.files[1].is_apart && record.files[1].rank == 3);
-        record_done(&record);
-        free(text);
-}
 
 static void the_golden_manifest_of_version_2_0_is_read(void)
 {
@@ -203,23 +128,6 @@ static void the_golden_manifest_of_version_2_0_is_read(void)
         free(text);
 }
 
-/* The manifest was made from that record, and the name of the writing from the job, the run and the number. */
-static void the_golden_manifest_names_the_golden_record(void)
-{
-        struct manifest manifest;
-        char writing[WRITING_MAX];
-        size_t size, record_size;
-        char *text = golden("manifest-2.0.json", &size), *record_text = golden("record-2.0.json", &record_size);
-
-        REQUIRE(manifest_parse(text, size, &manifest, NULL) == NEBULA_OK);
-        CHECK(manifest.records[0].size == record_size && manifest.records[0].crc64 == sum_crc64(0, record_text, record_size));
-        writing_name("gpt", "r1", 2, 0x9c0a77e1, writing);
-        CHECK(!strcmp(manifest.records[0].writing, writing));
-        manifest_done(&manifest);
-        free(text);
-        free(record_text);
-}
-
 static void the_golden_removal_of_version_2_0_is_read(void)
 {
         struct removal removal;
@@ -234,47 +142,39 @@ static void the_golden_removal_of_version_2_0_is_read(void)
 static void writing_the_golden_documents_again_gives_the_same_bytes(void)
 {
         struct manifest manifest = { 0 };
-        struct record record = { 0 };
         struct removal removal = { 0 };
-        char *texts[3], *again[3] = { 0 };
-        size_t sizes[3], again_sizes[3];
+        char *texts[2], *again[2] = { 0 };
+        size_t sizes[2], again_sizes[2];
 
         texts[0] = golden("manifest-2.0.json", &sizes[0]);
-        texts[1] = golden("record-2.0.json", &sizes[1]);
-        texts[2] = golden("removal-2.0.json", &sizes[2]);
-        REQUIRE(!manifest_parse(texts[0], sizes[0], &manifest, NULL) && !record_parse(texts[1], sizes[1], &record, NULL));
-        REQUIRE(!removal_parse(texts[2], sizes[2], &removal, NULL));
-        REQUIRE(!manifest_format(&manifest, &again[0], &again_sizes[0], NULL) && !record_format(&record, &again[1], &again_sizes[1], NULL));
-        REQUIRE(!removal_format(&removal, &again[2], &again_sizes[2], NULL));
-        for (size_t i = 0; i < 3; i++) {
+        texts[1] = golden("removal-2.0.json", &sizes[1]);
+        REQUIRE(!manifest_parse(texts[0], sizes[0], &manifest, NULL) && !removal_parse(texts[1], sizes[1], &removal, NULL));
+        REQUIRE(!manifest_format(&manifest, &again[0], &again_sizes[0], NULL) && !removal_format(&removal, &again[1], &again_sizes[1], NULL));
+        for (size_t i = 0; i < 2; i++) {
                 CHECK(again_sizes[i] == sizes[i] && !memcmp(texts[i], again[i], sizes[i]));
                 free(texts[i]);
                 free(again[i]);
         }
         manifest_done(&manifest);
-        record_done(&record);
 }
 
-static const struct {
-        const char *name;
-        parser *parse;
-} kinds_of_document[] = { { "record-2.0.json", parse_record }, { "manifest-2.0.json", parse_manifest }, { "removal-2.0.json", parse_removal } };
-
-static void every_flipped_bit_and_every_cut_of_a_document_is_found(void)
+static void every_flipped_bit_and_every_cut_is_found(void)
 {
-        for (size_t kind = 0; kind < 3; kind++) {
-                size_t size;
-                char *text = golden(kinds_of_document[kind].name, &size);
+        check_damage(parse_manifest, "manifest-2.0.json");
+        check_damage(parse_removal, "removal-2.0.json");
+}
 
-                        for (size_t i = 0; i < 8 * size; i++) {
-                        text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
-                        CHECK(kinds_of_document[kind].parse(text, size, NULL) == NEBULA_CORRUPT);
-                        text[i / 8] = (char)(text[i / 8] ^ 1 << i % 8);
-                }
-                for (size_t cut = 0; cut < size; cut++)
-                        CHECK(kinds_of_document[kind].parse(text, cut, NULL) == NEBULA_CORRUPT);
-                for (size_t other = 0; other < 3; other++) /* and it is nothing else */
-                        CHECK(kinds_of_document[other].parse(text, size, NULL) == (other == kind ? NEBULA_OK : NEBULA_CORRUPT));
+/* Nor for a record, which has a test of its own. */
+static void no_document_is_taken_for_one_of_another_kind(void)
+{
+        static const char *const names[] = { "manifest-2.0.json", "removal-2.0.json", "record-2.0.json", "captured-2.0.json" };
+
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+                size_t size;
+                char *text = golden(names[i], &size);
+
+                CHECK(parse_manifest(text, size, NULL) == (i == 0 ? NEBULA_OK : NEBULA_CORRUPT));
+                CHECK(parse_removal(text, size, NULL) == (i == 1 ? NEBULA_OK : NEBULA_CORRUPT));
                 free(text);
         }
 }
@@ -318,14 +218,12 @@ static void another_major_version_is_refused_and_says_which_nebula_reads_it(void
 }
 
 /* As it was released to nobody, but written by many. */
-static void the_documents_of_version_1_0_are_refused_by_their_version(void)
+static void a_manifest_of_version_1_0_is_refused_by_its_version(void)
 {
         CHECK(is_refused("{\"nebula\":\"manifest\",\"version\":\"1.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"generation\":2,\"step\":-1,\"world\":1,"
                          "\"sequence\":5,\"files\":[{\"name\":\"a\",\"path\":\"a\",\"size\":1,\"rank\":0,\"generation\":1}],\"records\":["
                          "{\"rank\":0,\"generation\":1,\"path\":\".nebula/rank-00000.json\",\"size\":1,\"crc64\":\"0123456789abcdef\"}]",
                          "version 1.0", "older Nebula"));
-        CHECK(parse_sealed(parse_record, "{\"nebula\":\"record\",\"version\":\"1.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"generation\":1,\"rank\":0,"
-                                         "\"world\":2,\"files\":[],\"times\":{\"begun\":1,\"captured\":2,\"persisted\":3.5}") == NEBULA_CORRUPT);
 }
 
 /* ---- hostile documents ---- */
@@ -371,22 +269,11 @@ static void a_name_leads_nowhere_else(void)
 
 static void a_writing_that_is_no_name_of_one_is_refused(void)
 {
-        static const char *const writings[] = {
-                "", "w", "../w", "w0123456789abcdef-1-0badcafe/..", "w0123456789abcdef-1-0badcafe/x", "w0123456789abcdef/1-0badcafe",
-                "w0123456789ABCDEF-1-0badcafe", "w0123456789abcde-1-0badcafe", "w0123456789abcdef--0badcafe", "w0123456789abcdef-1-0badcaf",
-                "w0123456789abcdef-1-0badcafe0", "w0123456789abcdef-99999999999999999999-0badcafe", "x0123456789abcdef-1-0badcafe",
-                "w0123456789abcdef-+1-0badcafe", " w0123456789abcdef-1-0badcafe",
-        };
-
-        for (size_t i = 0; i < sizeof writings / sizeof *writings; i++) {
+        for (size_t i = 0; i < sizeof unsound_writings / sizeof *unsound_writings; i++) {
                 char body[800];
 
-                snprintf(body, sizeof body, MANIFEST("2.0", "", "", RECORD_OF("%s", 0, 1)), writings[i]);
+                snprintf(body, sizeof body, MANIFEST("2.0", "", "", RECORD_OF("%s", 0, 1)), unsound_writings[i]);
                 CHECK(parse_sealed(parse_manifest, body) == NEBULA_CORRUPT);
-                snprintf(body, sizeof body,
-                         "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"%s\",\"generation\":1,\"world\":2,"
-                         "\"persisted\":1,\"ranks\":[[0,1,1]],\"files\":[]", writings[i]);
-                CHECK(parse_sealed(parse_record, body) == NEBULA_CORRUPT);
         }
 }
 
@@ -475,44 +362,6 @@ static void a_document_with_numbers_that_are_refused_is_not_written(void)
         CHECK(removal_format(&removal, &text, &size, NULL) == NEBULA_INVALID);
 }
 
-#define RECORD(ranks, files) \
-        "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"" WRITING "\",\"generation\":1," \
-        "\"world\":3,\"persisted\":3.5,\"ranks\":" ranks ",\"files\":[" files "]"
-#define RECORD_FILE(name, rank, size, format, chunk, crcs) \
-        "{\"name\":\"" name "\",\"rank\":" #rank ",\"size\":" #size ",\"format\":\"" format "\",\"chunk_bytes\":" #chunk ",\"crc64\":[" crcs "]}"
-#define SUM "\"0123456789abcdef\""
-
-static void a_record_that_does_not_add_up_is_refused(void)
-{
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 4097, "raw", 4096, SUM "," SUM))) == NEBULA_OK);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 4097, "raw", 4096, SUM))) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 0, SUM))) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 4294967295, SUM))) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, -1, "raw", 4096, ""))) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "tar", 4096, SUM))) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 4096, "\"0123456789ABCDEF\""))) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 4096, "17"))) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("", 1, 1, "raw", 4096, SUM))) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", RECORD_FILE("a", 1, 1, "raw", 4096, SUM) "," RECORD_FILE("a", 1, 1, "raw", 4096, SUM))) ==
-              NEBULA_CORRUPT); /* one name twice */
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", "7")) == NEBULA_CORRUPT);
-}
-
-static void a_record_whose_ranks_do_not_add_up_is_refused(void)
-{
-        CHECK(parse_sealed(parse_record, RECORD("[[0,1,2],[2,0,0.5]]", RECORD_FILE("a", 2, 0, "raw", 1, ""))) == NEBULA_OK);
-        CHECK(parse_sealed(parse_record, RECORD("[[0,1,2],[2,0,0]]", RECORD_FILE("a", 1, 0, "raw", 1, ""))) == NEBULA_CORRUPT); /* not covered */
-        CHECK(parse_sealed(parse_record, RECORD("[]", "")) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("7", "")) == NEBULA_CORRUPT && parse_sealed(parse_record, RECORD("[7]", "")) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[3,1,2]]", "")) == NEBULA_CORRUPT && parse_sealed(parse_record, RECORD("[[-1,1,2]]", "")) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,2],[1,1,2]]", "")) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[2,1,2],[1,1,2]]", "")) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[0,1,2],[1,1,2],[2,1,2],[2,1,2]]", "")) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1.5,1,2]]", "")) == NEBULA_CORRUPT && parse_sealed(parse_record, RECORD("[[1]]", "")) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,-1,2]]", "")) == NEBULA_CORRUPT && parse_sealed(parse_record, RECORD("[[1,1,1e300]]", "")) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_record, RECORD("[[1,1,\"2\"]]", "")) == NEBULA_CORRUPT);
-}
-
 /* ---- a manifest that is being made ---- */
 
 static void a_manifest_keeps_its_names_while_it_grows(void)
@@ -542,14 +391,12 @@ static void a_manifest_keeps_its_names_while_it_grows(void)
         free(long_name);
 }
 
-TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read), TEST(a_record_comes_back_as_it_was_written),
-         TEST(a_manifest_comes_back_as_it_was_written), TEST(a_removal_comes_back_as_it_was_written), TEST(nothing_is_as_good_as_done),
-         TEST(the_golden_record_of_version_2_0_is_read), TEST(the_golden_manifest_of_version_2_0_is_read),
-         TEST(the_golden_manifest_names_the_golden_record), TEST(the_golden_removal_of_version_2_0_is_read),
-         TEST(writing_the_golden_documents_again_gives_the_same_bytes), TEST(every_flipped_bit_and_every_cut_of_a_document_is_found),
+TAP_MAIN(TEST(what_is_written_is_not_too_long_to_be_read), TEST(a_manifest_comes_back_as_it_was_written),
+         TEST(a_removal_comes_back_as_it_was_written), TEST(nothing_is_as_good_as_done), TEST(the_golden_manifest_of_version_2_0_is_read),
+         TEST(the_golden_removal_of_version_2_0_is_read), TEST(writing_the_golden_documents_again_gives_the_same_bytes),
+         TEST(every_flipped_bit_and_every_cut_is_found), TEST(no_document_is_taken_for_one_of_another_kind),
          TEST(unknown_fields_and_minor_versions_are_accepted), TEST(another_major_version_is_refused_and_says_which_nebula_reads_it),
-         TEST(the_documents_of_version_1_0_are_refused_by_their_version), TEST(a_sealed_lie_is_refused), TEST(a_name_leads_nowhere_else),
+         TEST(a_manifest_of_version_1_0_is_refused_by_its_version), TEST(a_sealed_lie_is_refused), TEST(a_name_leads_nowhere_else),
          TEST(a_writing_that_is_no_name_of_one_is_refused), TEST(a_number_that_no_checkpoint_has_is_refused),
          TEST(a_removal_with_an_impossible_number_or_no_tag_is_refused), TEST(a_document_with_numbers_that_are_refused_is_not_written),
-         TEST(a_record_that_does_not_add_up_is_refused), TEST(a_record_whose_ranks_do_not_add_up_is_refused),
          TEST(a_manifest_keeps_its_names_while_it_grows))

@@ -10,6 +10,16 @@
 #include "sum/sum.h"
 #include "tap.h"
 
+#define WRITING "w0123456789abcdef-1-0badcafe"
+
+/* No document may name one of these. */
+static const char *const unsound_writings[] = {
+                "", "w", "../w", "w0123456789abcdef-1-0badcafe/..", "w0123456789abcdef-1-0badcafe/x", "w0123456789abcdef/1-0badcafe",
+                "w0123456789ABCDEF-1-0badcafe", "w0123456789abcde-1-0badcafe", "w0123456789abcdef--0badcafe", "w0123456789abcdef-1-0badcaf",
+                "w0123456789abcdef-1-0badcafe0", "w0123456789abcdef-99999999999999999999-0badcafe", "x0123456789abcdef-1-0badcafe",
+                "w0123456789abcdef-+1-0badcafe", " w0123456789abcdef-1-0badcafe",
+        };
+
 /* The caller frees it. */
 static inline char *golden(const char *name, size_t *ret_size)
 {
@@ -42,6 +52,36 @@ static inline char *seal(const char *body, size_t *ret_size)
         memcpy(text, body, size);
         *ret_size = size + (size_t)sprintf(text + size, ",\"crc64\":\"%016" PRIx64 "\"}\n", sum_crc64(0, body, size));
         return text;
+}
+
+typedef enum nebula_status parser(const char *text, size_t size, struct nebula_error *error);
+
+/* What becomes of `body` when it is sealed and read. */
+static inline enum nebula_status parse_sealed(parser *parse, const char *body)
+{
+        size_t size;
+        char *text = seal(body, &size);
+        enum nebula_status status = parse(text, size, NULL);
+
+        free(text);
+        return status;
+}
+
+/* Every flipped bit and every cut of a golden document is found. */
+static inline void check_damage(parser *parse, const char *name)
+{
+        size_t size;
+        char *text = golden(name, &size);
+
+        for (size_t bit = 0; bit < size * 8; bit++) {
+                text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
+                CHECK(parse(text, size, NULL) == NEBULA_CORRUPT);
+                text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
+        }
+        for (size_t cut = 0; cut < size; cut++)
+                CHECK(parse(text, cut, NULL) == NEBULA_CORRUPT);
+        CHECK(parse(text, size, NULL) == NEBULA_OK);
+        free(text);
 }
 
 #endif

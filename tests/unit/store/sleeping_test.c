@@ -14,6 +14,7 @@ struct story {
         void (*others[2])(void *argument);
         size_t other_count;
         bool has_version; /* run "a" has written the tag before */
+        bool is_whole;    /* explore it at every moment, however long that takes */
         size_t schedules;
         const char *problem; /* the last one */
 };
@@ -216,7 +217,7 @@ static void explore(struct story *story)
         bool is_large = story->writer_count + story->other_count > 2;
 
         for (size_t i = 0; i < (is_large ? 6 : 2); i++)
-                run_order(story, orders[i], getenv("NEBULA_TEST_NIGHTLY") ? 1 : is_large ? 7 : 3);
+                run_order(story, orders[i], story->is_whole || getenv("NEBULA_TEST_NIGHTLY") ? 1 : is_large ? 11 : 3);
 }
 
 /* With pages of one entry there are more calls before which a program may sleep. */
@@ -256,6 +257,7 @@ ON_ALL_STORES(a_sweep_takes_nothing_of_a_version_whose_writer_slept)
 {
         hold((struct story){ ONE_WRITER, .others = { run_sweep }, .other_count = 1 });
         hold((struct story){ ONE_WRITER, .others = { run_sweep }, .other_count = 1, .has_version = true });
+        hold((struct story){ ONE_WRITER, .others = { run_sweep, run_sweep }, .other_count = 2, .has_version = true });
 }
 
 ON_ALL_STORES(two_writers_and_a_removal)
@@ -288,6 +290,7 @@ ON_ALL_STORES(a_version_that_another_agent_finds_stays)
 static void find_mistake(enum writer_mistake mistake, struct story story, const char *problem)
 {
         story.writers[0].mistake = story.writers[1].mistake = mistake;
+        story.is_whole = true; /* until it is found */
         explore(&story);
         CHECK(story.problem && !strcmp(story.problem, problem));
         if (story.problem && strcmp(story.problem, problem))
