@@ -326,6 +326,60 @@ ON_EACH_STORE(an_interrupted_removal_leaves_a_whole_version_or_none_and_is_ended
                                 continue;
 }
 
+/* What has one of the version's names by now, and is not what its record describes, is not the version's any more. */
+ON_EACH_STORE(a_removal_that_is_ended_by_another_takes_no_users_file_in_the_versions_name)
+{
+        struct manifest manifest;
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        load("t", &manifest);
+        for (uint64_t k = 1; !holds_nothing("t"); k++) { /* it dies once it is entered */
+                watched_begin(store);
+                watched_fail(PROGRAM_DIES, k);
+                manifest_remove(store, &manifest, NULL);
+                watched_end(store);
+        }
+        REQUIRE(has("t/x") && has("t/y"));
+        drop("t/x");
+        have("t/x", "of a user");
+        CHECK(!manifest_remove(store, &manifest, &error) && has("t/x") && !has("t/y") && count_objects("t/") == 1);
+        manifest_done(&manifest);
+}
+
+static bool has_ended;
+
+/* Another removal uses the number that this one is about to use, and ends. */
+static void end_another(struct store *one, enum watched_call call, const char *key)
+{
+        if (call != CALL_PUT || has_ended || strcmp(key, "t/.nebula/manifest-2.json"))
+                return;
+        has_ended = true;
+        one->ops = watched.real;
+        drop("t/.nebula/manifest-1.json");
+        CHECK(!tag_log_set_removed(store, "t", 2, &error));
+        one->ops = &watched.ops;
+}
+
+ON_EACH_STORE(a_removal_whose_number_another_has_used_removes_nothing)
+{
+        struct manifest manifest;
+        struct writer later = { .tag = "t", .run = "b", .after = "a", .names = { "z" } };
+        char key[MANIFEST_KEY_MAX];
+
+        write_version((struct writer){ .tag = "t", .run = "a", .names = { "x" } });
+        load("t", &manifest);
+        writer_run_to(&later, AT_COMMIT);
+        REQUIRE(!file_key("t", later.writing, "z", key, &error) && has(key));
+        watched_begin(store);
+        watched.before = end_another;
+        has_ended = false;
+        CHECK(!manifest_remove(store, &manifest, &error) && has_ended);
+        watched_end(store);
+        CHECK(has(key) && !has("t/.nebula/manifest-2.json") && holds_nothing("t") && last_removal("t") == 2);
+        writer_done(&later);
+        manifest_done(&manifest);
+}
+
 /* ---- what one try has put ---- */
 
 static void forsake(enum watched_failure how, uint64_t k, bool *ret_has_failed)
@@ -393,6 +447,7 @@ TAP_MAIN(TEST(a_removal_takes_all_that_is_nebulas_and_nothing_else), TEST(of_a_w
          TEST(a_removal_while_a_writer_sleeps_takes_its_files_and_the_writer_finds_out),
          TEST(a_tag_that_is_written_again_while_it_is_removed_is_whole),
          TEST(an_interrupted_removal_leaves_a_whole_version_or_none_and_is_ended_by_the_next_one),
-         TEST(a_try_that_is_given_up_takes_its_own_with_it_and_nothing_else),
+         TEST(a_removal_that_is_ended_by_another_takes_no_users_file_in_the_versions_name),
+         TEST(a_removal_whose_number_another_has_used_removes_nothing), TEST(a_try_that_is_given_up_takes_its_own_with_it_and_nothing_else),
          TEST(a_try_in_place_that_is_given_up_leaves_the_names_free_but_for_those_of_the_version),
          TEST(nothing_is_taken_from_a_tag_whose_log_cannot_be_read))
