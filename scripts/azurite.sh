@@ -39,6 +39,7 @@ run)
         install
         scratch=$(mktemp -d)
         log=$scratch/log options=()
+        : >"$log" # sed reads it before the server may have opened it
         if [[ ${1:-} == --tls ]]; then
                 shift
                 openssl req -x509 -newkey rsa:2048 -nodes -keyout "$scratch/key.pem" -out "$scratch/cert.pem" -days 7 -subj /CN=localhost \
