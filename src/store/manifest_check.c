@@ -124,7 +124,7 @@ static enum nebula_status begin(struct checking *checking, struct nebula_error *
         return status ? status : store_list_all(checking->store, prefix, true, &checking->objects, error);
 }
 
-enum nebula_status manifest_check_present(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+static enum nebula_status check(struct store *store, const struct manifest *manifest, bool is_last_look, struct nebula_error *error)
 {
         struct checking checking = { .store = store, .manifest = manifest, .written_ns = INT64_MAX };
         enum nebula_status status = begin(&checking, error);
@@ -133,23 +133,20 @@ enum nebula_status manifest_check_present(struct store *store, const struct mani
                 status = check_records(&checking, error);
         if (!status)
                 status = check_files(&checking, error);
+        if (!status && is_last_look)
+                status = check_log(&checking, error);
+        if (!status && is_last_look)
+                status = check_sweeps(&checking, error);
         store_list_done(&checking.objects);
         return status;
 }
 
+enum nebula_status manifest_check_present(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        return check(store, manifest, false, error);
+}
+
 enum nebula_status manifest_check_all(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
-        struct checking checking = { .store = store, .manifest = manifest, .written_ns = INT64_MAX };
-        enum nebula_status status = begin(&checking, error);
-
-        if (!status)
-                status = check_records(&checking, error);
-        if (!status)
-                status = check_files(&checking, error);
-        if (!status)
-                status = check_log(&checking, error);
-        if (!status)
-                status = check_sweeps(&checking, error);
-        store_list_done(&checking.objects);
-        return status;
+        return check(store, manifest, true, error);
 }

@@ -188,3 +188,24 @@ enum nebula_status manifest_file_path(const struct manifest *manifest, const str
                 strcpy(ret_path, strchr(key, '/') + 1); /* the encoded tag has no '/' */
         return status;
 }
+
+bool manifest_names_record(const struct manifest *manifest, const struct manifest_entry *entry)
+{
+        for (size_t i = 0; manifest && i < manifest->record_count; i++)
+                if (manifest->records[i].rank == entry->rank && !strcmp(manifest->records[i].writing, entry->writing))
+                        return true;
+        return false;
+}
+
+bool manifest_names(const struct manifest *manifest, const struct manifest_entry *entry, const char *key)
+{
+        const struct manifest_file *file;
+        char name[MANIFEST_NAME_MAX], own[MANIFEST_KEY_MAX];
+
+        if (entry->kind == ENTRY_RECORD)
+                return manifest_names_record(manifest, entry);
+        if (!manifest || entry->kind != ENTRY_APART || name_decode(strrchr(key, '/') + 1, name, NULL))
+                return false;
+        file = manifest_find_file(manifest, name);
+        return file && file->is_apart && !manifest_file_key(manifest, file, own, NULL) && !strcmp(own, key);
+}

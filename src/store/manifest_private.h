@@ -33,6 +33,9 @@ const char *manifest_behind(const char *key, const char *directory);
 /* The part of a key behind "<directory>/.nebula/"; NULL: it has another beginning. */
 const char *manifest_behind_private(const char *key, const char *directory);
 
+/* Whether a manifest (NULL: none) names this object below .nebula: a record, or a file that lies apart. */
+bool manifest_names_record(const struct manifest *manifest, const struct manifest_entry *entry);
+bool manifest_names(const struct manifest *manifest, const struct manifest_entry *entry, const char *key);
 /* Joins an encoded tag and a path into a key; NEBULA_INVALID when it is too long. */
 enum nebula_status manifest_key(char ret_key[MANIFEST_KEY_MAX], const char *directory, const char *path,
                                 struct nebula_error *error);

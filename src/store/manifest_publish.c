@@ -101,24 +101,6 @@ static bool names_writing(const struct manifest *manifest, const struct manifest
         return false;
 }
 
-static bool names_object(const struct publishing *publishing, const struct manifest *manifest, const struct manifest_entry *entry, const char *key)
-{
-        char name[256], own[MANIFEST_KEY_MAX];
-        const struct manifest_file *file;
-
-        if (entry->kind == ENTRY_RECORD) {
-                for (size_t i = 0; i < manifest->record_count; i++)
-                        if (manifest->records[i].rank == entry->rank && !strcmp(manifest->records[i].writing, entry->writing))
-                                return true;
-                return false;
-        }
-        if (name_decode(strrchr(key, '/') + 1, name, NULL))
-                return false;
-        file = manifest_find_file(manifest, name);
-        return file && file->is_apart && !manifest_file_key(manifest, file, own, NULL) && !strcmp(own, key) &&
-               manifest_behind_private(key, publishing->directory);
-}
-
 /* Only what belonged to the version before, and the tries of this writing that failed: other objects may be of a writing that goes on. */
 static bool is_superseded(const struct publishing *publishing, const struct store_entry *object)
 {
@@ -135,7 +117,7 @@ static bool is_superseded(const struct publishing *publishing, const struct stor
         if (entry.kind != ENTRY_RECORD && entry.kind != ENTRY_CLAIM && entry.kind != ENTRY_APART)
                 return false;
         if (before && names_writing(before, &entry))
-                return !names_object(publishing, manifest, &entry, object->key);
+                return !manifest_names(manifest, &entry, object->key);
         if (names_writing(manifest, &entry))
                 return entry.kind == ENTRY_CLAIM;
         for (size_t i = 0; i < manifest->record_count; i++) {

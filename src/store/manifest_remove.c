@@ -26,14 +26,6 @@ struct removing {
         struct victims victims, entries;
 };
 
-static bool names_record(const struct manifest *manifest, const struct manifest_entry *entry)
-{
-        for (size_t i = 0; manifest && i < manifest->record_count; i++)
-                if (manifest->records[i].rank == entry->rank && !strcmp(manifest->records[i].writing, entry->writing))
-                        return true;
-        return false;
-}
-
 static enum nebula_status add_private(struct removing *removing, const struct store_entry *object, const char *name, struct nebula_error *error)
 {
         struct manifest_entry entry = manifest_entry(name);
@@ -47,7 +39,7 @@ static enum nebula_status add_private(struct removing *removing, const struct st
         if (entry.kind == ENTRY_MANIFEST)
                 return victims_add(&removing->entries, object, error);
         /* Another writing of the tag has files in place, perhaps. */
-        if ((entry.kind == ENTRY_RECORD || entry.kind == ENTRY_CLAIM) && !names_record(removing->manifest, &entry))
+        if ((entry.kind == ENTRY_RECORD || entry.kind == ENTRY_CLAIM) && !manifest_names_record(removing->manifest, &entry))
                 status = victims_add_recorded(&removing->victims, removing->store, removing->tag, object->key, removing->manifest,
                                               removing->manifest ? 1 : 0, &removing->objects, error);
         return status ? status : victims_add(&removing->victims, object, error);

@@ -25,31 +25,17 @@ struct sweeping {
         uint64_t number;        /* of the newest entry */
         struct manifest *named; /* the versions of the log that may become the newest again, and the newest */
         size_t named_count;
-        struct victims victims, records;
+        struct victims victims;
         bool is_removed; /* the newest entry is a removal, which may not have ended */
         bool is_young, is_foreign;
 };
-
-static bool names(const struct manifest *manifest, const struct manifest_entry *entry, const char *key)
-{
-        const struct manifest_file *file;
-        char name[256], own[MANIFEST_KEY_MAX];
-
-        for (size_t i = 0; entry->kind == ENTRY_RECORD && i < manifest->record_count; i++)
-                if (manifest->records[i].rank == entry->rank && !strcmp(manifest->records[i].writing, entry->writing))
-                        return true;
-        if (entry->kind != ENTRY_APART || name_decode(strrchr(key, '/') + 1, name, NULL))
-                return false;
-        file = manifest_find_file(manifest, name);
-        return file && file->is_apart && !manifest_file_key(manifest, file, own, NULL) && !strcmp(own, key);
-}
 
 static bool is_named(const struct sweeping *sweeping, const struct manifest_entry *entry, const char *key)
 {
         if (entry->kind == ENTRY_MANIFEST)
                 return !sweeping->is_removed; /* the writer of the newest removes those before it, once its own version is durable */
         for (size_t i = 0; i < sweeping->named_count; i++)
-                if (names(&sweeping->named[i], entry, key))
+                if (manifest_names(&sweeping->named[i], entry, key))
                         return true;
         return false;
 }
@@ -70,22 +56,7 @@ static enum nebula_status look_at(struct sweeping *sweeping, const struct store_
         if (entry.kind == ENTRY_RECORD || entry.kind == ENTRY_CLAIM)
                 status = victims_add_recorded(&sweeping->victims, sweeping->store, sweeping->tag, object->key, sweeping->named,
                                               sweeping->named_count, &sweeping->objects, error);
-        if (status)
-                return status;
-        return victims_add(entry.kind == ENTRY_RECORD || entry.kind == ENTRY_CLAIM ? &sweeping->records : &sweeping->victims, object, error);
-}
-
-/* The next sweep, if this one does not end, knows the files in place by the records. */
-static enum nebula_status remove_in_order(const struct sweeping *sweeping, struct nebula_error *error)
-{
-        struct store *store = sweeping->store;
-        enum nebula_status status = NEBULA_OK;
-
-        if (sweeping->victims.count)
-                status = store->ops->remove(store, sweeping->victims.list, sweeping->victims.count, error);
-        if (!status && sweeping->records.count)
-                status = store->ops->remove(store, sweeping->records.list, sweeping->records.count, error);
-        return status;
+        return status ? status : victims_add(&sweeping->victims, object, error);
 }
 
 static enum nebula_status remove_debris(struct sweeping *sweeping, struct nebula_error *error)
@@ -104,7 +75,7 @@ static enum nebula_status remove_debris(struct sweeping *sweeping, struct nebula
                 return status;
         status = tag_log_number(store, sweeping->tag, &now, error);
         if (!status && now == sweeping->number)
-                status = remove_in_order(sweeping, error);
+                status = victims_remove(&sweeping->victims, store, error);
         store_remove_one(store, key, NULL);
         return status;
 }
@@ -115,7 +86,7 @@ static enum nebula_status sweep_objects(struct sweeping *sweeping, size_t *remov
 
         for (size_t i = 0; i < sweeping->objects.count && !status; i++)
                 status = look_at(sweeping, &sweeping->objects.entries[i], error);
-        if (status || !(sweeping->victims.count + sweeping->records.count) || sweeping->is_young || sweeping->is_foreign)
+        if (status || !sweeping->victims.count || sweeping->is_young || sweeping->is_foreign)
                 return status;
         status = sweeping->is_removed ? manifest_remove_tag(sweeping->store, sweeping->tag, NULL, error) : remove_debris(sweeping, error);
         *removed += !status;
@@ -268,7 +239,6 @@ static enum nebula_status sweep_tag(struct store *store, const char *tag, int64_
                 manifest_done(&sweeping.named[i]);
         free(sweeping.named);
         victims_done(&sweeping.victims);
-        victims_done(&sweeping.records);
         store_list_done(&sweeping.objects);
         return status;
 }

@@ -82,17 +82,8 @@ static int seed_of(const char *tag, const unsigned *seeds, unsigned b)
 static bool is_named(const struct manifest *manifest, const char *private, const char *key)
 {
         const struct manifest_entry entry = manifest_entry(private);
-        char own[MANIFEST_KEY_MAX];
 
-        if (entry.kind == ENTRY_MANIFEST)
-                return entry.number == manifest->number;
-        for (size_t i = 0; i < manifest->record_count; i++)
-                if (entry.kind == ENTRY_RECORD && manifest->records[i].rank == entry.rank && !strcmp(manifest->records[i].writing, entry.writing))
-                        return true;
-        for (size_t i = 0; i < manifest->file_count; i++)
-                if (!manifest_file_key(manifest, &manifest->files[i], own, NULL) && !strcmp(own, key))
-                        return true;
-        return false;
+        return entry.kind == ENTRY_MANIFEST ? entry.number == manifest->number : manifest_names(manifest, &entry, key);
 }
 
 /* By an entry that its successor's writer has not removed: storage failed between the commit and that. A later writing, or a removal, takes it. */
