@@ -95,7 +95,7 @@ static void describe_file(const struct shape *shape, uint32_t rank, uint32_t ind
 /* Of the last node. */
 static struct result record_of(const struct shape *shape)
 {
-        struct record record = { .tag = "global_step500000", .run = RUN, .generation = 1, .world = shape->ranks, .persisted = 1766312346.9 };
+        struct record record = { .tag = "global_step500000", .run = RUN, .number = 1, .generation = 1, .world = shape->ranks, .persisted = 1766312346.9 };
         uint32_t first = shape->ranks - shape->per_node;
         struct result result;
 

@@ -46,6 +46,7 @@ struct record_rank {
 /* What one agent has written of a version. */
 struct record {
         char tag[256], job[256], run[256], writing[WRITING_MAX];
+        uint64_t number; /* that the next entry of the tag's log had when the files were begun: a removal since may take them */
         uint64_t generation;
         uint32_t world;
         double persisted; /* seconds since 1970 */

@@ -5,6 +5,7 @@
 #include "agent/agent_catalogue.h"
 #include "agent/commit/world.h"
 #include "store/store_mem.h"
+#include "store/tag_log.h"
 #include "tap.h"
 
 #define STORAGE "mem://world-fault"
@@ -208,5 +209,68 @@ static void a_version_of_two_nodes_is_written_again_when_another_program_has_rem
         }
 }
 
+static struct store_list seen; /* by a removal that sleeps */
+static int records_until_removal;
+
+/* Once both records are there, another program lists the tag, enters its removal, and falls asleep. */
+static enum nebula_status put_and_enter_removal(struct store *store, const char *key, const void *data, uint64_t size,
+                                                enum store_condition condition, const struct store_stamp *stamp, struct store_stamp *ret_stamp,
+                                                struct nebula_error *error)
+{
+        enum nebula_status status = stored_ops->put(store, key, data, size, condition, stamp, ret_stamp, error);
+        struct removal removal = { "step1", 1 };
+        char *text;
+        size_t text_size;
+
+        if (status || !strstr(key, ".record-") || !records_until_removal || --records_until_removal)
+                return status;
+        if (store_list_all(store, "step1/", true, &seen, NULL) || removal_format(&removal, &text, &text_size, NULL) ||
+            tag_log_create(store, "step1", 1, text, text_size, NULL))
+                abort();
+        free(text);
+        return status;
+}
+
+static void wake_removal(struct store *store)
+{
+        for (size_t i = 0; i < seen.count; i++) {
+                const struct store_victim victim = { seen.entries[i].key, seen.entries[i].stamp };
+
+                if (store->ops->remove(store, &victim, 1, NULL))
+                        abort();
+        }
+        if (tag_log_set_removed(store, "step1", 1, NULL) || tag_log_take_back(store, "step1", 1, NULL))
+                abort();
+        store_list_done(&seen);
+}
+
+static void what_a_removal_has_listed_before_it_fell_asleep_is_in_no_manifest_after_it(void)
+{
+        static const unsigned seeds[] = { 1, 0 };
+        struct store_ops ops;
+
+        begin();
+        stored_ops = nodes[0].job->store->ops;
+        ops = *stored_ops;
+        ops.put = put_and_enter_removal;
+        for (int i = 0; i < 2; i++)
+                nodes[i].job->store->ops = &ops;
+        records_until_removal = 2;
+        save(1);
+        for (int round = 0; round < ROUNDS_MAX && !(versions[0]->stored && versions[1]->stored); round++) {
+                work(round % 2);
+                wait_long();
+        }
+        for (int i = 0; i < 2; i++)
+                nodes[i].job->store->ops = stored_ops;
+        CHECK(!records_until_removal && seen.count && versions[0]->stored && versions[1]->stored && seed_in_storage(seeds) == 1);
+        wake_removal(nodes[0].job->store);
+        CHECK(seed_in_storage(seeds) == 1);
+        if (tap_failed_checks)
+                printf("# %s; %s\n", nodes[0].error.message, nodes[1].error.message);
+        end();
+}
+
 TAP_MAIN(TEST(a_version_of_two_nodes_becomes_durable_whichever_request_fails),
-         TEST(a_version_of_two_nodes_is_written_again_when_another_program_has_removed_some_of_it))
+         TEST(a_version_of_two_nodes_is_written_again_when_another_program_has_removed_some_of_it),
+         TEST(what_a_removal_has_listed_before_it_fell_asleep_is_in_no_manifest_after_it))

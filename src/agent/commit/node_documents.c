@@ -137,7 +137,9 @@ void world_keep_committed(struct catalogue *catalogue, struct store *store, stru
         world_describe_committed(version, &own);
         catalogue_unlock(catalogue);
         status = world_repair_committed(store, &own, &told, &error);
-        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT)
+        if (own.rank_count && (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)) /* a program that removed the tag has taken it */
+                status = put_committed(store, &own, status == NEBULA_NOT_FOUND, &error);
+        if (status && status != NEBULA_NOT_FOUND && status != NEBULA_CORRUPT && status != NEBULA_BUSY)
                 log_event(LOG_LEVEL_WARN, "%s: whether other nodes are still told to persist it is not known: %s", own.of.tag, error.message);
         committed_done(&own);
 }

@@ -62,6 +62,8 @@ enum nebula_status storage_persist(struct catalogue *catalogue, struct job *job,
                 goto done;
         }
         status = plan_carry_over(&plan, error);
+        if (!status)
+                status = plan_set_number(store, &plan, error);
         if (!status && !(plan.spread && version->adopted && persist_is_recorded(store, job, version, &plan)))
                 status = write_share(catalogue, store, job, version, &plan, error);
         if (status)

@@ -39,12 +39,15 @@ static enum nebula_status rank_missing(const struct gathering *gathering, uint32
                          gathering->plan->tag);
 }
 
-/* A try that failed may have left a record, of which the files may be gone: the ranks that another record covers are not taken twice. */
+/* An entry that was made since the files of a record were begun may be a removal, which has listed them and removes them yet: such a record
+ * does not count. A try that failed may have left a record, of which the files may be gone: the ranks that another record covers are not
+ * taken twice. */
 static bool adds_ranks(const struct gathering *gathering, const struct record *record)
 {
         const struct plan *plan = gathering->plan;
 
-        if (strcmp(record->run, plan->run) || strcmp(record->tag, plan->tag) || record->generation != plan->generation ||
+        if (strcmp(record->run, plan->run) || strcmp(record->tag, plan->tag) || record->number != plan->next_number ||
+            record->generation != plan->generation ||
             record->world != plan->manifest.world)
                 return false;
         for (size_t i = 0; i < record->rank_count; i++)
@@ -205,9 +208,10 @@ static void keep_others_going(struct catalogue *catalogue, struct store *store, 
         bool is_due = !(version->poll_count & (version->poll_count - 1)); /* less and less often */
 
         world_keep_committed(catalogue, store, version);
-        if (!is_due || plan_carry_over(plan, NULL) || persist_is_recorded(store, job, version, plan))
+        if (!is_due || plan_carry_over(plan, NULL) || plan_set_number(store, plan, NULL) || persist_is_recorded(store, job, version, plan))
                 return;
-        log_event(LOG_LEVEL_WARN, "%s: another program has removed the record of this node, which is written again", plan->tag);
+        log_event(LOG_LEVEL_WARN, "%s: another program has removed the record of this node, or is about to: the node writes its share again",
+                  plan->tag);
         catalogue_lock(catalogue);
         version->recorded_here = false;
         catalogue_unlock(catalogue);
@@ -251,6 +255,9 @@ static enum nebula_status write_manifest(struct catalogue *catalogue, struct sto
         enum nebula_status status;
 
         persist_fill_manifest(job, version, plan);
+        status = plan_set_number(store, plan, error);
+        if (status)
+                return status;
         gathering.covered = calloc(version->world, 1);
         status = gathering.covered ? gather_records(&gathering, version, error) :
                                      error_set(error, NEBULA_NO_MEMORY, 0, "no memory for %" PRIu32 " ranks", version->world);

@@ -46,8 +46,6 @@ enum nebula_status persist_commit(struct catalogue *catalogue, struct store *sto
         plan->manifest.number = plan->next_number;
         if (!status)
                 status = manifest_sort_names(&plan->manifest, error);
-        if (!status && !plan->next_number)
-                status = tag_log_next(store, plan->tag, plan->log_number, &plan->manifest.number, error);
         /* First the index: an entry of it without its version is passed over, and a version without its entry would not be the newest. */
         if (!status)
                 status = index_put(store, &plan->manifest, error);

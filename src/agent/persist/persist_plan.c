@@ -250,14 +250,15 @@ static enum nebula_status find_places_in_list(struct store *store, struct plan *
         return status;
 }
 
+enum nebula_status plan_set_number(struct store *store, struct plan *plan, struct nebula_error *error)
+{
+        return tag_log_next(store, plan->tag, plan->log_number, &plan->next_number, error);
+}
+
 /* Only the first entry of a log names files in place. An agent that slept may still be about to put the view of an earlier version over
  * <tag>/<name>, also if that name is free now. */
 enum nebula_status plan_find_places(struct store *store, struct plan *plan, struct nebula_error *error)
 {
-        enum nebula_status status = tag_log_next(store, plan->tag, plan->log_number, &plan->next_number, error);
-
-        if (status)
-                return status;
         if (plan->next_number == 1)
                 return (plan->spread ? find_places_one_by_one : find_places_in_list)(store, plan, error);
         for (size_t i = 0; i < plan->file_count; i++)

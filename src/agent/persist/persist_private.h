@@ -52,7 +52,7 @@ struct plan {
         size_t upload_count;
         char writing[WRITING_MAX]; /* of this try, which no other agent shares */
         uint64_t log_number;       /* of the newest entry of the tag's log when `before` was read; 0: none */
-        uint64_t next_number;      /* that the manifest will have; 0: plan_find_places has not been called */
+        uint64_t next_number;      /* of the entry that follows, which the manifest is to be; 0: plan_set_number has not been called */
         struct manifest before;    /* the version that storage has of this tag; file_count and generation 0: none */
         struct manifest manifest;
         char *record_text;         /* of this node's record; NULL: this node wrote none */
@@ -74,7 +74,9 @@ enum nebula_status plan_load_before(struct catalogue *catalogue, struct store *s
  * NEBULA_STORAGE: the plan is to begin anew. */
 enum nebula_status plan_look_again(struct catalogue *catalogue, struct store *store, struct version *version, const struct plan *plan,
                                    struct nebula_error *error);
-/* Which of the files have to lie apart, and the number of the manifest that will name them. */
+/* The number of the entry that follows what plan_load_before has read, and the last removal. */
+enum nebula_status plan_set_number(struct store *store, struct plan *plan, struct nebula_error *error);
+/* Which of the files have to lie apart. */
 enum nebula_status plan_find_places(struct store *store, struct plan *plan, struct nebula_error *error);
 enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error);
 

@@ -62,7 +62,7 @@ static void collect_files(const struct plan *plan, struct record *record)
 static enum nebula_status describe(const struct job *job, const struct version *version, const struct plan *plan, struct record *ret_record,
                                    struct nebula_error *error)
 {
-        struct record record = { .generation = plan->generation, .world = version->world, .persisted = catalogue_now() };
+        struct record record = { .number = plan->next_number, .generation = plan->generation, .world = version->world, .persisted = catalogue_now() };
 
         record.files = calloc(plan->file_count + 1, sizeof *record.files);
         record.ranks = calloc(plan->file_count + plan->part_count + 1, sizeof *record.ranks);
@@ -134,7 +134,8 @@ void persist_describe_record(const struct plan *plan, struct manifest_record *re
 
 static bool same_files(const struct record *own, const struct record *found)
 {
-        bool same = own->file_count == found->file_count && own->rank_count == found->rank_count && own->generation == found->generation &&
+        bool same = own->file_count == found->file_count && own->rank_count == found->rank_count && own->number == found->number &&
+                    own->generation == found->generation &&
                     !strcmp(own->run, found->run) && !strcmp(own->job, found->job);
 
         for (size_t i = 0; same && i < own->rank_count; i++)

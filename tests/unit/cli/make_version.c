@@ -170,7 +170,7 @@ static void start(struct maker *maker)
         maker->record.files = maker->files;
         maker->record.ranks = &maker->rank;
         maker->record.rank_count = 1;
-        maker->record.generation = maker->generation;
+        maker->record.number = maker->record.generation = maker->generation;
         maker->record.world = maker->rank.rank + 1;
         writing_name(maker->record.job, maker->record.run, maker->generation, (uint32_t)os->wall_ns(), maker->record.writing);
         demand(tag_log_head(maker->store, maker->tag, &maker->log, &error), &error);

@@ -31,7 +31,7 @@ static char byte_of(uint32_t index)
 
 static char *format_record(size_t *ret_size)
 {
-        struct record record = { .tag = "t", .writing = WRITING, .generation = 1, .world = RANKS, .persisted = 1, .rank_count = RANKS,
+        struct record record = { .tag = "t", .writing = WRITING, .number = 1, .generation = 1, .world = RANKS, .persisted = 1, .rank_count = RANKS,
                                  .file_count = FILES };
         uint64_t *sums = calloc(FILES, sizeof *sums);
         char *text;

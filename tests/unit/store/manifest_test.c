@@ -108,7 +108,7 @@ static void write_big(struct manifest *ret_manifest)
         uint64_t sums[BIG_CHUNKS];
         struct record_rank rank = { 0, 1, 2 };
         struct record_file file = { .name = "x", .size = sizeof data, .chunk_bytes = BIG_CHUNK_BYTES, .chunks = sums, .chunk_count = BIG_CHUNKS };
-        struct record record = { .tag = "t", .generation = 1, .world = 1, .ranks = &rank, .rank_count = 1, .files = &file, .file_count = 1 };
+        struct record record = { .tag = "t", .number = 1, .generation = 1, .world = 1, .ranks = &rank, .rank_count = 1, .files = &file, .file_count = 1 };
         struct manifest manifest = { .tag = "t", .number = 1, .generation = 1, .sequence = 1, .step = -1, .world = 1 };
         char key[MANIFEST_KEY_MAX], *text;
         size_t size;

@@ -270,7 +270,7 @@ static inline enum nebula_status writer_put_record(struct writer *writer)
         struct record_file files[NAMES_MAX] = { 0 };
         uint64_t sums[NAMES_MAX];
         struct record_rank rank = { 0, 1, 2 };
-        struct record record = { .generation = writer->manifest.generation, .world = 1, .ranks = &rank, .rank_count = 1, .files = files,
+        struct record record = { .number = writer->next, .generation = writer->manifest.generation, .world = 1, .ranks = &rank, .rank_count = 1, .files = files,
                                  .file_count = writer_file_count(writer) };
         char key[MANIFEST_KEY_MAX], data[FILE_BYTES];
         enum nebula_status status = writer_look_again(writer);
