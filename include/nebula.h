@@ -116,7 +116,7 @@ enum nebula_state {
         NEBULA_STATE_FAILED = 5,    /* the error says why; older checkpoints are unchanged */
 };
 
-/* What a save does if the memory tier is full. */
+/* How a save goes on if the memory tier is full. */
 enum nebula_on_full {
         NEBULA_ON_FULL_WAIT = 0,   /* wait until a durable version can leave memory */
         NEBULA_ON_FULL_STREAM = 1, /* keep it in a file on disk instead, until it is durable */

@@ -41,6 +41,8 @@ missing_packages() {
         fi
         if [[ $purpose == test ]]; then
                 command -v unzip >/dev/null || found+=(unzip)
+                command -v npm >/dev/null || found+=(npm) # installs Azurite
+                command -v openssl >/dev/null || found+=(openssl)
                 command -v clang >/dev/null || found+=(clang)
                 # The sanitizers' and the fuzzer's run time is a package of its own, with the version in its name.
                 clang_runtime || found+=("libclang-rt-$(clang_major)-dev")

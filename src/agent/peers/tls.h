@@ -1,5 +1,5 @@
 /*
- * tls.h - an encrypted stream between two agents that know one secret. The only file with OpenSSL.
+ * tls.h - an encrypted stream between two agents that know one secret. No other file knows OpenSSL's TLS.
  *
  * TLS 1.3 with a pre-shared key, ephemeral Diffie-Hellman, no certificates and no
  * tickets: an end that does not hold the key cannot complete the handshake, a
