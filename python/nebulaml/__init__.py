@@ -87,6 +87,7 @@ __all__ = [
 # Name -> module that defines it, imported at first use: each needs a framework that may not be there.
 _LAZY: dict[str, str] = {
     "Best": ".policy",
+    "ElasticSampler": ".elastic.sampler",
     "Event": ".events",
     "Manager": ".manager",
     "NebulaCallback": ".lightning",

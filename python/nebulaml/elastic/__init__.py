@@ -1,0 +1,1 @@
+"""Elastic training: nodes come and go, and the job goes on (docs/elastic.md)."""

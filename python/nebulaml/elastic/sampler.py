@@ -1,0 +1,185 @@
+"""ElasticSampler: which samples each rank takes at each global step, so that another number of ranks takes the same ones together.
+
+The order of an epoch is a function of the number of samples, the seed and the epoch, written down here: no generator of torch or Python
+takes part, so neither a resume nor a newer version changes it. It is computed a batch at a time, so its memory does not grow with the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .. import ranks
+from ..errors import NebulaConfigError
+
+__all__ = ["ElasticSampler", "Share", "order"]
+
+_ROUNDS = 8
+_AT_ONCE = 4096  # samples of this rank whose order is computed together
+_MOST = 1 << 48  # samples: a row and a column then are far below the 32 bits of a round
+_LOW_32 = 0xFFFFFFFF
+
+
+class Share(list[int]):
+    """What one rank takes of one global step: the indices of its samples.
+
+    step: the global step, counted from the begin of the epoch. size: samples of all ranks in it. weight: the factor for the mean loss of
+    these samples. With it, gradients that are averaged over the ranks, as DistributedDataParallel does, are those of the mean over the
+    whole global batch, however many ranks there are.
+    """
+
+    def __init__(self, indices: Sequence[int], step: int, size: int, world_size: int, filler: int) -> None:
+        super().__init__(indices)
+        self.step, self.size, self.weight = step, size, len(indices) * world_size / size
+        self._most = -(-size // world_size)  # samples of the largest share
+        self._world_size, self._filler = world_size, filler
+
+    def parts(self, samples: int) -> list[Share]:
+        """This share for gradient accumulation: in parts of so many samples or fewer, as many parts on every rank.
+
+        Add up the gradients of ``loss(part) * part.weight``. Every rank takes part in every collective, so a part that would have no
+        sample gets one of the global step, with weight 0.
+        """
+        if samples < 1:
+            raise NebulaConfigError(f"a part has one sample or more, not {samples}")
+        count = -(-self._most // samples)
+        result = []
+        for part in range(count):
+            indices = self[len(self) * part // count : len(self) * (part + 1) // count]
+            made = Share(indices or [self._filler], self.step, self.size, self._world_size, self._filler)
+            if not indices:
+                made.weight = 0.0
+            result.append(made)
+        return result
+
+
+class ElasticSampler:
+    """Samples of each global step, divided among the ranks that there are now.
+
+    n: samples of the data set. global_batch: samples of one step, over all ranks; it stays when their number changes.
+    rank, world_size: None: those of this process. shuffle: whether an epoch has an order of its own; False: 0, 1, 2, ...
+    drop_last: whether an incomplete last step is left out.
+
+    Global step k of an epoch has samples k * global_batch up to (k + 1) * global_batch of its order, for every world size. The
+    ranks' shares, one behind the other, are these samples in this order; their lengths differ by one at most.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        global_batch: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        if (rank is None) != (world_size is None):
+            raise NebulaConfigError("rank and world_size are given together, or neither is")
+        if rank is None or world_size is None:
+            here = ranks.current()
+            rank, world_size = here.rank, here.world
+        _at_least("n", n, 0)
+        _at_least("global_batch", global_batch, 1)
+        _at_least("world_size", world_size, 1)
+        _at_least("rank", rank, 0)
+        if rank >= world_size:
+            raise NebulaConfigError(f"rank {rank} is none of {world_size}: they are numbered from 0")
+        self.n, self.global_batch, self.rank, self.world_size = n, global_batch, rank, world_size
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+
+    def __len__(self) -> int:
+        """Global steps of an epoch."""
+        return self.n // self.global_batch if self.drop_last else -(-self.n // self.global_batch)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Share]:
+        """What this rank takes at each global step of the epoch, a list of indices each; the first is that of step ``start``.
+
+        start: how many global steps of this epoch are done. In a last step of fewer samples than ranks some lists are empty.
+        """
+        _at_least("epoch", epoch, 0)
+        _at_least("start", start, 0)
+        # Several steps at once: the order of a few samples takes as long as that of many.
+        at_once = max(1, _AT_ONCE * self.world_size // self.global_batch)
+        return itertools.chain.from_iterable(
+            self._shares(epoch, range(first, min(first + at_once, len(self)))) for first in range(start, len(self), at_once)
+        )
+
+    def position(self, step: int) -> tuple[int, int]:
+        """Where ``step`` global steps from the begin of the first epoch lead to: (epoch, start) for batches()."""
+        if not len(self):
+            raise NebulaConfigError(f"{self.n} samples make no step of {self.global_batch}")
+        return divmod(step, len(self))
+
+    def sample_seed(self, epoch: int, index: int) -> int:
+        """For a generator that changes this sample at random: the same whichever rank takes the sample."""
+        return _number(f"sample {self.seed} {epoch} {index}")
+
+    def rank_seed(self, epoch: int, step: int) -> int:
+        """For a generator of this rank at this global step (dropout): another one on every rank, the same after a resume."""
+        return _number(f"rank {self.seed} {epoch} {step} {self.rank}")
+
+    def _shares(self, epoch: int, steps: range) -> list[Share]:
+        firsts = [step * self.global_batch for step in steps]
+        sizes = [min(self.global_batch, self.n - first) for first in firsts]
+        places = [
+            # The last one is the filler.
+            [*range(first + size * self.rank // self.world_size, first + size * (self.rank + 1) // self.world_size), first]
+            for first, size in zip(firsts, sizes, strict=True)
+        ]
+        every = list(itertools.chain.from_iterable(places))
+        samples = iter(order(every, self.n, self.seed, epoch) if self.shuffle else every)
+        result = []
+        for step, size, mine in zip(steps, sizes, places, strict=True):
+            *indices, filler = itertools.islice(samples, len(mine))
+            result.append(Share(indices, step, size, self.world_size, filler))
+        return result
+
+
+def order(positions: Sequence[int], n: int, seed: int, epoch: int) -> list[int]:
+    """The samples at these positions of the order of an epoch: a permutation of range(n).
+
+    A Feistel network over rows x columns >= n places, followed until the result is below n (Black and Rogaway, Ciphers with Arbitrary Finite
+    Domains, 2002): it takes any position by itself.
+    """
+    import torch
+
+    rows = math.isqrt(n) + 1  # of one row, no round would change more than where it begins
+    columns = max(1, -(-n // rows))
+    digest = hashlib.blake2b(f"order {seed} {epoch} {n}".encode(), digest_size=4 * _ROUNDS).digest()
+    keys = [int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(_ROUNDS)]
+
+    def shuffled(values: Any) -> Any:
+        row, column = values // columns, values % columns
+        for key, other in zip(keys[::2], keys[1::2], strict=True):
+            row = (row + _mixed(column ^ key)) % rows
+            column = (column + _mixed(row ^ other)) % columns
+        return row * columns + column
+
+    found = shuffled(torch.tensor(positions, dtype=torch.int64))
+    while bool((outside := found >= n).any()):
+        found[outside] = shuffled(found[outside])
+    return list(found.tolist())
+
+
+def _mixed(values: Any) -> Any:
+    """32 bits from 32 bits. The factors are below 2^31, so that no product leaves an int64."""
+    values = (values ^ (values >> 16)) & _LOW_32
+    values = (values * 0x7FEB352D) & _LOW_32
+    values = values ^ (values >> 15)
+    values = (values * 0x46CA6B53) & _LOW_32
+    return values ^ (values >> 16)
+
+
+def _number(text: str) -> int:
+    """63 bits: what torch.Generator.manual_seed, random.Random and numpy take."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _at_least(name: str, value: int, least: int, most: int = _MOST) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or value > most:
+        raise NebulaConfigError(f"{name} is a whole number from {least} to {most}, not {value!r}")
