@@ -72,6 +72,7 @@ static enum nebula_status ask_listing(const struct member *member, const struct 
 struct question {
         struct replica *replica;
         const struct job *job;
+        struct store *store; /* the job's; NULL: it has none */
         const struct tls_key *key;
         const struct peer_hello *hello;
         const char *name; /* of the member; NULL: this node */
@@ -102,12 +103,12 @@ static void *ask_one(void *argument)
                 ask_own(question);
                 return NULL;
         }
-        question->status = member_load(question->job->persist_path, question->name, &source->member, &question->error);
+        question->status = member_load(question->store, question->name, &source->member, &question->error);
         if (!question->status)
                 question->status = ask_listing(&source->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
                                                &source->listing, &question->error);
         if (question->status == NEBULA_UNAVAILABLE)
-                member_bury(question->job->persist_path, question->name, question->replica->node);
+                member_bury(question->store, question->name, question->replica->node);
         return NULL;
 }
 
@@ -140,26 +141,29 @@ static void inventory_add(struct inventory *inventory, const struct question *qu
 /* inventory_lock held. Asks this node, and then every member, in the order in which the lost copies are likely to be found. */
 static enum nebula_status inventory_fill(struct replica *replica, struct inventory *inventory, struct nebula_error *error)
 {
-        const struct job *job = inventory->job;
+        struct job *job = inventory->job;
         struct peer_hello *hello = replica_hello(replica, job);
         struct question *questions = calloc(ASKED_AT_ONCE, sizeof *questions);
         struct member_list members = { 0 };
         size_t *order = NULL, count = 0, at = 0;
+        struct store *store = NULL;
         struct tls_key key;
         int64_t until = os->now_ns() + ASKING_NS;
-        enum nebula_status status = hello && questions ? member_key(job->persist_path, &key, error) :
+        enum nebula_status status = hello && questions ? replica_store(replica, job, &store, error) :
                                                          error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
 
         inventory_clear(inventory);
         if (!status)
-                status = replica_members(replica, job, &members, &order, &count, error);
+                status = secret_take(store, &key, error);
+        if (!status)
+                status = replica_members(replica, store, &members, &order, &count, error);
         if (!status) {
                 inventory->sources = calloc(count + 1, sizeof *inventory->sources);
                 if (!inventory->sources)
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of copies");
         }
         if (!status) {
-                questions[0] = (struct question){ replica, job, &key, hello, NULL };
+                questions[0] = (struct question){ replica, job, store, &key, hello, NULL };
                 ask_at_once(questions, 1);
                 inventory_add(inventory, questions, 1);
         }
@@ -167,7 +171,7 @@ static enum nebula_status inventory_fill(struct replica *replica, struct invento
                 size_t some = 0;
 
                 for (; some < ASKED_AT_ONCE && at < count; some++)
-                        questions[some] = (struct question){ replica, job, &key, hello, members.names[order[at++]] };
+                        questions[some] = (struct question){ replica, job, store, &key, hello, members.names[order[at++]] };
                 ask_at_once(questions, some);
                 inventory_add(inventory, questions, some);
         }
@@ -540,15 +544,19 @@ static enum nebula_status take_piece(struct peer *peer, uint64_t copy, uint32_t 
         return peer_take(peer, data + offset, error);
 }
 
-static enum nebula_status fetch_from(struct replica *replica, const struct job *job, const struct member *member, uint64_t copy,
+static enum nebula_status fetch_from(struct replica *replica, struct job *job, const struct member *member, uint64_t copy,
                                      uint32_t file, char *data, uint64_t size, struct nebula_error *error)
 {
         struct peer_hello *hello = replica_hello(replica, job);
         struct peer *peer = NULL;
+        struct store *store;
         struct tls_key key;
         uint64_t asked = 0;
-        enum nebula_status status = hello ? member_key(job->persist_path, &key, error) :
+        enum nebula_status status = hello ? replica_store(replica, job, &store, error) :
                                             error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
+
+        if (!status)
+                status = secret_take(store, &key, error);
 
         if (!status)
                 status = peer_open(member, &key, hello, &peer, error);

@@ -6,6 +6,7 @@
 #include "agent/log.h"
 #include "agent/peers/placement.h"
 #include "agent/peers/replica_private.h"
+#include "agent/persist/storage.h"
 #include "base/conf.h"
 #include "base/error.h"
 #include "os/os.h"
@@ -58,17 +59,25 @@ static void channel_close(struct channel *channel)
         channel->peer = NULL;
 }
 
+enum nebula_status replica_store(struct replica *replica, struct job *job, struct store **ret_store, struct nebula_error *error)
+{
+        *ret_store = NULL;
+        return job->persist_path[0] ? storage_open(replica->catalogue, job, ret_store, error) : NEBULA_OK;
+}
+
 /* The listener, the key and the record of this node, once per job. */
 static enum nebula_status announce(struct replica *replica, struct fan *fan, struct nebula_error *error)
 {
         struct member own;
+        struct store *store;
         enum nebula_status status;
 
         catalogue_lock(replica->catalogue);
         catalogue_create_as(fan->job);
         catalogue_unlock(replica->catalogue);
-        status = member_key(fan->job->persist_path, &fan->key, error);
-
+        status = replica_store(replica, fan->job, &store, error);
+        if (!status)
+                status = secret_take(store, &fan->key, error);
         if (!status)
                 status = copy_server_add_key(replica->server, &fan->key, error);
         if (!status)
@@ -77,17 +86,17 @@ static enum nebula_status announce(struct replica *replica, struct fan *fan, str
                 lock_take(&replica->own_lock);
                 replica->own = own;
                 lock_give(&replica->own_lock);
-                status = member_announce(fan->job->persist_path, &own, error);
+                status = member_announce(store, &own, error);
         }
         fan->announced |= !status;
         return status;
 }
 
-enum nebula_status replica_members(struct replica *replica, const struct job *job, struct member_list *ret_list,
+enum nebula_status replica_members(struct replica *replica, struct store *store, struct member_list *ret_list,
                                    size_t **ret_order, size_t *ret_count, struct nebula_error *error)
 {
         char self[IPC_NAME_MAX + 16];
-        enum nebula_status status = member_names(job->persist_path, ret_list, error);
+        enum nebula_status status = member_names(store, ret_list, error);
 
         if (status)
                 return status;
@@ -125,15 +134,18 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
         struct member_list members = { 0 };
         struct nebula_error first = { 0 }, failure;
         size_t *order = NULL, count = 0, i;
-        enum nebula_status status = hello ? replica_members(replica, channel->job, &members, &order, &count, error) :
+        struct store *store = NULL;
+        enum nebula_status status = hello ? replica_store(replica, channel->job, &store, error) :
                                             error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
         int64_t until = os->now_ns() + ASKING_NS;
 
+        if (!status)
+                status = replica_members(replica, store, &members, &order, &count, error);
         i = channel->passed_over < count ? channel->passed_over : 0;
         for (; !status && !channel->peer && i < count && os->now_ns() < until; i++) {
                 struct member member;
                 struct peer *peer;
-                enum nebula_status result = member_load(channel->job->persist_path, members.names[order[i]], &member, &failure);
+                enum nebula_status result = member_load(store, members.names[order[i]], &member, &failure);
 
                 if (!result && member.nonce && is_taken(replica, fan, member.nonce))
                         continue;
@@ -146,7 +158,7 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                 else if (!first.status)
                         first = failure;
                 if (result == NEBULA_UNAVAILABLE)
-                        member_bury(channel->job->persist_path, members.names[order[i]], replica->node);
+                        member_bury(store, members.names[order[i]], replica->node);
         }
         channel->passed_over = channel->peer || i == count ? 0 : i;
         if (!status && !channel->peer) {
@@ -335,9 +347,12 @@ static void *replica_main(void *argument)
                         catalogue_wait(catalogue, &catalogue->copy, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
         catalogue_unlock(catalogue);
-        for (const struct fan *fan = replica->fans; fan; fan = fan->next)
-                if (fan->announced)
-                        member_withdraw(fan->job->persist_path, &replica->own);
+        for (const struct fan *fan = replica->fans; fan; fan = fan->next) {
+                struct store *store;
+
+                if (fan->announced && !replica_store(replica, fan->job, &store, NULL))
+                        member_withdraw(store, &replica->own);
+        }
         catalogue_lock(catalogue);
         replica->ended = true;
         pthread_cond_broadcast(&catalogue->moved);

@@ -10,7 +10,9 @@
 
 #include "agent/peers/copy_server.h"
 #include "agent/peers/peer.h"
+#include "agent/peers/member.h"
 #include "agent/peers/replica.h"
+#include "agent/peers/secret.h"
 #include "os/lock.h"
 
 #define SECOND_NS INT64_C(1000000000)
@@ -49,8 +51,10 @@ struct replica {
 
 /* This agent's greeting for a connection about `job`, the caller's; NULL: no memory. */
 struct peer_hello *replica_hello(const struct replica *replica, const struct job *job);
-/* Members but this one, best first. */
-enum nebula_status replica_members(struct replica *replica, const struct job *job, struct member_list *ret_list,
+/* The job's storage, opened; NULL: it has none. */
+enum nebula_status replica_store(struct replica *replica, struct job *job, struct store **ret_store, struct nebula_error *error);
+/* Members but this one, best first. `store` may be NULL. */
+enum nebula_status replica_members(struct replica *replica, struct store *store, struct member_list *ret_list,
                                    size_t **ret_order, size_t *ret_count, struct nebula_error *error);
 /* All of a pinned version, acknowledged. A failure with *ret_broken unset leaves the connection whole. */
 enum nebula_status replica_send(struct replica *replica, struct channel *channel, struct version *version, bool *ret_broken,

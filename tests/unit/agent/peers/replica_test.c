@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "agent/agent_catalogue.h"
+#include "agent/agent_storage.h"
 #include "agent/memory/page_maker.h"
 #include "agent/peers/member.h"
 #include "agent/peers/replica.h"
@@ -138,19 +139,27 @@ static bool leave_record(const char *node, int64_t days)
 {
         struct member member = { .address = "127.0.0.1", .port = 1, .nonce = 7 };
         struct timespec times[2] = { 0 };
+        struct store *store;
         char path[400];
+        bool is_there;
 
         snprintf(member.node, sizeof member.node, "%s", node);
         snprintf(path, sizeof path, "%s/.nebula/nodes/%s.json", directory, node);
         times[0].tv_sec = times[1].tv_sec = time(NULL) - days * 86400;
-        return !member_announce(directory, &member, NULL) && !utimensat(AT_FDCWD, path, times, 0);
+        store = storage_look(directory);
+        is_there = !member_announce(store, &member, NULL) && !utimensat(AT_FDCWD, path, times, 0);
+        store_close(store);
+        return is_there;
 }
 
 static bool has_record(const char *node)
 {
+        struct store *store = storage_look(directory);
         struct member member;
+        bool is_there = !member_load(store, node, &member, NULL);
 
-        return !member_load(directory, node, &member, NULL);
+        store_close(store);
+        return is_there;
 }
 
 static bool record_comes(const char *node)
