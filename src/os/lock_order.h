@@ -40,9 +40,9 @@
         LOCK(LOCK_STORE_VOLUMES) /* store/store_mem_objects.c: the volumes of the driver `mem` */ \
         LOCK(LOCK_STORE_MEM)     /* store_mem_private.h: the objects of one volume */ \
         LOCK(LOCK_AZURE_STORE)   /* azure_private.h: the credential of a store, found once */ \
-        LOCK(LOCK_AZURE_IDENTITIES) /* store/azure/azure_token.c: the identities of this process */ \
-        LOCK(LOCK_AZURE_TOKEN)   /* store/azure/azure_token.c: the token of one; held while it is fetched */ \
-        LOCK(LOCK_AZURE_BLOCKS)  /* store/azure/azure_upload.c: blocks that no thread has taken */ \
+        LOCK(LOCK_OBJECT_TOKENS) /* store/object/object_token.c: the identities of this process */ \
+        LOCK(LOCK_OBJECT_TOKEN)  /* store/object/object_token.c: the token of one; held while it is fetched */ \
+        LOCK(LOCK_OBJECT_PARTS)  /* store/object/object_parts.c: parts that no thread has taken */ \
         LOCK(LOCK_LANES)         /* store/http/lanes.c: the outcome of one job */ \
         LOCK(LOCK_HTTP_HOSTS)    /* store/http/http_host.c: what is under way to each host */ \
         LOCK(LOCK_HTTP_POOL)     /* store/http/http_pool.c: connections that wait */ \

@@ -37,9 +37,9 @@ static void read_name(const char *key)
         size_t size;
         char *text;
 
-        azure_name_encode(&name, key);
+        object_name_encode(&name, key);
         text = buf_take(&name, &size);
-        azure_name_decode(&back, text);
+        object_name_decode(&back, text);
         if (store_key_sound(key) && (back.size != strlen(key) || memcmp(back.data, key, back.size)))
                 abort();
         free(text);

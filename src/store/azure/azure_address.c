@@ -20,13 +20,6 @@ static bool is_true(const char *text, size_t size)
         return size == 4 && !strncasecmp(text, "true", 4);
 }
 
-static char *text_of(struct buf *buf)
-{
-        size_t size;
-
-        return buf_take(buf, &size);
-}
-
 /* "https", "account", "core.windows.net" and so on, in one text; NULL: no memory. */
 static char *make_endpoint(const char *protocol, const char *account, const char *suffix)
 {
@@ -37,7 +30,7 @@ static char *make_endpoint(const char *protocol, const char *account, const char
         buf_add_text(&buf, account);
         buf_add_text(&buf, ".blob.");
         buf_add_text(&buf, suffix);
-        return text_of(&buf);
+        return object_take(&buf);
 }
 
 /* The account that an endpoint names: by its path, or by the first part of its host. */
@@ -114,14 +107,6 @@ void azure_connection_done(struct azure_connection *connection)
         *connection = (struct azure_connection){ 0 };
 }
 
-static enum nebula_status wrong(const char *url, const char *what, struct nebula_error *error)
-{
-        char printed[300];
-
-        url_print(url, printed, sizeof printed);
-        return error_set(error, NEBULA_INVALID, 0, "the storage path \"%s\": %s", printed, what);
-}
-
 /* Small letters and digits: nothing else gets into the name of a host. */
 static bool is_account(const char *text)
 {
@@ -136,69 +121,6 @@ static bool is_container(const char *text)
 
         return size >= 3 && size <= 63 && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789-") == size && *text != '-' &&
                text[size - 1] != '-' && !strstr(text, "--");
-}
-
-/* Takes the first component from a path. False: it is empty or too long. */
-static bool take_component(const char **path, size_t *path_size, char *ret_text, size_t room)
-{
-        const char *end;
-        size_t size;
-
-        while (*path_size && **path == '/') {
-                (*path)++;
-                (*path_size)--;
-        }
-        end = memchr(*path, '/', *path_size);
-        size = end ? (size_t)(end - *path) : *path_size;
-        if (!size || size >= room)
-                return false;
-        memcpy(ret_text, *path, size);
-        ret_text[size] = 0;
-        *path += size;
-        *path_size -= size;
-        return true;
-}
-
-/* Whether Azure takes the text as it is. */
-static bool is_name(const char *text)
-{
-        struct buf buf = { 0 };
-        bool is_same;
-
-        azure_name_encode(&buf, text);
-        is_same = !buf.failed && buf.size == strlen(text) && !memcmp(buf.data, text, buf.size);
-        buf_done(&buf);
-        return is_same;
-}
-
-/* The rest of the path, decoded, as a directory: "" or "a/b/". NULL: it is none, or no memory. */
-static char *make_prefix(const char *path, size_t size)
-{
-        struct buf buf = { 0 };
-        char *prefix;
-
-        while (size && *path == '/') {
-                path++;
-                size--;
-        }
-        while (size && path[size - 1] == '/')
-                size--;
-        if (!url_decode(&buf, path, size)) {
-                buf_done(&buf);
-                return NULL;
-        }
-        prefix = text_of(&buf);
-        if (prefix && *prefix && !(store_key_sound(prefix) && is_name(prefix))) {
-                free(prefix);
-                return NULL;
-        }
-        if (prefix && *prefix) {
-                buf_add_text(&buf, prefix);
-                buf_add_byte(&buf, '/');
-                free(prefix);
-                prefix = text_of(&buf);
-        }
-        return prefix;
 }
 
 /* az://: the endpoint is that of the connection string when it is of the same account, which emulators need. */
@@ -217,36 +139,30 @@ static char *endpoint_of(const char *account)
 /* The host and the port of a URL that names them, and for an emulator the account, which is the first component of its paths. */
 static char *endpoint_in(const struct url *url, const char *account, bool is_emulator)
 {
+        char *host = object_make_endpoint(url);
         struct buf buf = { 0 };
-        char port[16] = "";
 
-        if (url->port > 0)
-                snprintf(port, sizeof port, ":%d", url->port);
-        buf_add_text(&buf, url->scheme);
-        buf_add_text(&buf, "://");
-        buf_add_text(&buf, strchr(url->host, ':') ? "[" : "");
-        buf_add_text(&buf, url->host);
-        buf_add_text(&buf, strchr(url->host, ':') ? "]" : "");
-        buf_add_text(&buf, port);
-        if (is_emulator) {
-                buf_add_byte(&buf, '/');
-                buf_add_text(&buf, account);
-        }
-        return text_of(&buf);
+        if (!is_emulator || !host)
+                return host;
+        buf_add_text(&buf, host);
+        buf_add_byte(&buf, '/');
+        buf_add_text(&buf, account);
+        free(host);
+        return object_take(&buf);
 }
 
 static char *make_root(const struct azure_address *address, bool is_az)
 {
         struct buf buf = { 0 };
-        size_t size = strlen(address->prefix);
+        char *before, *root;
 
         buf_add_text(&buf, is_az ? "az://" : address->endpoint);
         buf_add_text(&buf, is_az ? address->account : "");
         buf_add_byte(&buf, '/');
-        buf_add_text(&buf, address->container);
-        buf_add_text(&buf, size ? "/" : "");
-        buf_add(&buf, address->prefix, size ? size - 1 : 0);
-        return text_of(&buf);
+        before = object_take(&buf);
+        root = before ? object_make_root(before, address->container, address->prefix) : NULL;
+        free(before);
+        return root;
 }
 
 bool store_azure_takes(const char *text)
@@ -269,7 +185,7 @@ enum nebula_status azure_address_parse(const char *text, struct azure_address *r
         size_t size;
 
         if (!url_split(text, &url))
-                return wrong(text, "is no az://ACCOUNT/CONTAINER/PREFIX, where bytes other than letters, digits and -._~ are written as %XX", error);
+                return object_wrong_url(text, "is no az://ACCOUNT/CONTAINER/PREFIX, where bytes other than letters, digits and -._~ are written as %XX", error);
         path = url.path;
         size = url.path_size;
         if (is_az) {
@@ -277,17 +193,17 @@ enum nebula_status azure_address_parse(const char *text, struct azure_address *r
                 is_named = url.port < 0;
         } else if (url_is_loopback(&url)) {
                 is_emulator = true;
-                is_named = take_component(&path, &size, address.account, sizeof address.account);
+                is_named = object_take_component(&path, &size, address.account, sizeof address.account);
         } else {
                 snprintf(address.account, sizeof address.account, "%.*s", (int)(strcspn(url.host, ".") % sizeof address.account), url.host);
         }
         if (!is_named || !is_account(address.account))
-                return wrong(text, "names no storage account: 3 to 24 small letters and digits", error);
-        if (!take_component(&path, &size, address.container, sizeof address.container) || !is_container(address.container))
-                return wrong(text, "names no container: 3 to 63 small letters, digits and single hyphens, behind the account", error);
-        address.prefix = make_prefix(path, size);
+                return object_wrong_url(text, "names no storage account: 3 to 24 small letters and digits", error);
+        if (!object_take_component(&path, &size, address.container, sizeof address.container) || !is_container(address.container))
+                return object_wrong_url(text, "names no container: 3 to 63 small letters, digits and single hyphens, behind the account", error);
+        address.prefix = object_make_prefix(path, size);
         if (!address.prefix)
-                return wrong(text, "what stands behind the container is no path", error);
+                return object_wrong_url(text, "what stands behind the container is no path", error);
         address.endpoint = is_az ? endpoint_of(address.account) : endpoint_in(&url, address.account, is_emulator);
         address.sas = *url.query ? strdup(url.query) : NULL;
         address.root = address.endpoint ? make_root(&address, is_az) : NULL;

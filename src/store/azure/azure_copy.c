@@ -16,14 +16,14 @@ static enum nebula_status await_copy(struct azure_store *azure, const char *to, 
         int64_t until_ns = os->now_ns() + COPY_MS * 1000000, pause_ms = 10;
 
         for (;;) {
-                struct azure_call call = { .method = "HEAD", .key = to };
+                struct object_call call = { .method = "HEAD", .key = to };
                 struct http_response response;
-                enum nebula_status status = azure_send(azure, &call, &response, error);
+                enum nebula_status status = azure_send(&azure->object, &call, &response, error);
                 const char *state = status ? NULL : http_field(&response, "x-ms-copy-status");
                 bool is_pending = state && !strcmp(state, "pending");
 
                 if (!status && response.status != 200)
-                        status = azure_fail(azure, AZURE_COPY, to, &response, error);
+                        status = azure_fail(&azure->object, OBJECT_COPY, to, &response, error);
                 else if (!status && !is_pending && (!state || strcmp(state, "success")))
                         status = error_set(error, NEBULA_STORAGE, 0, "cannot copy %s/%s: it ended as \"%.60s\"", azure->address.root, to, state ? state : "");
                 http_response_done(&response);
@@ -39,30 +39,30 @@ static enum nebula_status await_copy(struct azure_store *azure, const char *to, 
 static enum nebula_status copy_once(struct azure_store *azure, const char *from, const char *to, enum store_condition condition,
                                     struct nebula_error *error)
 {
-        struct azure_call call = { .method = "PUT", .key = to, .answer_ms = COPY_ANSWER_MS };
-        char *source = azure_blob_url(azure, from, true), id[AZURE_ID_SIZE];
+        struct object_call call = { .method = "PUT", .key = to, .answer_ms = COPY_ANSWER_MS };
+        char *source = azure_blob_url(azure, from, true), id[OBJECT_ID_SIZE];
         struct http_response response;
         struct store_stamp stamp;
         enum nebula_status status;
         const char *state;
 
         if (!source)
-                return azure_no_memory(azure, error);
-        azure_new_id(id);
-        azure_header(&call, "x-ms-copy-source", source);
-        azure_header(&call, AZURE_METADATA, id);
-        azure_header(&call, "If-None-Match", condition == STORE_IF_ABSENT ? "*" : NULL);
-        status = azure_send(azure, &call, &response, error);
+                return object_no_memory(&azure->object, error);
+        object_new_id(id);
+        object_header(&call, "x-ms-copy-source", source);
+        object_header(&call, AZURE_METADATA, id);
+        object_header(&call, "If-None-Match", condition == STORE_IF_ABSENT ? "*" : NULL);
+        status = azure_send(&azure->object, &call, &response, error);
         free(source);
         if (status)
                 return status;
         state = http_field(&response, "x-ms-copy-status");
         if (response.status == 202 && (!state || strcmp(state, "success")))
                 status = await_copy(azure, to, error);
-        else if (condition == STORE_IF_ABSENT && azure_condition_failed(&response))
-                status = azure_look_who_wrote(azure, to, id, condition, &stamp, error);
+        else if (condition == STORE_IF_ABSENT && azure->object.service->condition_failed(&response))
+                status = object_look_who_wrote(&azure->object, to, id, condition, NULL, &stamp, error);
         else if (response.status != 202)
-                status = azure_fail(azure, AZURE_COPY, from, &response, error);
+                status = azure_fail(&azure->object, OBJECT_COPY, from, &response, error);
         http_response_done(&response);
         return status;
 }
@@ -72,13 +72,13 @@ enum nebula_status azure_copy(struct store *store, const char *from, const char 
 {
         struct azure_store *azure = (struct azure_store *)store;
         struct store_entry entry;
-        enum nebula_status status = azure_check_key(azure, from, error);
+        enum nebula_status status = object_check_key(&azure->object, from, error);
 
         if (!status)
-                status = azure_check_key(azure, to, error);
+                status = object_check_key(&azure->object, to, error);
         if (!status && condition == STORE_IF_SAME)
                 status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy goes where nothing is, or replaces what is there", store->root, to);
         if (!status) /* its absence and that of the copy's place have one code */
-                status = azure_look(azure, from, &entry, NULL, error);
+                status = object_look(&azure->object, from, &entry, NULL, error);
         return status ? status : copy_once(azure, from, to, condition, error);
 }

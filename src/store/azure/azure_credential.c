@@ -74,10 +74,9 @@ static enum nebula_status find(const struct azure_address *address, struct azure
         if ((text = secret_of("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ACCOUNT", address->account)))
                 return use_sas(text, "AZURE_STORAGE_SAS_TOKEN", credential, error);
         credential->proof = AZURE_PROOF_TOKEN;
-        credential->identity = azure_identity_find();
+        credential->identity = azure_identity_find(credential->identity_name);
         if (!credential->identity)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an identity");
-        credential->source = azure_identity_name(credential->identity);
         return NEBULA_OK;
 }
 
@@ -86,18 +85,19 @@ enum nebula_status azure_credential_find(const struct azure_address *address, st
         struct azure_credential credential = { 0 };
         enum nebula_status status = find(address, &credential, error);
 
-        if (status)
+        if (status) {
                 azure_credential_done(&credential);
-        else
-                *ret_credential = credential;
-        return status;
+                return status;
+        }
+        *ret_credential = credential;
+        if (credential.proof == AZURE_PROOF_TOKEN)
+                ret_credential->source = ret_credential->identity_name;
+        return NEBULA_OK;
 }
 
 void azure_credential_done(struct azure_credential *credential)
 {
-        if (credential->sas)
-                crypt_forget(credential->sas, strlen(credential->sas));
-        free(credential->sas);
+        object_forget(credential->sas);
         crypt_forget(credential->key, sizeof credential->key);
         *credential = (struct azure_credential){ 0 };
 }

@@ -9,20 +9,8 @@
 #include "store/azure/azure_private.h"
 #include "store/http/crypt.h"
 
-static char *take(struct buf *buf)
-{
-        size_t size;
-
-        return buf_take(buf, &size);
-}
-
-static int by_name(const void *a, const void *b)
-{
-        return strcmp(((const struct http_header *)a)->name, ((const struct http_header *)b)->name);
-}
-
 /* The value of one of the headers that stand in a line of their own; "": the request has it not. */
-static const char *header_of(const struct azure_call *call, const char *name)
+static const char *header_of(const struct object_call *call, const char *name)
 {
         for (size_t i = 0; i < call->header_count; i++)
                 if (!strcasecmp(call->headers[i].name, name))
@@ -30,7 +18,7 @@ static const char *header_of(const struct azure_call *call, const char *name)
         return "";
 }
 
-static void add_lines(struct buf *buf, const struct azure_call *call)
+static void add_lines(struct buf *buf, const struct object_call *call)
 {
         static const char *const names[] = { "Content-MD5", "Content-Type", "Date", "If-Modified-Since", "If-Match", "If-None-Match",
                                              "If-Unmodified-Since", "Range" };
@@ -48,10 +36,10 @@ static void add_lines(struct buf *buf, const struct azure_call *call)
         }
 }
 
-char *azure_string_to_sign(const char *account, const char *path, const struct azure_call *call, const char *date)
+char *azure_string_to_sign(const char *account, const char *path, const struct object_call *call, const char *date)
 {
-        struct http_header headers[AZURE_HEADERS_MAX + 2] = { { "x-ms-date", date }, { "x-ms-version", AZURE_VERSION } };
-        struct azure_param params[AZURE_PARAMS_MAX];
+        struct http_header headers[OBJECT_HEADERS_MAX + 2] = { { "x-ms-date", date }, { "x-ms-version", AZURE_VERSION } };
+        struct object_call sorted = *call;
         size_t count = 2;
         struct buf buf = { 0 };
 
@@ -59,7 +47,7 @@ char *azure_string_to_sign(const char *account, const char *path, const struct a
         for (size_t i = 0; i < call->header_count; i++)
                 if (!strncmp(call->headers[i].name, "x-ms-", 5))
                         headers[count++] = call->headers[i];
-        qsort(headers, count, sizeof *headers, by_name);
+        object_sort_headers(headers, count);
         for (size_t i = 0; i < count; i++) {
                 buf_add_text(&buf, headers[i].name);
                 buf_add_byte(&buf, ':');
@@ -69,15 +57,14 @@ char *azure_string_to_sign(const char *account, const char *path, const struct a
         buf_add_byte(&buf, '/');
         buf_add_text(&buf, account);
         buf_add_text(&buf, path);
-        memcpy(params, call->params, sizeof params);
-        qsort(params, call->param_count, sizeof *params, by_name);
-        for (size_t i = 0; i < call->param_count; i++) {
+        object_sort_params(&sorted);
+        for (size_t i = 0; i < sorted.param_count; i++) {
                 buf_add_byte(&buf, '\n');
-                buf_add_text(&buf, params[i].name);
+                buf_add_text(&buf, sorted.params[i].name);
                 buf_add_byte(&buf, ':');
-                buf_add_text(&buf, params[i].value);
+                buf_add_text(&buf, sorted.params[i].value);
         }
-        return take(&buf);
+        return object_take(&buf);
 }
 
 static enum nebula_status sign_with_key(struct azure_signing *signing, struct http_fields *fields, struct nebula_error *error)
@@ -93,34 +80,11 @@ static enum nebula_status sign_with_key(struct azure_signing *signing, struct ht
         done = text && crypt_hmac_sha256(azure->credential.key, azure->credential.key_size, text, strlen(text), digest);
         free(text);
         if (!done)
-                return azure_no_memory(azure, error);
+                return object_no_memory(&azure->object, error);
         crypt_base64(digest, sizeof digest, signature);
         snprintf(value, sizeof value, "SharedKey %s:%s", azure->address.account, signature);
         http_fields_add(fields, "x-ms-date", date);
         http_fields_add(fields, "Authorization", value);
-        return NEBULA_OK;
-}
-
-static enum nebula_status sign_with_token(struct azure_signing *signing, bool was_refused, struct http_fields *fields, struct nebula_error *error)
-{
-        struct buf buf = { 0 };
-        char *token, *value;
-        enum nebula_status status = azure_identity_token(signing->azure->credential.identity, was_refused ? signing->serial : 0, &token,
-                                                         &signing->serial, error);
-
-        if (status)
-                return status;
-        buf_add_text(&buf, "Bearer ");
-        buf_add_text(&buf, token);
-        value = take(&buf);
-        if (value)
-                http_fields_add(fields, "Authorization", value);
-        crypt_forget(token, strlen(token));
-        free(token);
-        if (!value)
-                return azure_no_memory(signing->azure, error);
-        crypt_forget(value, strlen(value));
-        free(value);
         return NEBULA_OK;
 }
 
@@ -133,7 +97,7 @@ enum nebula_status azure_sign(void *argument, bool was_refused, struct http_fiel
         case AZURE_PROOF_KEY:
                 return sign_with_key(signing, fields, error);
         case AZURE_PROOF_TOKEN:
-                return sign_with_token(signing, was_refused, fields, error);
+                return object_token_sign(signing->azure->credential.identity, &signing->serial, was_refused, fields, error);
         default:
                 return NEBULA_OK; /* the URL holds the SAS */
         }

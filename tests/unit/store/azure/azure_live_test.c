@@ -30,12 +30,12 @@ static enum nebula_status put(const char *key, const char *text)
 /* By the account's key; the other ways need a container. */
 static void make_container(void)
 {
-        struct azure_call call = { .method = "PUT" };
+        struct object_call call = { .method = "PUT" };
         struct http_response response;
 
         open_store("");
-        azure_param(&call, "restype", "container");
-        if (azure_send((struct azure_store *)store, &call, &response, &error) || (response.status != 201 && response.status != 409))
+        object_param(&call, "restype", "container");
+        if (azure_send((struct object_store *)store, &call, &response, &error) || (response.status != 201 && response.status != 409))
                 abort();
         http_response_done(&response);
         store_close(store);
@@ -49,7 +49,7 @@ static void transfer(void)
 
         for (size_t i = 0; i < BIG_BYTES; i++)
                 data[i] = (char)(i * 2654435761u >> 13);
-        azure_limits.block_bytes = azure_limits.read_bytes = 1u << 20;
+        azure_limits.part_bytes = azure_limits.read_bytes = 1u << 20;
         CHECK(store_remove_one(store, "t/m.pt", &error) == NEBULA_OK);
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
         CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK);

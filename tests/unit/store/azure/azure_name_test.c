@@ -18,7 +18,7 @@ static char *encoded(const char *key)
 {
         struct buf buf = { 0 };
 
-        azure_name_encode(&buf, key);
+        object_name_encode(&buf, key);
         return take(&buf);
 }
 
@@ -26,7 +26,7 @@ static char *decoded(const char *name)
 {
         struct buf buf = { 0 };
 
-        azure_name_decode(&buf, name);
+        object_name_decode(&buf, name);
         return take(&buf);
 }
 
@@ -88,7 +88,7 @@ static void a_prefix_of_keys_is_one_of_their_names(void)
                         char prefix[32], *begin, *name = encoded(keys[i]);
 
                         snprintf(prefix, sizeof prefix, "%.*s", (int)size, keys[i]);
-                        azure_name_begin(&buf, prefix);
+                        object_name_begin(&buf, prefix);
                         begin = take(&buf);
                         CHECK(!strncmp(name, begin, strlen(begin)));
                         free(begin);
@@ -217,20 +217,20 @@ static void credentials_have_an_order_and_belong_to_one_account(void)
 /* The example of "Authorize with Shared Key" in the reference of Azure Storage, but for the version of the protocol. */
 static void the_string_to_sign_is_that_of_the_reference(void)
 {
-        struct azure_call call = { .method = "GET" }, put = { .method = "PUT", .body_size = 11 };
+        struct object_call call = { .method = "GET" }, put = { .method = "PUT", .body_size = 11 };
         char *text;
 
-        azure_param(&call, "timeout", "20");
-        azure_param(&call, "restype", "container");
-        azure_param(&call, "comp", "metadata");
+        object_param(&call, "timeout", "20");
+        object_param(&call, "restype", "container");
+        object_param(&call, "comp", "metadata");
         text = azure_string_to_sign("myaccount", "/mycontainer", &call, "Fri, 26 Jun 2015 23:39:12 GMT");
         CHECK(!strcmp(text, "GET\n\n\n\n\n\n\n\n\n\n\n\nx-ms-date:Fri, 26 Jun 2015 23:39:12 GMT\nx-ms-version:" AZURE_VERSION
                             "\n/myaccount/mycontainer\ncomp:metadata\nrestype:container\ntimeout:20"));
         free(text);
-        azure_header(&put, "x-ms-meta-nebula", "id");
-        azure_header(&put, "x-ms-blob-type", "BlockBlob");
-        azure_header(&put, "If-None-Match", "*");
-        azure_header(&put, "If-Match", NULL);
+        object_header(&put, "x-ms-meta-nebula", "id");
+        object_header(&put, "x-ms-blob-type", "BlockBlob");
+        object_header(&put, "If-None-Match", "*");
+        object_header(&put, "If-Match", NULL);
         text = azure_string_to_sign("acct", "/acct/data/a%20b", &put, "now");
         CHECK(!strcmp(text, "PUT\n\n\n11\n\n\n\n\n\n*\n\n\nx-ms-blob-type:BlockBlob\nx-ms-date:now\nx-ms-meta-nebula:id\nx-ms-version:" AZURE_VERSION
                             "\n/acct/acct/data/a%20b"));

@@ -17,7 +17,7 @@ static struct nebula_error error;
 static struct fake_azure fake;
 static struct server *server;
 static struct store *store;
-static struct azure_limits limits;
+static struct object_limits limits;
 
 static void open_store(const char *query)
 {
@@ -46,7 +46,7 @@ static void begin(enum fake_fault (*fault)(const struct server_call *call, void 
         settings.halve_ms = 20;
         http_settings_set(&settings);
         azure_limits = limits;
-        azure_limits.block_bytes = azure_limits.block_bytes_good = azure_limits.read_bytes = 64u << 10;
+        azure_limits.part_bytes = azure_limits.part_bytes_good = azure_limits.read_bytes = 64u << 10;
         fake_init(&fake);
         fake.fault = fault;
         fake.argument = argument;
@@ -295,8 +295,8 @@ static void limits_are_kept_by_the_client(void)
 
         begin(NULL, NULL);
         azure_limits = limits;
-        CHECK(azure_limits.blocks_max == 50000 && azure_limits.block_bytes_max == 4000ull << 20);
-        azure_limits = (struct azure_limits){ .block_bytes = 10, .blocks_good = 3, .block_bytes_good = 40, .blocks_max = 7, .block_bytes_max = 160, .read_bytes = 64 };
+        CHECK(azure_limits.parts_max == 50000 && azure_limits.part_bytes_max == 4000ull << 20);
+        azure_limits = (struct object_limits){ .part_bytes = 10, .parts_good = 3, .part_bytes_good = 40, .parts_max = 7, .part_bytes_max = 160, .read_bytes = 64 };
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK && server_requests(server) == 7);
         CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && !memcmp(fake_find(&fake, "/acct/data/run/m.pt")->data, data, 1000));
         object = (struct store_object){ "n.pt", data, 7 * 160 + 1, NULL };
@@ -459,7 +459,7 @@ static struct server *begin_identity(struct issuer *issuer, const char *variable
 
         begin(NULL, NULL);
         store_close(store);
-        azure_identity_forget_all();
+        object_token_forget_all();
         snprintf(url, sizeof url, "http://127.0.0.1:%d%s", server_port(service), path);
         setenv(variable, url, 1);
         strcpy(fake.token, "Bearer SECRET1");
@@ -473,7 +473,7 @@ static void end_identity(struct server *service)
         server_stop(service);
         for (size_t i = 0; i < sizeof identity_variables / sizeof *identity_variables; i++)
                 unsetenv(identity_variables[i]);
-        azure_identity_forget_all();
+        object_token_forget_all();
 }
 
 static void the_machines_identity_is_asked_once(void)
@@ -565,7 +565,7 @@ static void a_workload_identity_posts_its_file(void)
         CHECK(!strncmp(issuer.head, "POST /tenant/oauth2/v2.0/token HTTP/1.1\r\n", 41) && strstr(issuer.head, "\r\nContent-Type: application/x-www-form-urlencoded\r\n"));
         CHECK(!strcmp(issuer.body, "client_id=me&grant_type=client_credentials&scope=https%3A%2F%2Fstorage.azure.com%2F.default&"
                                    "client_assertion_type=urn%3Aietf%3Aparams%3Aoauth%3Aclient-assertion-type%3Ajwt-bearer&client_assertion=signed.by%2Bcluster"));
-        azure_identity_forget_all();
+        object_token_forget_all();
         os_write_file_atomic(path, "another", 7); /* the cluster replaces it */
         strcpy(fake.token, "Bearer SECRET2");
         store_close(store);
@@ -581,7 +581,7 @@ static void without_any_credential_the_error_says_so(void)
 
         begin(NULL, NULL);
         store_close(store);
-        azure_identity_forget_all();
+        object_token_forget_all();
         setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", "http://127.0.0.1:1", 1);
         settings = http_settings_now();
         settings.retry_ms = settings.retry_new_ms = 50;
@@ -591,7 +591,7 @@ static void without_any_credential_the_error_says_so(void)
         printf("# %s\n", error.message);
         unsetenv("AZURE_POD_IDENTITY_AUTHORITY_HOST");
         end();
-        azure_identity_forget_all();
+        object_token_forget_all();
 }
 
 static enum fake_fault any_fault(const struct server_call *call, void *argument)

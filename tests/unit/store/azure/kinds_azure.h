@@ -10,11 +10,11 @@
 
 static inline void make_container(struct azure_store *azure)
 {
-        struct azure_call call = { .method = "PUT" };
+        struct object_call call = { .method = "PUT" };
         struct http_response response;
 
-        azure_param(&call, "restype", "container");
-        if (azure_send(azure, &call, &response, &error) || (response.status != 201 && response.status != 409)) {
+        object_param(&call, "restype", "container");
+        if (azure_send(&azure->object, &call, &response, &error) || (response.status != 201 && response.status != 409)) {
                 printf("# the container cannot be made: %s\n", error.message);
                 abort();
         }
@@ -33,11 +33,11 @@ static inline struct store *again_azure(void)
 /* A prefix of its own for each test. */
 static inline struct store *begin_azure(void)
 {
-        static struct azure_limits limits;
+        static struct object_limits limits;
         struct store *opened;
         unsigned number;
 
-        if (!limits.block_bytes)
+        if (!limits.part_bytes)
                 limits = azure_limits;
         azure_limits = limits;
         os->random(&number, sizeof number);
@@ -52,7 +52,7 @@ static inline struct store *begin_azure_in_pieces(void)
 {
         struct store *opened = begin_azure();
 
-        azure_limits.block_bytes = azure_limits.block_bytes_good = 256u << 10;
+        azure_limits.part_bytes = azure_limits.part_bytes_good = 256u << 10;
         azure_limits.read_bytes = 1;
         azure_limits.page_entries = 2;
         return opened;

@@ -1,15 +1,19 @@
 /*
- * Names of blobs. Azure takes no bytes that are not UTF-8 and no control characters, and it turns '\' into '/'. Such bytes of a key stand
- * as %XX in the blob's name. Azure drops a dot at the end of a component, so "%2E" follows such a dot. It does not take the dot's place,
+ * Names of objects, the same in all stores. Azure takes no bytes that are not UTF-8 and no control characters, and it turns '\' into '/'. Such bytes of a key stand
+ * as %XX in the name. Azure drops a dot at the end of a component, so "%2E" follows such a dot. It does not take the dot's place,
  * because Azure lists names in their order, and this way their order is that of the keys, but for bytes below '%' and '/' behind such a
  * dot. A '%' of a key that would look like one of these stands as %25. All else is the key as it is, so other programs find a
  * checkpoint's files by their names.
  */
+#include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
+#include "base/error.h"
 #include "base/text.h"
-#include "store/azure/azure_private.h"
+#include "store/object/object.h"
+
+#define NAME_MAX_LENGTH 1024
+#define COMPONENT_MAX_LENGTH 254
 
 static bool ends_component(char byte)
 {
@@ -63,7 +67,7 @@ static void add_hex(struct buf *buf, uint8_t byte)
         buf_add_byte(buf, (uint8_t)digits[byte & 15]);
 }
 
-void azure_name_encode(struct buf *buf, const char *key)
+void object_name_encode(struct buf *buf, const char *key)
 {
         bool is_bare;
         uint8_t byte;
@@ -79,7 +83,7 @@ void azure_name_encode(struct buf *buf, const char *key)
         }
 }
 
-void azure_name_decode(struct buf *buf, const char *name)
+void object_name_decode(struct buf *buf, const char *name)
 {
         bool is_bare;
         uint8_t byte;
@@ -95,7 +99,7 @@ void azure_name_decode(struct buf *buf, const char *name)
         }
 }
 
-void azure_name_begin(struct buf *buf, const char *prefix)
+void object_name_begin(struct buf *buf, const char *prefix)
 {
         const char *slash = strrchr(prefix, '/'), *last = slash ? slash + 1 : prefix;
         struct buf parents = { 0 };
@@ -106,8 +110,49 @@ void azure_name_begin(struct buf *buf, const char *prefix)
         if (parents.failed)
                 buf->failed = true;
         else
-                azure_name_encode(buf, parents.data);
+                object_name_encode(buf, parents.data);
         buf_done(&parents);
         for (; *last && *last != '%' && (size = plain_size(last)); last += size)
                 buf_add(buf, last, size);
+}
+
+/* UTF-8 has one byte of another kind than 10xxxxxx in each character. */
+static size_t length_of(const struct object_service *service, const char *text, size_t size)
+{
+        size_t count = 0;
+
+        for (size_t i = 0; i < size; i++)
+                count += service->counts_bytes || ((unsigned char)text[i] & 0xC0) != 0x80;
+        return count;
+}
+
+static enum nebula_status invalid(const struct object_store *store, const char *key, const char *why, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_INVALID, 0, "\"%.200s\" is no key of an object of %.200s: %s", key, store->store.root, why);
+}
+
+enum nebula_status object_check_key(const struct object_store *store, const char *key, struct nebula_error *error)
+{
+        const struct object_service *service = store->service;
+        size_t before = length_of(service, store->prefix, strlen(store->prefix)), length = 0;
+        const char *why = NULL;
+        struct buf buf = { 0 };
+        char *name;
+
+        if (!store_key_sound(key))
+                return invalid(store, key, "it is no path", error);
+        object_name_encode(&buf, key);
+        name = object_take(&buf);
+        if (!name)
+                return object_no_memory(store, error);
+        if (before + length_of(service, name, strlen(name)) > NAME_MAX_LENGTH)
+                why = service->counts_bytes ? "with what stands before it, it has more than 1024 bytes"
+                                            : "with what stands before it, it has more than 1024 characters";
+        for (const char *part = name; *part && !service->counts_bytes; part += length + (part[length] == '/')) {
+                length = strcspn(part, "/");
+                if (length_of(service, part, length) > COMPONENT_MAX_LENGTH)
+                        why = "a component has more than 254 characters";
+        }
+        free(name);
+        return why ? invalid(store, key, why, error) : NEBULA_OK;
 }

@@ -1,18 +1,18 @@
-/* Listings: one page of Azure's is one page of ours. */
+/* Listings in XML: one page of the service's is one page of ours. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/error.h"
-#include "store/azure/azure_private.h"
-#include "store/http/url.h"
-#include "store/http/xml.h"
+#include "store/object/object.h"
 
 #define PAGE_TEXT_MAX (64u << 20) /* 5,000 entries with names of 1,024 characters and metadata stay far below */
 
 /* What is being read. */
 struct listing {
-        const struct azure_store *azure;
+        const struct object_store *store;
+        const struct object_listing *names;
         const char *prefix; /* that keys begin with */
         struct store_page page;
         char *next;
@@ -27,47 +27,49 @@ static bool is(const struct xml_item *item, const char *name)
         return !strcmp(item->name, name);
 }
 
-static char *take(struct buf *buf, struct listing *listing)
-{
-        size_t size;
-        char *text = buf_take(buf, &size);
-
-        listing->no_memory = listing->no_memory || !text;
-        return text;
-}
-
-/* The key of a blob's name behind the root's prefix. NULL: none that this driver gives to a blob. */
-static char *decode(struct listing *listing, const char *name)
+/* The key of a name behind the root's prefix. */
+static bool decode(const char *name, char **ret_key)
 {
         struct buf key = { 0 }, again = { 0 };
         char *text, *back;
-        bool is_ours;
+        bool is_ours, is_whole;
 
-        azure_name_decode(&key, name);
-        text = take(&key, listing);
-        azure_name_encode(&again, text ? text : "");
-        back = take(&again, listing);
-        is_ours = text && back && !strcmp(back, name);
+        object_name_decode(&key, name);
+        text = object_take(&key);
+        object_name_encode(&again, text ? text : "");
+        back = object_take(&again);
+        is_whole = text && back;
+        is_ours = is_whole && !strcmp(back, name);
         free(back);
-        if (!is_ours)
+        if (is_ours)
+                *ret_key = text;
+        else
                 free(text);
-        return is_ours ? text : NULL;
+        return is_whole;
 }
 
+bool object_key_of(const struct object_store *store, const char *name, char **ret_key)
+{
+        size_t before = strlen(store->prefix);
+
+        *ret_key = NULL;
+        return strncmp(name, store->prefix, before) || decode(name + before, ret_key);
+}
+
+/* Azure writes names that XML cannot hold as %XX, and says so. */
 static char *key_of(struct listing *listing, const char *name)
 {
-        const char *before = listing->azure->address.prefix;
         struct buf buf = { 0 };
-        char *whole, *key = NULL;
+        char *plain, *key = NULL;
 
         if (!listing->name_is_encoded)
                 buf_add_text(&buf, name);
         else if (!url_decode(&buf, name, strlen(name)))
                 buf.size = 0;
-        whole = take(&buf, listing);
-        if (whole && !strncmp(whole, before, strlen(before)))
-                key = decode(listing, whole + strlen(before));
-        free(whole);
+        plain = object_take(&buf);
+        if (!plain || !object_key_of(listing->store, plain, &key))
+                listing->no_memory = true;
+        free(plain);
         return key;
 }
 
@@ -88,6 +90,18 @@ static void add_entry(struct listing *listing, bool is_prefix)
         listing->is_directory = false;
 }
 
+/* "2009-10-12T17:50:30.000Z", in whole seconds as the header of an object has them. */
+static bool time_of(const char *text, int64_t *ret_seconds)
+{
+        struct tm tm = { 0 };
+        const char *end = strptime(text, "%Y-%m-%dT%H:%M:%S", &tm);
+
+        if (!end || (*end != '.' && *end != 'Z'))
+                return false;
+        *ret_seconds = timegm(&tm);
+        return true;
+}
+
 /* A value within an entry. False: it is not what the protocol says. */
 static bool take_value(struct listing *listing, const struct xml_item *item)
 {
@@ -95,18 +109,16 @@ static bool take_value(struct listing *listing, const struct xml_item *item)
         int64_t seconds;
         char *end;
 
-        if (is(item, "Name")) {
+        if (is(item, listing->names->name) || is(item, listing->names->folded_name)) {
                 free(entry->key);
                 entry->key = key_of(listing, item->text);
-        } else if (is(item, "Content-Length")) {
+        } else if (is(item, listing->names->size)) {
                 entry->size = strtoull(item->text, &end, 10);
                 return *item->text && !*end;
-        } else if (is(item, "Etag")) {
-                size_t quote = *item->text == '"', size = strlen(item->text);
-
-                snprintf(entry->stamp.text, sizeof entry->stamp.text, "%.*s", (int)(size >= 2 * quote ? size - 2 * quote : 0), item->text + quote);
-        } else if (is(item, "Last-Modified")) {
-                if (!http_date_parse(item->text, &seconds))
+        } else if (is(item, listing->names->stamp)) {
+                object_etag_text(item->text, &entry->stamp);
+        } else if (is(item, listing->names->time)) {
+                if (!http_date_parse(item->text, &seconds) && !time_of(item->text, &seconds))
                         return false;
                 entry->time_ns = seconds * 1000000000;
         } else if (is(item, "ResourceType")) {
@@ -117,23 +129,25 @@ static bool take_value(struct listing *listing, const struct xml_item *item)
 
 static bool take_item(struct listing *listing, const struct xml_item *item)
 {
+        const struct object_listing *names = listing->names;
+
         if (item->kind == XML_BEGIN) {
-                if (is(item, "Name"))
+                if (is(item, listing->names->name))
                         listing->name_is_encoded = memmem(item->attributes, item->attributes_size, "Encoded=\"true\"", 14) != NULL;
                 return true;
         }
-        if (item->depth == 2 && is(item, "NextMarker")) {
+        if (item->depth == 2 && is(item, names->next)) {
                 listing->next = *item->text ? strdup(item->text) : NULL;
                 listing->no_memory = listing->no_memory || (*item->text && !listing->next);
-        } else if (item->depth == 3 && (is(item, "Blob") || is(item, "BlobPrefix"))) {
-                add_entry(listing, is(item, "BlobPrefix"));
-        } else if (item->depth > 3) {
+        } else if (item->depth == names->depth && (is(item, names->entry) || is(item, names->folded))) {
+                add_entry(listing, is(item, names->folded));
+        } else if (item->depth > names->depth) {
                 return take_value(listing, item);
         }
         return true;
 }
 
-/* The text is EnumerationResults / Blobs / Blob or BlobPrefix. False: it is not. */
+/* False: the text is no listing. */
 static bool read_page(struct listing *listing, const struct http_response *response)
 {
         struct xml_item item;
@@ -142,7 +156,7 @@ static bool read_page(struct listing *listing, const struct http_response *respo
 
         xml_init(&xml, response->text, response->text_size);
         while (is_sound && xml_next(&xml, &item))
-                is_sound = (item.depth > 1 || is(&item, "EnumerationResults")) && take_item(listing, &item);
+                is_sound = (item.depth > 1 || is(&item, listing->names->root)) && take_item(listing, &item);
         is_sound = is_sound && !xml.is_broken;
         listing->no_memory = listing->no_memory || xml.no_memory;
         xml_done(&xml);
@@ -163,64 +177,59 @@ static int by_key(const void *left, const void *right)
                (int)(unsigned char)(b->key[both] ? b->key[both] : b->is_prefix ? '/' : 0);
 }
 
-static enum nebula_status take_page(struct azure_store *azure, const char *prefix, const struct http_response *response,
+void object_sort_page(struct store_page *page)
+{
+        if (page->count)
+                qsort(page->entries, page->count, sizeof *page->entries, by_key);
+}
+
+static enum nebula_status take_page(struct object_store *store, const char *prefix, const struct http_response *response,
                                     struct store_page *ret_page, struct nebula_error *error)
 {
-        struct listing listing = { .azure = azure, .prefix = prefix };
+        struct listing listing = { .store = store, .names = store->service->listing, .prefix = prefix };
         bool is_sound = read_page(&listing, response);
 
         store_entry_done(&listing.entry);
         listing.page.next = listing.next;
         if (listing.no_memory || !is_sound) {
                 store_page_done(&listing.page);
-                return listing.no_memory ? azure_no_memory(azure, error)
-                                         : error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the answer is no listing", azure->address.root);
+                return listing.no_memory ? object_no_memory(store, error)
+                                         : error_set(error, NEBULA_STORAGE, 0, "cannot list %s: the answer is no listing", store->store.root);
         }
-        if (listing.page.count)
-                qsort(listing.page.entries, listing.page.count, sizeof *listing.page.entries, by_key);
+        object_sort_page(&listing.page);
         *ret_page = listing.page;
         return NEBULA_OK;
 }
 
-enum nebula_status azure_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
-                              struct nebula_error *error)
+enum nebula_status object_list(struct store *base, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                               struct nebula_error *error)
 {
-        struct azure_store *azure = (struct azure_store *)store;
-        struct azure_call call = { .method = "GET", .text_max = PAGE_TEXT_MAX };
+        struct object_store *store = (struct object_store *)base;
+        struct object_call call = { .method = "GET", .text_max = PAGE_TEXT_MAX };
         struct http_response response;
         enum nebula_status status;
         struct buf buf = { 0 };
         char *whole, entries[16];
-        size_t size;
 
         if (!store_prefix_sound(prefix))
-                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" begins no key of %s", prefix, store->root);
-        buf_add_text(&buf, azure->address.prefix);
-        azure_name_begin(&buf, prefix);
-        whole = buf_take(&buf, &size);
+                return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" begins no key of %s", prefix, base->root);
+        buf_add_text(&buf, store->prefix);
+        object_name_begin(&buf, prefix);
+        whole = object_take(&buf);
         if (!whole)
-                return azure_no_memory(azure, error);
-        azure_param(&call, "restype", "container");
-        azure_param(&call, "comp", "list");
-        if (*whole)
-                azure_param(&call, "prefix", whole);
-        if (!deep)
-                azure_param(&call, "delimiter", "/");
-        snprintf(entries, sizeof entries, "%u", azure_limits.page_entries);
-        if (azure_limits.page_entries)
-                azure_param(&call, "maxresults", entries);
-        if (from)
-                azure_param(&call, "marker", from);
-        status = azure_send(azure, &call, &response, error);
+                return object_no_memory(store, error);
+        snprintf(entries, sizeof entries, "%u", store->service->limits->page_entries);
+        store->service->add_listing(&call, whole, deep, store->service->limits->page_entries ? entries : NULL, from);
+        status = store->service->send(store, &call, &response, error);
         free(whole);
         if (status)
                 return status;
         if (response.status == 200)
-                status = take_page(azure, prefix, &response, ret_page, error);
+                status = take_page(store, prefix, &response, ret_page, error);
         else if (response.status == 404)
                 *ret_page = (struct store_page){ 0 };
         else
-                status = azure_fail(azure, AZURE_LIST, prefix, &response, error);
+                status = store->service->fail(store, OBJECT_LIST, prefix, &response, error);
         http_response_done(&response);
         return status;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "store/azure/azure_private.h"
+#include "store/object/object.h"
 #include "store/http/lanes.h"
 
 /* "bytes 0-9/100", "bytes *\/100". False: the answer does not say it. *ret_first is written for the former only. */
@@ -24,75 +24,76 @@ static bool range_of(const struct http_response *response, uint64_t *ret_first, 
         return true;
 }
 
-static enum nebula_status too_short(struct azure_store *azure, const char *key, const struct http_response *response, uint64_t wanted,
+static enum nebula_status too_short(struct object_store *store, const char *key, const struct http_response *response, uint64_t wanted,
                                     struct nebula_error *error)
 {
         uint64_t first, whole = 0;
         struct store_entry entry;
 
         if (!range_of(response, &first, &whole)) {
-                enum nebula_status status = azure_look(azure, key, &entry, NULL, error);
+                enum nebula_status status = object_look(store, key, &entry, NULL, error);
 
                 if (status)
                         return status;
                 whole = entry.size;
         }
-        return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: ends after %" PRIu64 " bytes, %" PRIu64 " were expected", azure->address.root, key,
+        return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: ends after %" PRIu64 " bytes, %" PRIu64 " were expected", store->store.root, key,
                          whole, wanted);
 }
 
 /* One range; size > 0. `stamp` "": of whatever is there, which it becomes. */
-static enum nebula_status read_range(struct azure_store *azure, const char *key, void *data, uint64_t offset, uint64_t size,
+static enum nebula_status read_range(struct object_store *store, const char *key, void *data, uint64_t offset, uint64_t size,
                                      struct store_stamp *stamp, const atomic_bool *stop, struct nebula_error *error)
 {
-        struct azure_call call = { .method = "GET", .key = key, .into = data, .into_size = size, .stop = stop };
-        char range[64], quoted[AZURE_QUOTED_SIZE];
+        struct object_call call = { .method = "GET", .key = key, .into = data, .into_size = size, .stop = stop };
+        char range[64], quoted[OBJECT_QUOTED_SIZE];
         struct http_response response;
         uint64_t first = 0, whole;
         enum nebula_status status;
 
         snprintf(range, sizeof range, "bytes=%" PRIu64 "-%" PRIu64, offset, offset + size - 1);
-        azure_header(&call, "x-ms-range", range);
-        azure_header(&call, "If-Match", *stamp->text ? azure_quoted(stamp, quoted) : NULL);
-        status = azure_send(azure, &call, &response, error);
+        object_header(&call, store->service->range, range);
+        if (*stamp->text)
+                store->service->condition(&call, STORE_IF_SAME, stamp, quoted);
+        status = store->service->send(store, &call, &response, error);
         if (status)
                 return status;
         if (response.status == 416 || (response.status == 206 && response.into_size < size))
-                status = too_short(azure, key, &response, offset + size, error);
+                status = too_short(store, key, &response, offset + size, error);
         else if (response.status == 412)
-                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: was replaced while it was read", azure->address.root, key);
+                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: was replaced while it was read", store->store.root, key);
         else if (response.status == 200 && !offset && response.into_size == size)
                 ; /* the whole object is the range */
         else if (response.status == 206 ? !range_of(&response, &first, &whole) || first != offset : response.status == 200)
-                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer is another range than was asked for", azure->address.root, key);
+                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer is another range than was asked for", store->store.root, key);
         else if (response.status != 206)
-                status = azure_fail(azure, AZURE_READ, key, &response, error);
+                status = store->service->fail(store, OBJECT_READ, key, &response, error);
         if (!status && !*stamp->text)
-                azure_stamp(&response, stamp);
+                store->service->stamp(&response, stamp);
         http_response_done(&response);
         return status;
 }
 
-enum nebula_status azure_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error)
+enum nebula_status object_read(struct store *base, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error)
 {
-        struct azure_store *azure = (struct azure_store *)store;
-        enum nebula_status status = azure_check_key(azure, key, error);
+        struct object_store *store = (struct object_store *)base;
+        enum nebula_status status = object_check_key(store, key, error);
         struct store_stamp stamp = { 0 };
         struct store_entry entry;
 
         if (status)
                 return status;
         if (size)
-                return read_range(azure, key, data, offset, size, &stamp, NULL, error);
-        status = azure_look(azure, key, &entry, NULL, error);
+                return read_range(store, key, data, offset, size, &stamp, NULL, error);
+        status = object_look(store, key, &entry, NULL, error);
         if (!status && offset > entry.size)
-                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: ends after %" PRIu64 " bytes, %" PRIu64 " were expected", store->root, key,
+                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: ends after %" PRIu64 " bytes, %" PRIu64 " were expected", base->root, key,
                                    entry.size, offset);
         return status;
 }
 
 struct reading {
-        struct azure_store *azure;
+        struct object_store *store;
         const char *key;
         char *data;
         uint64_t size, piece_bytes;
@@ -126,7 +127,7 @@ static enum nebula_status read_piece(void *argument, size_t index, const atomic_
         enum nebula_status status = NEBULA_OK;
 
         for (int tries = 0; tries < 2; tries++) {
-                status = read_range(reading->azure, reading->key, reading->data + offset, offset, size, &stamp, stop, error);
+                status = read_range(reading->store, reading->key, reading->data + offset, offset, size, &stamp, stop, error);
                 if (status)
                         return status;
                 if (index + reading->first == 0)
@@ -138,20 +139,20 @@ static enum nebula_status read_piece(void *argument, size_t index, const atomic_
         return status;
 }
 
-enum nebula_status azure_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
+enum nebula_status object_read_bulk(struct store *base, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
                                    void *argument, struct nebula_error *error)
 {
-        struct azure_store *azure = (struct azure_store *)store;
-        enum nebula_status status = azure_check_key(azure, key, error);
-        struct reading reading = { azure, key, data, size, 0, chunk_bytes, check, argument, { "" }, 0 };
+        struct object_store *store = (struct object_store *)base;
+        enum nebula_status status = object_check_key(store, key, error);
+        struct reading reading = { store, key, data, size, 0, chunk_bytes, check, argument, { "" }, 0 };
 
         if (!status && !chunk_bytes)
-                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: chunks of no bytes", store->root, key);
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: chunks of no bytes", base->root, key);
         if (status)
                 return status;
         if (!size)
-                return azure_read(store, key, data, 0, 0, error);
-        reading.piece_bytes = chunk_bytes >= azure_limits.read_bytes ? chunk_bytes : azure_limits.read_bytes / chunk_bytes * chunk_bytes;
+                return object_read(base, key, data, 0, 0, error);
+        reading.piece_bytes = chunk_bytes >= store->service->limits->read_bytes ? chunk_bytes : store->service->limits->read_bytes / chunk_bytes * chunk_bytes;
         status = read_piece(&reading, 0, NULL, error);
         reading.first = 1;
         if (!status && size > reading.piece_bytes)

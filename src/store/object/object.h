@@ -1,0 +1,261 @@
+/*
+ * object.h - what the drivers of object stores share. Only these drivers include it.
+ *
+ *      object_small.c    the operations on small objects, and removal
+ *      object_list.c     listings in XML
+ *      object_read.c     ranges
+ *      object_parts.c    the parts of an upload: which is sent next, and how large they are
+ *      object_name.c     keys as names of objects
+ *      object_address.c  the parts of a storage path
+ *      object_call.c     small texts of a request
+ *      object_fail.c     sentences about answers that are no success
+ *      object_token.c    secrets that end, shared by the process
+ *      object_oauth.c    bearer tokens of services that speak OAuth
+ *
+ * A driver describes its service in a struct object_service. An object of key `k` has the name PREFIX + encoded `k` in the service.
+ * Every write leaves a number of its own in the object's metadata, by which the driver recognises what it wrote when the answer was lost.
+ */
+#ifndef NB_STORE_OBJECT_OBJECT_H
+#define NB_STORE_OBJECT_OBJECT_H
+
+#include "base/buf.h"
+#include "os/lock.h"
+#include "store/http/http.h"
+#include "store/http/url.h"
+#include "store/http/xml.h"
+#include "store/store_private.h"
+
+#define OBJECT_ID_SIZE 17                /* of the number of a write, as 16 hex digits */
+#define OBJECT_CODE_SIZE 64
+#define OBJECT_SUM_SIZE 32               /* of a checksum as text */
+#define OBJECT_QUOTED_SIZE (sizeof(struct store_stamp) + 2)
+#define OBJECT_PARAMS_MAX 8
+#define OBJECT_HEADERS_MAX 12
+
+struct object_store;
+
+/* What a service takes at most, which an emulator does not check. Tests make them small. */
+struct object_limits {
+        uint64_t part_bytes;      /* of a part of a large object */
+        uint64_t parts_good;      /* with more of them, parts are larger, up to part_bytes_good */
+        uint64_t part_bytes_good;
+        uint64_t part_bytes_max;
+        uint64_t parts_min, parts_max;
+        uint64_t read_bytes;      /* of one request of a read */
+        unsigned page_entries;    /* of a listing; 0: as the server likes */
+};
+
+/* One request. */
+struct object_param {
+        const char *name, *value; /* value NULL: the name stands alone */
+};
+struct object_call {
+        const char *method;
+        const char *key;  /* of the object; NULL: the container itself */
+        struct object_param params[OBJECT_PARAMS_MAX];
+        size_t param_count;
+        struct http_header headers[OBJECT_HEADERS_MAX];
+        size_t header_count;
+        const void *body;
+        uint64_t body_size;
+        void *into;
+        uint64_t into_size;
+        size_t text_max;
+        int64_t answer_ms;
+        const atomic_bool *stop;
+};
+void object_param(struct object_call *call, const char *name, const char *value);
+/* `value` NULL: the header is left out. Both texts stay the caller's until the call is over. */
+void object_header(struct object_call *call, const char *name, const char *value);
+void object_sort_params(struct object_call *call);
+void object_sort_headers(struct http_header *headers, size_t count);
+void object_query(struct buf *buf, const struct object_call *call);
+
+/* What is being done when an answer is no success. */
+enum object_deed { OBJECT_READ, OBJECT_LIST, OBJECT_WRITE, OBJECT_REMOVE, OBJECT_COPY };
+
+/* The elements of a listing. */
+struct object_listing {
+        const char *root, *entry, *name, *size, *stamp, *time, *folded, *folded_name, *next;
+        size_t depth; /* of an entry; 1: the outermost element */
+};
+
+struct object_service {
+        const char *metadata; /* the header field with the number of a write */
+        const char *range;    /* the header field that asks for a range */
+        bool counts_bytes;    /* names have 1024 bytes; else 1024 characters, and 254 in a component */
+        const char *mark;     /* a header field that each answer of the service has, and none of a proxy */
+        const struct object_listing *listing;
+        struct object_limits *limits;
+        /* NEBULA_OK: the server answered, whatever it was. */
+        enum nebula_status (*send)(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
+                                   struct nebula_error *error);
+        /* What an answer that is no success means. Never NEBULA_OK. A container that is missing holds no object, and takes none. */
+        enum nebula_status (*fail)(const struct object_store *store, enum object_deed deed, const char *key,
+                                   const struct http_response *response, struct nebula_error *error);
+        void (*stamp)(const struct http_response *response, struct store_stamp *ret_stamp);
+        void (*condition)(struct object_call *call, enum store_condition condition, const struct store_stamp *seen,
+                          char text[OBJECT_QUOTED_SIZE]);
+        /* Whether the condition of a write was not met, or another write was in its way. */
+        bool (*condition_failed)(const struct http_response *response);
+        /* Adds what says that the body is an object, and its checksum. */
+        void (*add_object)(const struct object_store *store, struct object_call *call, char sum[OBJECT_SUM_SIZE]);
+        /* Adds what asks for a listing. */
+        void (*add_listing)(struct object_call *call, const char *prefix, bool deep, const char *entries, const char *from);
+        /* Adds what a removal takes besides its condition. */
+        void (*add_removal)(struct object_call *call);
+        /* What the condition of a removal met: another object (true), or a server that knows no such condition. */
+        bool (*is_other)(const struct http_response *response, bool *ret_is_unknown);
+};
+
+struct object_store {
+        struct store store; /* first: a struct store of these drivers is one of these */
+        const struct object_service *service;
+        const char *prefix; /* "", or it ends with '/' */
+};
+
+/* object_call.c */
+void object_new_id(char ret_id[OBJECT_ID_SIZE]);
+/* The ETag of an answer, without its quotes. */
+void object_etag(const struct http_response *response, struct store_stamp *ret_stamp);
+void object_etag_text(const char *text, struct store_stamp *ret_stamp);
+/* The stamp in quotes, as a condition. */
+const char *object_quoted(const struct store_stamp *stamp, char ret_text[OBJECT_QUOTED_SIZE]);
+/* Conditions by If-Match and If-None-Match. */
+void object_etag_condition(struct object_call *call, enum store_condition condition, const struct store_stamp *seen,
+                           char text[OBJECT_QUOTED_SIZE]);
+/* 2xx. */
+bool object_is_done(const struct http_response *response);
+enum nebula_status object_no_memory(const struct object_store *store, struct nebula_error *error);
+/* Adds the object's name as it stands in a URL. */
+void object_add_name(struct buf *buf, const struct object_store *store, const char *key);
+/* Sends the request, signed by `sign`. A body that was changed on the way, as `is_changed` told, is sent again. */
+enum nebula_status object_send(const struct object_call *call, const char *url, http_sign *sign, void *argument,
+                               bool (*is_changed)(const struct http_response *response), struct http_response *ret_response,
+                               struct nebula_error *error);
+char *object_take(struct buf *buf);
+/* Takes a secret out of memory. NULL is fine. */
+void object_forget(char *secret);
+
+/* object_name.c. A name decodes to the key that encodes to it. */
+void object_name_encode(struct buf *buf, const char *key);
+void object_name_decode(struct buf *buf, const char *name);
+/* A text that the names of all keys begin with which begin with `prefix`; as long as can be said. */
+void object_name_begin(struct buf *buf, const char *prefix);
+/* NEBULA_INVALID: no object can have this key. */
+enum nebula_status object_check_key(const struct object_store *store, const char *key, struct nebula_error *error);
+
+/* object_address.c */
+enum nebula_status object_wrong_url(const char *url, const char *what, struct nebula_error *error);
+/* Takes the first component from a path. False: it is empty or too long. */
+bool object_take_component(const char **path, size_t *path_size, char *ret_text, size_t room);
+/* The rest of the path, decoded, as a directory: "" or "a/b/". NULL: it is none, or no memory. */
+char *object_make_prefix(const char *path, size_t size);
+/* "https://host:443", from a URL that names them. NULL: no memory. */
+char *object_make_endpoint(const struct url *url);
+/* "scheme://container/prefix", for messages. NULL: no memory. */
+char *object_make_root(const char *before, const char *container, const char *prefix);
+
+/* object_fail.c */
+/* By how much this machine's clock is off, in words; "" when that is no reason to refuse a signature. */
+const char *object_skew(const struct http_response *response, char *text, size_t size);
+/* The sentence, with the status. `advice` "": nothing is known. */
+enum nebula_status object_refused(const struct object_store *store, enum nebula_status status, enum object_deed deed, const char *key,
+                                  const struct http_response *response, const char *code, const char *advice, struct nebula_error *error);
+
+/* object_token.c: one for each identity that this process uses; they stay. */
+struct object_token;
+/* Gets a new text and its life in seconds; INT64_MAX: it has no end. */
+typedef enum nebula_status object_token_fetch(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error);
+struct object_token_source {
+        const char *identity; /* the same text is the same identity; it may hold secrets */
+        object_token_fetch *fetch;
+        void *source;         /* belongs to the token from then on */
+        void (*done)(void *source);
+};
+/* NULL: no memory. The source is the token's, or was freed. */
+struct object_token *object_token_find(const struct object_token_source *source);
+/* A text that is valid now. `refused`: the serial of one that the store did not take; 0: none. The caller forgets *ret_text. */
+enum nebula_status object_token_get(struct object_token *token, uint64_t refused, char **ret_text, uint64_t *ret_serial,
+                                    struct nebula_error *error);
+void object_token_forget_all(void); /* for tests: nothing may be under way */
+/* Adds "Authorization: Bearer TOKEN". */
+enum nebula_status object_token_sign(struct object_token *token, uint64_t *serial, bool was_refused, struct http_fields *fields,
+                                     struct nebula_error *error);
+
+/* object_oauth.c: how to ask a service for a token. Texts belong to it. */
+struct object_oauth {
+        char *name;            /* for messages */
+        char *url, *form;      /* form: what is posted; NULL: the token is asked for with GET */
+        char *assertion;       /* the file whose text goes behind the form; NULL: none */
+        char *header, *secret; /* what the service wants to see; NULL: nothing */
+        const char *missing;   /* what the environment has not, when the machine's own service does not answer */
+        bool is_machine;       /* the service of the machine itself: there or nowhere */
+};
+void object_oauth_pair(struct buf *buf, const char *separator, const char *name, const char *value);
+/* Takes over the texts, also when it fails. NULL: no memory. */
+struct object_token *object_oauth_find(struct object_oauth *oauth);
+
+/* object_small.c: what is at the key now. NEBULA_NOT_FOUND: nothing. `ret_id`: of the write that left it; "" when it is foreign. */
+enum nebula_status object_look(struct object_store *store, const char *key, struct store_entry *ret_entry, char ret_id[OBJECT_ID_SIZE],
+                               struct nebula_error *error);
+/* What the condition of a write met. NEBULA_OK: the work of this very write `id`, whose first answer was lost; NEBULA_BUSY: another's;
+ * NEBULA_NOT_FOUND: nothing, or what was seen: the write may try again. `seen`: for STORE_IF_SAME, else NULL. */
+enum nebula_status object_look_who_wrote(struct object_store *store, const char *key, const char *id, enum store_condition condition,
+                                         const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
+enum nebula_status object_stat(struct store *store, const char *key, struct store_entry *ret_entry, struct nebula_error *error);
+enum nebula_status object_put(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
+                              const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
+enum nebula_status object_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                              struct store_stamp *ret_stamp, struct nebula_error *error);
+enum nebula_status object_remove(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
+enum nebula_status object_clock(struct store *store, int64_t *ret_ns, struct nebula_error *error);
+enum nebula_status object_free_bytes(struct store *store, uint64_t *ret_bytes, struct nebula_error *error);
+/* Puts until a condition that failed over nothing has failed for good. `once` makes one try: NEBULA_NOT_FOUND is another try. */
+typedef enum nebula_status object_try(void *argument, struct nebula_error *error);
+enum nebula_status object_try_again(struct object_store *store, const char *key, object_try *once, void *argument, struct nebula_error *error);
+
+/* object_list.c, object_read.c */
+enum nebula_status object_list(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                               struct nebula_error *error);
+/* Sorts a page by keys, in which a prefix stands where its first object does. */
+void object_sort_page(struct store_page *page);
+/* The key of a name as the service lists it. *ret_key is NULL: none that these drivers give to an object. False: no memory. */
+bool object_key_of(const struct object_store *store, const char *name, char **ret_key);
+enum nebula_status object_read(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, struct nebula_error *error);
+enum nebula_status object_read_bulk(struct store *store, const char *key, void *data, uint64_t size, uint32_t chunk_bytes, store_check *check,
+                                    void *argument, struct nebula_error *error);
+
+/* object_parts.c */
+struct object_part {
+        struct store_stamp etag;
+        uint64_t sum;
+};
+struct object_upload {
+        char *key;
+        const char *data;
+        uint64_t size, part_bytes, part_count;
+        struct bulk_feed *feed;    /* NULL: all bytes are final */
+        uint32_t *missing;         /* with a feed: chunks of each part that are not final */
+        uint64_t taken;            /* parts that a thread has taken */
+        /* The driver's own; freed with the upload. */
+        char *upload_id;           /* that the service gave */
+        struct object_part *parts; /* what the service said of each */
+        bool is_over;              /* nothing is left to abort */
+};
+struct store_upload {
+        char id[OBJECT_ID_SIZE];
+        size_t count;
+        struct object_upload objects[];
+};
+/* Sends one part of one object; may run on several threads. */
+typedef enum nebula_status object_send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                            uint64_t index, const void *data, uint64_t size, const atomic_bool *stop,
+                                            struct nebula_error *error);
+enum nebula_status object_upload_plan(struct object_store *store, const struct store_object *objects, size_t count,
+                                      struct store_upload **ret_upload, struct nebula_error *error);
+enum nebula_status object_upload_send(struct object_store *store, struct store_upload *upload, object_send_part *send,
+                                      struct nebula_error *error);
+void object_upload_free(struct store_upload *upload);
+
+#endif

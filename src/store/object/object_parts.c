@@ -1,0 +1,167 @@
+/* The parts of large objects. They go out of the caller's memory, several at once and as soon as they are final; the store keeps them unseen. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "store/http/lanes.h"
+#include "store/object/object.h"
+
+#define FEED_WAIT_MS 100
+
+/* The parts of an upload that are still to be sent. */
+struct sending {
+        struct object_store *store;
+        struct store_upload *upload;
+        struct lock lock; /* guards the rest, and what says in an object how far it is */
+        size_t object;    /* from which parts are taken */
+        bool is_begun;    /* its feed is */
+        object_send_part *send;
+};
+
+static uint64_t count_of(uint64_t bytes, uint64_t part)
+{
+        return (bytes + part - 1) / part;
+}
+
+static enum nebula_status choose_parts(const struct object_store *store, struct object_upload *object, struct nebula_error *error)
+{
+        const struct object_limits *limits = store->service->limits;
+        uint64_t bytes = object->feed ? object->feed->chunk_bytes : limits->part_bytes;
+
+        while (bytes < limits->part_bytes ||
+               (count_of(object->size, bytes) > limits->parts_good && bytes < limits->part_bytes_good))
+                bytes *= 2;
+        while (count_of(object->size, bytes) > limits->parts_max && bytes <= limits->part_bytes_max)
+                bytes *= 2;
+        if (bytes > limits->part_bytes_max)
+                return error_set(error, NEBULA_INVALID, 0, "%s/%s: %" PRIu64 " bytes are more than an object can have", store->store.root,
+                                 object->key, object->size);
+        object->part_bytes = bytes;
+        object->part_count = count_of(object->size, bytes);
+        if (object->part_count < limits->parts_min)
+                object->part_count = limits->parts_min;
+        if (!object->feed)
+                return NEBULA_OK;
+        object->missing = calloc(object->part_count + 1, sizeof *object->missing);
+        if (!object->missing)
+                return object_no_memory(store, error);
+        for (uint64_t offset = 0; offset < object->size; offset += object->feed->chunk_bytes)
+                object->missing[offset / bytes]++;
+        return NEBULA_OK;
+}
+
+enum nebula_status object_upload_plan(struct object_store *store, const struct store_object *objects, size_t count,
+                                      struct store_upload **ret_upload, struct nebula_error *error)
+{
+        struct store_upload *upload = calloc(1, sizeof *upload + count * sizeof *upload->objects);
+        enum nebula_status status = NEBULA_OK;
+
+        if (!upload)
+                return object_no_memory(store, error);
+        object_new_id(upload->id);
+        for (size_t i = 0; i < count && !status; i++) {
+                struct object_upload *object = &upload->objects[i];
+
+                status = object_check_key(store, objects[i].key, error);
+                if (status)
+                        break;
+                *object = (struct object_upload){ .key = strdup(objects[i].key), .data = objects[i].data, .size = objects[i].size,
+                                                  .feed = objects[i].size ? objects[i].feed : NULL };
+                upload->count = i + 1;
+                status = object->key ? choose_parts(store, object, error) : object_no_memory(store, error);
+        }
+        if (status)
+                object_upload_free(upload);
+        else
+                *ret_upload = upload;
+        return status;
+}
+
+void object_upload_free(struct store_upload *upload)
+{
+        for (size_t i = 0; upload && i < upload->count; i++) {
+                free(upload->objects[i].key);
+                free(upload->objects[i].missing);
+                free(upload->objects[i].upload_id);
+                free(upload->objects[i].parts);
+        }
+        free(upload);
+}
+
+/* One more part of an object with a feed: 0, -EAGAIN, -ECANCELED. Lock held, also while waiting: no other thread has more to do. */
+static int take_fed(struct sending *sending, struct object_upload *object, uint64_t *ret_index)
+{
+        uint64_t offset;
+        int result;
+
+        if (!sending->is_begun)
+                bulk_feed_begin(object->feed);
+        sending->is_begun = true;
+        do {
+                result = bulk_feed_take(object->feed, FEED_WAIT_MS, &offset);
+                if (!result)
+                        *ret_index = offset / object->part_bytes;
+        } while (!result && --object->missing[*ret_index]);
+        return result;
+}
+
+/* 0, -EAGAIN or -ECANCELED. There is a part for each call. */
+static int take_part(struct sending *sending, struct object_upload **ret_object, uint64_t *ret_index)
+{
+        struct object_upload *object;
+        int result = 0;
+
+        lock_take(&sending->lock);
+        object = &sending->upload->objects[sending->object];
+        while (object->taken == object->part_count)
+                object = &sending->upload->objects[++sending->object];
+        *ret_object = object;
+        *ret_index = object->taken;
+        if (object->feed)
+                result = take_fed(sending, object, ret_index);
+        if (!result && ++object->taken == object->part_count && object->feed) {
+                bulk_feed_finish(object->feed);
+                sending->is_begun = false;
+        }
+        lock_give(&sending->lock);
+        return result;
+}
+
+static enum nebula_status send_part(void *argument, size_t number, const atomic_bool *stop, struct nebula_error *error)
+{
+        struct sending *sending = argument;
+        struct object_upload *object;
+        uint64_t index, offset, size;
+        int result;
+
+        do
+                result = take_part(sending, &object, &index);
+        while (result == -EAGAIN && !atomic_load(stop));
+        if (result == -ECANCELED)
+                return error_set(error, NEBULA_STORAGE, ECANCELED, "%s/%s was given up by its writer", sending->store->store.root, object->key);
+        if (result)
+                return error_set(error, NEBULA_STORAGE, 0, "%s/%s was given up with another object", sending->store->store.root, object->key);
+        offset = index * object->part_bytes;
+        size = object->size - offset < object->part_bytes ? object->size - offset : object->part_bytes;
+        return sending->send(sending->store, sending->upload, object, index, object->data + offset, size, stop, error);
+}
+
+enum nebula_status object_upload_send(struct object_store *store, struct store_upload *upload, object_send_part *send,
+                                      struct nebula_error *error)
+{
+        struct sending sending = { .store = store, .upload = upload, .send = send };
+        enum nebula_status status;
+        uint64_t parts = 0;
+
+        for (size_t i = 0; i < upload->count; i++)
+                parts += upload->objects[i].part_count;
+        lock_init(&sending.lock, LOCK_OBJECT_PARTS);
+        status = lanes_run((size_t)parts, http_width(), send_part, &sending, error);
+        if (sending.is_begun)
+                bulk_feed_finish(upload->objects[sending.object].feed);
+        lock_done(&sending.lock);
+        return status;
+}

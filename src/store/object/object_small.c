@@ -1,0 +1,263 @@
+/* The operations on small objects, and removal. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "os/os.h"
+#include "store/http/lanes.h"
+#include "store/object/object.h"
+
+#define PUT_TRIES 6           /* of a write whose condition failed though nothing is there */
+#define REMOVE_WIDTH 16u
+#define CLOCK_KEY ".nebula-clock"
+
+enum nebula_status object_look(struct object_store *store, const char *key, struct store_entry *ret_entry, char ret_id[OBJECT_ID_SIZE],
+                               struct nebula_error *error)
+{
+        struct object_call call = { .method = "HEAD", .key = key };
+        struct store_entry entry = { 0 };
+        struct http_response response;
+        enum nebula_status status = store->service->send(store, &call, &response, error);
+        const char *length, *modified, *id;
+        int64_t seconds = 0;
+
+        if (status)
+                return status;
+        length = http_field(&response, "content-length");
+        modified = http_field(&response, "last-modified");
+        id = http_field(&response, store->service->metadata);
+        if (response.status != 200)
+                status = store->service->fail(store, OBJECT_READ, key, &response, error);
+        else if (!length || !modified || !http_date_parse(modified, &seconds))
+                status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer does not say its size and time", store->store.root, key);
+        if (!status) {
+                entry.size = strtoull(length, NULL, 10);
+                entry.time_ns = seconds * 1000000000;
+                store->service->stamp(&response, &entry.stamp);
+                if (ret_id)
+                        snprintf(ret_id, OBJECT_ID_SIZE, "%s", id ? id : "");
+                *ret_entry = entry;
+        }
+        http_response_done(&response);
+        return status;
+}
+
+enum nebula_status object_stat(struct store *base, const char *key, struct store_entry *ret_entry, struct nebula_error *error)
+{
+        struct object_store *store = (struct object_store *)base;
+        struct store_entry entry;
+        enum nebula_status status = object_check_key(store, key, error);
+
+        if (!status)
+                status = object_look(store, key, &entry, NULL, error);
+        if (status)
+                return status;
+        entry.key = strdup(key);
+        if (!entry.key)
+                return object_no_memory(store, error);
+        *ret_entry = entry;
+        return NEBULA_OK;
+}
+
+enum nebula_status object_look_who_wrote(struct object_store *store, const char *key, const char *id, enum store_condition condition,
+                                         const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        char found[OBJECT_ID_SIZE];
+        struct store_entry entry;
+        enum nebula_status status = object_look(store, key, &entry, found, error);
+
+        if (status == NEBULA_NOT_FOUND && condition != STORE_IF_SAME)
+                return status;
+        if (status && status != NEBULA_NOT_FOUND)
+                return status;
+        if (status || strcmp(found, id)) {
+                if (!status && condition == STORE_IF_SAME && !strcmp(entry.stamp.text, seen->text))
+                        return NEBULA_NOT_FOUND;
+                return error_set(error, NEBULA_BUSY, 0, condition == STORE_IF_SAME ? "%s/%s is another object by now" : "%s/%s is there already",
+                                 store->store.root, key);
+        }
+        *ret_stamp = entry.stamp;
+        return NEBULA_OK;
+}
+
+enum nebula_status object_try_again(struct object_store *store, const char *key, object_try *once, void *argument, struct nebula_error *error)
+{
+        int64_t pause_ms = http_settings_now().pause_ms / 8;
+
+        /* Something was in the way, and is gone: the write may find the place free now. */
+        for (int tries = 0; tries < PUT_TRIES; tries++) {
+                enum nebula_status status = once(argument, error);
+
+                if (status != NEBULA_NOT_FOUND)
+                        return status;
+                os->sleep_ms(pause_ms << tries);
+        }
+        return error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer is that another write is in the way, and nothing is there", store->store.root, key);
+}
+
+struct putting {
+        struct object_store *store;
+        const char *key;
+        const void *data;
+        uint64_t size;
+        enum store_condition condition;
+        const struct store_stamp *seen;
+        struct store_stamp stamp;
+};
+
+static enum nebula_status put_once(void *argument, struct nebula_error *error)
+{
+        struct putting *putting = argument;
+        struct object_store *store = putting->store;
+        const struct object_service *service = store->service;
+        struct object_call call = { .method = "PUT", .key = putting->key, .body = putting->data, .body_size = putting->size };
+        char sum[OBJECT_SUM_SIZE], id[OBJECT_ID_SIZE], text[OBJECT_QUOTED_SIZE];
+        struct http_response response;
+        enum nebula_status status;
+
+        object_new_id(id);
+        service->add_object(store, &call, sum);
+        object_header(&call, service->metadata, id);
+        service->condition(&call, putting->condition, putting->seen, text);
+        status = service->send(store, &call, &response, error);
+        if (status)
+                return status;
+        if (object_is_done(&response))
+                service->stamp(&response, &putting->stamp);
+        else if (putting->condition != STORE_ALWAYS &&
+                 (service->condition_failed(&response) || (putting->condition == STORE_IF_SAME && response.status == 404)))
+                status = object_look_who_wrote(store, putting->key, id, putting->condition, putting->seen, &putting->stamp, error);
+        else
+                status = service->fail(store, OBJECT_WRITE, putting->key, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+enum nebula_status object_put(struct store *base, const char *key, const void *data, uint64_t size, enum store_condition condition,
+                              const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        struct object_store *store = (struct object_store *)base;
+        struct putting putting = { store, key, data, size, condition, seen, { "" } };
+        enum nebula_status status = object_check_key(store, key, error);
+
+        if (!status && condition == STORE_IF_SAME && !seen)
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: no stamp to compare with", base->root, key);
+        if (!status)
+                status = object_try_again(store, key, put_once, &putting, error);
+        if (!status && ret_stamp)
+                *ret_stamp = putting.stamp;
+        return status;
+}
+
+enum nebula_status object_get(struct store *base, const char *key, size_t limit, char **ret_text, size_t *ret_size,
+                              struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        struct object_store *store = (struct object_store *)base;
+        struct object_call call = { .method = "GET", .key = key, .text_max = limit ? limit : 1 };
+        struct http_response response = { 0 };
+        enum nebula_status status = object_check_key(store, key, error);
+
+        if (!status)
+                status = store->service->send(store, &call, &response, error);
+        if (!status && response.status != 200)
+                status = store->service->fail(store, OBJECT_READ, key, &response, error);
+        if (status == NEBULA_CORRUPT || (!status && response.text_size > limit))
+                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has more than the %zu bytes that are allowed", base->root, key, limit);
+        if (!status) {
+                *ret_text = response.text;
+                response.text = NULL;
+                if (ret_size)
+                        *ret_size = response.text_size;
+                if (ret_stamp)
+                        store->service->stamp(&response, ret_stamp);
+        }
+        http_response_done(&response);
+        return status;
+}
+
+struct removal {
+        struct object_store *store;
+        const struct store_victim *victims;
+};
+
+/* For a server that knows no removal on condition. A write between the look and the removal loses its object. */
+static enum nebula_status look_and_remove(struct object_store *store, const struct store_victim *victim, const atomic_bool *stop,
+                                          struct nebula_error *error)
+{
+        struct object_call call = { .method = "DELETE", .key = victim->key, .stop = stop };
+        struct http_response response;
+        struct store_entry entry;
+        enum nebula_status status = object_look(store, victim->key, &entry, NULL, error);
+
+        if (status || strcmp(entry.stamp.text, victim->stamp.text))
+                return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
+        status = store->service->send(store, &call, &response, error);
+        if (!status && !object_is_done(&response) && response.status != 404)
+                status = store->service->fail(store, OBJECT_REMOVE, victim->key, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+static enum nebula_status remove_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct removal *removal = argument;
+        const struct store_victim *victim = &removal->victims[index];
+        const struct object_service *service = removal->store->service;
+        struct object_call call = { .method = "DELETE", .key = victim->key, .stop = stop };
+        enum nebula_status status = object_check_key(removal->store, victim->key, error);
+        bool is_other = false, is_unknown = false;
+        char text[OBJECT_QUOTED_SIZE];
+        struct http_response response;
+
+        if (status)
+                return status;
+        service->add_removal(&call);
+        if (*victim->stamp.text)
+                service->condition(&call, STORE_IF_SAME, &victim->stamp, text);
+        status = service->send(removal->store, &call, &response, error);
+        if (status)
+                return status;
+        if (*victim->stamp.text)
+                is_other = service->is_other(&response, &is_unknown);
+        if (is_unknown)
+                status = look_and_remove(removal->store, victim, stop, error);
+        else if (!object_is_done(&response) && response.status != 404 && !is_other)
+                status = service->fail(removal->store, OBJECT_REMOVE, victim->key, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+enum nebula_status object_remove(struct store *base, const struct store_victim *victims, size_t count, struct nebula_error *error)
+{
+        struct removal removal = { (struct object_store *)base, victims };
+
+        return lanes_run(count, REMOVE_WIDTH, remove_one, &removal, error);
+}
+
+/* Every answer of the service has its time. */
+enum nebula_status object_clock(struct store *base, int64_t *ret_ns, struct nebula_error *error)
+{
+        struct object_store *store = (struct object_store *)base;
+        struct object_call call = { .method = "HEAD", .key = CLOCK_KEY };
+        struct http_response response;
+        enum nebula_status status = store->service->send(store, &call, &response, error);
+        const char *date;
+        int64_t seconds;
+
+        if (status)
+                return status;
+        date = http_field(&response, store->service->mark) ? http_field(&response, "date") : NULL;
+        if (date && http_date_parse(date, &seconds))
+                *ret_ns = seconds * 1000000000;
+        else
+                status = error_set(error, NEBULA_STORAGE, 0, "%s does not tell the time: the answer is %d", base->root, response.status);
+        http_response_done(&response);
+        return status;
+}
+
+enum nebula_status object_free_bytes(struct store *base, uint64_t *ret_bytes, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NOT_FOUND, 0, "%s has no limit that is known", base->root);
+}
