@@ -43,6 +43,39 @@ for words in (["list"], ["verify", "--all"], ["prune", "--keep-last", "1", "--ye
     assert done.returncode == 0
 """
 
+# Two nodes, each with an agent of its own, that know of each other from the container alone.
+NODES = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import test_azure
+test_azure.make_container("training")
+def node(name, code):
+    text = "import os, sys, torch\\nimport nebulaml as nm\\nPATH = %r\\n" % test_azure.PATH
+    environment = os.environ | {"NEBULA_NODE_ID": name, "NEBULA_MEMORY_DIR": os.environ["NEBULA_MEMORY_DIR"] + "-" + name}
+    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", text + code], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+keeper = node("b", test_azure.KEEP)
+assert keeper.stdout.readline() == "here\\n"
+saver = node("a", test_azure.COPY)
+print(saver.communicate(timeout=120)[0], saver.returncode)
+print(keeper.communicate("done", timeout=60)[0])
+"""
+
+KEEP = """
+nm.init(PATH, 0, 2, replicas=1, on_error="raise")
+nm.Checkpoint("global_step0").commit()
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+COPY = """
+nm.init(PATH, 1000, 2, replicas=1, on_error="raise")
+for step in (1, 2):  # the job's first version goes to storage at once
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save("model.pt", {"w": torch.full((3 << 20,), float(step)), "step": step})
+checkpoint.wait("replicated", 60)
+print("state", checkpoint.state)
+"""
+
 SAVE = """
 nm.init(PATH, 0, 2, on_error="raise")
 for step in (1, 2, 3):
@@ -72,8 +105,15 @@ def make_container(name: str) -> None:
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
     resource = re.sub(r"https?://[^/]+", "", endpoint) + f"/{name}"
     text = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:2021-12-02\n/{account}{resource}\nrestype:container"
-    signature = base64.b64encode(hmac.new(base64.b64decode(parts["AccountKey"]), text.encode(), hashlib.sha256).digest()).decode()
-    headers = {"x-ms-date": date, "x-ms-version": "2021-12-02", "Authorization": f"SharedKey {account}:{signature}", "Content-Length": "0"}
+    signature = base64.b64encode(
+        hmac.new(base64.b64decode(parts["AccountKey"]), text.encode(), hashlib.sha256).digest()
+    ).decode()
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": "2021-12-02",
+        "Authorization": f"SharedKey {account}:{signature}",
+        "Content-Length": "0",
+    }
     request = urllib.request.Request(f"{endpoint}/{name}?restype=container", method="PUT", headers=headers)
     assert urllib.request.urlopen(request, timeout=30).status == 201
 
@@ -84,8 +124,8 @@ def lose_memory() -> None:
     shutil.rmtree(os.environ["NEBULA_MEMORY_DIR"], ignore_errors=True)
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not here, which installs the emulator Azurite")
-def test_a_job_on_azure_blob_storage_is_killed_and_goes_on_where_it_was(tmp_path):
+def run_beside_emulator(tmp_path: Path, code: str, **settings: str) -> str:
+    """What the code prints, which runs with an emulator in its environment and agents of its own."""
     nebulaml = pytest.importorskip("nebulaml")
     from nebulaml import locate
 
@@ -97,15 +137,41 @@ def test_a_job_on_azure_blob_storage_is_killed_and_goes_on_where_it_was(tmp_path
         "NEBULA_OUTPUT_DIR": str(tmp_path / "output"),
         "NEBULA_AGENT_PATH": os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(),
         "PYTHONPATH": os.pathsep.join([str(Path(nebulaml.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
+        **settings,
     }
     try:
-        command = [SCRIPT, "run", sys.executable, "-W", "ignore", "-c", JOB, Path(__file__).parent]
+        command = [SCRIPT, "run", sys.executable, "-W", "ignore", "-c", code, Path(__file__).parent]
         done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=280)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "resumed" in done.stdout and "no damage" in done.stdout
-        assert "removed 2 of 3 checkpoints" in done.stdout
-        assert "Eby8vdM02x" not in done.stdout + done.stderr + (runtime / "agent.log").read_text()  # the account's key
+        logs = "".join(path.read_text() for path in runtime.parent.glob(f"{runtime.name}*/agent.log"))
+        assert done.returncode == 0, done.stdout + done.stderr + logs
+        assert "Eby8vdM02x" not in done.stdout + done.stderr + logs  # the account's key
+        return done.stdout
     finally:
-        subprocess.run([environment["NEBULA_AGENT_PATH"], "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)
-        shutil.rmtree(memory, ignore_errors=True)
-        shutil.rmtree(runtime, ignore_errors=True)
+        for node in ("", "a", "b"):
+            stop = environment | ({"NEBULA_NODE_ID": node} if node else {})
+            subprocess.run(
+                [environment["NEBULA_AGENT_PATH"], "stop", "--now", "--yes"], env=stop, capture_output=True, timeout=60
+            )
+        for path in (*memory.parent.glob(memory.name + "*"), *runtime.parent.glob(runtime.name + "*")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+needs_npm = pytest.mark.skipif(
+    shutil.which("npm") is None, reason="npm is not here, which installs the emulator Azurite"
+)
+
+
+@needs_npm
+def test_a_job_on_azure_blob_storage_is_killed_and_goes_on_where_it_was(tmp_path):
+    said = run_beside_emulator(tmp_path, JOB)
+    assert "resumed" in said and "no damage" in said
+    assert "removed 2 of 3 checkpoints" in said
+
+
+@needs_npm
+def test_nodes_find_each_other_through_a_container(tmp_path):
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    said = run_beside_emulator(tmp_path, NODES, NEBULA_SECRET_FILE=str(secret))
+    assert "state replicated" in said
