@@ -37,6 +37,7 @@ install)
 run)
         shift
         install
+        exec 9>&- # the lock is for the installation: several emulators may run at once
         scratch=$(mktemp -d)
         log=$scratch/log options=()
         : >"$log" # sed reads it before the server may have opened it
@@ -49,7 +50,7 @@ run)
                 export SSL_CERT_FILE=$scratch/cert.pem NODE_EXTRA_CA_CERTS=$scratch/cert.pem
         fi
         "$place/node_modules/.bin/node" "$place/node_modules/.bin/azurite-blob" --disableTelemetry --inMemoryPersistence \
-                --skipApiVersionCheck --blobHost 127.0.0.1 --blobPort 0 "${options[@]}" >"$log" 2>&1 9>&- &
+                --skipApiVersionCheck --blobHost 127.0.0.1 --blobPort 0 "${options[@]}" >"$log" 2>&1 &
         server=$!
         trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -rf "$scratch"' EXIT
         for ((i = 0; i < 600; i++)); do
@@ -60,7 +61,7 @@ run)
         done
         [[ -n $endpoint ]] || { cat "$log" >&2; echo "azurite: it does not start" >&2; exit 1; }
         export AZURE_STORAGE_CONNECTION_STRING="AccountName=devstoreaccount1;AccountKey=$key;BlobEndpoint=$endpoint/devstoreaccount1"
-        (cd "$from" && "$@") 9>&-
+        (cd "$from" && "$@")
         ;;
 *)
         sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
