@@ -56,10 +56,15 @@ int cli_usage_error(const char *command, const char *format, ...) __attribute__(
 enum cli_exit cli_exit_of(enum nebula_status status);
 /* Prints to stdout and frees the value. Returns CLI_UNREACHABLE if stdout fails, else `code`. */
 int cli_print_json(json_t *value, int code);
+/* The same on one line, for a command that prints several values: JSON Lines. */
+int cli_print_json_line(json_t *value, int code);
+/* cli_fail for such a command. */
+int cli_fail_line(bool json, const struct nebula_error *error);
 /* Asks the question `asked` on the terminal, y/N. Without a terminal returns false and sets *ret_no_terminal. */
 bool cli_confirm(const char *asked, bool *ret_no_terminal);
 
 int command_agent(int argc, char **argv);
+int command_copy(int argc, char **argv);
 int command_doctor(int argc, char **argv);
 int command_help(int argc, char **argv);
 int command_inspect(int argc, char **argv);

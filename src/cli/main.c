@@ -47,6 +47,13 @@ const struct cli_command cli_commands[] = {
           "to an earlier step.\n\n"
           "  nebula prune --keep-last 3 --keep-every 1000 --yes\n",
           command_prune },
+        { "copy", "nebula copy SRC DST [--tag TAG | --all] [--replace] [--json]", "versions from one storage to another, verified on the way",
+          "SRC and DST are directories or URLs. Without --tag or --all the newest checkpoint.\n"
+          "Every chunk is compared with its checksum before it is sent. What DST has already\n"
+          "is not copied again, and a copy that was interrupted goes on where it was. If DST\n"
+          "has another version of a tag, nothing is copied without --replace.\n\n"
+          "  nebula copy /scratch/run7 az://account/container/run7 --all\n",
+          command_copy },
         { "doctor", "nebula doctor [--path DIR] [--json]", "what this machine allows, and advice",
           "Tries each ability. Exit code 1 if something essential does not work.\n\n"
           "  nebula doctor --path /scratch/run7\n",
@@ -174,7 +181,27 @@ enum cli_exit cli_exit_of(enum nebula_status status)
         }
 }
 
-int cli_fail(bool json, const struct nebula_error *error)
+static int print_json(json_t *value, size_t flags, int code)
+{
+        if (!value || json_dumpf(value, stdout, flags | JSON_REAL_PRECISION(16)) || fputc('\n', stdout) == EOF || fflush(stdout)) {
+                cli_complain("cannot print the answer");
+                code = CLI_UNREACHABLE;
+        }
+        json_decref(value);
+        return code;
+}
+
+int cli_print_json(json_t *value, int code)
+{
+        return print_json(value, JSON_INDENT(2), code);
+}
+
+int cli_print_json_line(json_t *value, int code)
+{
+        return print_json(value, JSON_COMPACT, code);
+}
+
+static int fail(bool json, size_t flags, const struct nebula_error *error)
 {
         int code = cli_exit_of(error->status);
         char message[sizeof error->message];
@@ -183,20 +210,18 @@ int cli_fail(bool json, const struct nebula_error *error)
         text_make_printable(message); /* it may quote bytes that JSON cannot hold */
         cli_complain("%s", message);
         if (json)
-                cli_print_json(json_pack("{s:{s:s, s:s}}", "error", "status", nebula_status_name(error->status),
-                                         "message", message), code);
+                print_json(json_pack("{s:{s:s, s:s}}", "error", "status", nebula_status_name(error->status), "message", message), flags, code);
         return code;
 }
 
-int cli_print_json(json_t *value, int code)
+int cli_fail(bool json, const struct nebula_error *error)
 {
-        if (!value || json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(16)) || fputc('\n', stdout) == EOF ||
-            fflush(stdout)) {
-                cli_complain("cannot print the answer");
-                code = CLI_UNREACHABLE;
-        }
-        json_decref(value);
-        return code;
+        return fail(json, JSON_INDENT(2), error);
+}
+
+int cli_fail_line(bool json, const struct nebula_error *error)
+{
+        return fail(json, JSON_COMPACT, error);
 }
 
 bool cli_confirm(const char *asked, bool *ret_no_terminal)

@@ -95,12 +95,14 @@ void progress_begin(const char *what, uint64_t total_bytes)
 
 static void draw(int64_t now_ns)
 {
-        char done[HUMAN_MAX], total[HUMAN_MAX], speed[HUMAN_MAX];
+        char done[HUMAN_MAX], total[HUMAN_MAX], speed[HUMAN_MAX], left[HUMAN_MAX];
         double share = progress.total ? (double)progress.done / (double)progress.total : 1;
+        double seconds = (double)(now_ns - progress.begun_ns) / 1e9;
 
-        fprintf(stderr, "\r\033[K%s  %3.0f %%  %s of %s  %s", progress.what, share * 100,
-                human_size(progress.done, done), human_size(progress.total, total),
-                human_speed(progress.done, (double)(now_ns - progress.begun_ns) / 1e9, speed));
+        fprintf(stderr, "\r\033[K%s  %3.0f %%  %s of %s  %s", progress.what, share * 100, human_size(progress.done, done),
+                human_size(progress.total, total), human_speed(progress.done, seconds, speed));
+        if (progress.done && progress.done < progress.total)
+                fprintf(stderr, "  %s left", human_duration(seconds * (1 / share - 1), left));
         fflush(stderr);
         progress.drawn_ns = now_ns;
 }

@@ -24,7 +24,7 @@ const char *term_code(enum style style);
 /* Replaces unprintable characters by '?', so that a tag or path cannot move the cursor. Newlines may stand only at the ends of a format. */
 void term_print(enum style style, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Draws a line on stderr, "verifying  41 %  1.3 of 3.2 GiB  1.1 GiB/s", a few times a second. */
+/* Draws a line on stderr, "verifying  41 %  1.3 GiB of 3.2 GiB  1.1 GiB/s  2 s left", a few times a second. */
 void progress_begin(const char *what, uint64_t total_bytes);
 void progress_add(uint64_t bytes);
 void progress_end(void); /* erases the line */

@@ -99,22 +99,31 @@ print("resumed")
 """
 
 
-def make_container(name: str) -> None:
+def signed(method: str, resource: str, query: str = "", **headers: str) -> urllib.request.Request:
+    """A request for CONTAINER/BLOB with the key of the connection string. query: one name=value."""
     parts = dict(part.split("=", 1) for part in os.environ["AZURE_STORAGE_CONNECTION_STRING"].split(";") if part)
-    endpoint, account = parts["BlobEndpoint"], parts["AccountName"]
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
-    resource = re.sub(r"https?://[^/]+", "", endpoint) + f"/{name}"
-    text = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:2021-12-02\n/{account}{resource}\nrestype:container"
+    path = re.sub(r"https?://[^/]+", "", parts["BlobEndpoint"]) + f"/{resource}"
+    text = (
+        method
+        + "\n" * 12
+        + f"x-ms-date:{date}\nx-ms-version:2021-12-02\n/{parts['AccountName']}{path}"
+        + (f"\n{query.replace('=', ':')}" if query else "")
+    )
     signature = base64.b64encode(
         hmac.new(base64.b64decode(parts["AccountKey"]), text.encode(), hashlib.sha256).digest()
     ).decode()
-    headers = {
+    proof = {
         "x-ms-date": date,
         "x-ms-version": "2021-12-02",
-        "Authorization": f"SharedKey {account}:{signature}",
-        "Content-Length": "0",
+        "Authorization": f"SharedKey {parts['AccountName']}:{signature}",
     }
-    request = urllib.request.Request(f"{endpoint}/{name}?restype=container", method="PUT", headers=headers)
+    address = f"{parts['BlobEndpoint']}/{resource}" + (f"?{query}" if query else "")
+    return urllib.request.Request(address, method=method, headers=proof | headers)
+
+
+def make_container(name: str) -> None:
+    request = signed("PUT", name, "restype=container", **{"Content-Length": "0"})
     assert urllib.request.urlopen(request, timeout=30).status == 201
 
 

@@ -19,60 +19,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def find_built(name: str, variable: str) -> pathlib.Path:
-    """The program under test: from the environment, else the youngest build directory's."""
-    if os.environ.get(variable):
-        return pathlib.Path(os.environ[variable])
-    where = "src" if name == "nebula" else "tests/unit/cli"
-    found = [path for pattern in ("build*", "build/*") for path in ROOT.glob(f"{pattern}/{where}/{name}")]
-    if not found:
-        pytest.skip(f"{name} is not built: meson setup build -Dtests=true && ninja -C build")
-    return max(found, key=lambda path: path.stat().st_mtime)
-
-
-@pytest.fixture(scope="session")
-def nebula() -> pathlib.Path:
-    return find_built("nebula", "NEBULA_BIN")
-
-
-@pytest.fixture(scope="session")
-def maker(nebula) -> pathlib.Path:
-    beside = nebula.parent.parent / "tests/unit/cli/make_version"
-    return beside if beside.exists() else find_built("make_version", "NEBULA_MAKE_VERSION")
-
-
-@pytest.fixture
-def run(nebula, tmp_path):
-    """Runs the command without any agent around; returns the finished process."""
-    runtime = tmp_path / "runtime"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("NEBULA_")}
-    environment |= {"NEBULA_RUNTIME_DIR": str(runtime), "NEBULA_MEMORY_DIR": str(tmp_path / "memory")}
-
-    def call(*arguments, cwd=tmp_path, **extra):
-        return subprocess.run(
-            [nebula, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            env=environment | extra,
-            timeout=60,
-        )
-
-    return call
-
-
-@pytest.fixture
-def make(maker, tmp_path):
-    def call(tag, *arguments, store=tmp_path / "store"):
-        subprocess.run([maker, store, tag, *map(str, arguments)], check=True, timeout=60)
-        return store
-
-    return call
-
 
 def flip(path: pathlib.Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
@@ -90,6 +36,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "verify",
         "restore",
         "prune",
+        "copy",
         "doctor",
         "stop",
         "agent",
@@ -114,6 +61,8 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         ["restore", "t"],
         ["prune"],
         ["prune", "--keep-last", "0"],
+        ["copy", "a"],
+        ["copy", "a", "b", "--tag", "t", "--all"],
         ["prune", "--keep-last", "1", "--tag", "t"],
         ["status", "--watch", "--json"],
         ["verify", "--all", "t"],

@@ -1,0 +1,44 @@
+/*
+ * transfer.h - copies a version from one store to another.
+ *
+ *      transfer_look      what the destination has of this tag
+ *      transfer_version   copies the version, unless the destination has it
+ *
+ * Each chunk is compared with its checksum before it is sent. The copy is a writing of its own: the destination gets records of its own,
+ * and the next entry of the tag's log, which is the commit. Job, run, step, line of history and times stay as they are. All files count
+ * as written by the copy's generation.
+ *
+ * Restart: the names of the copy's writings follow from the source version and from the newest entry of the destination's log. Claims are
+ * made first. A later call finds them, checks the files that are there, and copies the others. A call that runs at the same time shares
+ * the work in the same way.
+ *
+ * Memory: a file of a store that lends descriptors is mapped. Any other is fetched whole, into memory if it takes no more than a quarter
+ * of the free memory, else into an unnamed file in $TMPDIR or /var/tmp.
+ *
+ * Threads: `progress` is called from several threads at once.
+ */
+#ifndef NB_STORE_TRANSFER_H
+#define NB_STORE_TRANSFER_H
+
+#include "store/manifest.h"
+
+enum transfer_state {
+        TRANSFER_ABSENT,  /* the destination has no version of that tag */
+        TRANSFER_PRESENT, /* it has this one: the same files with the same checksums */
+        TRANSFER_OTHER,   /* it has another one, or a damaged one */
+};
+
+struct transfer {
+        struct store *from, *to;
+        bool replaces;                                    /* another version of the tag gives way */
+        void (*progress)(void *argument, uint64_t bytes); /* that many more bytes are at the destination; may be NULL */
+        void *argument;
+};
+
+enum nebula_status transfer_look(const struct transfer *transfer, const struct manifest *source, enum transfer_state *ret_state,
+                                 struct nebula_error *error);
+/* *ret_state: what the destination had before. NEBULA_BUSY: it has another version, and `replaces` is false. NEBULA_CORRUPT: the source is damaged. */
+enum nebula_status transfer_version(const struct transfer *transfer, const struct manifest *source, enum transfer_state *ret_state,
+                                    struct nebula_error *error);
+
+#endif
