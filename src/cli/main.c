@@ -67,6 +67,11 @@ const struct cli_command cli_commands[] = {
           "One agent per user and node. --foreground stays on the terminal and logs there.\n\n"
           "  nebula agent --foreground\n",
           command_agent },
+        { "store", "nebula store [--path DIR]", "reads and writes small objects for a program that asks on stdin",
+          "One JSON request per line of stdin, one JSON answer per line of stdout. The\n"
+          "rendezvous of elastic jobs uses it; docs/cli.md lists the requests.\n\n"
+          "  nebula store --path /scratch/run7 <<< '{\"do\":\"list\", \"prefix\":\"\"}'\n",
+          command_store },
         { "version", "nebula version [--json]", "versions of Nebula and what it was built with",
           "\n  nebula version\n", command_version },
         { "help", "nebula help [COMMAND]", "this overview, or the help of one command",

@@ -40,6 +40,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "doctor",
         "stop",
         "agent",
+        "store",
         "version",
         "help",
     ]:
@@ -807,3 +808,70 @@ def test_stop_now_with_yes_drops_the_memory_tier(run, train):
     told = json.loads(run("stop", "--now", "--yes", "--json").stdout)
     assert told["was_running"] and told["dropped"] and told["unsaved"] >= 1
     assert run("list").returncode == 2  # nothing is left to look at
+
+
+def ask(nebula, store, *lines):
+    """The answers of `nebula store` to these requests."""
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    done = subprocess.run([nebula, "store", "--path", str(store)], input=text, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(lines)
+    return answers
+
+
+def test_store_answers_each_request_by_one_line(nebula, tmp_path):
+    store, key = tmp_path / "objects", "a/b"
+    answers = ask(
+        nebula,
+        store,
+        {"do": "get", "key": key},
+        {"do": "list", "prefix": ""},
+        {"do": "put", "key": key, "value": "\u00e4\n\0", "if": "absent"},
+        {"do": "put", "key": key, "value": "other", "if": "absent"},
+        {"do": "get", "key": key},
+        {"do": "put", "key": key, "value": "third"},
+        {"do": "get", "key": key},
+        {"do": "put", "key": "a/c", "value": ""},
+        {"do": "list", "prefix": "a/"},
+        {"do": "clock"},
+        {"do": "remove", "keys": [key, "a/never"]},
+        {"do": "list", "prefix": "a/"},
+    )
+    assert answers[0]["error"]["status"] == "not_found" and not answers[0]["error"]["again"]
+    assert answers[1] == {"entries": []}
+    assert answers[3]["error"]["status"] == "busy"
+    assert answers[4] == {"value": "\u00e4\n\0", "stamp": answers[2]["stamp"]}
+    assert answers[6] == {"value": "third", "stamp": answers[5]["stamp"]} and answers[5] != answers[2]
+    assert [entry["key"] for entry in answers[8]["entries"]] == [key, "a/c"]
+    assert abs(answers[8]["entries"][0]["time_ns"] - answers[9]["time_ns"]) < 60 * 10**9
+    assert answers[10] == {}
+    assert [entry["key"] for entry in answers[11]["entries"]] == ["a/c"]
+    assert ask(nebula, store, {"do": "features"})[0] == {"puts_if_same": False, "lists_fresh": True}
+
+
+def test_store_refuses_what_is_no_request_and_goes_on(nebula, tmp_path):
+    store = tmp_path / "objects"
+    (store / "a").mkdir(parents=True)
+    (store / "a" / "bytes").write_bytes(b"\xff")
+    bad = [
+        "",
+        "[1]",
+        "{",
+        {"do": "format"},
+        {"do": "get"},
+        {"do": "get", "key": "../x"},
+        {"do": "put", "key": "k"},
+        {"do": "put", "key": "k", "value": 1},
+        {"do": "put", "key": "k", "value": "v", "if": "maybe"},
+        {"do": "put", "key": "k", "value": "v", "if": "same"},
+        {"do": "put", "key": "k", "value": "v", "if": "same", "stamp": "s" * 200},
+        {"do": "put", "key": "k", "value": "v", "if": "same", "stamp": "s"},
+        {"do": "list"},
+        {"do": "remove", "keys": "k"},
+        {"do": "remove", "keys": [1]},
+    ]
+    *refused, corrupt, there = ask(nebula, store, *bad, {"do": "get", "key": "a/bytes"}, {"do": "list", "prefix": ""})
+    assert [answer["error"]["status"] for answer in refused] == ["invalid"] * len(bad)
+    assert corrupt["error"]["status"] == "corrupt"
+    assert [entry["key"] for entry in there["entries"]] == ["a/bytes"]

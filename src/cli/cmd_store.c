@@ -1,0 +1,234 @@
+/*
+ * nebula store: small objects of a storage path, for a program that has no driver of its own.
+ *
+ * Each line of stdin is a request, a JSON object; each line of stdout answers the request of the same number. Values are UTF-8 texts.
+ *
+ *      {"do":"features"}                            {"puts_if_same":true, "lists_fresh":true}
+ *      {"do":"get", "key":K}                        {"value":V, "stamp":S}
+ *      {"do":"put", "key":K, "value":V}             {"stamp":S}; with "if":"absent", or "if":"same" and "stamp":S, by condition
+ *      {"do":"list", "prefix":P}                    {"entries":[{"key":K, "time_ns":T}, ...]}, deep, by ascending keys
+ *      {"do":"remove", "keys":[K, ...]}             {}
+ *      {"do":"clock"}                               {"time_ns":T}, the store's time
+ *
+ * The answer to a failed request is {"error":{"status":..., "message":..., "again":...}}; "again": it may succeed later.
+ * The end of stdin ends the command.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "cli/cli.h"
+#include "cli/target.h"
+
+#define VALUE_MAX (16u << 20) /* bytes */
+
+static enum nebula_status misses(const char *name, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_INVALID, 0, "the request has no sound \"%s\"", name);
+}
+
+static enum nebula_status no_memory(struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the answer");
+}
+
+static enum nebula_status answer_features(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
+{
+        unsigned features = store->ops->features(store);
+
+        (void)request;
+        if (json_object_set_new(answer, "puts_if_same", json_boolean(features & STORE_PUTS_IF_SAME)) ||
+            json_object_set_new(answer, "lists_fresh", json_boolean(features & STORE_LISTS_FRESH)))
+                return no_memory(error);
+        return NEBULA_OK;
+}
+
+static enum nebula_status answer_get(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
+{
+        const char *key = json_string_value(json_object_get(request, "key"));
+        struct store_stamp stamp;
+        enum nebula_status status;
+        char *text;
+        size_t size;
+
+        if (!key)
+                return misses("key", error);
+        status = store->ops->get(store, key, VALUE_MAX, &text, &size, &stamp, error);
+        if (status)
+                return status;
+        if (!text_is_utf8(text, size))
+                status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s is no text", store->root, key);
+        else if (json_object_set_new(answer, "value", json_stringn(text, size)) ||
+                 json_object_set_new(answer, "stamp", json_string(stamp.text)))
+                status = no_memory(error);
+        free(text);
+        return status;
+}
+
+static enum nebula_status find_condition(const json_t *request, enum store_condition *ret_condition, struct store_stamp *ret_seen,
+                                         struct nebula_error *error)
+{
+        const json_t *condition = json_object_get(request, "if");
+        const char *name = json_string_value(condition), *seen = json_string_value(json_object_get(request, "stamp"));
+
+        if (!condition) {
+                *ret_condition = STORE_ALWAYS;
+        } else if (name && !strcmp(name, "absent")) {
+                *ret_condition = STORE_IF_ABSENT;
+        } else if (name && !strcmp(name, "same")) {
+                if (!seen || !*seen || strlen(seen) >= sizeof ret_seen->text)
+                        return misses("stamp", error);
+                memcpy(ret_seen->text, seen, strlen(seen) + 1);
+                *ret_condition = STORE_IF_SAME;
+        } else {
+                return misses("if", error);
+        }
+        return NEBULA_OK;
+}
+
+static enum nebula_status answer_put(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
+{
+        const json_t *value = json_object_get(request, "value");
+        const char *key = json_string_value(json_object_get(request, "key"));
+        struct store_stamp seen = { "" }, stamp = { "" };
+        enum store_condition condition = STORE_ALWAYS;
+        enum nebula_status status;
+
+        if (!key)
+                return misses("key", error);
+        if (!json_is_string(value) || json_string_length(value) > VALUE_MAX)
+                return misses("value", error);
+        status = find_condition(request, &condition, &seen, error);
+        if (!status)
+                status = store->ops->put(store, key, json_string_value(value), json_string_length(value), condition,
+                                         condition == STORE_IF_SAME ? &seen : NULL, &stamp, error);
+        if (!status && json_object_set_new(answer, "stamp", json_string(stamp.text)))
+                status = no_memory(error);
+        return status;
+}
+
+static enum nebula_status answer_list(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
+{
+        const char *prefix = json_string_value(json_object_get(request, "prefix"));
+        json_t *entries = json_array();
+        struct store_list list = { 0 };
+        enum nebula_status status = NEBULA_OK;
+
+        if (!prefix)
+                status = misses("prefix", error);
+        else if (!entries || json_object_set(answer, "entries", entries))
+                status = no_memory(error);
+        if (!status)
+                status = store_list_all(store, prefix, true, &list, error);
+        for (size_t i = 0; i < list.count && !status; i++) {
+                const struct store_entry *entry = &list.entries[i];
+
+                if (entry->is_prefix || entry->is_link || store_is_temporary(entry->key))
+                        continue;
+                if (json_array_append_new(entries, json_pack("{s:s%, s:I}", "key", entry->key, strlen(entry->key),
+                                                             "time_ns", (json_int_t)entry->time_ns)))
+                        status = no_memory(error);
+        }
+        store_list_done(&list);
+        json_decref(entries);
+        return status;
+}
+
+static enum nebula_status answer_remove(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
+{
+        const json_t *keys = json_object_get(request, "keys");
+        size_t count = json_array_size(keys);
+        struct store_victim *victims = calloc(count + 1, sizeof *victims);
+        enum nebula_status status = NEBULA_OK;
+
+        (void)answer;
+        if (!victims)
+                return no_memory(error);
+        if (!json_is_array(keys))
+                status = misses("keys", error);
+        for (size_t i = 0; i < count && !status; i++) {
+                victims[i].key = json_string_value(json_array_get(keys, i));
+                if (!victims[i].key)
+                        status = misses("keys", error);
+        }
+        if (!status && count)
+                status = store->ops->remove(store, victims, count, error);
+        free(victims);
+        return status;
+}
+
+static enum nebula_status answer_clock(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
+{
+        int64_t time_ns;
+        enum nebula_status status = store->ops->clock(store, &time_ns, error);
+
+        (void)request;
+        if (!status && json_object_set_new(answer, "time_ns", json_integer((json_int_t)time_ns)))
+                status = no_memory(error);
+        return status;
+}
+
+static const struct {
+        const char *name;
+        enum nebula_status (*answer)(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error);
+} requests[] = {
+        { "features", answer_features }, { "get", answer_get },       { "put", answer_put },
+        { "list", answer_list },         { "remove", answer_remove }, { "clock", answer_clock },
+};
+
+static enum nebula_status answer_line(struct store *store, const char *line, size_t size, json_t *answer, struct nebula_error *error)
+{
+        json_t *request = json_loadb(line, size, 0, NULL);
+        const char *name = json_string_value(json_object_get(request, "do"));
+        enum nebula_status status = misses("do", error);
+
+        for (size_t i = 0; name && i < CLI_COUNT(requests); i++)
+                if (!strcmp(name, requests[i].name))
+                        status = requests[i].answer(store, request, answer, error);
+        json_decref(request);
+        return status;
+}
+
+/* Prints one answer. Returns false if stdout or memory fails. */
+static bool serve_line(struct store *store, const char *line, size_t size)
+{
+        struct nebula_error error = { 0 };
+        json_t *answer = json_object();
+        bool printed;
+
+        if (answer && answer_line(store, line, size, answer, &error)) {
+                json_decref(answer);
+                text_make_printable(error.message);
+                answer = json_pack("{s:{s:s, s:s, s:b}}", "error", "status", nebula_status_name(error.status), "message", error.message,
+                                   "again", store_class(&error) != STORE_NEVER);
+        }
+        printed = answer && !json_dumpf(answer, stdout, JSON_COMPACT) && fputc('\n', stdout) != EOF && !fflush(stdout);
+        json_decref(answer);
+        return printed;
+}
+
+int command_store(int argc, char **argv)
+{
+        struct cli_common common = { 0 };
+        const struct args_option options[] = { { "path", ARGS_TEXT, &common.path } };
+        struct nebula_error error;
+        struct store *store;
+        struct args args;
+        char *line = NULL;
+        size_t room = 0;
+        ssize_t length;
+        bool printed = true;
+
+        if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
+                return CLI_USAGE;
+        if (target_open(common.path, &store, &error))
+                return cli_fail(false, &error);
+        while (printed && (length = getline(&line, &room, stdin)) > 0)
+                printed = serve_line(store, line, (size_t)length);
+        free(line);
+        store_close(store);
+        if (!printed)
+                cli_complain("cannot print the answer");
+        return printed ? CLI_OK : CLI_UNREACHABLE;
+}
