@@ -827,7 +827,7 @@ def test_store_answers_each_request_by_one_line(nebula, tmp_path):
         store,
         {"do": "get", "key": key},
         {"do": "list", "prefix": ""},
-        {"do": "put", "key": key, "value": "\u00e4\n\0", "if": "absent"},
+        {"do": "put", "key": key, "value": "\u00e4\n", "if": "absent"},
         {"do": "put", "key": key, "value": "other", "if": "absent"},
         {"do": "get", "key": key},
         {"do": "put", "key": key, "value": "third"},
@@ -841,7 +841,7 @@ def test_store_answers_each_request_by_one_line(nebula, tmp_path):
     assert answers[0]["error"]["status"] == "not_found" and not answers[0]["error"]["again"]
     assert answers[1] == {"entries": []}
     assert answers[3]["error"]["status"] == "busy"
-    assert answers[4] == {"value": "\u00e4\n\0", "stamp": answers[2]["stamp"]}
+    assert answers[4] == {"value": "\u00e4\n", "stamp": answers[2]["stamp"]}
     assert answers[6] == {"value": "third", "stamp": answers[5]["stamp"]} and answers[5] != answers[2]
     assert [entry["key"] for entry in answers[8]["entries"]] == [key, "a/c"]
     assert abs(answers[8]["entries"][0]["time_ns"] - answers[9]["time_ns"]) < 60 * 10**9

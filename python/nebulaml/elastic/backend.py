@@ -1,0 +1,180 @@
+"""One job's rendezvous: its state, which torch's handler changes by compare-and-set, and what happens to it at the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import Any, NamedTuple
+
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
+
+from ..errors import NebulaError
+from . import state as states
+from .cells import Cell, CellCorrupt, Cells, CellUnreachable, Documents, escape
+
+__all__ = ["Backend"]
+
+_LOGGER = logging.getLogger("nebulaml.elastic")
+_SKEW_S = 2.0  # stores that count in whole seconds cannot tell less
+_ABANDONED_S = 7 * 86400.0
+
+
+class Token(NamedTuple):
+    """A writing of the state, as torch's handler hands it back."""
+
+    cell: str
+    incarnation: str  # of the job: another one begins after it was closed
+    closed_until: float | None
+
+
+class Backend(RendezvousBackend):
+    """The state of one job in cells.
+
+    A closed state is kept for ``closed_ttl_s`` seconds, so that a late node of a finished job does not begin it anew. Then it counts as absent.
+    """
+
+    def __init__(self, name: str, cells: Cells, job: str, closed_ttl_s: float = 60.0, **options: Any) -> None:
+        if not job:
+            raise ValueError("the rendezvous id must not be empty")
+        self._name = name
+        self.job = escape(job)
+        self._job_text = job
+        self.documents = Documents(cells, **options)
+        self.cell = Cell(self.job, "state")
+        self._closed_ttl_s = closed_ttl_s
+        self._ahead_s: float | None = None
+        self._expired: Token | None = None
+        self.incarnation = ""  # of the state that was read or written last
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """The state and its token, or None. Raises ``RendezvousConnectionError`` and ``RendezvousStateError``."""
+        found = self._read()
+        if found is None:
+            return None
+        document, token = found
+        return states.decode(document, self._ahead()), token
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Token, bool] | None:
+        """Writes if the token is that of the stored state, or None and there is none. Returns what is stored then, and whether that is ours."""
+        if token is None and self._expired is not None:
+            token = Token(self._expired.cell, "", None)
+        if token is None or isinstance(token, Token):
+            written = self._write(states.encode(state, self._ahead()), token)
+            if written is not None:
+                return state, written, True
+        found = self.get_state()
+        return None if found is None else (*found, False)
+
+    def leave(self, node: Any, stale_s: float) -> None:
+        """At the end of a node's part in a closed job. The last participant removes the job's keys, and what older jobs have left."""
+        while True:
+            found = self._read()
+            if found is None or not states.is_closed(found[0]):
+                return
+            document, any_left = states.leave(found[0], node, self._now() - stale_s)
+            if self._write(document, found[1]) is not None:
+                break
+        if not any_left:
+            self._call(self._sweep)
+
+    def close(self) -> None:
+        self.documents.cells.close()
+
+    def _read(self) -> tuple[dict[str, Any], Token] | None:
+        found = self._call(lambda: self.documents.get(self.cell))
+        if found is None:
+            self._expired = None
+            return None
+        document, cell_token = found
+        try:
+            state, incarnation, closed_until = document["state"], document["incarnation"], document["closed_until"]
+            if not isinstance(state, dict) or not isinstance(incarnation, str) or not incarnation.isalnum():
+                raise TypeError("parts of the wrong type")
+            token = Token(cell_token, incarnation, None if closed_until is None else float(closed_until))
+        except (KeyError, TypeError, ValueError) as failure:
+            raise RendezvousStateError(
+                f"the stored rendezvous state of {self._job_text} is corrupt: {failure!r}"
+            ) from failure
+        if token.closed_until is not None and self._now() > token.closed_until:
+            self._expired = token
+            return None
+        if not self.incarnation and token.closed_until is not None:
+            left = token.closed_until - self._now()
+            _LOGGER.warning("the job %s has ended; another one can have this id in %.0f s", self._job_text, left)
+        self._expired = None
+        self.incarnation = incarnation
+        return state, token
+
+    def _write(self, state: dict[str, Any], token: Token | None) -> Token | None:
+        incarnation = token.incarnation if token and token.incarnation else uuid.uuid4().hex[:12]
+        closed_until = None
+        if states.is_closed(state):
+            kept = token.closed_until if token else None
+            closed_until = kept if kept is not None else round(self._now() + self._closed_ttl_s, 3)
+        document = {
+            "nebula": "rendezvous",
+            "version": "1.0",
+            "job": self._job_text,
+            "incarnation": incarnation,
+            "closed_until": closed_until,
+            "state": state,
+        }
+        written = self._call(lambda: self.documents.swap(self.cell, document, token.cell if token else None))
+        if written is None:
+            return None
+        self.incarnation = incarnation
+        self._expired = None
+        return Token(written, incarnation, closed_until)
+
+    def _sweep(self) -> None:
+        """Removes the keys of this job, the states of jobs that were closed some time ago, and what nobody has written to for a week."""
+        cells, now = self.documents.cells, self._now()
+        newest: dict[str, float] = {}
+        found = list(cells.entries())
+        for entry in found:
+            newest[entry.cell.job] = max(newest.get(entry.cell.job, 0.0), entry.time)
+        over = {job for job, written in newest.items() if job != self.job and self._is_over(job, written, now)}
+        cells.remove([cell for cell, _ in found if cell.job in over or (cell.job == self.job and cell != self.cell)])
+
+    def _is_over(self, job: str, written: float, now: float) -> bool:
+        if now - written > _ABANDONED_S:
+            return True
+        try:
+            found = self.documents.get(Cell(job, "state"))
+            return found is not None and found[0]["closed_until"] is not None and now > float(found[0]["closed_until"])
+        except (CellCorrupt, KeyError, TypeError, ValueError):
+            return False
+
+    def _ahead(self) -> float:
+        """How far the store's clock is ahead of this machine's, in seconds."""
+        if self._ahead_s is None:
+            ahead = self._call(self.documents.cells.clock) - time.time()
+            self._ahead_s = ahead if abs(ahead) > _SKEW_S else 0.0
+            if self._ahead_s:
+                _LOGGER.warning(
+                    "the clock of this machine differs from the storage's by %.0f s; the rendezvous makes allowance for it",
+                    -ahead,
+                )
+        return self._ahead_s
+
+    def _now(self) -> float:
+        """The store's time."""
+        return time.time() + self._ahead()
+
+    def _call(self, request: Any) -> Any:
+        try:
+            return request()
+        except CellCorrupt as failure:
+            raise RendezvousStateError(
+                f"the stored rendezvous state of {self._job_text} is corrupt: {failure}"
+            ) from failure
+        except (CellUnreachable, NebulaError) as failure:
+            raise RendezvousConnectionError(
+                f"the storage of the rendezvous {self._job_text} failed: {failure}"
+            ) from failure

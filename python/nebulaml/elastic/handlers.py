@@ -1,0 +1,81 @@
+"""The entry points of torchrun: ``--rdzv-backend=nebula-store`` and ``nebula-azure-table``.
+
+torch loads this whenever its rendezvous is imported, so nothing heavy is imported before a handler is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["azure_table", "store"]
+
+_LOGGER = logging.getLogger("nebulaml.elastic")
+
+
+def store() -> Callable[[Any], Any]:
+    return _create_store_handler
+
+
+def azure_table() -> Callable[[Any], Any]:
+    return _create_azure_table_handler
+
+
+def _create_store_handler(params: Any) -> Any:
+    from .store_cells import open_cells
+
+    if not params.endpoint:
+        raise ValueError(
+            "--rdzv-backend=nebula-store needs --rdzv-endpoint: a directory that all nodes see, or a URL such as az://account/container/prefix"
+        )
+    return _create(params, open_cells(params.endpoint))
+
+
+def _create_azure_table_handler(params: Any) -> Any:
+    from .table_cells import open_cells
+
+    return _create(params, open_cells(params.endpoint))
+
+
+def _create(params: Any, cells: Any) -> Any:
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+    from .backend import Backend
+    from .keys import KeyStore
+
+    backend = Backend(params.backend, cells, params.run_id, closed_ttl_s=params.get_as_int("closed_ttl", 60))
+    handler = create_handler(KeyStore(backend), backend, params)
+    _prepare(params)
+    _remove_at_end(handler, backend)
+    return handler
+
+
+def _prepare(params: Any) -> None:
+    # With a shared TCPStore both agents hang when a node joins (torch 2.13).
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    if params.min_nodes < params.max_nodes and "last_call_timeout" not in params.config:
+        _LOGGER.warning(
+            "every round with fewer than %d nodes waits 30 s for more of them; --rdzv-conf=last_call_timeout=5 makes that 5 s",
+            params.max_nodes,
+        )
+
+
+def _remove_at_end(handler: Any, backend: Any) -> None:
+    """torchrun calls ``shutdown`` when the job is over for this node: the last one removes what the job had in storage."""
+    shut_down = handler.shutdown
+
+    def shutdown() -> bool:
+        closed = bool(shut_down())
+        settings = handler.settings
+        try:
+            backend.leave(
+                handler._this_node, settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
+            )
+        except Exception as failure:  # the job itself has ended well
+            _LOGGER.warning("what the rendezvous has in storage is not removed: %s", failure)
+        backend.close()
+        return closed
+
+    handler.shutdown = shutdown

@@ -1,0 +1,124 @@
+"""The state of torch's rendezvous as JSON. A reader of a table must not unpickle what any writer of that table may have put there.
+
+torch pickles its ``_RendezvousState`` before it gives it to a backend, and unpickles what it gets back. Both pickles are made in this
+process: in between the state is JSON, of plain numbers and texts. Times are by the store's clock there, so that the clocks of nodes may differ.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import pickletools
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from torch.distributed.elastic.rendezvous.api import RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+
+__all__ = ["decode", "encode", "is_closed", "leave"]
+
+_OPCODES = {opcode.code.encode("latin-1") for opcode in pickletools.opcodes}
+_FIELDS = {"round", "complete", "deadline", "closed", "participants", "wait_list", "redundancy_list", "last_heartbeats"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def encode(state: bytes, ahead_s: float) -> dict[str, Any]:
+    """Of torch's bytes. ``ahead_s``: how far the store's clock is ahead of this machine's."""
+    try:
+        value = pickle.loads(state)  # this process has pickled it
+    except Exception:
+        value = None
+    if not isinstance(value, _RendezvousState):
+        return {"bytes": base64.b64encode(state).decode()}
+    unknown = set(vars(value)) ^ _FIELDS
+    if unknown:
+        raise RendezvousStateError(
+            f"this torch's rendezvous state has fields that Nebula does not know: {sorted(unknown)}"
+        )
+    nodes = [
+        [
+            node.addr,
+            node.pid,
+            node.local_id,
+            value.participants.get(node),
+            "w" * (node in value.wait_list) + "r" * (node in value.redundancy_list),
+            _number(value.last_heartbeats.get(node), ahead_s),
+        ]
+        for node in sorted({*value.participants, *value.wait_list, *value.redundancy_list, *value.last_heartbeats})
+    ]
+    return {
+        "round": value.round,
+        "complete": value.complete,
+        "closed": value.closed,
+        "deadline": _number(value.deadline, ahead_s),
+        "nodes": nodes,
+    }
+
+
+def decode(document: Any, ahead_s: float) -> bytes:
+    """For torch. ``RendezvousStateError``: it is no state."""
+    try:
+        return _opaque(document["bytes"]) if "bytes" in document else pickle.dumps(_state(document, ahead_s))
+    except (KeyError, TypeError, ValueError, OverflowError) as failure:
+        raise RendezvousStateError(
+            f"the stored rendezvous state is corrupt: {type(failure).__name__}: {failure}"
+        ) from failure
+
+
+def is_closed(document: Any) -> bool:
+    return isinstance(document, dict) and document.get("closed") is True
+
+
+def leave(document: dict[str, Any], node: Any, ended_before: float) -> tuple[dict[str, Any], bool]:
+    """The state without that node and without those whose last heartbeat is older; whether participants are left."""
+    nodes = [
+        entry
+        for entry in document["nodes"]
+        if entry[:3] != [node.addr, node.pid, node.local_id] and (entry[5] or 0) >= ended_before
+    ]
+    return {**document, "nodes": nodes}, any(entry[3] is not None for entry in nodes)
+
+
+def _opaque(text: str) -> bytes:
+    """Other bytes than torch's, as they were. An unpickler would refuse them at their first byte, before it does anything."""
+    state = base64.b64decode(text, validate=True)
+    if not state or state[:1] in _OPCODES:
+        raise ValueError("bytes that could be a pickle")
+    return state
+
+
+def _state(document: dict[str, Any], ahead_s: float) -> _RendezvousState:
+    state = _RendezvousState()
+    state.round = _typed(document["round"], int)
+    state.complete = _typed(document["complete"], bool)
+    state.closed = _typed(document["closed"], bool)
+    state.deadline = _moment(document["deadline"], ahead_s)
+    for addr, pid, local_id, rank, lists, heartbeat in document["nodes"]:
+        node = _NodeDesc(_typed(addr, str), _typed(pid, int), _typed(local_id, int))
+        if rank is not None:
+            state.participants[node] = _typed(rank, int)
+        if "w" in _typed(lists, str):
+            state.wait_list.add(node)
+        if "r" in lists:
+            state.redundancy_list.add(node)
+        if heartbeat is not None:
+            state.last_heartbeats[node] = _moment(heartbeat, ahead_s)
+    return state
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.80} where a value of type {kind.__name__} belongs")
+    return value
+
+
+def _number(moment: datetime | None, ahead_s: float) -> float | None:
+    return None if moment is None else round((moment - _EPOCH).total_seconds() + ahead_s, 6)
+
+
+def _moment(number: Any, ahead_s: float) -> Any:
+    if number is None:
+        return None
+    if type(number) not in (int, float):
+        raise TypeError(f"{number!r:.80} is no time")
+    return _EPOCH + timedelta(seconds=number - ahead_s)

@@ -1,0 +1,281 @@
+"""Cells in any storage that Nebula knows, through ``nebula store``: the C drivers move the bytes and have the credentials.
+
+Where a store replaces an object by its stamp, a cell is one object. Elsewhere, in directories, it is a log of objects that are created
+and never replaced, the newest of which counts: creating entry n + 1 is the compare-and-set of who has read entry n.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from .. import locate
+from ..errors import NebulaError, NebulaUnavailable, from_status
+from .cells import Cell, CellCorrupt, Cells, CellUnreachable, Entry
+
+__all__ = ["LogCells", "ObjectCells", "StoreProcess", "open_cells"]
+
+ROOT = ".nebula/rendezvous"
+_LIMIT_S = 150.0  # drivers repeat for 2 minutes by themselves
+_KEPT = 16  # newest entries of a log that stay in any case
+_KEPT_S = 60.0  # and those that are not older than this, by the store's clock
+_FRESH_S = 20.0  # so within this time after an entry was the newest, the next one cannot have been made and removed
+_LOOKS = 20
+
+
+class StoreProcess:
+    """A ``nebula store`` of its own. Any thread may ask; a process that has died is started again by the next request."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._lock = threading.Lock()  # guards what follows
+        self._process: subprocess.Popen[bytes] | None = None
+        self._received = b""
+        self.requests = 0
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        with self._lock:
+            self.requests += 1
+            try:
+                answer = self._exchange(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+            except (OSError, EOFError) as failure:
+                self._end()
+                raise CellUnreachable(f"`nebula store` for {request['do']}: {failure}") from failure
+        error = answer.get("error")
+        if error is None:
+            return answer
+        failure = from_status(error["status"], error["message"], 0, 0)
+        if error["again"] and failure.status != "busy":
+            raise CellUnreachable(failure.message) from failure
+        raise failure
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _exchange(self, line: bytes) -> dict[str, Any]:
+        process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(line)
+        process.stdin.flush()
+        deadline = time.monotonic() + _LIMIT_S
+        while b"\n" not in self._received:
+            if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise EOFError(f"no answer in {_LIMIT_S:.0f} s")
+            piece = os.read(process.stdout.fileno(), 1 << 20)
+            if not piece:
+                raise EOFError("it has ended")
+            self._received += piece
+        text, _, self._received = self._received.partition(b"\n")
+        answer = json.loads(text)
+        assert isinstance(answer, dict)
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+        if command is None:
+            raise NebulaUnavailable("the `nebula` command of this installation is not found; install the package again")
+        # A URL may hold a secret, which a command line would show. A session of its own: Ctrl-C is the parent's to answer.
+        environment = os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self._url}
+        self._process = subprocess.Popen(
+            [command, "store"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        self._received = b""
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def open_cells(url: str) -> Cells:
+    """The cells of a directory or a URL."""
+    process = StoreProcess(url if "://" in url else os.path.abspath(url))
+    features = process.ask(do="features")
+    if features["puts_if_same"]:
+        return ObjectCells(process)
+    return LogCells(process, bool(features["lists_fresh"]))
+
+
+class _StoreCells(Cells):
+    def __init__(self, process: StoreProcess) -> None:
+        self.process = process
+
+    def clock(self) -> float:
+        return float(self.process.ask(do="clock")["time_ns"]) / 1e9
+
+    def close(self) -> None:
+        self.process.close()
+
+    def _list(self, prefix: str) -> list[tuple[str, float]]:
+        entries = self.process.ask(do="list", prefix=prefix)["entries"]
+        return [(entry["key"], entry["time_ns"] / 1e9) for entry in entries]
+
+    def _get(self, key: str) -> tuple[str, str] | None:
+        try:
+            answer = self.process.ask(do="get", key=key)
+        except NebulaError as failure:
+            if failure.status == "not-found":
+                return None
+            if failure.status == "corrupt":
+                raise CellCorrupt(failure.message) from failure
+            raise
+        return answer["value"], answer["stamp"]
+
+    def _put(self, key: str, text: str, **condition: str) -> str | None:
+        """The stamp, or None: the condition does not hold."""
+        try:
+            return str(self.process.ask(do="put", key=key, value=text, **condition)["stamp"])
+        except NebulaError as failure:
+            if condition and failure.status == "busy":
+                return None
+            raise
+
+
+class ObjectCells(_StoreCells):
+    """A cell is one object. Its token is the object's stamp."""
+
+    def read(self, cell: Cell) -> tuple[str, str] | None:
+        return self._get(_key(cell))
+
+    def swap(self, cell: Cell, text: str, token: str | None) -> str | None:
+        if token is None:
+            return self._put(_key(cell), text, **{"if": "absent"})
+        return self._put(_key(cell), text, **{"if": "same"}, stamp=token)
+
+    def put(self, cell: Cell, text: str) -> None:
+        self._put(_key(cell), text)
+
+    def delete(self, cell: Cell) -> bool:
+        there = self._get(_key(cell)) is not None
+        if there:
+            self.process.ask(do="remove", keys=[_key(cell)])
+        return there
+
+    def entries(self, job: str | None = None) -> Iterable[Entry]:
+        for key, written in self._list(f"{ROOT}/{job}/" if job else f"{ROOT}/"):
+            parts = key.split("/")
+            if len(parts) == 4:
+                yield Entry(Cell(*parts[2:]), written)
+
+    def remove(self, cells: list[Cell]) -> None:
+        if cells:
+            self.process.ask(do="remove", keys=[_key(cell) for cell in cells])
+
+
+class LogCells(_StoreCells):
+    """A cell is a log of objects, ``<n>``. A token is the number of the newest.
+
+    Old entries are removed, so their numbers are free again. A writer that slept between reading and writing could take such a number:
+    after a long time it looks at the log again. Entries go in ascending order, which tells whether its own was the next one.
+    """
+
+    def __init__(self, process: StoreProcess, lists_fresh: bool) -> None:
+        super().__init__(process)
+        self._lists_fresh = lists_fresh
+        self._seen: dict[Cell, tuple[int, float]] = {}  # the newest number, and a time at which it was that
+
+    def read(self, cell: Cell) -> tuple[str, str] | None:
+        found = self._read(cell)
+        return found if found is not None and found[0] else None
+
+    def swap(self, cell: Cell, text: str, token: str | None) -> str | None:
+        if token is None:
+            found = self._read(cell)
+            if found is not None and found[0]:
+                return None
+            token = found[1] if found is not None else "0"
+        begun, number = _now(), int(token)
+        seen = self._seen.get(cell, (0, 0.0))
+        if self._put(_entry(cell, number + 1), text, **{"if": "absent"}) is None:
+            return None
+        if (seen[0] != number or _now() - seen[1] > _FRESH_S) and not self._follows(cell, number):
+            self.process.ask(do="remove", keys=[_entry(cell, number + 1)])
+            return None
+        self._seen[cell] = number + 1, begun
+        return str(number + 1)
+
+    def put(self, cell: Cell, text: str) -> None:
+        token: str | None = "0"
+        while self.swap(cell, text, token) is None:
+            found = self._read(cell)
+            token = found[1] if found is not None else None
+
+    def delete(self, cell: Cell) -> bool:
+        """An empty entry: numbers go on, so that no older token fits again."""
+        while (found := self._read(cell)) is not None and found[0]:
+            if self.swap(cell, "", found[1]) is not None:
+                return True
+        return False
+
+    def entries(self, job: str | None = None) -> Iterable[Entry]:
+        newest: dict[Cell, float] = {}
+        for key, written in self._list(f"{ROOT}/{job}/" if job else f"{ROOT}/"):
+            parts = key.split("/")
+            if len(parts) == 5:
+                newest[Cell(*parts[2:4])] = written
+        return [Entry(cell, written) for cell, written in newest.items()]
+
+    def remove(self, cells: list[Cell]) -> None:
+        keys = [key for cell in cells for key, _ in self._list(f"{_key(cell)}/")]
+        if keys:
+            self.process.ask(do="remove", keys=keys)
+
+    def _follows(self, cell: Cell, number: int) -> bool:
+        """Whether entry ``number + 1``, which was free, was so because it had never been there."""
+        there = {_number(key) for key, _ in self._list(f"{_key(cell)}/")}
+        return number in there or max(there, default=0) <= number + 1
+
+    def _read(self, cell: Cell) -> tuple[str, str] | None:
+        """The newest entry, also an empty one."""
+        for _ in range(_LOOKS):
+            listed = _now()
+            log = self._list(f"{_key(cell)}/")
+            if not log:
+                self._seen[cell] = 0, listed
+                return None
+            number = _number(log[-1][0])
+            found = self._get(_entry(cell, number))
+            while not self._lists_fresh and (newer := self._get(_entry(cell, number + 1))) is not None:
+                number, found = number + 1, newer
+            if found is not None:
+                self._prune(log)
+                self._seen[cell] = number, listed
+                return found[0], str(number)
+        raise CellUnreachable(f"{_key(cell)}: entries are listed and are not there")
+
+    def _prune(self, log: list[tuple[str, float]]) -> None:
+        newest = log[-1][1]
+        old = [key for key, written in log[:-_KEPT] if newest - written > _KEPT_S]
+        for key in old:  # one after the other, in ascending order
+            self.process.ask(do="remove", keys=[key])
+
+
+def _key(cell: Cell) -> str:
+    return f"{ROOT}/{cell.job}/{cell.name}"
+
+
+def _entry(cell: Cell, number: int) -> str:
+    return f"{_key(cell)}/{number:020d}"
+
+
+def _number(key: str) -> int:
+    return int(key.rpartition("/")[2])
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # also counts while the machine sleeps
