@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from . import locate
+from . import commands, locate
 
 
 def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] in commands.MODULES and not {"--help", "-h"} & set(sys.argv[2:]):
+        sys.exit(commands.run(sys.argv[1], sys.argv[2:]))
     command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     if command is None:
         sys.exit("python -m nebulaml: the `nebula` command of this installation is not found; install the package again")

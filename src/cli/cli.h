@@ -70,6 +70,7 @@ int command_help(int argc, char **argv);
 int command_inspect(int argc, char **argv);
 int command_list(int argc, char **argv);
 int command_prune(int argc, char **argv);
+int command_python(int argc, char **argv);
 int command_restore(int argc, char **argv);
 int command_status(int argc, char **argv);
 int command_stop(int argc, char **argv);

@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/doctor.h"
+#include "cli/doctor_measure.h"
 #include "cli/table.h"
 #include "cli/target.h"
 
@@ -49,11 +50,14 @@ static void run_checks(struct doctor *doctor, const struct doctor_check *checks,
 int command_doctor(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        const struct args_option options[] = { CLI_COMMON(common) };
+        bool measures = false;
+        const struct args_option options[] = { CLI_COMMON(common), { "measure", ARGS_FLAG, &measures } };
         struct doctor doctor = { 0 };
+        struct doctor_limits limits = { 0 };
         char path[TARGET_PATH_MAX];
-        struct nebula_error error;
+        struct nebula_error error, measure_error = { 0 };
         struct args args;
+        json_t *answer;
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
@@ -63,10 +67,19 @@ int command_doctor(int argc, char **argv)
         doctor.list = json_array();
         run_checks(&doctor, doctor_machine_checks, doctor_machine_count, path);
         run_checks(&doctor, doctor_storage_checks, doctor_storage_count, path);
-        if (common.json)
-                return cli_print_json(json_pack("{s:b, s:s, s:o}", "ok", !doctor.is_bad, "path", path, "checks", doctor.list),
-                                      doctor.is_bad ? CLI_WRONG : CLI_OK);
+        if (measures && doctor_measure(path, &limits, &measure_error)) {
+                text_make_printable(measure_error.message);
+                doctor.is_bad = true;
+        }
+        if (common.json) {
+                answer = json_pack("{s:b, s:s, s:o}", "ok", !doctor.is_bad, "path", path, "checks", doctor.list);
+                if (measures)
+                        json_object_set_new(answer, "limits", doctor_limits_json(&limits, &measure_error));
+                return cli_print_json(answer, doctor.is_bad ? CLI_WRONG : CLI_OK);
+        }
         json_decref(doctor.list);
+        if (measures)
+                doctor_limits_print(&limits, &measure_error);
         if (doctor.is_bad)
                 term_print(STYLE_BAD, "\nsomething essential does not work\n");
         else

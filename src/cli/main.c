@@ -54,10 +54,18 @@ const struct cli_command cli_commands[] = {
           "has another version of a tag, nothing is copied without --replace.\n\n"
           "  nebula copy /scratch/run7 az://account/container/run7 --all\n",
           command_copy },
-        { "doctor", "nebula doctor [--path DIR] [--json]", "what this machine allows, and advice",
-          "Tries each ability. Exit code 1 if something essential does not work.\n\n"
+        { "doctor", "nebula doctor [--measure] [--path DIR] [--json]", "what this machine allows, and advice",
+          "Tries each ability. Exit code 1 if something essential does not work. --measure\n"
+          "also measures how fast memory is copied and storage written and read, with\n"
+          "256 MiB, which `nebula plan` can take.\n\n"
           "  nebula doctor --path /scratch/run7\n",
           command_doctor },
+        { "plan", "nebula plan (--params N | --config FILE) [--gpus N] [--nodes N] [OPTIONS] [--json]",
+          "what a job needs: memory, stage, interval, goodput, storage",
+          "Part of the Python package. Without a storage path it computes from given speeds,\n"
+          "with --measure from those of this machine. `nebula plan --options` lists all options.\n\n"
+          "  nebula plan --params 70B --gpus 8 --nodes 32 --gpu-memory 80G\n",
+          command_python },
         { "stop", "nebula stop [--now [--yes]] [--timeout SECONDS] [--json]", "finish persisting and end the agent",
           "--now drops versions that are only in memory; it asks first, or takes --yes as the answer. After --timeout the\n"
           "command gives up with exit code 6, and the agent goes on.\n\n"

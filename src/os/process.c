@@ -208,6 +208,12 @@ int os_process_end(uint32_t pid)
         return kill((pid_t)pid, SIGTERM) ? -errno : 0;
 }
 
+int os_process_become(char *const argv[])
+{
+        execvp(argv[0], argv);
+        return -errno;
+}
+
 void os_signal_self(void)
 {
         kill(getpid(), SIGTERM);

@@ -13,6 +13,8 @@
  *     os_signals_wait();                 the main thread waits here for a signal
  *     os_signal_self();                  any thread ends that wait
  *     os_process_end(pid);               ends that wait in another process
+ *
+ *     os_process_become(argv);           another program takes the process's place
  */
 #ifndef NB_OS_PROCESS_H
 #define NB_OS_PROCESS_H
@@ -38,5 +40,7 @@ int os_signals_wait(void); /* the signal's number: SIGTERM, SIGINT or SIGHUP */
 int os_signals_clean(void (*clean)(void *argument), void *argument);
 void os_signal_self(void);
 int os_process_end(uint32_t pid); /* sends SIGTERM; 0 or a negative errno */
+/* argv[0] is a path, or a name that is searched on the PATH. Returns only on failure: a negative errno. */
+int os_process_become(char *const argv[]);
 
 #endif

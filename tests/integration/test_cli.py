@@ -38,6 +38,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "prune",
         "copy",
         "doctor",
+        "plan",
         "stop",
         "agent",
         "store",
@@ -565,6 +566,22 @@ def test_doctor_tries_the_storage_and_exits_1_when_it_cannot_be_written(run, mak
     (tmp_path / "file").write_text("no directory")
     result = run("doctor", "--path", tmp_path / "file/store")
     assert result.returncode == 1 and "BAD" in result.stdout
+
+
+def test_doctor_measures_memory_and_storage_and_leaves_nothing(run, make, tmp_path):
+    store = make("t", "a=10")
+    before = sorted(store.rglob("*"))
+    result = run("doctor", "--measure", "--path", store, "--json")
+    limits = json.loads(result.stdout)["limits"]
+    assert result.returncode == 0 and limits["measured_bytes"] == 256 << 20
+    assert all(limits[name] > 1e6 for name in ("copy_bytes_per_s", "sum_bytes_per_s", "write_bytes_per_s", "read_bytes_per_s"))
+    assert sorted(store.rglob("*")) == before
+    assert "storage write" in run("doctor", "--measure", "--path", store).stdout
+    assert "limits" not in json.loads(run("doctor", "--path", store, "--json").stdout)
+    (tmp_path / "file").write_text("no directory")
+    failed = run("doctor", "--measure", "--path", tmp_path / "file/store", "--json")
+    limits = json.loads(failed.stdout)["limits"]
+    assert failed.returncode == 1 and limits["error"] and limits["write_bytes_per_s"] is None and limits["copy_bytes_per_s"] > 1e6
 
 
 def test_a_fifo_in_the_place_of_a_file_is_damage_and_holds_nobody_up(run, make):

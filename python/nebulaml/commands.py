@@ -1,0 +1,29 @@
+"""The sub-commands of ``nebula`` that are Python: the C program starts them (src/cli/cmd_python.c), ``python -m nebulaml`` too."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from .errors import NebulaError
+
+__all__ = ["MODULES", "run"]
+
+# Each module has `main(arguments) -> exit code`, imported at use.
+MODULES = {"plan": "nebulaml.plan.command"}
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Runs one sub-command. Returns the exit code, as docs/cli.md lists them."""
+    try:
+        return int(importlib.import_module(MODULES[name]).main(list(arguments)))
+    except NebulaError as failure:
+        print(f"nebula: {failure}", file=sys.stderr)
+        return 2 if failure.status == "invalid" else 4
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `nebula plan | head`: what is still buffered has no reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 4

@@ -1,0 +1,228 @@
+"""The command line of ``nebula plan``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..config import parse_number, parse_seconds
+from ..errors import NebulaConfigError, NebulaStorageError
+from . import deepspeed_config, failures, limits, model, plot, show
+from .planning import Figure, Job, document, make
+
+__all__ = ["main"]
+
+EXIT_OK, EXIT_SHORT = 0, 1
+ASSUMED_COPY = 20e9
+ASSUMED_WRITE = 1e9
+ASSUMED_READ = 1e9
+ASSUMED_OVERLAP_S = 0.002
+MEGABIT = 1e6 / 8
+# List prices of hot storage for a GB and month, in 2026: first tier, one region of the United States. Requests and traffic cost extra.
+PRICES = {"azure": 0.018, "s3": 0.023, "gcs": 0.020, "none": 0.0}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise NebulaConfigError(f"{message}; see `nebula plan --options`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="nebula plan", add_help=False, allow_abbrev=False,
+        description="Sizes may end in K, M, G or T (powers of 1024), times in ms, s, m, h or d. Rates are bytes per second of one node.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--options", action="help", help="print this")
+    add("--params", metavar="N", help="number of parameters: 350M, 7B")
+    add("--config", metavar="FILE", help="config.json of a Hugging Face model, counted with transformers")
+    add("--largest-layer", metavar="N", help="parameters of the largest layer, for ZeRO 3")
+    add("--nodes", type=_whole, default=1, metavar="N", help="nodes (1)")
+    add("--gpus", type=_whole, default=8, metavar="N", help="GPUs of a node (8)")
+    add("--gpu-memory", metavar="SIZE", help="memory of a GPU (80G)")
+    add("--host-memory", metavar="SIZE", help="memory of a node for checkpoints and offload (1T; with --measure what is free)")
+    add("--activations", metavar="SIZE", help="activations per GPU (a fifth of its memory)")
+    add("--stage", type=int, choices=range(4), help="use this ZeRO stage")
+    add("--step-time", metavar="TIME", help="time of a training step: intervals are also shown in steps")
+    add("--measure", action="store_true", help="measure this machine and --path with `nebula doctor --measure`")
+    add("--limits", metavar="FILE", help="the output of `nebula doctor --measure --json`, of this machine or another one")
+    add("--path", metavar="PATH", help="storage path to measure, and for --write")
+    add("--copy", metavar="RATE", help="copies into memory (20 GB/s)")
+    add("--network", metavar="MBIT", help="network of a node in Mbit/s, for copies on peers (100000)")
+    add("--storage-write", metavar="RATE", help="writes to storage (1 GB/s)")
+    add("--storage-read", metavar="RATE", help="reads from storage (1 GB/s)")
+    add("--storage-total", metavar="RATE", help="most that the storage takes from, or gives to, all nodes together")
+    add("--storage-space", metavar="SIZE", help="space in the storage")
+    add("--storage-price", metavar="PRICE", help="azure, s3, gcs (list prices), or dollars of a GB a month (azure)")
+    add("--keep-last", type=_whole, default=3, metavar="N", help="durable versions that are kept (3)")
+    add("--replicas", type=_whole_or_none, metavar="N", help="copies of each version on peers (1 on several nodes)")
+    add("--blocked", metavar="TIME", help="time that a save blocks training (that of the copy)")
+    add("--overlap", action="store_true", help="saves with overlap=True: they block for 2 ms")
+    add("--slowdown", metavar="SHARE", help="training time that a persist costs, as a share of its duration (0.02)")
+    add("--failures", choices=sorted(failures.PRESETS), default="llama3", help="published failure rates (llama3)")
+    add("--mtbf", metavar="TIME", help="mean time between failures of the job, instead")
+    add("--survives", metavar="SHARE", help="share of failures after which memory has the newest version, without copies on peers")
+    add("--survives-with-replica", metavar="SHARE", help="the same with them")
+    add("--detect", metavar="TIME", help="time to notice a failure (60)")
+    add("--restart", metavar="TIME", help="time to restart, without the load (300)")
+    add("--json", action="store_true", help="print the plan as JSON")
+    add("--plot", metavar="FILE", help="draw memory and progress (needs matplotlib)")
+    add("--write", metavar="FILE", help="write a DeepSpeed configuration; refuses to replace a file without --force")
+    add("--force", action="store_true", help="--write may replace a file")
+    return parser
+
+
+def _whole(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= 10**6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to a million")
+    return number
+
+
+def _whole_or_none(text: str) -> int:
+    if text == "0":
+        return 0
+    if _whole(text) > 8:
+        raise argparse.ArgumentTypeError("at most 8 copies")
+    return int(text)
+
+
+def _share(name: str, text: Any) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise NebulaConfigError(f"{name} {text}: a share is a number from 0 to 1")
+    return value
+
+
+def _positive(parse: Callable[[str, Any], float]) -> Callable[[str, Any], float]:
+    def parsed(name: str, text: Any) -> float:
+        value = parse(name, text)
+        if value <= 0:
+            raise NebulaConfigError(f"{name} {text}: must be more than 0")
+        return value
+
+    return parsed
+
+
+_size, _seconds = _positive(parse_number), _positive(parse_seconds)
+
+
+class _Inputs:
+    """Takes each number from the option, else from what was measured, else from what is assumed."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.measured: dict[str, Any] = {}
+        if given.limits is not None:
+            self.measured, self.origin = limits.read(given.limits), f"measured ({given.limits})"
+        if given.measure:
+            self.measured, self.origin = limits.measure(given.path), "measured (nebula doctor --measure)"
+
+    def take(
+        self, option: str, parse: Callable[[str, Any], float], assumed: float, why: str = "assumed", key: str = "", scale: float = 1.0
+    ) -> Figure:
+        text = getattr(self.given, option.replace("-", "_"))
+        if text is not None:
+            return Figure(parse("--" + option, text) * scale, "given")
+        found = self.measured.get(key) if key else None
+        if isinstance(found, (int, float)) and found > 0:
+            return Figure(float(found), self.origin)
+        return Figure(assumed, why)
+
+
+def _price(text: str | None) -> Figure:
+    name = text or "azure"
+    if name in PRICES:
+        return Figure(PRICES[name], f"list price of {name}, hot, one region, 2026: without requests and traffic" if PRICES[name] else "given")
+    return Figure(parse_number("--storage-price", name), "given")
+
+
+def _mtbf(given: argparse.Namespace) -> tuple[Figure, failures.Failures]:
+    preset = failures.PRESETS[given.failures]
+    if given.mtbf is not None:
+        return Figure(_seconds("--mtbf", given.mtbf), "given"), preset
+    return Figure(failures.job_mtbf_s(preset, given.nodes), preset.source), preset
+
+
+def _job(given: argparse.Namespace) -> Job:
+    if (given.params is None) == (given.config is None):
+        raise NebulaConfigError("give the model: --params N, or --config FILE; see `nebula plan --options`")
+    described = model.from_count(given.params, given.largest_layer) if given.params else model.from_config(given.config)
+    inputs = _Inputs(given)
+    mtbf, preset = _mtbf(given)
+    gpu_memory = inputs.take("gpu-memory", _size, 80 * (1 << 30))
+    blocked = inputs.take("blocked", parse_seconds, math.nan)
+    if math.isnan(blocked.value):
+        blocked = Figure(ASSUMED_OVERLAP_S, "assumed for overlap=True") if given.overlap else None  # type: ignore[assignment]
+    return Job(
+        model=described,
+        nodes=given.nodes,
+        gpus_per_node=given.gpus,
+        gpu_memory=gpu_memory,
+        host_memory=inputs.take("host-memory", _size, 1 << 40, key="free_memory_bytes"),
+        activations=inputs.take("activations", parse_number, gpu_memory.value / 5, "assumed: a fifth of the GPU's memory"),
+        copy_rate=inputs.take("copy", _size, ASSUMED_COPY, key="copy_bytes_per_s"),
+        network_rate=inputs.take("network", _size, 1e5 * MEGABIT, scale=MEGABIT),
+        write_rate=inputs.take("storage-write", _size, ASSUMED_WRITE, key="write_bytes_per_s"),
+        read_rate=inputs.take("storage-read", _size, ASSUMED_READ, key="read_bytes_per_s"),
+        storage_rate=inputs.take("storage-total", _size, math.inf, "not limited"),
+        storage_space=inputs.take("storage-space", _size, math.inf, "not limited"),
+        detect_s=inputs.take("detect", parse_seconds, 60.0),
+        restart_s=inputs.take("restart", parse_seconds, 300.0),
+        slowdown=inputs.take("slowdown", _share, 0.02),
+        price=_price(given.storage_price),
+        mtbf_s=mtbf,
+        survives_local=inputs.take("survives", _share, preset.local, "causes of Llama 3's failures" if preset.local else "assumed"),
+        survives_replica=inputs.take("survives-with-replica", _share, preset.with_replica, "assumed: all but those that take both nodes"),
+        keep_last=given.keep_last,
+        replicas=given.replicas if given.replicas is not None else int(given.nodes > 1),
+        overlap=given.overlap,
+        blocked_s=blocked,
+        step_s=_seconds("--step-time", given.step_time) if given.step_time is not None else 0.0,
+        stage=given.stage,
+    )
+
+
+def _write(file: str, content: str, force: bool) -> None:
+    try:
+        with open(file, "w" if force else "x", encoding="utf-8") as opened:
+            opened.write(content)
+    except FileExistsError:
+        raise NebulaConfigError(f"{file} exists: --force replaces it") from None
+    except OSError as failure:
+        raise NebulaStorageError(f"{file} cannot be written: {failure.strerror}") from failure
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command. Returns 0 if the job fits, 1 if a number is short."""
+    given = _parser().parse_args(arguments)
+    job = _job(given)
+    if job.nodes == 1 and job.replicas:
+        raise NebulaConfigError("--replicas: a job of one node has no peer for a copy")
+    plan = make(job)
+    if given.plot is not None:
+        plot.draw(plan, given.plot)
+    if given.write is not None and not plan.short:
+        path = given.path or os.environ.get("NEBULA_PERSISTENT_STORAGE_PATH")
+        _write(given.write, json.dumps(deepspeed_config.build(plan, path), indent=2) + "\n", given.force)
+    if given.json:
+        print(json.dumps(document(plan), indent=2))
+    else:
+        print(show.text(plan), end="")
+    if plan.short:
+        for one in plan.short:
+            print(f"nebula: {show.short_text(one)}", file=sys.stderr)
+        if given.write is not None:
+            print(f"nebula: {given.write} is not written", file=sys.stderr)
+    return EXIT_SHORT if plan.short else EXIT_OK

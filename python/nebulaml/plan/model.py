@@ -1,0 +1,74 @@
+"""The number of parameters of a model: given, or counted in what a Hugging Face config.json describes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from typing import Any
+
+from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
+
+__all__ = ["Model", "from_config", "from_count"]
+
+_UNITS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """parameters: shared ones count once. largest_layer: those of the module with the most parameters of its own (ZeRO 3 gathers it)."""
+
+    parameters: int
+    largest_layer: int
+    source: str
+    layer_source: str
+
+
+def from_count(text: str, largest_layer: str | None = None) -> Model:
+    """From a number with K, M, B or T behind it (powers of 1000). Without a largest layer: an estimate, a fiftieth of the parameters."""
+    parameters = _count("--params", text)
+    if largest_layer is not None:
+        return Model(parameters, _count("--largest-layer", largest_layer), "given", "given")
+    return Model(parameters, max(1, parameters // 50), "given", "assumed: a fiftieth of the parameters; --largest-layer gives it")
+
+
+def from_config(path: str) -> Model:
+    """Builds the model of a config.json on torch's meta device, which takes no memory, and counts. Needs transformers; runs no remote code."""
+    file = os.path.join(path, "config.json") if os.path.isdir(path) else path
+    try:
+        with open(file, encoding="utf-8") as opened:
+            described = json.load(opened)
+    except FileNotFoundError:
+        raise NebulaNotFound(f"{file} does not exist: --config takes a config.json of Hugging Face, or its folder") from None
+    except (OSError, ValueError) as failure:
+        raise NebulaConfigError(f"{file} cannot be read as a config.json: {failure}") from failure
+    if not isinstance(described, dict) or not isinstance(described.get("model_type"), str):
+        raise NebulaConfigError(f'{file} has no "model_type": it is no config.json of Hugging Face; --params N gives the number itself')
+    try:
+        import torch
+        import transformers
+    except ImportError as failure:
+        raise NebulaUnavailable(
+            f"--config needs transformers, which counts the parameters of {file} ({failure}): install it, or give --params"
+        ) from failure
+    try:
+        kind = described.pop("model_type")
+        config = transformers.AutoConfig.for_model(kind, **described)
+        named = (config.architectures or [""])[0]
+        maker: Any = getattr(transformers, named, None) or transformers.AutoModel
+        with torch.device("meta"):
+            model = maker._from_config(config) if hasattr(maker, "_from_config") else maker.from_config(config)
+    except Exception as failure:  # whatever a model's class says of a wrong configuration
+        raise NebulaConfigError(f"transformers makes no model of {file}: {failure}; --params N gives the number itself") from failure
+    layers = [sum(one.numel() for one in module.parameters(recurse=False)) for module in model.modules()]
+    name = type(model).__name__
+    return Model(sum(one.numel() for one in model.parameters()), max(layers), f"counted in {name} of {file}", f"counted in {name}")
+
+
+def _count(name: str, text: str) -> int:
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMBT]?)\s*", text.replace("_", "").replace(",", "").upper())
+    number = round(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if not 1 <= number <= 10**15:
+        raise NebulaConfigError(f"{name} {text}: give a number of parameters, such as 350M, 7B or 6738415616")
+    return number

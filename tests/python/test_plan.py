@@ -1,0 +1,335 @@
+"""`nebula plan`: its formulas against a simulator that knows none of them, its numbers against published ones, and what it says of bad input."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from nebulaml import locate
+from nebulaml.errors import NebulaConfigError
+from nebulaml.plan import command, failures, interval, memory, model, planning
+
+HOUR = 3600.0
+WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # a smaller failing job would say no more, and the simulator is slow
+
+
+def simulate(costs: interval.Costs, memory_s: float, storage_s: float, count: int, seed: int) -> float:
+    """The share of the time that is progress in a job with so many failures. It plays the job event by event: training, blocked saves, persists,
+    failures, also during a resume."""
+    dice = random.Random(seed)
+    now = progress = 0.0
+    in_memory = durable = 0.0  # the progress that each tier's newest version holds
+    captured: list[tuple[float, float]] = []  # (when it is complete in memory, its progress)
+    persisting: tuple[float, float] | None = None  # (when it is durable, its progress)
+    last_persist = 0.0
+    for _ in range(count):
+        failure = now + dice.expovariate(1 / costs.mtbf_s)
+        since_save = 0.0
+        # Training until the failure.
+        while True:
+            until_save = max(memory_s, costs.captured_s) - since_save
+            if now + until_save >= failure:
+                progress += failure - now
+                now = failure
+                break
+            now += until_save
+            progress += until_save
+            since_save = 0.0
+            if now + costs.blocked_s >= failure:
+                now = failure
+                break
+            now += costs.blocked_s
+            captured.append((now + costs.captured_s, progress))
+            while captured and captured[0][0] <= now:
+                in_memory = captured.pop(0)[1]
+            if persisting and persisting[0] <= now:
+                durable, persisting = persisting[1], None
+            if persisting is None and now - last_persist >= storage_s:
+                # What a persist takes from training is taken at once.
+                persisting, last_persist = (now + costs.durable_s, progress), now
+                now = min(now + costs.slowdown_s, failure)
+                if now >= failure:
+                    break
+        # The failure, and those during the resume.
+        lost = False
+        while True:
+            while captured and captured[0][0] <= now:
+                in_memory = captured.pop(0)[1]
+            if persisting and persisting[0] <= now:
+                durable, persisting = persisting[1], None
+            captured.clear()
+            if dice.random() >= costs.survives:
+                lost = True
+                in_memory, persisting = durable, None
+            resume = costs.resume_storage_s if lost else costs.resume_memory_s
+            again = dice.expovariate(1 / costs.mtbf_s)
+            if again > resume:
+                now += resume
+                break
+            now += again
+        progress = in_memory
+    return progress / now
+
+
+@pytest.mark.parametrize(
+    ("mtbf", "blocked", "lag", "resume", "every", "share"),
+    [
+        # The states of the art, from the table of the interval theory: exact form, and Monte Carlo of another author's simulator.
+        (3.09 * HOUR, 120, 0, 600, 1634, 0.8149),
+        (3.09 * HOUR, 1, 120, 600, 149, 0.9248),
+        (3.09 * HOUR, 1, 600, 600, 600, 0.8723),
+        (7.9 * HOUR, 1, 300, 300, 300, 0.9707),
+        (7.9 * HOUR, 300, 0, 300, 4131, 0.8525),
+        (0.23 * HOUR, 1, 60, 120, 60, 0.7626),
+        (0.23 * HOUR, 60, 0, 120, 315, 0.5745),
+        (1 * HOUR, 2, 30, 90, 120, 0.9353),
+    ],
+)
+def test_one_tier_is_the_known_figure_and_the_simulators(mtbf, blocked, lag, resume, every, share):
+    assert interval.one_tier(every, blocked, lag, resume, mtbf) == pytest.approx(share, abs=0.002)
+    costs = interval.Costs(mtbf, 1.0, blocked, lag, 0.0, 0.0, resume, resume)
+    assert simulate(costs, every, math.inf, 3000, 1) == pytest.approx(share, abs=0.008)
+
+
+costs_strategy = st.builds(
+    interval.Costs,
+    mtbf_s=st.floats(1 * HOUR, 30 * HOUR),
+    survives=st.floats(0.0, 1.0),
+    blocked_s=st.floats(0.5, 20),
+    captured_s=st.floats(0, 20),
+    slowdown_s=st.floats(0.1, 20),
+    durable_s=st.floats(1, 400),
+    resume_memory_s=st.floats(10, 600),
+    resume_storage_s=st.floats(100, 900),
+)
+
+
+@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
+@given(costs_strategy)
+def test_goodput_of_two_tiers_is_the_simulators(costs):
+    memory_s, storage_s = interval.intervals(costs)
+    assert interval.goodput(costs, memory_s, storage_s) == pytest.approx(simulate(costs, memory_s, storage_s, 1500, 7), abs=0.012)
+
+
+@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
+@given(costs_strategy)
+def test_no_other_interval_is_much_better(costs):
+    memory_s, storage_s = interval.intervals(costs)
+    best = interval.goodput(costs, memory_s, storage_s)
+    for i in range(-12, 13):
+        for j in range(-12, 13):
+            other_memory, other_storage = memory_s * 1.3**i, storage_s * 1.3**j
+            if other_memory >= costs.captured_s and other_storage >= max(costs.durable_s, other_memory):
+                assert interval.goodput(costs, other_memory, other_storage) <= best + 0.006
+
+
+def test_the_simulator_too_finds_the_interval_best():
+    costs = interval.Costs(2 * HOUR, 0.6, 5.0, 5.0, 10.0, 60.0, 60.0, 300.0)
+    memory_s, storage_s = interval.intervals(costs)
+    best = simulate(costs, memory_s, storage_s, 8000, 3)
+    for factor in (0.1, 10):
+        assert simulate(costs, memory_s * factor, max(storage_s, memory_s * factor), 8000, 3) < best - 0.01
+    assert simulate(costs, memory_s, storage_s * 10, 8000, 3) < best - 0.01
+
+
+def test_young_and_daly_are_as_published():
+    assert interval.young(120, 3.09 * HOUR) == pytest.approx(1634, abs=1)
+    assert interval.daly(120, 3.09 * HOUR) == pytest.approx(1555, abs=2)
+    assert interval.daly(10, 4) == 4
+
+
+def test_failure_rates_are_those_that_their_sources_report():
+    assert failures.job_mtbf_s(failures.PRESETS["llama3"], 2048) / HOUR == pytest.approx(3.09, abs=0.01)
+    assert failures.job_mtbf_s(failures.PRESETS["rsc"], 128) / HOUR == pytest.approx(7.9, abs=0.1)
+    assert failures.job_mtbf_s(failures.PRESETS["rsc"], 2048) / HOUR == pytest.approx(1.8, abs=0.3)
+    assert failures.job_mtbf_s(failures.PRESETS["rsc"], 1) / HOUR / 24 == pytest.approx(47.7, rel=0.15)
+    assert failures.job_mtbf_s(failures.PRESETS["spot"], 40) == HOUR
+    for preset in failures.PRESETS.values():
+        assert preset.source and 0 <= preset.local <= preset.with_replica <= 1
+
+
+@given(st.integers(1, 10**12), st.integers(1, 16), st.integers(1, 4096))
+def test_what_the_stages_partition_adds_up(parameters, gpus_per_node, nodes):
+    gpus = gpus_per_node * nodes
+    assert memory.guide(parameters, 0, gpus) == 20 * parameters
+    shares = [memory.guide(parameters, stage, gpus) for stage in memory.STAGES]
+    assert shares == sorted(shares, reverse=True) and shares[3] * gpus == pytest.approx(20 * parameters)
+    tuned = [memory.autotuner(parameters, stage, gpus) for stage in memory.STAGES]
+    assert tuned == pytest.approx(shares, rel=0.6) and tuned == sorted(tuned, reverse=True)
+    for stage in memory.STAGES:
+        rank, node, total = memory.checkpoint(parameters, stage, gpus_per_node, nodes)
+        assert total == 14 * parameters and rank <= node * (1 + 1e-9) and node <= total * (1 + 1e-9)
+        if nodes == 1:
+            assert node == pytest.approx(total)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = command.main([str(one) for one in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def told(capsys, *arguments):
+    code, out, _ = run(capsys, "--json", *arguments)
+    return code, json.loads(out)
+
+
+def test_a_plan_names_each_number_and_where_it_comes_from(capsys):
+    code, plan = told(capsys, "--params", "7B", "--nodes", 4, "--gpu-memory", "80G", "--mtbf", "12h", "--storage-write", "2G", "--step-time", "5s")
+    assert code == 0 and plan["fits"] and plan["short"] == []
+    assert plan["job"]["parameters"] == 7_000_000_000 and plan["job"]["gpus"] == 32
+    assert plan["inputs"]["mtbf_s"] == {"value": 43200.0, "source": "given"}
+    assert plan["inputs"]["write_rate"] == {"value": 2.0 * (1 << 30), "source": "given"}
+    assert plan["inputs"]["copy_rate"]["source"] == "assumed" and plan["inputs"]["storage_space"]["value"] is None
+    assert [one["stage"] for one in plan["memory"]["stages"]] == [0, 1, 2, 3]
+    assert plan["stage"]["stage"] == 2 and plan["memory"]["stages"][2]["estimator_bytes"] == 2 * 7e9 + int(18 * 7e9 / 32)
+    assert plan["checkpoint"]["total_bytes"] == 14 * 7e9
+    # Rank 0's node also writes the weights. Two versions of it, and two for a peer.
+    assert plan["checkpoint"]["node_bytes"] == pytest.approx(12 * 7e9 / 4 + 2 * 7e9)
+    assert plan["checkpoint"]["node_memory_bytes"] == pytest.approx(4 * plan["checkpoint"]["node_bytes"])
+    assert plan["times"]["durable_s"] == pytest.approx(plan["checkpoint"]["node_bytes"] / (2 << 30))
+    goodput = {one["name"]: one["goodput"] for one in plan["ways"]}
+    assert goodput["torch.save"] < goodput["Nebula"] < goodput["Nebula, copies on peers"] < 1
+    assert plan["storage"]["cost_per_month_usd"] == pytest.approx(4 * 98 * 0.018)
+    code, text, _ = run(capsys, "--params", "7B", "--nodes", 4, "--step-time", "5s")
+    assert code == 0 and "steps" in text and "<- use this" in text and "the guide's 20 bytes" in text and "DeepSpeed 0.19.6" in text
+
+
+def test_a_plan_that_does_not_fit_says_which_number_is_short_and_by_how_much(capsys):
+    code, out, err = run(capsys, "--params", "70B", "--nodes", 1, "--gpu-memory", "40G", "--host-memory", "4T", "--stage", 3)
+    need = 4 * 1.4e9 + 18 * 70e9 / 8 + 8 * 2**30
+    assert code == 1 and f"short by {(need / 2**30 - 40):.1f} GiB" in out and "memory of a GPU at stage 3" in err
+    advised = int(out.split("; ")[-1].split(" nodes of this kind")[0])
+    assert told(capsys, "--params", "70B", "--nodes", advised, "--gpu-memory", "40G", "--host-memory", "4T", "--stage", 3)[0] == 0
+    assert told(capsys, "--params", "70B", "--nodes", advised - 1, "--gpu-memory", "40G", "--host-memory", "4T", "--stage", 3)[0] == 1
+    code, plan = told(capsys, "--params", "7B", "--nodes", 2, "--host-memory", "150G")
+    assert code == 1 and [one["name"] for one in plan["short"]] == ["host memory of a node"] and "--replicas 0" in plan["short"][0]["advice"]
+    assert told(capsys, "--params", "7B", "--nodes", 2, "--host-memory", "150G", "--replicas", 0)[0] == 0
+    code, plan = told(capsys, "--params", "7B", "--storage-space", "100G")
+    assert [one["name"] for one in plan["short"]] == ["storage"] and plan["short"][0]["short_by"] == pytest.approx(4 * 98e9 - 100 * 2**30)
+    code, plan = told(capsys, "--params", "7B", "--mtbf", "2m")
+    assert code == 1 and plan["short"][0]["name"] == "time between failures"
+
+
+def test_storage_that_all_nodes_share_slows_what_they_do_together(capsys):
+    code, plan = told(capsys, "--params", "70B", "--nodes", 16, "--storage-total", "4G", "--storage-write", "2G", "--storage-read", "2G")
+    assert code == 0 and plan["times"]["durable_s"] == pytest.approx(14 * 70e9 / (4 << 30))
+    assert plan["times"]["resume_storage_s"] == pytest.approx(360 + 14 * 70e9 / (4 << 30))
+
+
+def test_copies_for_peers_count_when_a_stage_is_chosen(capsys):
+    """At stage 2 rank 0's node also has all weights: with copies of a peer's that is too much, and stage 3 spreads them."""
+    size = ["--params", "7B", "--nodes", 8, "--host-memory", "70G"]
+    assert told(capsys, *size, "--replicas", 0)[1]["stage"]["stage"] == 2
+    code, plan = told(capsys, *size, "--replicas", 1)
+    assert code == 0 and plan["stage"]["stage"] == 3
+
+
+def test_offload_is_planned_when_the_gpus_alone_are_too_small(capsys):
+    code, plan = told(capsys, "--params", "13B", "--gpus", 1, "--gpu-memory", "48G", "--host-memory", "2T")
+    assert code == 0 and plan["stage"]["stage"] == 3 and plan["stage"]["offload"] in ("optimizer", "all") and plan["stage"]["host_bytes"] > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(10**6, 10**12), st.integers(1, 2048), st.integers(1, 16), st.floats(1, 1e7), st.floats(1e6, 1e12), st.booleans()
+)
+def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rate, overlap):
+    given_ = ["--params", str(parameters), "--nodes", str(nodes), "--gpus", str(gpus), "--mtbf", f"{mtbf:.3f}s", "--storage-write", f"{rate:.0f}"]
+    plan = planning.make(command._job(command._parser().parse_args([*given_, *(["--overlap"] if overlap else [])])))
+    document = json.loads(json.dumps(planning.document(plan), allow_nan=False))
+    assert all(0 <= one["goodput"] < 1 for one in document["ways"]) and document["storage"]["cost_per_month_usd"] >= 0
+    assert (document["fits"] is False) == bool(document["short"]) and all(one["short_by"] > 0 for one in document["short"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "--params N, or --config"),
+        (["--params", "lots"], "number of parameters"),
+        (["--params", "0"], "number of parameters"),
+        (["--params", "7B", "--nodes", "0"], "whole number"),
+        (["--params", "7B", "--gpu-memory", "eighty"], "--gpu-memory"),
+        (["--params", "7B", "--copy", "0"], "more than 0"),
+        (["--params", "7B", "--survives", "1.5"], "from 0 to 1"),
+        (["--params", "7B", "--mtbf", "-1"], "mtbf"),
+        (["--params", "7B", "--replicas", "1"], "no peer"),
+        (["--params", "7B", "--failures", "luck"], "luck"),
+        (["--params", "7B", "--config", "config.json"], "--params N, or --config"),
+        (["--config", "/nowhere/config.json"], "does not exist"),
+        (["--params", "7B", "--limits", "/nowhere"], "does not exist"),
+        (["--params", "7B", "--shiny"], "--shiny"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(arguments, why):
+    result = subprocess.run([sys.executable, "-m", "nebulaml", "plan", *arguments], capture_output=True, text=True)
+    assert result.returncode in (2, 4) and why in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+def test_the_configuration_is_written_once(capsys, tmp_path):
+    file = tmp_path / "ds_config.json"
+    assert run(capsys, "--params", "7B", "--write", file, "--path", "/scratch/run7")[0] == 0
+    written = json.loads(file.read_text())
+    assert written["nebula"]["persistent_storage_path"] == "/scratch/run7" and written["zero_optimization"]["stage"] == 2
+    assert {"autotuning", "flops_profiler", "tensorboard"} <= written.keys()
+    with pytest.raises(NebulaConfigError, match="exists"):
+        command.main(["--params", "7B", "--write", str(file)])
+    assert run(capsys, "--params", "70B", "--nodes", 8, "--write", file, "--force")[0] == 0
+    assert json.loads(file.read_text())["zero_optimization"]["stage"] == 3
+    other = tmp_path / "other.json"
+    assert run(capsys, "--params", "70B", "--stage", 0, "--write", other)[0] == 1 and not other.exists()
+
+
+def test_the_picture_is_one(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert run(capsys, "--params", "7B", "--nodes", 4, "--plot", tmp_path / "plan.png")[0] == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(NebulaConfigError, match="picture"):
+        command.main(["--params", "7B", "--plot", str(tmp_path / "plan.picture")])
+
+
+def test_limits_of_a_machine_are_measured_and_taken(capsys, tmp_path):
+    code, plan = told(capsys, "--params", "125M", "--measure", "--path", tmp_path / "store", "--gpus", 1)
+    for name in ("copy_rate", "write_rate", "read_rate", "host_memory"):
+        assert plan["inputs"][name]["source"].startswith("measured") and plan["inputs"][name]["value"] > 1e6
+    assert not list((tmp_path / "store").iterdir()), "the measurement left something behind"
+    saved = tmp_path / "limits.json"
+    saved.write_text(json.dumps({"limits": {"copy_bytes_per_s": 5e9, "write_bytes_per_s": None, "free_memory_bytes": 64 << 30}}))
+    code, plan = told(capsys, "--params", "125M", "--gpus", 1, "--limits", saved)
+    assert code == 0 and plan["inputs"]["copy_rate"]["value"] == 5e9 and plan["inputs"]["write_rate"]["source"] == "assumed"
+    saved.write_text("[]")
+    with pytest.raises(NebulaConfigError, match="no limits"):
+        command.main(["--params", "7B", "--limits", str(saved)])
+
+
+@pytest.mark.parametrize(("text", "number"), [("7B", 7e9), ("1.3b", 1.3e9), ("350M", 350e6), ("6_738_415_616", 6738415616), ("1T", 1e12)])
+def test_numbers_of_parameters(text, number):
+    assert model.from_count(text).parameters == number
+
+
+def nebula() -> str:
+    return os.environ.get("NEBULA_AGENT_PATH") or str(locate.agent_path())
+
+
+def test_the_command_runs_the_package_of_its_python():
+    result = subprocess.run([nebula(), "plan", "--params", "7B", "--json"], capture_output=True, text=True, env={**os.environ, "NEBULA_PYTHON": sys.executable})
+    assert result.returncode == 0 and json.loads(result.stdout)["fits"], result.stderr
+
+
+def test_a_missing_package_is_named(tmp_path: Path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    (tmp_path / "nebulaml").mkdir()  # a folder of that name in the working directory is no package of ours
+    result = subprocess.run(
+        [nebula(), "plan", "--params", "7B"], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "NEBULA_PYTHON": str(bare)}
+    )
+    assert result.returncode == 4 and "part of the Python package nebulaml" in result.stderr and result.stderr.count("\n") == 1
+    result = subprocess.run([nebula(), "plan", "--params", "7B"], capture_output=True, text=True, env={**os.environ, "NEBULA_PYTHON": "/nowhere/python"})
+    assert result.returncode == 4 and "cannot be started" in result.stderr and result.stderr.count("\n") == 1
