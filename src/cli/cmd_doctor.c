@@ -17,17 +17,22 @@ struct doctor {
         json_t *list;
 };
 
-/* Prints each result at once: if a check hangs on a mount, the output shows which check. */
+/* On a terminal the name of a check comes before its result: if it hangs on a mount, the name is seen. */
 static void run_checks(struct doctor *doctor, const struct doctor_check *checks, size_t count, const char *path)
 {
+        bool shows_names = !doctor->json && term_columns();
+
         for (size_t i = 0; i < count; i++) {
                 struct doctor_finding finding = { 0 };
 
-                if (!doctor->json) {
+                if (shows_names) {
                         printf("%-22s ", checks[i].name);
                         fflush(stdout);
                 }
-                checks[i].run(path, &finding);
+                if (!checks[i].run(path, &finding)) {
+                        fputs(shows_names ? "\r\033[K" : "", stdout);
+                        continue;
+                }
                 text_make_printable(finding.found); /* a cut path may end in the middle of a character */
                 text_make_printable(finding.advice);
                 doctor->is_bad = doctor->is_bad || finding.verdict == DOCTOR_BAD;
@@ -38,6 +43,8 @@ static void run_checks(struct doctor *doctor, const struct doctor_check *checks,
                                                         finding.advice));
                         continue;
                 }
+                if (!shows_names)
+                        printf("%-22s ", checks[i].name);
                 term_print(verdict_styles[finding.verdict], "%-5s", verdict_words[finding.verdict]);
                 term_print(STYLE_PLAIN, "%s\n", finding.found);
                 if (*finding.advice) {
@@ -67,6 +74,7 @@ int command_doctor(int argc, char **argv)
         doctor.list = json_array();
         run_checks(&doctor, doctor_machine_checks, doctor_machine_count, path);
         run_checks(&doctor, doctor_storage_checks, doctor_storage_count, path);
+        run_checks(&doctor, doctor_store_checks, doctor_store_count, path);
         if (measures && doctor_measure(path, &limits, &measure_error)) {
                 text_make_printable(measure_error.message);
                 doctor.is_bad = true;

@@ -6,6 +6,7 @@
 #ifndef NB_CLI_DOCTOR_H
 #define NB_CLI_DOCTOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -16,18 +17,18 @@ enum doctor_verdict {
 };
 struct doctor_finding {
         enum doctor_verdict verdict;
-        char found[200];  /* the result */
-        char advice[300]; /* what to do; "": nothing */
+        char found[400];  /* the result */
+        char advice[400]; /* what to do; "": nothing */
 };
 #define FOUND(finding, ...) snprintf((finding)->found, sizeof (finding)->found, __VA_ARGS__)
 #define ADVICE(finding, ...) snprintf((finding)->advice, sizeof (finding)->advice, __VA_ARGS__)
 
 struct doctor_check {
         const char *name;
-        /* path: the absolute storage path; "" if none is known. */
-        void (*run)(const char *path, struct doctor_finding *finding);
+        /* path: the absolute storage path; "" if none is known. False: the check does not concern this path. */
+        bool (*run)(const char *path, struct doctor_finding *finding);
 };
-extern const struct doctor_check doctor_machine_checks[], doctor_storage_checks[];
-extern const size_t doctor_machine_count, doctor_storage_count;
+extern const struct doctor_check doctor_machine_checks[], doctor_storage_checks[], doctor_store_checks[];
+extern const size_t doctor_machine_count, doctor_storage_count, doctor_store_count;
 
 #endif

@@ -16,7 +16,7 @@
 #define RAMFS_TYPE 0x858458f6u
 #define MEMORY_LEAST ((uint64_t)256 << 20)
 
-static void check_versions(const char *path, struct doctor_finding *finding)
+static bool check_versions(const char *path, struct doctor_finding *finding)
 {
         static const char *const sums[] = { "portable, slow", "pclmul", "vpclmul-256", "vpclmul-512" };
         char *kernel = NULL;
@@ -32,9 +32,10 @@ static void check_versions(const char *path, struct doctor_finding *finding)
                 ADVICE(finding, "checksums cost more CPU time than on a CPU with PCLMULQDQ");
         }
         free(kernel);
+        return true;
 }
 
-static void check_agent(const char *path, struct doctor_finding *finding)
+static bool check_agent(const char *path, struct doctor_finding *finding)
 {
         struct nebula_error error;
         struct ipc_place place;
@@ -45,7 +46,7 @@ static void check_agent(const char *path, struct doctor_finding *finding)
                 finding->verdict = DOCTOR_BAD;
                 FOUND(finding, "%.190s", error.message);
                 ADVICE(finding, "set NEBULA_RUNTIME_DIR to a short path of your own");
-                return;
+                return true;
         }
         if (!cli_agent_open("", &agent, &error)) {
                 FOUND(finding, "running, pid %u", cli_agent_pid(agent));
@@ -57,9 +58,10 @@ static void check_agent(const char *path, struct doctor_finding *finding)
                 FOUND(finding, "%.190s", error.message);
                 ADVICE(finding, "see the log: %.200s", place.log);
         }
+        return true;
 }
 
-static void check_userfaultfd(const char *path, struct doctor_finding *finding)
+static bool check_userfaultfd(const char *path, struct doctor_finding *finding)
 {
         uint64_t level = 0;
         int result = os->probe(OS_PROBE_USERFAULTFD, &level);
@@ -67,15 +69,16 @@ static void check_userfaultfd(const char *path, struct doctor_finding *finding)
         (void)path;
         if (!result && level == 2) {
                 FOUND(finding, "yes: a write to a protected page was caught");
-                return;
+                return true;
         }
         finding->verdict = DOCTOR_SLOWER;
         FOUND(finding, "%s: save() copies in full before it returns",
               result ? os_error_text(result) : "only for faults of user mode: save() copies in full before it returns");
         ADVICE(finding, "sysctl vm.unprivileged_userfaultfd=1, or read-write access to /dev/userfaultfd, or CAP_SYS_PTRACE");
+        return true;
 }
 
-static void check_io_uring(const char *path, struct doctor_finding *finding)
+static bool check_io_uring(const char *path, struct doctor_finding *finding)
 {
         uint64_t value;
         int result = os->probe(OS_PROBE_IO_URING, &value);
@@ -83,14 +86,15 @@ static void check_io_uring(const char *path, struct doctor_finding *finding)
         (void)path;
         if (!result) {
                 FOUND(finding, "yes");
-                return;
+                return true;
         }
         finding->verdict = DOCTOR_SLOWER;
         FOUND(finding, "%s: bulk I/O uses threads, at about the same speed", os_error_text(result));
         ADVICE(finding, "no action is needed; to allow it: sysctl kernel.io_uring_disabled=0 and a seccomp profile that permits it");
+        return true;
 }
 
-static void check_memlock(const char *path, struct doctor_finding *finding)
+static bool check_memlock(const char *path, struct doctor_finding *finding)
 {
         char text[HUMAN_MAX];
         uint64_t bytes;
@@ -107,9 +111,10 @@ static void check_memlock(const char *path, struct doctor_finding *finding)
                 if (bytes < (uint64_t)1 << 30)
                         ADVICE(finding, "copies from GPUs need more, and so do disk writes that save CPU time: ulimit -l unlimited");
         }
+        return true;
 }
 
-static void check_memory(const char *path, struct doctor_finding *finding)
+static bool check_memory(const char *path, struct doctor_finding *finding)
 {
         uint64_t bytes = os->memory_free();
         const char *set = getenv("NEBULA_MEMORY_BUFFER_SIZE");
@@ -122,10 +127,11 @@ static void check_memory(const char *path, struct doctor_finding *finding)
                 finding->verdict = DOCTOR_BAD;
                 ADVICE(finding, "each version in memory needs as many bytes as its files: free memory or raise the container's limit");
         }
+        return true;
 }
 
 /* Whether a cgroup limits the memory, under both versions of the interface. */
-static void check_cgroup(const char *path, struct doctor_finding *finding)
+static bool check_cgroup(const char *path, struct doctor_finding *finding)
 {
         static const char *const files[] = { "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes" };
         char *text = NULL, human[HUMAN_MAX];
@@ -142,8 +148,9 @@ static void check_cgroup(const char *path, struct doctor_finding *finding)
                 if (bytes && bytes < (uint64_t)1 << 60)
                         FOUND(finding, "%s", human_size(bytes, human));
                 free(text);
-                return;
+                return true;
         }
+        return true;
 }
 
 /* Writes to the directory: neither its mode nor its free space shows a read-only file system. */
@@ -164,7 +171,7 @@ static int try_memory(const char *directory, bool is_there)
         return os->unlink(file);
 }
 
-static void check_memory_tier(const char *path, struct doctor_finding *finding)
+static bool check_memory_tier(const char *path, struct doctor_finding *finding)
 {
         char memory[IPC_PATH_MAX], total[HUMAN_MAX], free_text[HUMAN_MAX], *slash;
         struct ipc_place place;
@@ -176,7 +183,7 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
         if (ipc_place_find(&place, NULL)) {
                 finding->verdict = DOCTOR_BAD;
                 FOUND(finding, "no directory for it is known");
-                return;
+                return true;
         }
         /* The directory is made by the first agent, so its parent is checked. */
         snprintf(memory, sizeof memory, "%s", place.memory);
@@ -187,7 +194,7 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
                 FOUND(finding, "%.95s: not this user's, or others may write to it: memfds are used, which do not survive "
                                "the agent", memory);
                 ADVICE(finding, "run chmod 700 on it, or remove it: the agent then makes its own");
-                return;
+                return true;
         }
         tried = try_memory(memory, !result);
         if (result && slash && slash != memory)
@@ -196,14 +203,14 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
                 finding->verdict = DOCTOR_SLOWER;
                 FOUND(finding, "%.100s cannot be written: %s: memfds are used, which do not survive the agent", memory, os_error_text(tried));
                 ADVICE(finding, "mount it read-write, or set NEBULA_MEMORY_DIR to a directory of yours in a tmpfs");
-                return;
+                return true;
         }
         result = os->space(memory, &space);
         if (result) {
                 finding->verdict = DOCTOR_SLOWER;
                 FOUND(finding, "%.100s: %s: memfds are used, which do not survive the agent", memory, os_error_text(result));
                 ADVICE(finding, "mount a tmpfs there, or set NEBULA_MEMORY_DIR to one");
-                return;
+                return true;
         }
         FOUND(finding, "%.100s: %s free of %s: versions survive even the agent", memory, human_size(space.free_bytes, free_text),
               human_size(space.total_bytes, total));
@@ -217,6 +224,7 @@ static void check_memory_tier(const char *path, struct doctor_finding *finding)
                       human_size(space.free_bytes, free_text));
                 ADVICE(finding, "start the container with a larger /dev/shm (docker run --shm-size=32g), or set NEBULA_MEMORY_DIR to a larger tmpfs");
         }
+        return true;
 }
 
 /* The word in brackets of a file such as "always [madvise] never". */
@@ -235,7 +243,7 @@ static void chosen_of(const char *file, char ret_word[32])
         free(text);
 }
 
-static void check_huge_pages(const char *path, struct doctor_finding *finding)
+static bool check_huge_pages(const char *path, struct doctor_finding *finding)
 {
         char anonymous[32], shared[32];
 
@@ -248,6 +256,7 @@ static void check_huge_pages(const char *path, struct doctor_finding *finding)
                 ADVICE(finding, "write protection costs more on small pages (docs/performance.md): echo madvise > "
                                 "/sys/kernel/mm/transparent_hugepage/enabled");
         }
+        return true;
 }
 
 const struct doctor_check doctor_machine_checks[] = {

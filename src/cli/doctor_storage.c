@@ -1,4 +1,4 @@
-/* Checks of the storage path. */
+/* Checks of a storage path that is a directory. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -60,7 +60,7 @@ static int try_write(const char *path, int flags, double *ret_seconds)
         return result;
 }
 
-static void check_path(const char *path, struct doctor_finding *finding)
+static bool check_path(const char *path, struct doctor_finding *finding)
 {
         char text[HUMAN_MAX];
         struct os_stat stat;
@@ -70,97 +70,65 @@ static void check_path(const char *path, struct doctor_finding *finding)
         if (!*path) {
                 FOUND(finding, "no storage path is known: nothing would be persisted");
                 ADVICE(finding, "give --path DIR to check it too");
-                return;
+                return true;
         }
-        if (!is_plain(path)) {
-                FOUND(finding, "%.150s: only directories can be checked", path);
-                return;
-        }
+        if (!is_plain(path))
+                return false;
         result = try_write(path, 0, &seconds);
         if (result) {
                 finding->verdict = DOCTOR_BAD;
                 FOUND(finding, "%.120s: cannot write: %s", path, os_error_text(result));
                 ADVICE(finding, result == -EACCES || result == -EPERM ? "check the owner and the mode of the directory" : "check that it is mounted, writable and not full");
-                return;
+                return true;
         }
         FOUND(finding, "%.120s: writable%s, 1 MiB written and synced in %s", path,
               os->stat(path, true, &stat) ? " (the first save creates it)" : "", human_duration(seconds, text));
+        return true;
 }
 
-static void check_direct(const char *path, struct doctor_finding *finding)
+static bool check_direct(const char *path, struct doctor_finding *finding)
 {
         int result;
 
-        if (!is_plain(path)) {
-                FOUND(finding, "not tried");
-                return;
-        }
+        if (!is_plain(path))
+                return false;
         result = try_write(path, OS_DIRECT, NULL);
         if (!result) {
                 FOUND(finding, "yes");
-                return;
+                return true;
         }
         finding->verdict = DOCTOR_SLOWER;
         FOUND(finding, "%s: writes go through the page cache", os_error_text(result));
         ADVICE(finding, "no action is needed; local file systems such as ext4 or xfs take O_DIRECT");
+        return true;
 }
 
-static void check_space(const char *path, struct doctor_finding *finding)
+static bool check_space(const char *path, struct doctor_finding *finding)
 {
         char directory[TARGET_PATH_MAX], total[HUMAN_MAX], free_text[HUMAN_MAX];
         struct os_space space;
         int result;
 
-        if (!is_plain(path)) {
-                FOUND(finding, "not tried");
-                return;
-        }
+        if (!is_plain(path))
+                return false;
         nearest(path, directory);
         result = os->space(directory, &space);
         if (result) {
                 finding->verdict = DOCTOR_BAD;
                 FOUND(finding, "%.120s: %s", directory, os_error_text(result));
-                return;
+                return true;
         }
         FOUND(finding, "%s free of %s", human_size(space.free_bytes, free_text), human_size(space.total_bytes, total));
         if (space.free_bytes < SPACE_LEAST) {
                 finding->verdict = DOCTOR_SLOWER;
                 ADVICE(finding, "`nebula prune` removes old checkpoints");
         }
-}
-
-static void check_content(const char *path, struct doctor_finding *finding)
-{
-        struct manifest_scan scan;
-        struct nebula_error error;
-        struct store *store;
-        enum nebula_status status;
-
-        if (!*path || store_open(path, &store, &error)) {
-                FOUND(finding, "not tried");
-                return;
-        }
-        status = manifest_scan(store, &scan, &error);
-        if (status == NEBULA_NOT_FOUND) {
-                FOUND(finding, "none yet");
-        } else if (status) {
-                finding->verdict = DOCTOR_BAD;
-                FOUND(finding, "%.190s", error.message);
-        } else {
-                FOUND(finding, "%zu complete, %zu damaged or unreadable", scan.count, scan.broken_count);
-                if (scan.broken_count) {
-                        finding->verdict = DOCTOR_BAD;
-                        ADVICE(finding, "%.290s", scan.broken);
-                }
-                manifest_scan_done(&scan);
-        }
-        store_close(store);
+        return true;
 }
 
 const struct doctor_check doctor_storage_checks[] = {
         { "storage", check_path },
         { "O_DIRECT", check_direct },
         { "space", check_space },
-        { "checkpoints", check_content },
 };
 const size_t doctor_storage_count = CLI_COUNT(doctor_storage_checks);

@@ -23,6 +23,16 @@ void store_offer(const struct store_ops *ops, bool (*takes)(const char *url))
         offers[offer_count++].takes = takes;
 }
 
+/* How much of a URL may be shown: a query may hold a signature, and what stands before an '@' a password. */
+static int harmless_length(const char *url)
+{
+        const char *host = strstr(url, "://"), *at;
+
+        host = host ? host + 3 : url;
+        at = memchr(host, '@', strcspn(host, "/?"));
+        return (int)(at ? (size_t)(host - url) : strcspn(url, "?"));
+}
+
 enum nebula_status store_open(const char *url, struct store **ret_store, struct nebula_error *error)
 {
         const char *scheme_end = strstr(url, "://");
@@ -36,10 +46,10 @@ enum nebula_status store_open(const char *url, struct store **ret_store, struct 
                         return offers[i].ops->open(url, ret_store, error);
         if (!scheme_end)
                 return error_set(error, NEBULA_INVALID, 0,
-                                 "the storage path \"%s\" is neither an absolute path nor a URL", url);
+                                 "the storage path \"%.*s\" is neither an absolute path nor a URL", harmless_length(url), url);
         return error_set(error, NEBULA_INVALID, 0,
-                         "the storage path \"%s\": this build has no driver for \"%.*s\"; give a directory, or file:///directory",
-                         url, (int)(scheme_end - url), url);
+                         "the storage path \"%.*s\": this build has no driver for \"%.*s\"; give a directory, or file:///directory",
+                         harmless_length(url), url, (int)(scheme_end - url), url);
 }
 
 void store_close(struct store *store)

@@ -32,6 +32,7 @@
  *                count in whole seconds.
  *      copy      copies an object inside the store (STORE_COPIES). The copy is whole and durable as after put.
  *      free_bytes fails with NEBULA_NOT_FOUND where a store has no such number.
+ *      reach     says for people how the store is reached, without a secret. It asks nobody. NULL: a file system.
  *
  * Errors: NEBULA_NOT_FOUND; NEBULA_BUSY, a condition does not hold; NEBULA_NO_SPACE; NEBULA_CORRUPT; NEBULA_INVALID, a key or size that this
  * store can never take; NEBULA_STORAGE, with sys_errno or http_status; NEBULA_TIMEOUT and NEBULA_UNAVAILABLE, of the transport;
@@ -132,6 +133,13 @@ struct store_object {
 typedef enum nebula_status store_check(void *argument, const void *data, uint64_t offset, uint64_t size,
                                        struct nebula_error *error);
 
+/* For people. */
+struct store_reach {
+        char credential[240]; /* which one, and where it comes from */
+        char transport[240];  /* "https, ..." or "http, ..." */
+        bool is_expired;      /* the credential says so itself */
+};
+
 struct store_ops {
         const char *scheme;
         enum nebula_status (*open)(const char *url, struct store **ret_store, struct nebula_error *error);
@@ -158,6 +166,7 @@ struct store_ops {
         enum nebula_status (*copy)(struct store *store, const char *from, const char *to, enum store_condition condition,
                                    struct nebula_error *error);
         enum nebula_status (*free_bytes)(struct store *store, uint64_t *ret_bytes, struct nebula_error *error);
+        enum nebula_status (*reach)(struct store *store, struct store_reach *ret_reach, struct nebula_error *error);
 };
 
 struct store {

@@ -125,4 +125,5 @@ const struct store_ops store_azure = {
         .clock = object_clock,
         .copy = azure_copy,
         .free_bytes = object_free_bytes,
+        .reach = azure_reach,
 };

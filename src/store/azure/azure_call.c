@@ -45,7 +45,7 @@ static char *make_url(const struct azure_store *azure, const struct object_call 
         return object_take(&buf);
 }
 
-static enum nebula_status find_credential(struct azure_store *azure, struct nebula_error *error)
+enum nebula_status azure_find_credential(struct azure_store *azure, struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_OK;
 
@@ -68,7 +68,7 @@ enum nebula_status azure_send(struct object_store *store, const struct object_ca
 {
         struct azure_store *azure = (struct azure_store *)store;
         struct azure_signing signing = { .azure = azure, .call = call };
-        enum nebula_status status = find_credential(azure, error);
+        enum nebula_status status = azure_find_credential(azure, error);
         char *url = status ? NULL : make_url(azure, call), *path = NULL;
         struct url parts;
 

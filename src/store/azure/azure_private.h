@@ -8,6 +8,7 @@
  *      azure_call.c        one request
  *      azure_sign.c        its signature
  *      azure_fail.c        what its failure means
+ *      azure_reach.c       how the store is reached, for people
  *      azure_copy.c        copies inside the account
  *      azure_upload.c      blocks, and the list that makes them a blob
  */
@@ -76,6 +77,12 @@ enum nebula_status azure_send(struct object_store *store, const struct object_ca
 /* The URL of a blob, with its SAS where `with_sas` and there is one. NULL: no memory. */
 char *azure_blob_url(const struct azure_store *azure, const char *key, bool with_sas);
 void azure_crc64_text(const void *data, uint64_t size, char ret_text[OBJECT_SUM_SIZE]);
+
+/* Finds the credential, unless it was found before. */
+enum nebula_status azure_find_credential(struct azure_store *azure, struct nebula_error *error);
+
+/* azure_reach.c */
+enum nebula_status azure_reach(struct store *store, struct store_reach *ret_reach, struct nebula_error *error);
 
 /* azure_fail.c */
 enum nebula_status azure_fail(const struct object_store *store, enum object_deed deed, const char *key, const struct http_response *response,

@@ -88,6 +88,8 @@ void http_response_done(struct http_response *response);
 #define HTTP_DATE_SIZE 32
 void http_date_format(int64_t seconds, char ret_text[HTTP_DATE_SIZE]);
 bool http_date_parse(const char *text, int64_t *ret_seconds);
+/* For people: "https, ..." with whose certificates are trusted, or "http, ...". */
+void http_describe(const char *url, char *ret_text, size_t size);
 
 /* So many callers at once can be of use to one host. */
 uint32_t http_width(void);

@@ -138,6 +138,22 @@ static bool must_end(struct transfer *transfer)
         return transfer->is_stopped || transfer->is_quiet;
 }
 
+void http_describe(const char *url, char *ret_text, size_t size)
+{
+        static const char *const names[] = { "SSL_CERT_FILE", "CURL_CA_BUNDLE", "SSL_CERT_DIR" };
+        const char *name = NULL;
+        struct url split;
+
+        for (size_t i = sizeof names / sizeof names[0]; i--;)
+                name = conf_env(names[i]) ? names[i] : name;
+        if (!strncmp(url, "https://", 8))
+                snprintf(ret_text, size, "https, TLS 1.2 or newer, certificates of %s%s", name ? "$" : "", name ? name : "the system");
+        else if (url_split(url, &split) && url_is_loopback(&split))
+                snprintf(ret_text, size, "http, to this machine only");
+        else
+                snprintf(ret_text, size, "http: keys and data cross the network unencrypted");
+}
+
 static void set_trust(CURL *curl)
 {
         const char *file = conf_env("SSL_CERT_FILE"), *directory = conf_env("SSL_CERT_DIR");

@@ -1,0 +1,142 @@
+"""`nebula doctor --path URL`: what works of a store, and what to do about what does not."""
+
+import base64
+import hashlib
+import hmac
+import http.server
+import json
+import os
+import threading
+import time
+import urllib.parse
+
+import pytest
+
+
+def checks(result):
+    return {one["check"]: one for one in json.loads(result.stdout)["checks"]}
+
+
+def service_sas(permissions, end):
+    """A SAS of the container `training`, as the emulator's account signs it."""
+    parts = dict(part.split("=", 1) for part in os.environ["AZURE_STORAGE_CONNECTION_STRING"].split(";") if part)
+    version, resource = "2021-12-02", f"/blob/{parts['AccountName']}/training"
+    text = "\n".join([permissions, "", end, resource, "", "", "", version, "c", "", "", "", "", "", "", ""])
+    signature = base64.b64encode(
+        hmac.new(base64.b64decode(parts["AccountKey"]), text.encode(), hashlib.sha256).digest()
+    )
+    query = {"sp": permissions, "se": end, "sv": version, "sr": "c", "sig": signature.decode()}
+    return f"{parts['BlobEndpoint']}/training/sas?{urllib.parse.urlencode(query)}", signature.decode()
+
+
+@pytest.fixture
+def sas(azurite, monkeypatch):
+    def call(permissions, end):
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite["AZURE_STORAGE_CONNECTION_STRING"])
+        made = service_sas(permissions, end)
+        monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
+        return made
+
+    return call
+
+
+def test_all_that_a_job_needs_is_tried_and_nothing_is_left(run, make, storage, tmp_path):
+    store = make("t", "a.pt=10")
+    assert run("copy", store, storage).returncode == 0
+    told = run("doctor", "--path", storage, "--json")
+    assert told.returncode == 0
+    found = checks(told)
+    for name in ("clock", "may list", "may write", "conditional write", "may read", "speed", "may remove"):
+        assert found[name]["verdict"] == "ok", found[name]
+    assert found["checkpoints"]["found"].startswith("1 complete") and "MiB/s" in found["speed"]["found"]
+    if storage.startswith("az"):
+        assert (
+            found["credentials"]["found"] == "the key of account devstoreaccount1, from AZURE_STORAGE_CONNECTION_STRING"
+        )
+        assert "storage" not in found and "this machine" in found["transport"]["found"]
+    assert (
+        run("copy", storage, tmp_path / "back").returncode == 0
+    )  # readers are not disturbed by what is left, if it is
+    again = checks(run("doctor", "--path", storage, "--json"))
+    assert again["checkpoints"] == found["checkpoints"]
+    left = [path for path in (tmp_path / "other storage").rglob("*") if "doctor" in path.name]
+    assert left == []
+    assert "Eby8vdM02x" not in told.stdout + told.stderr
+
+
+def test_a_reader_learns_which_right_it_lacks(run, sas):
+    path, signature = sas("rl", "2099-01-01T00:00:00Z")
+    told = run("doctor", "--path", path, "--json")
+    found = checks(told)
+    assert told.returncode == 1
+    assert (
+        found["credentials"]["verdict"] == "ok"
+        and "permissions rl, valid until 2099-01-01" in found["credentials"]["found"]
+    )
+    assert found["may list"]["verdict"] == "ok"
+    assert found["may write"]["verdict"] == "BAD" and "c and w in the SAS" in found["may write"]["advice"]
+    assert signature not in told.stdout + told.stderr and urllib.parse.quote(signature) not in told.stdout + told.stderr
+
+
+def test_an_expired_sas_is_called_expired_and_never_shown(run, sas):
+    path, signature = sas("racwdl", "2020-01-01T00:00:00Z")
+    told = run("doctor", "--path", path)
+    assert told.returncode == 1 and "it has expired" in told.stdout
+    for text in (signature, urllib.parse.quote(signature), "sig="):
+        assert text not in told.stdout + told.stderr
+
+
+def test_a_signature_in_a_url_that_no_driver_takes_is_not_shown(run):
+    for url in ("nope://host/c?sig=SECRET", "nope://user:SECRET@host/c"):
+        for command in (["doctor", "--path", url], ["list", "--path", url], ["copy", url, "d"]):
+            told = run(*command)
+            assert (
+                told.returncode
+                and "SECRET" not in told.stdout + told.stderr
+                and "no driver" in told.stdout + told.stderr
+            )
+
+
+class Late(http.server.BaseHTTPRequestHandler):
+    """A service whose clock is 20 minutes ahead of this machine's, and that therefore refuses each request."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(403)
+        self.send_header("x-ms-request-id", "1")
+        self.send_header("x-ms-error-code", "AuthenticationFailed")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = answer  # noqa: N815
+
+    def date_time_string(self, timestamp=None):
+        return super().date_time_string(time.time() + 1200)
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_a_clock_that_is_20_minutes_off_is_named(run, monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Late)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "c2VjcmV0")
+    told = run("doctor", "--path", f"http://127.0.0.1:{server.server_port}/account/container/run", "--json")
+    server.shutdown()
+    clock = checks(told)["clock"]
+    assert told.returncode == 1 and clock["verdict"] == "BAD"
+    assert clock["found"].startswith("this machine is 20 min behind the storage") and "NTP" in clock["advice"]
+
+
+def test_a_store_that_does_not_answer_is_waited_for_once(run, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "c2VjcmV0")
+    begun = time.monotonic()
+    told = run("doctor", "--path", "http://127.0.0.1:9/account/container/run", "--json")
+    found = checks(told)
+    assert told.returncode == 1 and time.monotonic() - begun < 30
+    assert found["clock"]["verdict"] == "BAD" and "network" in found["clock"]["advice"]
+    assert all(
+        found[name]["found"].startswith("not tried") for name in ("may list", "may write", "speed", "checkpoints")
+    )
