@@ -1,34 +1,42 @@
-"""What of storage is the `nebula` command's work: removing a version as the rules of its layout want it."""
+"""What of storage is the `nebula` command's work: removing a version as the rules of its layout want it, and pins."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 
 from . import _nebula, guards, locate
-from .errors import NebulaConfigError, NebulaError, NebulaUnavailable
+from .errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaStorageError, NebulaUnavailable
 
-__all__ = ["remove", "was_removed"]
+__all__ = ["call", "remove", "was_removed"]
 
 LIMIT_S = 600
+_KINDS = {2: NebulaConfigError, 3: NebulaNotFound, 4: NebulaStorageError, 5: NebulaConfigError}  # exit codes of docs/cli.md
 
 
 def remove(persist_path: str | None, tag: str) -> None:
-    """Removes a version from storage. Raises NebulaConfigError for the newest, and without a storage path."""
+    """Removes a version from storage. Raises NebulaConfigError for the newest and for a pinned one, and without a storage path."""
     if persist_path is None:
         raise NebulaConfigError(f"{tag} is in memory only, where newer versions take its place")
+    call(persist_path, f"{tag} is not removed", "prune", "--yes", "--tag", tag)
+
+
+def call(persist_path: str, what: str, *words: str) -> dict:
+    """What `nebula WORDS` answers about a storage path. `what`: the beginning of the sentence about a failure."""
     command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     if command is None:
-        raise NebulaUnavailable("the `nebula` command of this installation is not found, which removes versions")
-    line = [command, "prune", "--path", persist_path, "--tag", tag, "--yes"]
+        raise NebulaUnavailable(f"{what}: the `nebula` command of this installation is not found")
+    line = [command, words[0], "--json", "--path", persist_path, *words[1:]]
     try:
         done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
-    except (OSError, subprocess.TimeoutExpired) as failure:
-        raise NebulaUnavailable(f"{tag} cannot be removed by {command}: {failure}") from failure
-    if done.returncode:
-        text = (done.stderr or done.stdout).strip().removeprefix("nebula prune: ")
-        kind = NebulaConfigError if "stays" in text else NebulaError
-        raise kind(f"{tag} is not removed: {text}")
+        answer = json.loads(done.stdout or "{}")
+    except (OSError, ValueError, subprocess.TimeoutExpired) as failure:
+        raise NebulaUnavailable(f"{what} by {command}: {failure}") from failure
+    if done.returncode == 0:
+        return answer
+    text = answer.get("error", {}).get("message") or done.stderr.strip()
+    raise _KINDS.get(done.returncode, NebulaError)(f"{what}: {text}")
 
 
 def was_removed(persist_path: str | None, tag: str, state: str) -> bool:

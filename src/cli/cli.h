@@ -69,12 +69,14 @@ int command_doctor(int argc, char **argv);
 int command_help(int argc, char **argv);
 int command_inspect(int argc, char **argv);
 int command_list(int argc, char **argv);
+int command_pin(int argc, char **argv);
 int command_prune(int argc, char **argv);
 int command_python(int argc, char **argv);
 int command_restore(int argc, char **argv);
 int command_status(int argc, char **argv);
 int command_stop(int argc, char **argv);
 int command_store(int argc, char **argv);
+int command_unpin(int argc, char **argv);
 int command_verify(int argc, char **argv);
 int command_version(int argc, char **argv);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cli/about.h"
 #include "cli/cli.h"
 #include "cli/cli_agent.h"
 #include "cli/human.h"
@@ -11,6 +12,7 @@
 #include "cli/table.h"
 #include "cli/target.h"
 #include "os/os.h"
+#include "store/pins.h"
 
 /* The number of records of a zip image; -1 if it is no zip or cannot be read. */
 static int64_t count_records(struct store *store, const struct manifest *manifest, const struct manifest_file *file)
@@ -58,8 +60,12 @@ static json_t *describe_file(struct store *store, const struct manifest *manifes
 /* The whole answer as JSON; the text for people is printed from it. */
 static json_t *describe(struct store *store, const struct manifest *manifest)
 {
-        json_t *files = json_array(), *ranks = json_array();
+        json_t *files = json_array(), *ranks = json_array(), *about = about_load(store, manifest), *version;
+        struct pins pins = { 0 };
+        const struct pin *pin;
 
+        pins_load(store, true, &pins, NULL);
+        pin = pins_find(&pins, manifest->tag);
         for (size_t r = 0; r < manifest->record_count; r++) {
                 const struct manifest_record *entry = &manifest->records[r];
                 struct record record = { 0 };
@@ -77,11 +83,18 @@ static json_t *describe(struct store *store, const struct manifest *manifest)
                                 json_array_append_new(files, describe_file(store, manifest, &manifest->files[i], &record));
                 record_done(&record);
         }
-        return json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:o}", "tag", manifest->tag, "job",
+        version = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:o, s:s?}", "tag", manifest->tag, "job",
                          manifest->job, "run", manifest->run, "generation", (json_int_t)manifest->generation, "step",
                          (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "committed_at",
                          (double)manifest->sequence / 1e9, "size", (json_int_t)manifest_size(manifest), "path",
-                         store->root, "files", files, "ranks", ranks);
+                         store->root, "files", files, "ranks", ranks, "pinned", pin ? pin->reason : NULL);
+        if (about) {
+                json_object_set(version, "metrics", json_object_get(about, "metrics"));
+                json_object_set(version, "metadata", json_object_get(about, "metadata"));
+        }
+        json_decref(about);
+        pins_done(&pins);
+        return version;
 }
 
 static int64_t integer(const json_t *object, const char *key)
@@ -149,6 +162,15 @@ static void print_ranks(const json_t *version)
         table_free(table);
 }
 
+static void print_said(const json_t *version, const char *name)
+{
+        char *text = about_text(json_object_get(version, name));
+
+        if (text)
+                term_print(STYLE_PLAIN, "  %-10s  %s\n", name, text);
+        free(text);
+}
+
 static void print_version(const json_t *version)
 {
         char size[HUMAN_MAX], time[HUMAN_MAX], age[HUMAN_MAX];
@@ -168,7 +190,12 @@ static void print_version(const json_t *version)
                 term_print(STYLE_PLAIN, "  job         %s\n", text_of(version, "job"));
         if (*text_of(version, "run"))
                 term_print(STYLE_PLAIN, "  run         %s\n", text_of(version, "run"));
-        term_print(STYLE_PLAIN, "  storage     %s\n\n", text_of(version, "path"));
+        term_print(STYLE_PLAIN, "  storage     %s\n", text_of(version, "path"));
+        print_said(version, "metrics");
+        print_said(version, "metadata");
+        if (json_is_string(json_object_get(version, "pinned")))
+                term_print(STYLE_PLAIN, "  pinned      %s\n", *text_of(version, "pinned") ? text_of(version, "pinned") : "yes");
+        printf("\n");
         print_files(version);
         printf("\n");
         print_ranks(version);

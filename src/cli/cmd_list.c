@@ -13,7 +13,8 @@
 int command_list(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        const struct args_option options[] = { CLI_COMMON(common) };
+        bool metrics = false;
+        const struct args_option options[] = { CLI_COMMON(common), { "metrics", ARGS_FLAG, &metrics } };
         struct versions versions;
         struct nebula_error error;
         struct args args;
@@ -23,6 +24,8 @@ int command_list(int argc, char **argv)
                 return CLI_USAGE;
         if (versions_load(common.path, true, &versions, &error))
                 return cli_fail(common.json, &error);
+        if (metrics)
+                versions_load_metrics(&versions);
         code = versions.broken_count ? CLI_WRONG : CLI_OK;
         if (common.json) {
                 code = cli_print_json(versions_json(&versions), code);

@@ -11,6 +11,7 @@
 #include "cli/table.h"
 #include "cli/target.h"
 #include "os/os.h"
+#include "store/pins.h"
 
 struct prune {
         uint64_t keep_last, keep_every; /* 0: not given */
@@ -145,7 +146,24 @@ static enum nebula_status spare_followed(const char *given_path, const char *tag
         return status;
 }
 
-static void print_plan(const struct manifest_scan *scan, const bool *drop, const char *verb)
+/* What is pinned stays whatever the rules say. If --tag names such a version, refuses. */
+static enum nebula_status spare_pinned(struct store *store, const char *tag, const struct manifest_scan *scan, bool *drop, struct pins *ret_pins,
+                                       struct nebula_error *error)
+{
+        enum nebula_status status = pins_load(store, true, ret_pins, error);
+
+        for (size_t i = 0; i < scan->count && !status; i++) {
+                const struct pin *pin = drop[i] ? pins_find(ret_pins, scan->manifests[i].tag) : NULL;
+
+                if (pin && tag)
+                        status = error_set(error, NEBULA_BUSY, 0, "\"%s\" stays: it is pinned%s%.200s; see `nebula unpin --help`", tag,
+                                           *pin->reason ? ": " : "", pin->reason);
+                drop[i] = drop[i] && !pin;
+        }
+        return status;
+}
+
+static void print_plan(const struct manifest_scan *scan, const bool *drop, const struct pins *pins, const char *verb)
 {
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "SIZE", TABLE_RIGHT, false },
@@ -165,27 +183,28 @@ static void print_plan(const struct manifest_scan *scan, const bool *drop, const
                         table_cell(table, STYLE_PLAIN, "%" PRId64, one->step);
                 table_cell(table, STYLE_PLAIN, "%s", human_size(manifest_size(one), size));
                 table_cell(table, STYLE_PLAIN, "%s", human_age((double)one->sequence / 1e9, now, age));
-                table_cell(table, drop[i] ? STYLE_BAD : STYLE_GOOD, "%s%s", drop[i] ? verb : "stays", one->is_abandoned ? ", abandoned" : "");
+                table_cell(table, drop[i] ? STYLE_BAD : STYLE_GOOD, "%s%s%s", drop[i] ? verb : "stays", one->is_abandoned ? ", abandoned" : "",
+                           pins_find(pins, one->tag) ? ", pinned" : "");
         }
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);
 }
 
-static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, bool is_done, uint64_t bytes)
+static json_t *plan_json(const struct manifest_scan *scan, const bool *drop, const struct pins *pins, bool is_done, uint64_t bytes)
 {
         json_t *removed = json_array(), *kept = json_array();
 
         for (size_t i = 0; i < scan->count; i++)
                 json_array_append_new(drop[i] ? removed : kept,
-                                      json_pack("{s:s, s:s, s:I, s:I, s:b}", "tag", scan->manifests[i].tag, "job",
+                                      json_pack("{s:s, s:s, s:I, s:I, s:b, s:b}", "tag", scan->manifests[i].tag, "job",
                                                 scan->manifests[i].job, "step", (json_int_t)scan->manifests[i].step, "size",
                                                 (json_int_t)manifest_size(&scan->manifests[i]), "abandoned",
-                                                scan->manifests[i].is_abandoned));
+                                                scan->manifests[i].is_abandoned, "pinned", pins_find(pins, scan->manifests[i].tag) != NULL));
         return json_pack("{s:b, s:I, s:o, s:o}", "dry_run", !is_done, "bytes", (json_int_t)bytes, "removed", removed, "kept",
                          kept);
 }
 
-static int carry_out(const struct prune *prune, bool json, struct store *store, const struct manifest_scan *scan,
+static int carry_out(const struct prune *prune, bool json, struct store *store, const struct manifest_scan *scan, const struct pins *pins,
                      bool *drop)
 {
         struct nebula_error error = { 0 };
@@ -207,9 +226,9 @@ static int carry_out(const struct prune *prune, bool json, struct store *store, 
                 count++;
         }
         if (json)
-                return cli_print_json(plan_json(scan, drop, prune->yes, bytes), CLI_OK);
+                return cli_print_json(plan_json(scan, drop, pins, prune->yes, bytes), CLI_OK);
         if (scan->count)
-                print_plan(scan, drop, prune->yes ? "removed" : "would go");
+                print_plan(scan, drop, pins, prune->yes ? "removed" : "would go");
         if (!count)
                 printf("nothing to remove\n");
         else if (prune->yes)
@@ -231,6 +250,7 @@ int command_prune(int argc, char **argv)
                 { "abandoned", ARGS_FLAG, &prune.abandoned }, { "yes", ARGS_FLAG, &prune.yes },
         };
         struct manifest_scan scan = { 0 };
+        struct pins pins = { 0 };
         struct nebula_error error;
         struct store *store = NULL;
         bool *drop = NULL;
@@ -254,15 +274,17 @@ int command_prune(int argc, char **argv)
         if (!drop) {
                 error_set(&error, NEBULA_NO_MEMORY, 0, "no memory to plan for %zu checkpoints", scan.count);
                 code = cli_fail(common.json, &error);
-        } else if (plan(&prune, &scan, drop, &error) || spare_followed(common.path, prune.tag, &scan, drop, &error)) {
+        } else if (plan(&prune, &scan, drop, &error) || spare_followed(common.path, prune.tag, &scan, drop, &error) ||
+                   spare_pinned(store, prune.tag, &scan, drop, &pins, &error)) {
                 code = cli_fail(common.json, &error);
                 if (error.status == NEBULA_BUSY)
                         code = CLI_REFUSED;
         } else {
-                code = carry_out(&prune, common.json, store, &scan, drop);
+                code = carry_out(&prune, common.json, store, &scan, &pins, drop);
         }
 out:
         free(drop);
+        pins_done(&pins);
         manifest_scan_done(&scan);
         if (store)
                 store_close(store);

@@ -18,9 +18,10 @@ const struct cli_command cli_commands[] = {
           "until Ctrl-C.\n\n"
           "  nebula status --watch --path /scratch/run7\n",
           command_status },
-        { "list", "nebula list [--path DIR] [--json]", "all complete checkpoints, in memory and in storage",
+        { "list", "nebula list [--metrics] [--path DIR] [--json]", "all complete checkpoints, in memory and in storage",
           "Oldest first. STATE is the promise each one keeps: durable survives power\n"
-          "loss, committed survives the death of the trainer.\n\n"
+          "loss, committed survives the death of the trainer. --metrics also shows what the\n"
+          "program said of each version.\n\n"
           "  nebula list --path /scratch/run7\n",
           command_list },
         { "inspect", "nebula inspect TAG [NAME] [--path DIR] [--json]", "the files, ranks, sizes and times of one checkpoint",
@@ -39,6 +40,13 @@ const struct cli_command cli_commands[] = {
           "--force. From memory it works while the agent still holds the version.\n\n"
           "  nebula restore latest --to ./out && python3 -c 'import torch; torch.load(\"out/model.pt\")'\n",
           command_restore },
+        { "pin", "nebula pin [TAG [--reason TEXT] [--early]] [--path DIR] [--json]", "keep a checkpoint, whatever the rules say",
+          "No rule of a job and no `nebula prune` removes a pinned checkpoint. TAG may be\n"
+          "\"latest\". Without TAG: the pins there are. --early: TAG need not be there yet.\n\n"
+          "  nebula pin global_step500 --reason \"the paper's figure 3\"\n",
+          command_pin },
+        { "unpin", "nebula unpin TAG [--path DIR] [--json]", "let the rules hold for a checkpoint again",
+          "\n  nebula unpin global_step500\n", command_unpin },
         { "prune", "nebula prune (--keep-last N | --keep-every K | --abandoned | --tag TAG) [--yes] [--job NAME] [--path DIR] [--json]", "remove old checkpoints from storage",
           "Shows what would be removed; --yes removes it. A checkpoint that one of the rules\n"
           "keeps stays. The newest complete checkpoint always stays, and so does every file\n"

@@ -8,6 +8,8 @@
 #include "agent/catalogue/retention.h"
 #include "base/error.h"
 #include "cli/cli_agent.h"
+#include "cli/about.h"
+#include "cli/cli.h"
 #include "cli/human.h"
 #include "os/os.h"
 
@@ -122,7 +124,7 @@ enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t
         return mark_abandoned(versions, error);
 }
 
-static enum nebula_status scan_path(const char *path, struct manifest_scan *ret_scan, struct nebula_error *error)
+static enum nebula_status scan_path(const char *path, struct manifest_scan *ret_scan, struct pins *ret_pins, struct nebula_error *error)
 {
         struct store *store;
         enum nebula_status status = store_open(path, &store, error);
@@ -130,6 +132,10 @@ static enum nebula_status scan_path(const char *path, struct manifest_scan *ret_
         if (status)
                 return status;
         status = manifest_scan(store, ret_scan, error);
+        if (!status && pins_load(store, true, ret_pins, error)) {
+                cli_complain("the pins cannot be read: %s", error ? error->message : "");
+                *ret_pins = (struct pins){ 0 };
+        }
         store_close(store);
         return status;
 }
@@ -149,7 +155,7 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
                 cli_agent_close(agent);
         }
         if (*versions.path) {
-                status = scan_path(versions.path, &scan, error);
+                status = scan_path(versions.path, &scan, &versions.pins, error);
                 /* Nothing has been persisted yet: the first file makes the directory. */
                 if (status == NEBULA_NOT_FOUND && json_array_size(json_object_get(report, "versions")))
                         status = NEBULA_OK;
@@ -167,8 +173,30 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
         return status;
 }
 
+void versions_load_metrics(struct versions *versions)
+{
+        struct store *store;
+
+        versions->metrics = calloc(versions->count + 1, sizeof *versions->metrics);
+        if (!versions->metrics || !*versions->path || store_open(versions->path, &store, NULL))
+                return;
+        for (size_t i = 0; i < versions->count; i++) {
+                struct manifest manifest = { 0 };
+
+                if (versions->list[i].in_storage && !manifest_load(store, versions->list[i].tag, &manifest, NULL))
+                        versions->metrics[i] = about_load(store, &manifest);
+                manifest_done(&manifest);
+        }
+        store_close(store);
+}
+
 void versions_done(struct versions *versions)
 {
+        for (size_t i = 0; versions->metrics && i < versions->count; i++)
+                json_decref(versions->metrics[i]);
+        free(versions->metrics);
+        versions->metrics = NULL;
+        pins_done(&versions->pins);
         free(versions->list);
         versions->list = NULL;
         versions->count = 0;
@@ -180,19 +208,24 @@ json_t *versions_json(const struct versions *versions)
 
         for (size_t i = 0; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
-                json_t *where = json_array();
+                const struct pin *pin = pins_find(&versions->pins, one->tag);
+                json_t *where = json_array(), *row;
 
                 if (one->in_memory)
                         json_array_append_new(where, json_string("memory"));
                 if (one->in_storage)
                         json_array_append_new(where, json_string("storage"));
-                json_array_append_new(list,
-                                      json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:f, s:o, s:b, s:s}", "tag", one->tag, "job",
+                row = json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:f, s:o, s:b, s:s, s:s?}", "tag", one->tag, "job",
                                                 one->job, "step", (json_int_t)one->step, "generation",
                                                 (json_int_t)one->generation, "state", one->state, "size",
                                                 (json_int_t)one->size, "files", (json_int_t)one->file_count,
                                                 "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "error",
-                                                one->error));
+                                                one->error, "pinned", pin ? pin->reason : NULL);
+                if (versions->metrics && versions->metrics[i]) {
+                        json_object_set(row, "metrics", json_object_get(versions->metrics[i], "metrics"));
+                        json_object_set(row, "metadata", json_object_get(versions->metrics[i], "metadata"));
+                }
+                json_array_append_new(list, row);
         }
         return json_pack("{s:s, s:b, s:o, s:I, s:s}", "path", versions->path, "agent", versions->has_agent, "versions",
                          list, "broken", (json_int_t)versions->broken_count, "first_broken", versions->broken);
@@ -210,12 +243,20 @@ void versions_print(const struct versions *versions, size_t first)
         static const struct table_column columns[] = {
                 { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
                 { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
-                { "WHERE", TABLE_LEFT, false },
+                { "WHERE", TABLE_LEFT, false }, { "METRICS", TABLE_LEFT, true }, { "PINNED", TABLE_LEFT, true },
         };
-        struct table *table = table_new(columns, sizeof columns / sizeof columns[0]);
+        struct table_column chosen[sizeof columns / sizeof columns[0]];
+        size_t fixed = sizeof columns / sizeof columns[0] - 2, count = fixed;
+        struct table *table;
         double now = (double)os->wall_ns() / 1e9;
-        char size[HUMAN_MAX], age[HUMAN_MAX];
+        char size[HUMAN_MAX], age[HUMAN_MAX], *said;
 
+        memcpy(chosen, columns, fixed * sizeof *columns);
+        if (versions->metrics)
+                chosen[count++] = columns[fixed];
+        if (versions->pins.count)
+                chosen[count++] = columns[fixed + 1];
+        table = table_new(chosen, count);
         for (size_t i = first; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
 
@@ -233,6 +274,16 @@ void versions_print(const struct versions *versions, size_t first)
                 table_cell(table, STYLE_PLAIN, "%s", human_age(one->moved, now, age));
                 table_cell(table, STYLE_PLAIN, "%s%s%s", one->in_memory ? "memory" : "",
                            one->in_memory && one->in_storage ? "+" : "", one->in_storage ? "storage" : "");
+                if (versions->metrics) {
+                        said = about_text(json_object_get(versions->metrics[i], "metrics"));
+                        table_cell(table, STYLE_PLAIN, "%s", said ? said : "");
+                        free(said);
+                }
+                if (versions->pins.count) {
+                        const struct pin *pin = pins_find(&versions->pins, one->tag);
+
+                        table_cell(table, STYLE_PLAIN, "%s", !pin ? "" : *pin->reason ? pin->reason : "yes");
+                }
         }
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);

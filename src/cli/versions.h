@@ -9,6 +9,7 @@
 
 #include "cli/table.h"
 #include "cli/target.h"
+#include "store/pins.h"
 
 struct version {
         char tag[256], job[256];
@@ -30,6 +31,8 @@ struct versions {
         size_t broken_count; /* unreadable manifests */
         char broken[512];    /* message about the first of them */
         bool has_agent;
+        struct pins pins;    /* of the storage path */
+        json_t **metrics;    /* per version: what its program said of it, or NULL; NULL: not asked for (versions_load_metrics) */
 };
 
 /* A missing agent is no error. A missing storage path is no error if an agent answers. ask_agent false: reads only storage. */
@@ -37,6 +40,8 @@ enum nebula_status versions_load(const char *given_path, bool ask_agent, struct 
 /* Merges what was read already; `report` (NEBULA_REPORT_VERSIONS) may be NULL. */
 enum nebula_status versions_merge(const struct manifest_scan *scan, const json_t *report, struct versions *versions,
                                   struct nebula_error *error);
+/* Reads what the programs said of the versions in storage, with two requests each. A version without such a file has none. */
+void versions_load_metrics(struct versions *versions);
 void versions_done(struct versions *versions);
 json_t *versions_json(const struct versions *versions);
 /* Prints a table for people, from versions->list[first] on. */

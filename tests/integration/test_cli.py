@@ -35,6 +35,8 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "inspect",
         "verify",
         "restore",
+        "pin",
+        "unpin",
         "prune",
         "copy",
         "doctor",

@@ -13,7 +13,7 @@ from pathlib import Path
 import nebulaml as nm
 import pytest
 import torch
-from nebulaml import policy
+from nebulaml import pins, policy
 from waiting import until
 
 
@@ -164,6 +164,28 @@ def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
         manager.wait()
         assert manager.all_steps() == [2, 6, 7]
     assert sorted(path.name for path in place.storage.glob("global_step*")) == ["global_step2", "global_step6", "global_step7"]
+
+
+def test_the_agent_removes_nothing_that_is_pinned(place):
+    """By keep_last alone: no manager decides here."""
+    nm.init(str(place.storage), 0, 2, keep_last=1, on_error="raise")
+
+    def save_one(step):
+        with nm.Checkpoint(f"global_step{step}") as checkpoint:
+            checkpoint.save("model.pt", {"w": torch.full((8,), float(step))})
+        checkpoint.wait("durable", 60)
+
+    def stay():
+        return sorted(path.name for path in place.storage.glob("global_step*"))
+
+    save_one(1)
+    pins.add(str(place.storage), "global_step1", "good")
+    for step in (2, 3):
+        save_one(step)
+    until(lambda: stay() == ["global_step1", "global_step3"], 30, "global_step2 is removed")
+    pins.remove(str(place.storage), "global_step1")
+    save_one(4)
+    until(lambda: stay() == ["global_step4"], 30, "both are removed")
 
 
 def test_without_wait_old_versions_go_in_the_background(place):

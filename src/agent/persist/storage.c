@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
+#include "store/pins.h"
 #include "store/tag_log.h"
 
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
@@ -157,7 +158,7 @@ static bool in_use(const struct job *job, const struct manifest *manifest)
 }
 
 /* Takes the manifests that may go out of the job's list, so that nobody is sent to them any more; with those that went half. */
-static struct manifest *take_dropped(struct job *job, size_t *ret_count)
+static struct manifest *take_dropped(struct job *job, const struct pins *pins, size_t *ret_count)
 {
         size_t count = job->stored.count, dropped = 0, kept = 0;
         struct retain_entry *entries = calloc(count + 1, sizeof *entries);
@@ -175,7 +176,7 @@ static struct manifest *take_dropped(struct job *job, size_t *ret_count)
                                 .sequence = manifest->sequence, .line_began = line_began(&manifest->line),
                                 .line = &manifest->line, .durable = true,
                                 .complete = !strcmp(manifest->job, job->name) && !ancestry_is_rival(job, manifest->run),
-                                .busy = in_use(job, manifest),
+                                .busy = in_use(job, manifest) || pins_find(pins, manifest->tag),
                         };
                 }
                 retain_mark(entries, count);
@@ -305,13 +306,18 @@ void storage_retain(struct catalogue *catalogue, struct job *job)
         struct nebula_error error = { 0 };
         struct manifest *dropped;
         struct store *store;
+        struct pins pins;
         size_t count;
         bool looks;
 
         if (storage_open(catalogue, job, &store, &error))
                 return;
+        if (pins_load(store, false, &pins, &error)) {
+                log_event(LOG_LEVEL_WARN, "no checkpoint is removed from %s, since its pins cannot be read: %s", job->persist_path, error.message);
+                return;
+        }
         catalogue_lock(catalogue);
-        dropped = take_dropped(job, &count);
+        dropped = take_dropped(job, &pins, &count);
         looks = any_of_other_runs(job, dropped, count);
         catalogue_unlock(catalogue);
         if (looks)
@@ -321,4 +327,5 @@ void storage_retain(struct catalogue *catalogue, struct job *job)
                 manifest_done(&dropped[i]);
         }
         free(dropped);
+        pins_done(&pins);
 }

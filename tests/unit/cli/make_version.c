@@ -2,10 +2,11 @@
  * make_version - writes one complete version to storage, the way the agent does: files, record, manifest, views.
  *
  *      make_version DIR TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--raw NAME]
- *              NAME=FLOATS...
+ *              [--file NAME=PATH] NAME=FLOATS...
  *
  * Each NAME becomes a torch file: a dict with the float32 tensors "a" (FLOATS values 0, 1, 2, ... plus the
- * generation) and "b" (3 values). --raw NAME adds a file that is no zip. A generation above 1 carries over what it does
+ * generation) and "b" (3 values). --raw NAME adds a file that is no zip, --file one with the
+ * bytes of another, as a zip if its name ends in .pt. A generation above 1 carries over what it does
  * not write. --waits ends at the manifest, as an agent that dies there: TAG/NAME shows the version before still.
  */
 #include <inttypes.h>
@@ -224,6 +225,27 @@ static void write_described(struct maker *maker, const char *description)
         write_torch(maker, name, strtoull(equals + 1, NULL, 10));
 }
 
+/* NAME=PATH */
+static void write_copy(struct maker *maker, const char *description)
+{
+        const char *equals = strchr(description, '=');
+        char name[256], *data;
+        size_t size;
+        void *image;
+
+        if (!equals || equals - description >= (int)sizeof name || os_read_file(equals + 1, 64u << 20, &data, &size)) {
+                fprintf(stderr, "make_version: \"%s\" is not NAME=PATH\n", description);
+                exit(2);
+        }
+        memcpy(name, description, (size_t)(equals - description));
+        name[equals - description] = '\0';
+        image = aligned_alloc(4096, (size + 4096) & ~(size_t)4095);
+        memcpy(image, data, size);
+        write_file(maker, name, image, size, strlen(name) > 3 && !strcmp(name + strlen(name) - 3, ".pt"));
+        free(image);
+        free(data);
+}
+
 int main(int argc, char **argv)
 {
         static _Alignas(4096) char raw[] = "a file that is no zip\n";
@@ -246,7 +268,9 @@ int main(int argc, char **argv)
                 }
         start(&maker);
         for (int i = 3; i < argc; i++)
-                if (!strcmp(argv[i], "--raw"))
+                if (!strcmp(argv[i], "--file"))
+                        write_copy(&maker, argv[++i]);
+                else if (!strcmp(argv[i], "--raw"))
                         write_file(&maker, argv[++i], raw, sizeof raw - 1, false);
                 else if (!strncmp(argv[i], "--", 2))
                         i += strcmp(argv[i], "--waits") != 0;
