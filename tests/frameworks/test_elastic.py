@@ -1,0 +1,140 @@
+"""Nodes are lost and come back: nothing that was committed is lost, and nothing is done twice."""
+
+import time
+from pathlib import Path
+
+import nebulaml as nm
+import pytest
+from elastic_nodes import Cluster
+
+
+@pytest.fixture
+def cluster(node):
+    made = []
+
+    def make(*arguments, **more):
+        made.append(Cluster(node, "elastic_job.py", *arguments, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def losses(cluster):
+    return {row["step"]: row["loss"] for row in nm.MetricsLog(cluster.place / "metrics.jsonl").read()}
+
+
+def bytes_read(pid):
+    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Forty steps of one rank, by way."""
+    from conftest import Node
+
+    found = {}
+
+    def of(way):
+        if way not in found:
+            node = Node(tmp_path_factory.mktemp("whole"))
+            cluster = Cluster(node, "elastic_job.py", "--way", way, "--steps", 40)
+            try:
+                cluster.start("node0")
+                cluster.finish(40, 1)
+                found[way] = losses(cluster)
+            finally:
+                cluster.close()
+                node.close()
+        return found[way]
+
+    return of
+
+
+def close(found, wanted):
+    assert list(found) == list(wanted)
+    for step, loss in found.items():
+        assert loss == pytest.approx(wanted[step], rel=1e-9), step
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_two_one_three_and_two_nodes_train_as_one_undisturbed(cluster, undisturbed, way):
+    """A step that all ranks have committed, and whose copy is in another node's memory, is not computed again."""
+    job = cluster("--way", way, "--replicas", 1, "--steps", 40)
+    job.start("node0", "node1")
+    job.train(10, 2)
+    job.lose("node0")
+    job.train(20, 1)
+    assert [one["resumed"] for one in job.resumes(1)] == [10]
+    job.start("node2", "node3")
+    job.train(30, 3)
+    assert {one["resumed"] for one in job.resumes(3)} == {20}
+    job.lose("node2")
+    job.finish(40, 2)
+    assert {one["resumed"] for one in job.resumes(2)} == {0, 30}
+    close(losses(job), undisturbed(way))
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_a_survivor_resumes_from_memory_and_reads_nothing_from_storage(cluster, node, way):
+    """Its state has more than 6 MB. What DCP saved is durable too, and the rest is in memory only."""
+    job = cluster("--way", way, "--replicas", 1, "--interval", 3600)
+    job.start("node0", "node1")
+    job.train(10, 2)
+    if way == "ddp":
+        assert not list(node.persist.glob("global_step10/*.pt"))
+    else:
+        node.wait_durable("global_step10")
+        time.sleep(1)
+    agent = job.agent("node1")
+    before = bytes_read(agent)
+    job.lose("node0")
+    job.open_gate(11, 1)
+    (resumed,) = job.until(lambda said: job.resumes(1), "a resume")
+    assert resumed["resumed"] == 10 and resumed["state"] in (("committed", "replicated") if way == "ddp" else ("durable",))
+    assert bytes_read(agent) - before < 200_000, "the agent has read more than documents"
+    job.train(11, 1)
+
+
+def test_without_copies_the_newest_durable_version_is_resumed(cluster, node):
+    job = cluster("--steps", 40)
+    job.start("node0", "node1")
+    job.train(10, 2)
+    node.wait_durable("global_step10")
+    job.lose("node0")
+    job.train(12, 1)
+    assert [one["resumed"] for one in job.resumes(1)] == [10]
+
+
+def test_a_node_that_returns_with_older_memory_does_not_bring_back_what_was_left(cluster, undisturbed):
+    """Its share of step 10, and that of the node that went on from step 1 without it, are a whole version of a dead line."""
+    job = cluster("--interval", 3600, "--steps", 40)
+    job.start("node0", "node1")
+    job.train(10, 2)
+    job.lose("node1", keeps_memory=True)
+    job.train(6, 1)
+    assert [one["resumed"] for one in job.resumes(1)] == [1]
+    job.start("node1")
+    job.train(8, 2)
+    assert {one["resumed"] for one in job.resumes(2)} == {0, 6}
+    job.finish(40, 2)
+    close(losses(job), undisturbed("ddp"))
+
+
+def test_nodes_that_are_lost_in_a_save_a_resume_and_a_rendezvous_change_no_loss(cluster, undisturbed):
+    job = cluster("--replicas", 1, "--steps", 40)
+    job.open_gate(40, 1)
+    job.start("node0", "node1")
+    job.until(lambda said: max(losses(job), default=0) >= 5, "step 5")  # it saves after each step
+    job.lose("node0")
+    job.until(lambda said: job.resumes(1), "a resume alone")  # which may go on
+    job.start("node2")
+    time.sleep(4)  # in its start, or the rendezvous
+    job.lose("node2")
+    job.start("node3")
+    job.until(lambda said: [one for one in said if one["node"] == "node3"] or max(losses(job), default=0) >= 39, "node3")
+    job.lose("node3")
+    job.finish(40, 1)
+    close(losses(job), undisturbed("ddp"))
