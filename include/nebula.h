@@ -191,6 +191,15 @@ NEBULA_API void nebula_session_close(nebula_session *session);
 /* Waits until every save that has returned is complete in memory or has failed. timeout_ms < 0: no limit. */
 NEBULA_API enum nebula_status nebula_session_settle(nebula_session *session, int64_t timeout_ms,
         struct nebula_error *ret_error);
+/*
+ * Foretells a file of the next checkpoints, so that the first save finds memory as the later ones do. The agent makes images for two versions, and
+ * this process asks for huge pages for the ranges and starts its copying threads. All of that happens in the background; the call returns at once.
+ * `pickle_size`: bytes of the pickle that will be saved with nebula_checkpoint_save_pickle; 0: nebula_checkpoint_save_bytes will save the ranges.
+ * A range with data NULL foretells memory that does not exist yet. Call it once for each file, before the first save. The memory tier's budget
+ * bounds the images; other saves take their room if they need it. A file that turns out larger is saved as one that was not foretold.
+ */
+NEBULA_API enum nebula_status nebula_session_prepare(nebula_session *session, size_t pickle_size, const struct nebula_range *ranges,
+        size_t count, struct nebula_error *ret_error);
 /* Sets a callback for programs that register images with a device in `fill`. `unmapping` is called before such an
  * image is unmapped, on any thread that makes a call on the session, and must take the registration back. It must
  * not make a call on this session. */

@@ -49,6 +49,7 @@ from .api import (
     is_initialized,
     list_checkpoints,
     persist_path,
+    prepare,
     stats,
     unpublish,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "is_initialized",
     "list_checkpoints",
     "persist_path",
+    "prepare",
     "stats",
     "unpublish",
 ]

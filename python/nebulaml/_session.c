@@ -7,6 +7,7 @@
  * no checkpoint is ever left without one.
  */
 #include "_nebula.h"
+#include "_ranges.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -300,10 +301,30 @@ static PyObject *session_find_published(PyObject *self, PyObject *path)
         return status == NEBULA_OK ? Py_BuildValue("Ns", checkpoint_object(self, checkpoint), name) : nebula_raise(&error);
 }
 
+static PyObject *session_prepare(PyObject *self, PyObject *arguments)
+{
+        nebula_session *handle = ((struct session *)self)->handle;
+        struct ranges *found;
+        Py_ssize_t pickle_size;
+        struct nebula_error error = { 0 };
+        enum nebula_status status;
+
+        if (!PyArg_ParseTuple(arguments, "nO!", &pickle_size, ranges_type, &found))
+                return NULL;
+        found->is_fixed = true; /* C reads it without the GIL */
+        Py_BEGIN_ALLOW_THREADS
+        status = nebula_session_prepare(handle, (size_t)pickle_size, found->ranges, found->count, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
 static PyMethodDef session_methods[] = {
         { "configure", (PyCFunction)(void (*)(void))session_configure, METH_VARARGS | METH_KEYWORDS, "New options for what follows." },
         { "flush", session_flush, METH_VARARGS, "flush(tag or None, timeout_ms): returns when it is durable." },
         { "settle", session_settle, METH_O, "settle(timeout_ms): returns when no save is being copied any more." },
+        { "prepare", session_prepare, METH_VARARGS, "prepare(pickle_size, Ranges): foretells such a file, whose memory is made in the background" },
         { "begin", session_begin, METH_VARARGS, "begin(tag, file_count) -> Checkpoint" },
         { "latest", session_latest, METH_VARARGS, "latest(persist_path or None) -> Checkpoint" },
         { "find", session_find, METH_VARARGS, "find(tag, persist_path or None, generation=0, sequence=0) -> Checkpoint" },

@@ -22,6 +22,7 @@ __all__ = [
     "is_initialized",
     "list_checkpoints",
     "persist_path",
+    "prepare",
     "stats",
     "unpublish",
 ]
@@ -33,6 +34,7 @@ get_checkpoint = default.get_checkpoint
 get_latest_checkpoint = default.get_latest_checkpoint
 get_latest_checkpoint_path = default.get_latest_checkpoint_path
 list_checkpoints = default.list_checkpoints
+prepare = default.prepare
 stats = default.stats
 unpublish = default.unpublish
 _remove = default._remove

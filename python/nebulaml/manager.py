@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from . import _nebula, about, agree, engine, notices, pins, storage_tool
+from . import _nebula, about, agree, engine, notices, pins, preparing, storage_tool
 from . import items as kinds
 from .checkpoint import Checkpoint, milliseconds
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound
@@ -116,12 +116,17 @@ class Manager:
     # -- saving
 
     def prepare(self, items: Mapping[str, Any]) -> None:
-        """Looks at what will be saved, so that the first save finds the agent connected and everything imported."""
-        for item in items.values():
-            kinds.state_of(item)
-        for name in ("pickling", "device", "loading"):
-            engine.part(name)
-        self._guarded("preparing", lambda: self._engine.session(patient=True))
+        """Makes memory for the first save, in the background: call it when model and optimizer are there, before training.
+
+        Without it the first two saves wait until the agent has found memory. State that an optimizer of torch will make at its
+        first step is counted. Nothing is saved, and nothing is changed.
+        """
+        _check_names(items)
+        place = self._engine.place()
+        for name, item in items.items():
+            if place.rank == 0 or name not in self._replicated:
+                self._guarded("preparing", lambda item=item: preparing.prepare(self._engine, kinds.state_of(item), item))
+        engine.part("loading")
 
     @property
     def stop_requested(self) -> bool:

@@ -211,6 +211,17 @@ class Session:
         folder = os.path.join(root.removeprefix("file://"), _nebula.encode_name(latest.tag))
         return os.path.join(folder, _nebula.encode_name(name))
 
+    def prepare(self, *objects: Any) -> None:
+        """Makes memory for the first save of such objects, in the background: one file each, the arguments of later ``save`` calls.
+
+        Without it the first two saves wait until the agent has found memory. For an optimizer of torch without state, what its first
+        step will make is counted. A save that turns out larger finds memory as without this call.
+        """
+        preparing = engine.part("preparing")
+        for item in objects:
+            state = item.state_dict() if callable(getattr(item, "state_dict", None)) else item
+            self._engine.guarded("prepare", lambda state=state, item=item: preparing.prepare(self._engine, state, item))
+
     def flush_persistence(self, tag: str | None = None, timeout: float | None = None) -> bool:
         """Returns when everything committed, or one tag, is durable. False: it is not (and on_error is "warn").
 

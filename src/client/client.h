@@ -225,6 +225,7 @@ struct client_call {
 };
 /* Connects the session's wire if it is not connected. The caller holds request_lock. */
 enum nebula_status session_connect(struct nebula_session *session, struct nebula_error *error);
+enum client_capture session_capture_setting(struct nebula_session *session);
 /* How long to wait for the answer to a request that may wait for timeout_ms. */
 int64_t client_patience_ms(int64_t timeout_ms);
 /* Sends a request on the session's wire. The caller holds request_lock, and finds the answer in session->wire.frame. */

@@ -110,7 +110,7 @@ static void add_parts(struct plan *plan, const struct nebula_range *ranges, cons
         plan->offsets = offsets;
 }
 
-static enum client_capture capture_setting(struct nebula_session *session)
+enum client_capture session_capture_setting(struct nebula_session *session)
 {
         enum client_capture setting;
 
@@ -136,7 +136,7 @@ static bool can_use_cow(const struct plan *plan, enum client_capture setting)
 /* Chooses how to fix the values: copy-on-write if possible and either demanded or cheaper. */
 static void prepare_capture(struct plan *plan)
 {
-        enum client_capture setting = capture_setting(plan->checkpoint->session);
+        enum client_capture setting = session_capture_setting(plan->checkpoint->session);
 
         cow_free(plan->capture);
         plan->capture = NULL;

@@ -47,6 +47,7 @@ static const struct {
         [IPC_FIND_PATH] = { sizeof(struct ipc_path), sizeof(struct ipc_found_path), { TEXT(ipc_path, path) } },
         [IPC_WATCH] = { sizeof(struct ipc_watch), sizeof(struct ipc_event), { { 0, 0 } } },
         [IPC_COPIED] = { sizeof(struct ipc_copied), 0, { { 0, 0 } } },
+        [IPC_PREPARE] = { sizeof(struct ipc_prepare), 0, { { 0, 0 } } },
 };
 
 static bool known(unsigned type)

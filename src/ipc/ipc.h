@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 7u
+#define IPC_VERSION 8u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -57,7 +57,8 @@ enum ipc_type {
         IPC_FIND_PATH,  /* ipc_path      -> ipc_found_path */
         IPC_WATCH,      /* ipc_watch -> ipc_event: the next one of the session's job; NEBULA_TIMEOUT: none yet */
         IPC_COPIED,     /* ipc_copied -> empty: the start of an image is final and may be written to storage; more follows */
-        IPC_TYPE_LAST = IPC_COPIED,
+        IPC_PREPARE,    /* ipc_prepare -> empty: the session's next versions will have such a file */
+        IPC_TYPE_LAST = IPC_PREPARE,
 };
 
 struct ipc_header {
@@ -131,6 +132,9 @@ struct ipc_copied {
         uint64_t size;            /* bytes from the start that are final, and at most the file's size; a zip's directory is final too */
         uint32_t commits;         /* CAPTURED will close the part too, as far as the client knows */
         uint32_t sum_count;       /* number of sums of those bytes behind the file; more follow */
+};
+struct ipc_prepare {
+        uint64_t size; /* bytes of the file */
 };
 struct ipc_abandon {
         uint64_t image_id;

@@ -229,6 +229,8 @@ struct job {
         bool has_peers;        /* replica.h uses it, so it stays */
         uint64_t last_guest;   /* sessions of other jobs up to this number may hold handles of its versions */
 };
+#define SESSION_FORETOLD_MAX 64 /* files; images for more are made when they are saved */
+
 struct session {
         struct session *next;
         struct job *job;
@@ -240,6 +242,8 @@ struct session {
         uint32_t connection_count;
         uint64_t number; /* larger for a later session */
         struct lineage_base loaded;
+        uint64_t foretold[SESSION_FORETOLD_MAX]; /* capacities of images for the files that it has foretold, until its job's next commit */
+        uint32_t foretold_count;
         bool has_begun;  /* has begun a version; until then it may be about to load the version that it was told of */
         uint64_t given_way_told; /* the job's given_way_count that it was told */
         int64_t left_ns; /* when its last connection ended */
@@ -387,6 +391,10 @@ bool catalogue_reclaim(struct catalogue *catalogue);
 bool catalogue_release(struct catalogue *catalogue, struct job *job, bool keeps_newest);
 /* Gives back one restored image that no thread is reading. */
 bool catalogue_drop_restored(struct catalogue *catalogue);
+/* The session's next versions will have a file of `size` bytes: images for two versions are made in the background. */
+void catalogue_foretell(struct catalogue *catalogue, struct session *session, uint64_t size);
+/* Versions of the job tell now how much memory it needs. */
+void catalogue_forget_foretold(struct catalogue *catalogue, const struct job *job);
 /* Size of the next spare image to make for the job; 0: none. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job);
 /* An image that is reused and whose pages can be joined now: no thread writes to it or writes it to storage. NULL: none. */

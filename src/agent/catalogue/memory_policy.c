@@ -8,6 +8,7 @@
 #include "image/image.h"
 #include "os/os.h"
 
+#define FORETOLD_VERSIONS 2 /* the second save comes before the first version may leave memory */
 #define RESTORED_KEPT 2 /* ranks of one job, or two readers, may be one version apart */
 
 /* Collects the job's versions that hold memory, with the facts for retention. The caller frees the arrays. */
@@ -90,10 +91,48 @@ static uint64_t steady_bytes(struct job *job)
         return bytes ? bytes * steady_count(job) : 0;
 }
 
+/* Capacities that the job's sessions have foretold, each once for each of FORETOLD_VERSIONS, to `ret_list` if that is not NULL. */
+static size_t foretold(const struct catalogue *catalogue, const struct job *job, uint64_t *ret_list, uint64_t *ret_bytes)
+{
+        size_t count = 0;
+
+        *ret_bytes = 0;
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                for (uint32_t i = 0; session->job == job && session->connection_count && i < session->foretold_count; i++)
+                        for (int k = 0; k < FORETOLD_VERSIONS; k++, count++) {
+                                *ret_bytes += session->foretold[i];
+                                if (ret_list)
+                                        ret_list[count] = session->foretold[i];
+                        }
+        return count;
+}
+
+void catalogue_foretell(struct catalogue *catalogue, struct session *session, uint64_t size)
+{
+        uint64_t capacity = memory_capacity(size);
+
+        if (session->foretold_count == SESSION_FORETOLD_MAX || capacity < MEMORY_SPARE_LEAST ||
+            capacity > catalogue->memory.budget / FORETOLD_VERSIONS)
+                return;
+        session->foretold[session->foretold_count++] = capacity;
+        session->job->spare_due = true;
+        pthread_cond_signal(&catalogue->pages);
+}
+
+void catalogue_forget_foretold(struct catalogue *catalogue, const struct job *job)
+{
+        for (struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->job == job)
+                        session->foretold_count = 0;
+}
+
 static void trim_free(struct catalogue *catalogue, struct job *job)
 {
         struct image *image = memory_next_free(&catalogue->memory, NULL, job), *next;
-        uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(job) : 0;
+        uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(job) : 0, soon;
+
+        foretold(catalogue, job, NULL, &soon);
+        limit += soon;
 
         for (; image && bytes > limit; image = next) {
                 next = memory_next_free(&catalogue->memory, image, job);
@@ -312,14 +351,43 @@ static uint64_t first_lacking(const uint64_t *wanted, size_t wanted_count, const
         return 0;
 }
 
+/* The first of `wanted` (sorted in place) for which the job has no free image; 0: none. */
+static uint64_t lacking(const struct catalogue *catalogue, const struct job *job, uint64_t *wanted, size_t count)
+{
+        size_t have_count;
+        uint64_t *have = capacities(catalogue, job, NULL, &have_count), result = 0;
+
+        qsort(wanted, count, sizeof *wanted, by_value);
+        if (have)
+                result = first_lacking(wanted, count, have, have_count);
+        free(have);
+        return result;
+}
+
+static uint64_t foretold_lacking(const struct catalogue *catalogue, const struct job *job)
+{
+        uint64_t bytes, result = 0, *wanted;
+        size_t count = foretold(catalogue, job, NULL, &bytes);
+
+        wanted = count ? malloc(count * sizeof *wanted) : NULL;
+        if (wanted) {
+                foretold(catalogue, job, wanted, &bytes);
+                result = lacking(catalogue, job, wanted, count);
+        }
+        free(wanted);
+        return result;
+}
+
 /* Spare images are made only while the job trains, and at most up to the steady number. A small image is made as soon as it is needed. */
 uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
 {
-        uint64_t bytes = version_bytes(job), steady, own, need = 0;
+        uint64_t soon = foretold_lacking(catalogue, job), bytes = version_bytes(job), steady, own, need = 0;
         const struct version *newest = job->versions;
-        uint64_t *wanted, *have;
-        size_t wanted_count, have_count;
+        uint64_t *wanted;
+        size_t wanted_count;
 
+        if (soon)
+                return soon;
         if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(&catalogue->memory, job) >= bytes)
                 return 0;
         steady = steady_bytes(job);
@@ -331,11 +399,9 @@ uint64_t catalogue_spare_bytes(struct catalogue *catalogue, struct job *job)
         if (!newest)
                 return 0;
         wanted = capacities(catalogue, job, newest, &wanted_count);
-        have = capacities(catalogue, job, NULL, &have_count);
-        if (wanted && have)
-                need = first_lacking(wanted, wanted_count, have, have_count);
+        if (wanted)
+                need = lacking(catalogue, job, wanted, wanted_count);
         free(wanted);
-        free(have);
         return own + need <= steady ? need : 0;
 }
 

@@ -338,6 +338,17 @@ static enum nebula_status request_copied(struct connection *connection, const vo
         return status;
 }
 
+static enum nebula_status request_prepare(struct connection *connection, const void *payload, struct answer *answer,
+                                          struct nebula_error *error)
+{
+        const struct ipc_prepare *prepare = payload;
+
+        catalogue_lock(connection->catalogue);
+        catalogue_foretell(connection->catalogue, connection->session, prepare->size);
+        catalogue_unlock(connection->catalogue);
+        return NEBULA_OK;
+}
+
 static enum nebula_status request_abandon(struct connection *connection, const void *payload, struct answer *answer,
                                           struct nebula_error *error)
 {
@@ -550,7 +561,7 @@ static const struct {
         [IPC_REPORT] = { request_report, false, true }, [IPC_DESCRIBE] = { request_describe, false, true },
         [IPC_STOP] = { request_stop, false },         [IPC_PUBLISH] = { request_publish, false },
         [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false },
-        [IPC_WATCH] = { request_watch, false },
+        [IPC_WATCH] = { request_watch, false },       [IPC_PREPARE] = { request_prepare, true },
 };
 
 /* Clears only the bytes that are sent: the largest answer takes kilobytes, most take none. */

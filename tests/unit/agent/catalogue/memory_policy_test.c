@@ -338,6 +338,53 @@ static void small_images_serve_again_and_take_a_page_each(void)
         bench_done(&bench, true);
 }
 
+/* As the page maker does. */
+static bool make_spare(struct bench *bench, uint64_t capacity)
+{
+        struct image *image;
+        bool named;
+
+        if (!memory_reserve(&bench->catalogue.memory, capacity, &named) || memory_create(&bench->catalogue.memory, capacity, named, &image, NULL))
+                return false;
+        image->job = bench->job;
+        memory_add(&bench->catalogue.memory, image);
+        return true;
+}
+
+static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit(void)
+{
+        const uint64_t size = 9 << 20, capacity = memory_capacity(size);
+        struct session *session;
+        struct bench bench;
+        struct image *taken;
+
+        bench_init(&bench, NULL, "");
+        bench.catalogue.sessions = session = &bench.session;
+        catalogue_foretell(&bench.catalogue, session, bench.catalogue.memory.budget); /* two do not fit */
+        CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0 && !bench.job->spare_due);
+        catalogue_foretell(&bench.catalogue, session, size);
+        CHECK(bench.job->spare_due);
+        for (int i = 0; i < 2; i++) {
+                CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == capacity);
+                REQUIRE(make_spare(&bench, capacity));
+        }
+        CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
+        catalogue_retain(&bench.catalogue, bench.job, 1); /* as each save does */
+        CHECK(!memory_next_doomed(&bench.catalogue.memory));
+        taken = memory_take(&bench.catalogue.memory, size, 1, bench.job);
+        REQUIRE(taken);
+        memory_hold(taken);
+        memory_drop(&bench.catalogue.memory, taken);
+        session->connection_count = 0; /* it has gone: nobody waits for the file */
+        catalogue_retain(&bench.catalogue, bench.job, 1);
+        CHECK(memory_next_doomed(&bench.catalogue.memory));
+        session->connection_count = 1;
+        REQUIRE(session->foretold_count == 1 && bench_version(&bench, "step1", 1, 0));
+        CHECK(session->foretold_count == 0);
+        bench.catalogue.sessions = NULL; /* it is not the catalogue's to free */
+        bench_done(&bench, true);
+}
+
 static size_t open_descriptors(void)
 {
         char name[300];
@@ -435,7 +482,8 @@ static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(v
         os = &os_linux;
 }
 
-TAP_MAIN(TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
+TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit),
+         TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
          TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
          TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),

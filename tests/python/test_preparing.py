@@ -1,0 +1,104 @@
+"""Memory for the first save is made before it, and an optimizer's state is counted before it exists."""
+
+from __future__ import annotations
+
+import json
+
+import nebulaml as nm
+import pytest
+import torch
+from nebulaml import _nebula, engine, preparing
+from waiting import until
+
+FLOATS = 1 << 20
+
+
+def memory_used():
+    return json.loads(engine.session().report(_nebula.REPORT_STATUS, None))["agent"]["memory_used"]
+
+
+def settled(least):
+    until(lambda: memory_used() >= least, 30)
+    return memory_used()
+
+
+def test_the_first_saves_take_the_images_that_were_made_for_them(place):
+    nm.init(place.storage, 0, 2)
+    state = {"w": torch.ones(FLOATS)}
+    nm.prepare(state)
+    made = settled(2 * 4 * FLOATS)
+    for step in (1, 2):
+        with nm.Checkpoint(f"global_step{step}") as checkpoint:
+            checkpoint.save("model.pt", state)
+        checkpoint.wait("captured", 30)
+        assert memory_used() == made
+    assert (nm.get_latest_checkpoint().load("model.pt")["w"] == 1).all()
+
+
+def test_a_manager_prepares_for_each_item_and_for_state_that_does_not_exist_yet(place):
+    model = torch.nn.Linear(1024, 1024, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with nm.Manager(place.storage, save_every_steps=1) as manager:
+        manager.prepare({"model": model, "optimizer": optimizer})
+        made = settled(2 * 3 * 4 * FLOATS)
+        assert not optimizer.state
+        model(torch.ones(1, 1024)).sum().backward()
+        optimizer.step()
+        manager.save(1, {"model": model, "optimizer": optimizer}).wait("captured", 30)
+        assert memory_used() <= made + (1 << 20)  # the metadata's small file
+        manager.wait()
+
+
+def test_preparing_again_and_saving_something_else_loses_nothing(place):
+    nm.init(place.storage, 0, 2, on_error="raise")
+    for _ in range(100):
+        nm.prepare({"w": torch.ones(FLOATS)})
+    large = {"w": torch.full((3 * FLOATS,), 2.0)}
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model.pt", large)
+    nm.flush_persistence()
+    assert (nm.get_latest_checkpoint().load("model.pt")["w"] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("SGD", {"lr": 0.1}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9}),
+        ("Adam", {"amsgrad": True}),
+        ("AdamW", {"foreach": False}),
+        ("AdamW", {"foreach": True}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+        ("Adagrad", {}),
+        ("NAdam", {}),
+    ],
+)
+def test_the_state_of_an_optimizer_is_counted_as_its_first_step_makes_it(kind, settings):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 5))
+    model[0].bias.requires_grad = False
+    optimizer = getattr(torch.optim, kind)((each for each in model.parameters() if each.requires_grad), **settings)
+    stepped = []
+    optimizer.register_step_pre_hook(lambda *_: stepped.append(1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    foretold = preparing.state_to_come(optimizer) if not optimizer.state else None  # Adagrad makes its state at once
+    assert not stepped and all(torch.equal(*each) for each in zip(before, model.parameters(), strict=True))
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    found = [
+        each.nbytes for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)
+    ]
+    assert foretold is None or sorted(foretold) == sorted(found)
+    assert preparing.state_to_come(optimizer) == []
+
+
+def test_the_state_of_other_optimizers_is_not_counted():
+    model = torch.nn.Linear(2, 2)
+
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            raise AssertionError("a step of the program's own")
+
+    assert preparing.state_to_come(Own(model.parameters(), lr=1)) == []
+    assert preparing.state_to_come(torch.optim.LBFGS(model.parameters())) == []
+    assert preparing.state_to_come(torch.optim.Adafactor(model.parameters())) == []  # its step looks at values
+    assert preparing.state_to_come(model) == []
