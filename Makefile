@@ -95,6 +95,7 @@ tsan: setup-test
 # In order, so that what is quick to fail comes first. The frameworks are fetched while the C half is built, which the network decides.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
+	@scripts/moto.sh install
 test: setup-test
 	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; \
 	trap 'kill $$fetching 2>/dev/null || true; rm -f $$log' EXIT; \

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "store/azure/azure_private.h"
+#include "store/s3/s3_private.h"
 #include "store/http/url.h"
 #include "store/http/xml.h"
 
@@ -50,6 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
         struct azure_connection connection;
         struct azure_address address;
+        struct s3_address bucket;
         char *text = malloc(size + 1);
 
         memcpy(text, data, size);
@@ -59,6 +61,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         read_name(text);
         if (!azure_address_parse(text, &address, NULL))
                 azure_address_done(&address);
+        if (!s3_address_parse(text, "s3://", &bucket, NULL))
+                s3_address_done(&bucket);
         if (!azure_connection_parse(text, &connection, NULL))
                 azure_connection_done(&connection);
         free(text);

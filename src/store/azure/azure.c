@@ -60,7 +60,7 @@ static const struct object_listing listing = {
 static const struct object_service service = {
         .metadata = AZURE_METADATA,
         .range = "x-ms-range",
-        .mark = "x-ms-request-id",
+        .marks = { "x-ms-request-id" },
         .listing = &listing,
         .limits = &azure_limits,
         .send = azure_send,
@@ -87,7 +87,7 @@ static enum nebula_status azure_open(const char *url, struct store **ret_store, 
                 return status;
         }
         azure->object = (struct object_store){ { &store_azure, azure->address.root }, &service, azure->address.prefix };
-        lock_init(&azure->lock, LOCK_AZURE_STORE);
+        lock_init(&azure->lock, LOCK_OBJECT_STORE);
         *ret_store = &azure->object.store;
         return NEBULA_OK;
 }

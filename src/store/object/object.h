@@ -10,6 +10,7 @@
  *      object_call.c     small texts of a request
  *      object_fail.c     sentences about answers that are no success
  *      object_token.c    secrets that end, shared by the process
+ *      object_sigv4.c    signatures of S3 and of Google
  *      object_oauth.c    bearer tokens of services that speak OAuth
  *
  * A driver describes its service in a struct object_service. An object of key `k` has the name PREFIX + encoded `k` in the service.
@@ -84,7 +85,7 @@ struct object_service {
         const char *metadata; /* the header field with the number of a write */
         const char *range;    /* the header field that asks for a range */
         bool counts_bytes;    /* names have 1024 bytes; else 1024 characters, and 254 in a component */
-        const char *mark;     /* a header field that each answer of the service has, and none of a proxy */
+        const char *marks[2]; /* header fields of which each answer of the service has one, and none of a proxy */
         const struct object_listing *listing;
         struct object_limits *limits;
         /* NEBULA_OK: the server answered, whatever it was. */
@@ -195,6 +196,28 @@ struct object_oauth {
 void object_oauth_pair(struct buf *buf, const char *separator, const char *name, const char *value);
 /* Takes over the texts, also when it fails. NULL: no memory. */
 struct object_token *object_oauth_find(struct object_oauth *oauth);
+
+/* object_sigv4.c: signature version 4. */
+#define OBJECT_SIGV4_TIME_SIZE 17 /* "20130524T000000Z" */
+#define OBJECT_SHA256_SIZE 65     /* 64 hex digits */
+#define OBJECT_UNSIGNED "UNSIGNED-PAYLOAD"
+struct object_sigv4 {
+        const char *algorithm, *key_prefix, *service, *terminator, *date_name, *hash_name, *session_name;
+};
+struct object_sigv4_key {
+        const char *access, *secret, *session; /* session "": there is none */
+};
+void object_sigv4_time(int64_t seconds, char ret_text[OBJECT_SIGV4_TIME_SIZE]);
+/* False: OpenSSL has no memory for it. */
+bool object_sha256_text(const void *data, size_t size, char ret_text[OBJECT_SHA256_SIZE]);
+/* The value of Authorization for a request whose header has these fields, in lower case and sorted. `hash`: of the body, or
+ * OBJECT_UNSIGNED. NULL: no memory. */
+char *object_sigv4_sign(const struct object_sigv4 *sigv4, const struct object_sigv4_key *key, const char *region, const char *time,
+                        const struct object_call *call, const char *path, const struct http_header *headers, size_t count, const char *hash);
+/* Adds the signature of the call's header, and the fields that it takes. */
+enum nebula_status object_sigv4_fields(const struct object_sigv4 *sigv4, const struct object_sigv4_key *key, const char *region,
+                                       int64_t seconds, const struct object_call *call, const char *url, const char *hash,
+                                       struct http_fields *fields, struct nebula_error *error);
 
 /* object_small.c: what is at the key now. NEBULA_NOT_FOUND: nothing. `ret_id`: of the write that left it; "" when it is foreign. */
 enum nebula_status object_look(struct object_store *store, const char *key, struct store_entry *ret_entry, char ret_id[OBJECT_ID_SIZE],

@@ -243,12 +243,15 @@ enum nebula_status object_clock(struct store *base, int64_t *ret_ns, struct nebu
         struct object_call call = { .method = "HEAD", .key = CLOCK_KEY };
         struct http_response response;
         enum nebula_status status = store->service->send(store, &call, &response, error);
+        bool is_marked = false;
         const char *date;
         int64_t seconds;
 
         if (status)
                 return status;
-        date = http_field(&response, store->service->mark) ? http_field(&response, "date") : NULL;
+        for (size_t i = 0; i < sizeof store->service->marks / sizeof *store->service->marks && !is_marked; i++)
+                is_marked = store->service->marks[i] && http_field(&response, store->service->marks[i]);
+        date = is_marked ? http_field(&response, "date") : NULL;
         if (date && http_date_parse(date, &seconds))
                 *ret_ns = seconds * 1000000000;
         else

@@ -96,6 +96,9 @@ static inline void end_mem(void)
 #ifdef NB_TEST_AZURE
 #include "store/azure/kinds_azure.h"
 static const struct kind kinds[] = { KINDS_AZURE };
+#elif defined NB_TEST_S3
+#include "store/s3/kinds_s3.h"
+static const struct kind kinds[] = { KINDS_S3 };
 #else
 static const struct kind kinds[] = {
         { "file", begin_file, again_file, end_file },

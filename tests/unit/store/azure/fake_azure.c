@@ -7,8 +7,6 @@
 #include "store/http/crypt.h"
 #include "sum/sum.h"
 
-#define STALL_MS 400
-
 struct answer {
         int status;
         const char *code;
@@ -226,27 +224,11 @@ static void forget(struct fake_azure *fake, const struct server_call *call, cons
 
 static void answer_with(struct server_call *call, enum fake_fault fault, const struct answer *answer)
 {
-        char fields[1024], head[1200], *body = malloc(answer->size + 1);
-        int length;
+        char fields[1024];
 
         snprintf(fields, sizeof fields, "x-ms-request-id: 1\r\n%s%s%s%s", answer->code ? "x-ms-error-code: " : "", answer->code ? answer->code : "",
                  answer->code ? "\r\n" : "", answer->fields);
-        memcpy(body, answer->body ? answer->body : "", answer->size);
-        if (fault == FAKE_FLIP_ANSWER && answer->size)
-                body[answer->size / 2] ^= 1;
-        if (fault == FAKE_BROKEN) {
-                server_say(call, 500, "", "");
-        } else if (fault == FAKE_LOST) {
-                server_reset(call);
-        } else if (fault == FAKE_CUT && answer->size > 1) {
-                length = snprintf(head, sizeof head, "HTTP/1.1 %d Cut\r\n%sContent-Length: %zu\r\n\r\n", answer->status, fields, answer->size);
-                server_raw(call, head, (size_t)length);
-                server_raw(call, body, answer->size / 2);
-                server_close(call);
-        } else {
-                server_answer(call, answer->status, fields, body, answer->size);
-        }
-        free(body);
+        fault_answer(call, fault, answer->status, fields, answer->body, answer->size);
 }
 
 void fake_serve(struct server_call *call, void *argument)
@@ -261,18 +243,10 @@ void fake_serve(struct server_call *call, void *argument)
         snprintf(fake->last_head, sizeof fake->last_head, "%s", call->head);
         snprintf(fake->last_body, sizeof fake->last_body, "%s", call->body);
         fault = fake->fault ? fake->fault(call, fake->argument) : FAKE_NONE;
-        if (fault == FAKE_BUSY || fault == FAKE_RESET || fault == FAKE_STALL) {
-                pthread_mutex_unlock(&fake->lock);
-                if (fault == FAKE_BUSY)
-                        server_say(call, 503, "", "");
-                if (fault == FAKE_STALL)
-                        server_stall(call, STALL_MS);
-                if (fault != FAKE_BUSY)
-                        server_reset(call);
+        pthread_mutex_unlock(&fake->lock);
+        if (fault_before(call, fault))
                 return;
-        }
-        if (fault == FAKE_FLIP_BODY && call->body_size)
-                ((char *)(uintptr_t)call->body)[call->body_size / 3] ^= 4;
+        pthread_mutex_lock(&fake->lock);
         if (*fake->token && strcmp(server_field(call, "authorization", token, sizeof token), fake->token))
                 refuse(&answer, 401, "InvalidAuthenticationInfo");
         else if (!strcmp(call->method, "PUT"))

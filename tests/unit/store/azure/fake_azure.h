@@ -1,26 +1,12 @@
 /*
- * fake_azure.h - as much of Azure Blob Storage as the driver uses, on the tests' server, with faults at will. Unlike an emulator it loses
- * answers, changes bytes, and counts what it is sent.
+ * fake_azure.h - as much of Azure Blob Storage as the driver uses, on the tests' server, with faults at will (faults.h).
  */
 #ifndef NB_TESTS_STORE_FAKE_AZURE_H
 #define NB_TESTS_STORE_FAKE_AZURE_H
 
 #include <pthread.h>
 
-#include "store/http/server.h"
-
-enum fake_fault {
-        FAKE_NONE,
-        FAKE_BUSY,        /* 503 */
-        FAKE_BROKEN,      /* 500 after the request was done */
-        FAKE_LOST,        /* done, and the connection reset in place of an answer */
-        FAKE_RESET,       /* the connection reset, and nothing done */
-        FAKE_CUT,         /* the body of the answer ends early */
-        FAKE_FLIP_ANSWER, /* one bit of the answer's body */
-        FAKE_FLIP_BODY,   /* one bit of the request's body, before anything looks at it */
-        FAKE_STALL,
-        FAKE_FAULTS,
-};
+#include "store/http/faults.h"
 
 #define FAKE_BLOBS 64
 #define FAKE_BLOCKS 256

@@ -1,0 +1,125 @@
+/*
+ * Copies inside the store, whose bytes pass nobody. CopyObject replaces what is there. A copy on condition is a multipart upload whose parts
+ * are ranges of the source, because more servers know conditions there; so is one of more than 5 GiB.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "store/s3/s3_private.h"
+
+#define COPY_ANSWER_MS 120000
+#define COPY_PART_BYTES (UINT64_C(1) << 30)
+#define COPY_ONCE_MAX (UINT64_C(5) << 30)
+
+/* "/bucket/name", as it stands in a URL. NULL: no memory. */
+static char *source_of(const struct s3_store *s3, const char *key)
+{
+        struct buf buf = { 0 };
+
+        buf_add_byte(&buf, '/');
+        buf_add_text(&buf, s3->address.bucket);
+        buf_add_byte(&buf, '/');
+        object_add_name(&buf, &s3->object, key);
+        return object_take(&buf);
+}
+
+static enum nebula_status copy_once(struct s3_store *s3, const char *source, const char *from, const char *to, struct nebula_error *error)
+{
+        struct object_call call = { .method = "PUT", .key = to, .answer_ms = COPY_ANSWER_MS };
+        char id[OBJECT_ID_SIZE];
+        struct http_response response;
+        enum nebula_status status;
+
+        object_new_id(id);
+        object_header(&call, "x-amz-copy-source", source);
+        object_header(&call, "x-amz-metadata-directive", "REPLACE");
+        object_header(&call, S3_METADATA, id);
+        status = s3_send_long(&s3->object, &call, &response, error);
+        if (!status && response.status != 200)
+                status = s3_fail(&s3->object, OBJECT_COPY, from, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+static enum nebula_status copy_part(struct s3_store *s3, const char *source, const char *from, const char *to, const char *upload_id,
+                                    const struct store_entry *entry, uint64_t index, struct object_part *ret_part, struct nebula_error *error)
+{
+        struct object_call call = { .method = "PUT", .key = to, .answer_ms = COPY_ANSWER_MS };
+        uint64_t first = index * COPY_PART_BYTES, left = entry->size - first, size = left < COPY_PART_BYTES ? left : COPY_PART_BYTES;
+        char number[24], range[64], quoted[OBJECT_QUOTED_SIZE], *etag;
+        struct http_response response;
+        enum nebula_status status;
+
+        if (!size) /* there is no range of no bytes */
+                return s3_multipart_send(&s3->object, to, upload_id, index, "", 0, ret_part, NULL, error);
+        snprintf(number, sizeof number, "%" PRIu64, index + 1);
+        snprintf(range, sizeof range, "bytes=%" PRIu64 "-%" PRIu64, first, first + size - 1);
+        object_param(&call, "partNumber", number);
+        object_param(&call, "uploadId", upload_id);
+        object_header(&call, "x-amz-copy-source", source);
+        object_header(&call, "x-amz-copy-source-range", range);
+        object_header(&call, "x-amz-copy-source-if-match", object_quoted(&entry->stamp, quoted));
+        status = s3_send_long(&s3->object, &call, &response, error);
+        if (status)
+                return status;
+        etag = response.status == 200 ? s3_value(&response, "ETag") : NULL;
+        if (etag)
+                object_etag_text(etag, &ret_part->etag);
+        else
+                status = s3_fail(&s3->object, OBJECT_COPY, from, &response, error);
+        free(etag);
+        http_response_done(&response);
+        return status;
+}
+
+static enum nebula_status copy_parts(struct s3_store *s3, const char *source, const char *from, const char *to, enum store_condition condition,
+                                     const struct store_entry *entry, struct nebula_error *error)
+{
+        uint64_t count = entry->size ? (entry->size + COPY_PART_BYTES - 1) / COPY_PART_BYTES : 1;
+        struct object_part *parts = calloc((size_t)count, sizeof *parts);
+        char id[OBJECT_ID_SIZE], *upload_id = NULL;
+        enum nebula_status status;
+
+        if (!parts)
+                return object_no_memory(&s3->object, error);
+        object_new_id(id);
+        status = s3_multipart_begin(&s3->object, to, id, &upload_id, error);
+        for (uint64_t i = 0; i < count && !status; i++)
+                status = copy_part(s3, source, from, to, upload_id, entry, i, &parts[i], error);
+        if (!status)
+                status = s3_complete(&s3->object, to, id, upload_id, condition, parts, count, NULL, error);
+        if (status && upload_id)
+                s3_multipart_abort(&s3->object, to, upload_id);
+        free(upload_id);
+        free(parts);
+        return status;
+}
+
+enum nebula_status s3_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error)
+{
+        struct s3_store *s3 = (struct s3_store *)store;
+        enum nebula_status status = object_check_key(&s3->object, from, error);
+        struct store_entry entry;
+        char *source;
+
+        if (!status)
+                status = object_check_key(&s3->object, to, error);
+        if (!status && condition == STORE_IF_SAME)
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: a copy goes where nothing is, or replaces what is there", store->root, to);
+        if (!status)
+                status = object_look(&s3->object, from, &entry, NULL, error);
+        if (status)
+                return status;
+        source = source_of(s3, from);
+        if (!source)
+                return object_no_memory(&s3->object, error);
+        if (condition == STORE_ALWAYS && entry.size <= COPY_ONCE_MAX)
+                status = copy_once(s3, source, from, to, error);
+        else
+                status = copy_parts(s3, source, from, to, condition, &entry, error);
+        free(source);
+        return status;
+}

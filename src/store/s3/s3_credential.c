@@ -1,0 +1,133 @@
+/* Where keys come from, in the order of s3_keys_find, which is that of AWS's own programs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/conf.h"
+#include "base/error.h"
+#include "store/s3/s3_private.h"
+
+char *s3_keys_text(const char *access, const char *secret, const char *session)
+{
+        struct buf buf = { 0 };
+
+        buf_add_text(&buf, access);
+        buf_add_byte(&buf, '\n');
+        buf_add_text(&buf, secret);
+        buf_add_byte(&buf, '\n');
+        buf_add_text(&buf, session ? session : "");
+        buf_add_byte(&buf, '\n');
+        return object_take(&buf);
+}
+
+void s3_keys_split(char *text, struct object_sigv4_key *ret_key)
+{
+        char *rest = text;
+
+        ret_key->access = strsep(&rest, "\n");
+        ret_key->secret = strsep(&rest, "\n");
+        ret_key->session = strsep(&rest, "\n");
+}
+
+/* A file that was written anew counts when the store refuses the keys. */
+static enum nebula_status fetch_profile(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
+{
+        char *access = s3_profile_value("aws_access_key_id"), *secret = s3_profile_value("aws_secret_access_key");
+        char *session = s3_profile_value("aws_session_token"), *text = NULL;
+
+        if (access && secret)
+                text = s3_keys_text(access, secret, session);
+        object_forget(access);
+        object_forget(secret);
+        object_forget(session);
+        if (!text)
+                return error_set(error, NEBULA_UNAVAILABLE, 0, "the profile \"%.60s\" has no aws_access_key_id and aws_secret_access_key any more",
+                                 s3_profile_name());
+        *ret_text = text;
+        *ret_life_s = INT64_MAX;
+        return NEBULA_OK;
+}
+
+static enum nebula_status fetch_given(void *source, char **ret_text, int64_t *ret_life_s, struct nebula_error *error)
+{
+        *ret_text = strdup(source);
+        *ret_life_s = INT64_MAX;
+        return *ret_text ? NEBULA_OK : error_set(error, NEBULA_NO_MEMORY, 0, "no memory for keys");
+}
+
+static void done(void *source)
+{
+        object_forget(source);
+}
+
+static struct object_token *find_given(const char *access, const char *secret, const char *session)
+{
+        char *text = s3_keys_text(access, secret, session), *identity = text ? strdup(text) : NULL;
+        struct object_token *token;
+
+        if (!identity) {
+                object_forget(text);
+                return NULL;
+        }
+        token = object_token_find(&(struct object_token_source){ identity, fetch_given, text, done });
+        object_forget(identity);
+        return token;
+}
+
+static struct object_token *find_profile(void)
+{
+        char identity[300];
+
+        snprintf(identity, sizeof identity, "aws profile %.200s", s3_profile_name());
+        return object_token_find(&(struct object_token_source){ identity, fetch_profile, NULL, done });
+}
+
+static bool profile_has(const char *name)
+{
+        char *value = s3_profile_value(name);
+        bool has = value && *value;
+
+        object_forget(value);
+        return has;
+}
+
+/* NEBULA_INVALID: the profile wants what this driver has not. */
+static enum nebula_status check_profile(struct nebula_error *error)
+{
+        static const char *const others[] = { "role_arn", "credential_process", "sso_session", "sso_start_url" };
+
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+                if (profile_has(others[i]))
+                        return error_set(error, NEBULA_INVALID, 0,
+                                         "the profile \"%.60s\" gets its keys by %s, which is not supported: export them (aws configure export-credentials)",
+                                         s3_profile_name(), others[i]);
+        return NEBULA_OK;
+}
+
+struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_error *error)
+{
+        const char *access = conf_env("AWS_ACCESS_KEY_ID"), *secret = conf_env("AWS_SECRET_ACCESS_KEY");
+        struct object_token *token;
+
+        if (access && secret) {
+                snprintf(ret_source, S3_SOURCE_MAX, "the key of AWS_ACCESS_KEY_ID");
+                token = find_given(access, secret, conf_env("AWS_SESSION_TOKEN"));
+        } else if (conf_env("AWS_WEB_IDENTITY_TOKEN_FILE") && conf_env("AWS_ROLE_ARN")) {
+                snprintf(ret_source, S3_SOURCE_MAX, "the role of AWS_ROLE_ARN");
+                token = s3_lend_find(S3_WEB_IDENTITY);
+        } else if (profile_has("aws_access_key_id") && profile_has("aws_secret_access_key")) {
+                snprintf(ret_source, S3_SOURCE_MAX, "the profile \"%.60s\"", s3_profile_name());
+                token = find_profile();
+        } else if (check_profile(error)) {
+                return NULL;
+        } else if (conf_env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") || conf_env("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
+                snprintf(ret_source, S3_SOURCE_MAX, "the role of this container");
+                token = s3_lend_find(S3_CONTAINER);
+        } else {
+                snprintf(ret_source, S3_SOURCE_MAX, "the role of this machine");
+                token = s3_lend_find(S3_MACHINE);
+        }
+        if (!token)
+                error_set(error, NEBULA_NO_MEMORY, 0, "no memory for keys");
+        return token;
+}

@@ -1,0 +1,138 @@
+"""A job whose storage path is an object store: an emulator keeps it, and the agent, the command and the package are the real ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Store(NamedTuple):
+    server: list[str]  # runs a command beside it
+    path: str
+    secret: str  # the environment variable with the key, alone or behind "AccountKey="
+    needs: str = "python3"  # the program that the server takes
+
+
+STORES = {
+    "azure": Store(["scripts/azurite.sh", "run"], "az://devstoreaccount1/training/run", "AZURE_STORAGE_CONNECTION_STRING", "npm"),
+    "s3": Store(["scripts/moto.sh", "run"], "s3://nebula/training/run", "AWS_SECRET_ACCESS_KEY"),
+}
+
+# What must be nowhere else: the key of the environment.
+SECRETS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import test_object_stores as test
+print("secret", os.environ[test.STORES[sys.argv[2]].secret].split("AccountKey=")[-1].split(";")[0])
+"""
+
+# Runs beside the emulator, which the environment describes.
+JOB = """
+import signal, subprocess
+PATH = test.STORES[sys.argv[2]].path
+test.prepare(sys.argv[2])
+def trainer(code):
+    text = "import os, signal, torch\\nimport nebulaml as nm\\nPATH = %r\\n" % PATH
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", text + code], capture_output=True, text=True, timeout=120)
+first = trainer(test.SAVE)
+print(first.stdout, first.stderr)
+assert first.returncode == -signal.SIGKILL, first.returncode
+test.lose_memory()
+second = trainer(test.RESUME)
+print(second.stdout, second.stderr)
+assert second.returncode == 0
+for words in (["list"], ["verify", "--all"], ["prune", "--keep-last", "1", "--yes"], ["list", "--json"]):
+    done = subprocess.run([os.environ["NEBULA_AGENT_PATH"], *words, "--path", PATH], capture_output=True, text=True, timeout=60)
+    print(words, done.stdout, done.stderr)
+    assert done.returncode == 0
+"""
+
+SAVE = """
+nm.init(PATH, 0, 2, on_error="raise")
+for step in (1, 2, 3):
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save("model.pt", {"w": torch.full((3 << 20,), float(step)), "step": step})
+nm.flush_persistence()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+RESUME = """
+nm.init(PATH, 0, 2, on_error="raise")
+found = nm.get_latest_checkpoint()
+state = found.load("model.pt")
+assert found.tag == "global_step3" and state["step"] == 3 and (state["w"] == 3).all()
+with nm.Checkpoint("global_step3") as checkpoint:  # the same tag again: nothing is replaced
+    checkpoint.save("model.pt", {"w": torch.full((8,), 7.0), "step": 3})
+checkpoint.wait("durable", 60)
+assert (nm.get_checkpoint("global_step3").load("model.pt")["w"] == 7).all()
+assert (nm.get_checkpoint("global_step2").load("model.pt")["w"] == 2).all()
+print("resumed")
+"""
+
+
+def prepare(store: str) -> None:
+    if store == "azure":
+        from test_azure import make_container
+
+        make_container("training")
+
+
+def lose_memory() -> None:
+    """As a new machine: no agent, and nothing in memory."""
+    subprocess.run([os.environ["NEBULA_AGENT_PATH"], "stop", "--now", "--yes"], capture_output=True, timeout=60)
+    shutil.rmtree(os.environ["NEBULA_MEMORY_DIR"], ignore_errors=True)
+
+
+def run_beside(name: str, tmp_path: Path, code: str, **settings: str) -> str:
+    """What the code prints, which runs with the store's server in its environment and agents of its own. Its second argument is the store."""
+    nebulaml = pytest.importorskip("nebulaml")
+    from nebulaml import locate
+
+    store = STORES[name]
+    if shutil.which(store.needs) is None:
+        pytest.skip(f"{store.needs} is not here, which the server takes")
+    number = uuid.uuid4().hex[:8]
+    memory, runtime = Path(f"/dev/shm/nb-{number}"), Path(f"/tmp/nb-{number}")
+    others = ("NEBULA_", "AZURE_", "AWS_", "GOOGLE_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(others)} | {
+        "NEBULA_RUNTIME_DIR": str(runtime),
+        "NEBULA_MEMORY_DIR": str(memory),
+        "NEBULA_OUTPUT_DIR": str(tmp_path / "output"),
+        "NEBULA_AGENT_PATH": os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(),
+        "PYTHONPATH": os.pathsep.join([str(Path(nebulaml.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
+        **settings,
+    }
+    server = [ROOT / store.server[0], *store.server[1:]]
+    try:
+        command = [*server, sys.executable, "-W", "ignore", "-c", SECRETS + code, Path(__file__).parent, name]
+        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=280)
+        logs = "".join(path.read_text() for path in runtime.parent.glob(f"{runtime.name}*/agent.log"))
+        assert done.returncode == 0, done.stdout + done.stderr + logs
+        secret = re.search("^secret (.{10,})$", done.stdout, re.MULTILINE)[1]
+        assert (done.stdout + done.stderr + logs).count(secret) == 1
+        return done.stdout
+    finally:
+        for node in ("", "a", "b"):
+            stop = environment | ({"NEBULA_NODE_ID": node} if node else {})
+            subprocess.run(
+                [environment["NEBULA_AGENT_PATH"], "stop", "--now", "--yes"], env=stop, capture_output=True, timeout=60
+            )
+        for path in (*memory.parent.glob(memory.name + "*"), *runtime.parent.glob(runtime.name + "*")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_job_on_an_object_store_is_killed_and_goes_on_where_it_was(name, tmp_path):
+    said = run_beside(name, tmp_path, JOB)
+    assert "resumed" in said and "no damage" in said
+    assert "removed 2 of 3 checkpoints" in said

@@ -1,0 +1,338 @@
+#include "store/s3/fake_s3.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/http/crypt.h"
+#include "sum/sum.h"
+
+struct answer {
+        int status;
+        char fields[512];
+        char text[600];
+        const char *body; /* NULL: the text */
+        size_t size;
+};
+
+void fake_init(struct fake_s3 *fake)
+{
+        memset(fake, 0, sizeof *fake);
+        pthread_mutex_init(&fake->lock, NULL);
+}
+
+static void drop_upload(struct fake_upload *upload)
+{
+        for (size_t i = 0; i < FAKE_PARTS; i++)
+                free(upload->parts[i].data);
+        memset(upload, 0, sizeof *upload);
+}
+
+void fake_done(struct fake_s3 *fake)
+{
+        for (size_t i = 0; i < FAKE_OBJECTS; i++)
+                free(fake->objects[i].data);
+        for (size_t i = 0; i < FAKE_UPLOADS; i++)
+                drop_upload(&fake->uploads[i]);
+        pthread_mutex_destroy(&fake->lock);
+}
+
+unsigned fake_uploads_open(const struct fake_s3 *fake)
+{
+        unsigned count = 0;
+
+        for (size_t i = 0; i < FAKE_UPLOADS; i++)
+                count += *fake->uploads[i].path != 0;
+        return count;
+}
+
+static struct fake_object *find(struct fake_s3 *fake, const char *path, bool make)
+{
+        struct fake_object *free_one = NULL;
+
+        for (size_t i = 0; i < FAKE_OBJECTS; i++) {
+                if (!strcmp(fake->objects[i].path, path))
+                        return &fake->objects[i];
+                if (!*fake->objects[i].path && !free_one)
+                        free_one = &fake->objects[i];
+        }
+        if (!make || !free_one)
+                return NULL;
+        snprintf(free_one->path, sizeof free_one->path, "%s", path);
+        return free_one;
+}
+
+struct fake_object *fake_find(struct fake_s3 *fake, const char *path)
+{
+        struct fake_object *object = find(fake, path, false);
+
+        return object && object->data ? object : NULL;
+}
+
+static void refuse(struct answer *answer, int status, const char *code)
+{
+        answer->status = status;
+        snprintf(answer->text, sizeof answer->text, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>%s</Code><Message>no</Message></Error>", code);
+}
+
+/* Whether the conditions of the request hold. */
+static bool holds(const struct server_call *call, const struct fake_object *object, struct answer *answer)
+{
+        char match[64], none[64], etag[32];
+        bool is_there = object && object->data;
+
+        server_field(call, "if-match", match, sizeof match);
+        server_field(call, "if-none-match", none, sizeof none);
+        snprintf(etag, sizeof etag, "\"e%u\"", is_there ? object->etag : 0);
+        if (*match && !is_there)
+                refuse(answer, 404, "NoSuchKey");
+        else if ((*none && is_there) || (*match && strcmp(match, etag)))
+                refuse(answer, 412, "PreconditionFailed");
+        else
+                return true;
+        return false;
+}
+
+/* Whether the sum in the header is another than that of the bytes. */
+static bool is_changed(const struct server_call *call, const void *data, size_t size)
+{
+        uint64_t crc = sum_crc64(0, data, size);
+        char said[32], found[16];
+        uint8_t bytes[8];
+
+        for (size_t i = 0; i < 8; i++)
+                bytes[i] = (uint8_t)(crc >> (56 - 8 * i));
+        crypt_base64(bytes, 8, found);
+        return *server_field(call, "x-amz-checksum-crc64nvme", said, sizeof said) && strcmp(said, found);
+}
+
+static void stamp(const struct fake_object *object, struct answer *answer)
+{
+        snprintf(answer->fields, sizeof answer->fields, "ETag: \"e%u\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n%s%s%s", object->etag,
+                 *object->writer ? "x-amz-meta-nebula: " : "", object->writer, *object->writer ? "\r\n" : "");
+}
+
+static void set_data(struct fake_s3 *fake, struct fake_object *object, const char *writer, char *data, size_t size, struct answer *answer)
+{
+        free(object->data);
+        object->data = data;
+        object->size = size;
+        object->etag = ++fake->etags;
+        snprintf(object->writer, sizeof object->writer, "%s", writer);
+        stamp(object, answer);
+        answer->status = 200;
+}
+
+static char *copy_of(const void *data, size_t size)
+{
+        return memcpy(malloc(size + 1), data, size);
+}
+
+/* The upload that the query names. */
+static struct fake_upload *find_upload(struct fake_s3 *fake, const struct server_call *call, const char *path)
+{
+        const char *id = strstr(call->target, "uploadId=up-");
+
+        for (size_t i = 0; id && i < FAKE_UPLOADS; i++)
+                if (*fake->uploads[i].path && fake->uploads[i].id == (unsigned)atoi(id + 12) && !strcmp(fake->uploads[i].path, path))
+                        return &fake->uploads[i];
+        return NULL;
+}
+
+static void begin_upload(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        size_t i = 0;
+
+        while (*fake->uploads[i].path)
+                if (++i == FAKE_UPLOADS)
+                        abort();
+        snprintf(fake->uploads[i].path, sizeof fake->uploads[i].path, "%s", path);
+        server_field(call, "x-amz-meta-nebula", fake->uploads[i].writer, sizeof fake->uploads[i].writer);
+        fake->uploads[i].id = ++fake->uploads_begun;
+        answer->status = 200;
+        snprintf(answer->text, sizeof answer->text,
+                 "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<InitiateMultipartUploadResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">"
+                 "<Bucket>b</Bucket><Key>k</Key><UploadId>up-%u</UploadId></InitiateMultipartUploadResult>", fake->uploads[i].id);
+}
+
+static void put_part(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_upload *upload = find_upload(fake, call, path);
+        int number = atoi(strstr(call->target, "partNumber=") + 11);
+
+        if (!upload) {
+                refuse(answer, 404, "NoSuchUpload");
+        } else if (number < 1 || number > FAKE_PARTS) {
+                refuse(answer, 400, "InvalidArgument");
+        } else {
+                free(upload->parts[number - 1].data);
+                upload->parts[number - 1] = (struct fake_part){ copy_of(call->body, call->body_size), call->body_size };
+                answer->status = 200;
+                snprintf(answer->fields, sizeof answer->fields, "ETag: \"p%d\"\r\n", number);
+        }
+}
+
+static void complete(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_upload *upload = find_upload(fake, call, path);
+        struct fake_object *object = find(fake, path, true);
+        char *data, wanted[64];
+        size_t size = 0;
+
+        if (*fake->error_in_200) {
+                refuse(answer, 200, fake->error_in_200);
+                fake->error_in_200[0] = 0;
+                return;
+        }
+        if (!upload) {
+                refuse(answer, 404, "NoSuchUpload");
+                return;
+        }
+        if (!holds(call, object, answer))
+                return;
+        data = malloc(64u << 20);
+        for (int i = 0; i < FAKE_PARTS && upload->parts[i].data; i++) {
+                snprintf(wanted, sizeof wanted, "<PartNumber>%d</PartNumber><ETag>&quot;p%d&quot;</ETag>", i + 1, i + 1);
+                if (!strstr(call->body, wanted)) {
+                        free(data);
+                        refuse(answer, 400, "InvalidPart");
+                        return;
+                }
+                memcpy(data + size, upload->parts[i].data, upload->parts[i].size);
+                size += upload->parts[i].size;
+        }
+        if (is_changed(call, data, size)) {
+                free(data);
+                refuse(answer, 400, "BadDigest");
+                return;
+        }
+        set_data(fake, object, upload->writer, realloc(data, size + 1), size, answer);
+        snprintf(answer->text, sizeof answer->text, "<CompleteMultipartUploadResult><ETag>&quot;e%u&quot;</ETag></CompleteMultipartUploadResult>", object->etag);
+        drop_upload(upload);
+}
+
+static void put(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_object *object = find(fake, path, true);
+        char writer[64];
+
+        if (is_changed(call, call->body, call->body_size))
+                refuse(answer, 400, "BadDigest");
+        else if (strstr(call->target, "partNumber="))
+                put_part(fake, call, path, answer);
+        else if (holds(call, object, answer))
+                set_data(fake, object, server_field(call, "x-amz-meta-nebula", writer, sizeof writer), copy_of(call->body, call->body_size), call->body_size, answer);
+}
+
+static void get(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_object *object = fake_find(fake, path);
+        char range[64];
+        size_t first = 0, last, used;
+
+        if (!object) {
+                refuse(answer, 404, "NoSuchKey");
+                return;
+        }
+        if (!holds(call, object, answer))
+                return;
+        stamp(object, answer);
+        answer->status = 200;
+        answer->body = object->data;
+        answer->size = object->size;
+        if (sscanf(server_field(call, "range", range, sizeof range), "bytes=%zu-%zu", &first, &last) != 2)
+                return;
+        used = strlen(answer->fields);
+        if (first >= object->size) {
+                answer->body = NULL;
+                refuse(answer, 416, "InvalidRange");
+                snprintf(answer->fields, sizeof answer->fields, "Content-Range: bytes */%zu\r\n", object->size);
+                return;
+        }
+        last = last < object->size ? last : object->size - 1;
+        snprintf(answer->fields + used, sizeof answer->fields - used, "Content-Range: bytes %zu-%zu/%zu\r\n", first, last, object->size);
+        answer->status = 206;
+        answer->body += first;
+        answer->size = last + 1 - first;
+}
+
+static void forget(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct fake_upload *upload = find_upload(fake, call, path);
+        struct fake_object *object = fake_find(fake, path);
+        char match[64];
+
+        answer->status = 204;
+        if (upload) {
+                drop_upload(upload);
+        } else if (fake->refuses_conditional_removal && *server_field(call, "if-match", match, sizeof match)) {
+                refuse(answer, 501, "NotImplemented");
+        } else if (object && holds(call, object, answer)) {
+                free(object->data);
+                object->data = NULL;
+        }
+}
+
+static void answer_with(struct server_call *call, enum fake_fault fault, struct answer *answer)
+{
+        char fields[1024];
+
+        if (!answer->body) {
+                answer->body = answer->text;
+                answer->size = strlen(answer->text);
+        }
+        snprintf(fields, sizeof fields, "x-amz-request-id: 1\r\n%s", answer->fields);
+        fault_answer(call, fault, answer->status, fields, answer->body, answer->size);
+}
+
+/* Whether the signature is by a key and for a region that are not taken. */
+static bool is_refused(const struct fake_s3 *fake, const struct server_call *call, struct answer *answer)
+{
+        char signature[600], wanted[128];
+
+        server_field(call, "authorization", signature, sizeof signature);
+        snprintf(wanted, sizeof wanted, "Credential=%s/", fake->access);
+        if (*fake->access && !strstr(signature, wanted)) {
+                refuse(answer, 400, "ExpiredToken");
+                return true;
+        }
+        snprintf(wanted, sizeof wanted, "/%s/s3/aws4_request", fake->region);
+        if (*fake->region && !strstr(signature, wanted)) {
+                refuse(answer, 400, "AuthorizationHeaderMalformed");
+                snprintf(answer->fields, sizeof answer->fields, "x-amz-bucket-region: %s\r\n", fake->region);
+                return true;
+        }
+        return false;
+}
+
+void fake_serve(struct server_call *call, void *argument)
+{
+        struct fake_s3 *fake = argument;
+        struct answer answer = { .status = 400 };
+        char path[300];
+        enum fake_fault fault;
+
+        pthread_mutex_lock(&fake->lock);
+        snprintf(path, sizeof path, "%.*s", (int)strcspn(call->target, "?"), call->target);
+        snprintf(fake->last_head, sizeof fake->last_head, "%s", call->head);
+        snprintf(fake->last_body, sizeof fake->last_body, "%s", call->body);
+        fault = fake->fault ? fake->fault(call, fake->argument) : FAKE_NONE;
+        pthread_mutex_unlock(&fake->lock);
+        if (fault_before(call, fault))
+                return;
+        pthread_mutex_lock(&fake->lock);
+        if (is_refused(fake, call, &answer))
+                ;
+        else if (!strcmp(call->method, "POST") && strstr(call->target, "?uploads"))
+                begin_upload(fake, call, path, &answer);
+        else if (!strcmp(call->method, "POST"))
+                complete(fake, call, path, &answer);
+        else if (!strcmp(call->method, "PUT"))
+                put(fake, call, path, &answer);
+        else if (!strcmp(call->method, "DELETE"))
+                forget(fake, call, path, &answer);
+        else
+                get(fake, call, path, &answer);
+        answer_with(call, fault, &answer);
+        pthread_mutex_unlock(&fake->lock);
+}

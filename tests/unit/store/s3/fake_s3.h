@@ -1,0 +1,54 @@
+/* fake_s3.h - as much of S3 as the driver uses, on the tests' server, with faults at will (faults.h). */
+#ifndef NB_TESTS_STORE_FAKE_S3_H
+#define NB_TESTS_STORE_FAKE_S3_H
+
+#include <pthread.h>
+
+#include "store/http/faults.h"
+
+#define FAKE_OBJECTS 64
+#define FAKE_UPLOADS 64
+#define FAKE_PARTS 64
+
+struct fake_part {
+        char *data;
+        size_t size;
+};
+struct fake_upload {
+        char path[300]; /* "": the place is free */
+        char writer[64];
+        unsigned id;
+        struct fake_part parts[FAKE_PARTS];
+};
+struct fake_object {
+        char path[300];
+        char *data; /* NULL: there is none */
+        size_t size;
+        unsigned etag;
+        char writer[64]; /* x-amz-meta-nebula */
+};
+struct fake_s3 {
+        pthread_mutex_t lock;
+        struct fake_object objects[FAKE_OBJECTS];
+        struct fake_upload uploads[FAKE_UPLOADS];
+        unsigned etags, uploads_begun;
+        bool refuses_conditional_removal; /* 501 */
+        char error_in_200[64];            /* "": none; else the code that the next completion has in a body of 200 */
+        char access[64];                  /* "": every key is taken; else 400 ExpiredToken for others */
+        char region[32];                  /* "": every region is; else 400 for signatures of others */
+        /* Which fault the request has; NULL: none has one. Called with the lock held. */
+        enum fake_fault (*fault)(const struct server_call *call, void *argument);
+        void *argument;
+        char last_head[8192]; /* of the last request */
+        char last_body[4096];
+};
+
+void fake_init(struct fake_s3 *fake);
+void fake_done(struct fake_s3 *fake);
+/* server_start(fake_serve, fake, false) */
+void fake_serve(struct server_call *call, void *argument);
+/* NULL: there is no such object. Nothing is under way. */
+struct fake_object *fake_find(struct fake_s3 *fake, const char *path);
+unsigned fake_uploads_open(const struct fake_s3 *fake);
+
+#endif

@@ -1,0 +1,578 @@
+/* The S3 driver against a server that loses answers, changes bytes and checks limits. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/error.h"
+#include "os/os.h"
+#include "store/s3/fake_s3.h"
+#include "store/s3/s3_private.h"
+#include "tap.h"
+#include "test_dir.h"
+
+#define BIG_BYTES ((1u << 20) + 777)
+#define PIECE (64u << 10)
+
+static struct nebula_error error;
+static struct fake_s3 fake;
+static struct server *server;
+static struct store *store;
+static struct object_limits limits;
+
+static void set_endpoint(void)
+{
+        char url[64];
+
+        snprintf(url, sizeof url, "http://127.0.0.1:%d", server_port(server));
+        setenv("AWS_ENDPOINT_URL", url, 1);
+}
+
+static void open_store(void)
+{
+        if (store_s3.open("s3://data/run", &store, &error))
+                abort();
+}
+
+/* Parts and ranges of 64 KiB; quick to give up and to repeat. */
+static void begin(enum fake_fault (*fault)(const struct server_call *call, void *argument), void *argument)
+{
+        static struct http_settings real;
+        struct http_settings settings;
+
+        if (!real.slowest) {
+                real = http_settings_now();
+                limits = s3_limits;
+        }
+        settings = real;
+        settings.quiet_ms = settings.answer_ms = 150;
+        settings.retry_ms = settings.retry_new_ms = 5000;
+        settings.pause_ms = 2;
+        settings.pause_max_ms = 20;
+        settings.halve_ms = 20;
+        http_settings_set(&settings);
+        s3_limits = limits;
+        s3_limits.part_bytes = s3_limits.part_bytes_good = s3_limits.read_bytes = PIECE;
+        fake_init(&fake);
+        fake.fault = fault;
+        fake.argument = argument;
+        server = server_start(fake_serve, &fake, false);
+        object_token_forget_all();
+        setenv("HOME", "/nonexistent", 1);
+        setenv("AWS_ACCESS_KEY_ID", "AKID", 1);
+        setenv("AWS_SECRET_ACCESS_KEY", "SECRET", 1);
+        setenv("AWS_REGION", "eu-west-1", 1);
+        set_endpoint();
+        open_store();
+}
+
+static void end(void)
+{
+        store_close(store);
+        server_stop(server);
+        fake_done(&fake);
+}
+
+static enum nebula_status put(const char *key, const char *text, enum store_condition condition)
+{
+        return store_put_text(store, key, text, condition, &error);
+}
+
+/* The request line of the last request, and whether the header has each of these lines. */
+static bool was_asked(const char *line, const char *const *fields)
+{
+        char wanted[600];
+        bool is_so;
+
+        pthread_mutex_lock(&fake.lock);
+        snprintf(wanted, sizeof wanted, "%s HTTP/1.1\r\n", line);
+        is_so = !strncmp(fake.last_head, wanted, strlen(wanted));
+        for (; is_so && *fields; fields++) {
+                snprintf(wanted, sizeof wanted, "\r\n%s\r\n", *fields);
+                is_so = strstr(fake.last_head, wanted) != NULL;
+        }
+        if (!is_so)
+                printf("# not \"%s\" with \"%s\":\n%s", line, *fields ? *fields : "", fake.last_head);
+        pthread_mutex_unlock(&fake.lock);
+        return is_so;
+}
+#define ASKED(line, ...) was_asked(line, (const char *const[]){ __VA_ARGS__, NULL })
+#define EMPTY "x-amz-content-sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+static void each_operation_is_the_request_of_the_reference(void)
+{
+        struct store_object object = { "m.pt", "123456789", 9, NULL };
+        struct store_victim victim = { "t/x", { "abc" } };
+        struct store_upload *upload;
+        struct store_entry entry;
+        struct store_page page;
+        struct store_stamp stamp;
+        char bytes[3], *text;
+        int64_t ns;
+
+        begin(NULL, NULL);
+        /* The check value of CRC-64/NVME is AE8B14860A799888; S3 wants its highest byte first. */
+        CHECK(store->ops->put(store, "t/a b", "123456789", 9, STORE_IF_ABSENT, NULL, &stamp, &error) == NEBULA_OK && !strcmp(stamp.text, "e1"));
+        CHECK(ASKED("PUT /data/run/t/a%20b", "x-amz-checksum-crc64nvme: rosUhgp5mIg=", "If-None-Match: *", "Content-Length: 9",
+                    "x-amz-content-sha256: 15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225"));
+        CHECK(strstr(fake.last_head, "\r\nAuthorization: AWS4-HMAC-SHA256 Credential=AKID/") && strstr(fake.last_head, "/eu-west-1/s3/aws4_request,SignedHeaders=host;if-none-match;x-amz-checksum-crc64nvme;"
+                                                                                                                     "x-amz-content-sha256;x-amz-date;x-amz-meta-nebula,Signature=") && !strstr(fake.last_head, "SECRET"));
+        CHECK(store->ops->put(store, "t/a b", "x", 1, STORE_IF_SAME, &stamp, NULL, &error) == NEBULA_OK && ASKED("PUT /data/run/t/a%20b", "If-Match: \"e1\""));
+        CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK && !strstr(fake.last_head, "Match"));
+        REQUIRE(store->ops->get(store, "t/x", 10, &text, NULL, &stamp, &error) == NEBULA_OK);
+        CHECK(ASKED("GET /data/run/t/x", EMPTY) && !strstr(fake.last_head, "ange:"));
+        free(text);
+        CHECK(store->ops->read(store, "t/x", bytes, 0, 1, &error) == NEBULA_OK && ASKED("GET /data/run/t/x", "Range: bytes=0-0"));
+        REQUIRE(store->ops->stat(store, "t/x", &entry, &error) == NEBULA_OK);
+        CHECK(ASKED("HEAD /data/run/t/x", EMPTY) && entry.time_ns == 784111777LL * 1000000000 && !strcmp(entry.stamp.text, stamp.text));
+        store_entry_done(&entry);
+        CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK && ASKED("DELETE /data/run/t/x", "If-Match: \"abc\"") && fake_find(&fake, "/data/run/t/x"));
+        CHECK(store->ops->list(store, "t/", false, "m/1", &page, &error) == NEBULA_OK); /* the fake has no lists: 404 */
+        CHECK(ASKED("GET /data/?list-type=2&prefix=run%2Ft%2F&delimiter=%2F&continuation-token=m%2F1", EMPTY));
+        CHECK(store->ops->clock(store, &ns, &error) == NEBULA_STORAGE); /* and no date */
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(ASKED("PUT /data/run/m.pt?partNumber=1&uploadId=up-1", "x-amz-checksum-crc64nvme: rosUhgp5mIg=") && !fake_find(&fake, "/data/run/m.pt"));
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK);
+        CHECK(ASKED("POST /data/run/m.pt?uploadId=up-1", "If-None-Match: *", "x-amz-checksum-crc64nvme: rosUhgp5mIg=", "x-amz-checksum-type: FULL_OBJECT") &&
+              !strcmp(fake.last_body, "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Part><PartNumber>1</PartNumber>"
+                                      "<ETag>&quot;p1&quot;</ETag></Part></CompleteMultipartUpload>"));
+        CHECK(fake_find(&fake, "/data/run/m.pt")->size == 9 && server_requests(server) == 12);
+        end();
+        setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required", 1);
+        setenv("AWS_SESSION_TOKEN", "SESSION", 1);
+        begin(NULL, NULL);
+        CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK && !strstr(fake.last_head, "checksum") && ASKED("PUT /data/run/t/x", "x-amz-security-token: SESSION"));
+        end();
+        unsetenv("AWS_REQUEST_CHECKSUM_CALCULATION");
+        unsetenv("AWS_SESSION_TOKEN");
+}
+
+/* The k-th request has the fault, counted from 1, and `times` - 1 more. */
+struct at {
+        unsigned first, times;
+        enum fake_fault fault;
+};
+
+static enum fake_fault fault_at(const struct server_call *call, void *argument)
+{
+        const struct at *at = argument;
+
+        return call->number >= at->first && call->number < at->first + at->times ? at->fault : FAKE_NONE;
+}
+
+static void a_write_whose_answer_was_lost_is_known_as_its_own(void)
+{
+        static const enum fake_fault faults[] = { FAKE_LOST, FAKE_BROKEN };
+
+        for (size_t i = 0; i < 2; i++) {
+                struct store_object object = { "m.pt", "bytes", 5, NULL };
+                struct at at = { 1, 1, faults[i] };
+                struct store_stamp stamp, seen;
+                struct store_upload *upload, *late;
+
+                begin(fault_at, &at);
+                CHECK(store->ops->put(store, "t/x", "mine", 4, STORE_IF_ABSENT, NULL, &stamp, &error) == NEBULA_OK);
+                CHECK(server_requests(server) == 3 && !strcmp(stamp.text, "e1") && fake.etags == 1); /* done once, refused, looked at */
+                CHECK(put("t/x", "another", STORE_IF_ABSENT) == NEBULA_BUSY && strstr(error.message, "t/x"));
+                at.first = server_requests(server) + 1;
+                seen = stamp;
+                CHECK(store->ops->put(store, "t/x", "newer", 5, STORE_IF_SAME, &seen, &stamp, &error) == NEBULA_OK && !strcmp(stamp.text, "e2"));
+                CHECK(store->ops->put(store, "t/x", "late", 4, STORE_IF_SAME, &seen, &stamp, &error) == NEBULA_BUSY);
+                REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+                at.first = server_requests(server) + 1;
+                CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && fake.etags == 3);
+                REQUIRE(store->ops->upload(store, &object, 1, &late, &error) == NEBULA_OK);
+                CHECK(store->ops->publish(store, late, &error) == NEBULA_BUSY && strstr(error.message, "m.pt") && fake.etags == 3);
+                CHECK(!fake_uploads_open(&fake)); /* the late one was aborted */
+                end();
+        }
+}
+
+static char *make_big(void)
+{
+        char *data = malloc(BIG_BYTES);
+
+        for (size_t i = 0; i < BIG_BYTES; i++)
+                data[i] = (char)(i * 2654435761u >> 13);
+        return data;
+}
+
+static void a_failure_in_the_body_of_a_200_is_one(void)
+{
+        struct store_object object = { "m.pt", "bytes", 5, NULL };
+        struct store_upload *upload;
+
+        begin(NULL, NULL);
+        strcpy(fake.error_in_200, "InternalError"); /* goes away */
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && fake_find(&fake, "/data/run/m.pt"));
+        strcpy(fake.error_in_200, "PreconditionFailed");
+        object.key = "n.pt";
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_BUSY && !fake_find(&fake, "/data/run/n.pt") && !fake_uploads_open(&fake));
+        end();
+}
+
+static void bytes_that_change_on_the_way_are_sent_again(void)
+{
+        struct at at = { 3, 2, FAKE_FLIP_BODY };
+        char *data = make_big();
+        struct store_object object = { "m.pt", data, BIG_BYTES, NULL };
+        struct store_upload *upload;
+        struct fake_object *found;
+
+        begin(fault_at, &at);
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(server_requests(server) == 1 + (BIG_BYTES + PIECE - 1) / PIECE + 2);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK); /* the fake compares the sum of the whole */
+        found = fake_find(&fake, "/data/run/m.pt");
+        CHECK(found && found->size == BIG_BYTES && !memcmp(found->data, data, BIG_BYTES));
+        end();
+        at = (struct at){ 2, 1000, FAKE_FLIP_BODY };
+        begin(fault_at, &at);
+        CHECK(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_STORAGE && error.http_status == 400 && strstr(error.message, "BadDigest"));
+        CHECK(!fake_uploads_open(&fake));
+        end();
+        free(data);
+}
+
+static void limits_are_kept_by_the_client(void)
+{
+        char name[1100], *data = make_big();
+        struct store_object object = { "m.pt", data, 1000, NULL };
+        struct store_upload *upload;
+
+        begin(NULL, NULL);
+        s3_limits = limits;
+        CHECK(s3_limits.parts_max == 10000 && s3_limits.part_bytes_max == 5ull << 30 && s3_limits.part_bytes >= 5u << 20);
+        s3_limits = (struct object_limits){ .part_bytes = 10, .parts_good = 3, .part_bytes_good = 40, .parts_min = 1, .parts_max = 7, .part_bytes_max = 160, .read_bytes = 64 };
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK && server_requests(server) == 8);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && !memcmp(fake_find(&fake, "/data/run/m.pt")->data, data, 1000));
+        object = (struct store_object){ "n.pt", data, 7 * 160 + 1, NULL };
+        CHECK(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_INVALID && strstr(error.message, "n.pt") && server_requests(server) == 9);
+        object = (struct store_object){ "empty", data, 0, NULL };
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && !fake_find(&fake, "/data/run/empty")->size);
+        memset(name, 'a', sizeof name);
+        for (size_t i = 100; i < sizeof name; i += 100)
+                name[i] = '/';
+        memcpy(name, "\xc3\xa4", 2); /* bytes count, not characters */
+        name[1024 - strlen("run/")] = 0;
+        CHECK(put(name, "x", STORE_ALWAYS) == NEBULA_OK);
+        name[1024 - strlen("run/")] = 'a';
+        name[1025 - strlen("run/")] = 0;
+        CHECK(put(name, "x", STORE_ALWAYS) == NEBULA_INVALID && strstr(error.message, "1024 bytes"));
+        end();
+        free(data);
+}
+
+static void a_server_without_conditional_removals_is_looked_at_first(void)
+{
+        struct store_victim victim = { "t/x", { "e1" } };
+
+        begin(NULL, NULL);
+        fake.refuses_conditional_removal = true;
+        CHECK(put("t/x", "1", STORE_ALWAYS) == NEBULA_OK && put("t/x", "2", STORE_ALWAYS) == NEBULA_OK);
+        CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK && fake_find(&fake, "/data/run/t/x"));
+        strcpy(victim.stamp.text, "e2");
+        CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK && !fake_find(&fake, "/data/run/t/x"));
+        CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK);
+        end();
+}
+
+struct said {
+        int status;
+        const char *fields, *code;
+};
+
+static void say(struct server_call *call, void *argument)
+{
+        const struct said *said = argument;
+        char text[2000];
+
+        snprintf(text, sizeof text, said->status == 200 ? "%s" : "<?xml version=\"1.0\"?><Error><Code>%s</Code><Message>SECRET</Message></Error>", said->code);
+        server_say(call, said->status, said->fields, text);
+}
+
+/* Stores of a server that always says this. */
+static void begin_saying(struct said *said)
+{
+        begin(NULL, NULL);
+        store_close(store);
+        server_stop(server);
+        server = server_start(say, said, false);
+        set_endpoint();
+        open_store();
+}
+
+static bool fails_with(const char *text)
+{
+        bool is_so = put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, text) && !strstr(error.message, "SECRET");
+
+        printf("# %s\n", error.message);
+        return is_so && store_class(&error) == STORE_NEVER;
+}
+
+static void a_refusal_says_what_to_do(void)
+{
+        struct said said = { 403, "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "RequestTimeTooSkewed" };
+        struct store_page page;
+        char *text;
+
+        begin_saying(&said);
+        CHECK(fails_with("minutes ahead of the store's"));
+        said = (struct said){ 403, "", "RequestTimeTooSkewed" };
+        CHECK(fails_with("clock"));
+        said = (struct said){ 403, "", "SignatureDoesNotMatch" };
+        CHECK(fails_with("the key of AWS_ACCESS_KEY_ID is not accepted"));
+        said = (struct said){ 403, "", "InvalidAccessKeyId" };
+        CHECK(fails_with("the key of AWS_ACCESS_KEY_ID is not accepted"));
+        said = (struct said){ 400, "", "ExpiredToken" };
+        CHECK(fails_with("expired"));
+        said = (struct said){ 403, "", "AccessDenied" };
+        CHECK(fails_with("s3:PutObject"));
+        said = (struct said){ 301, "x-amz-bucket-region: eu-central-1\r\n", "PermanentRedirect" };
+        CHECK(fails_with("the region eu-central-1: set AWS_REGION"));
+        said = (struct said){ 404, "", "NoSuchBucket" };
+        CHECK(fails_with("create the bucket"));
+        CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_NOT_FOUND);
+        REQUIRE(store->ops->list(store, "", true, NULL, &page, &error) == NEBULA_OK);
+        CHECK(!page.count && !page.next && store_remove_one(store, "x", &error) == NEBULA_OK);
+        said = (struct said){ 403, "", "InvalidObjectState" };
+        CHECK(store->ops->get(store, "x", 10, &text, NULL, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "archive"));
+        end();
+}
+
+static void a_listing_is_read_as_s3_writes_it(void)
+{
+        static const char text[] =
+                "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>data</Name><Prefix>run/t/</Prefix>"
+                "<NextContinuationToken>1ueGcxLPRx1Tr/XYExHnhbYLgveDs2J/wm36Hy4vbOwM=</NextContinuationToken><KeyCount>4</KeyCount><MaxKeys>1000</MaxKeys><Delimiter>/</Delimiter><IsTruncated>true</IsTruncated>"
+                "<Contents><Key>run/t/a b</Key><LastModified>1994-11-06T08:49:37.000Z</LastModified><ETag>&quot;9b2cf535f27731c974343645a3985328&quot;</ETag><Size>1</Size><StorageClass>STANDARD</StorageClass></Contents>"
+                "<Contents><Key>run/t/mark/</Key><LastModified>1994-11-06T08:49:37.000Z</LastModified><ETag>&quot;x&quot;</ETag><Size>0</Size></Contents>"
+                "<Contents><Key>run/t/x&amp;y</Key><LastModified>1994-11-06T08:49:38.999Z</LastModified><ETag>&quot;4a5b-2&quot;</ETag><ChecksumAlgorithm>CRC64NVME</ChecksumAlgorithm><Size>12345678901</Size>"
+                "<Owner><ID>1</ID><DisplayName>Key</DisplayName></Owner></Contents>"
+                "<CommonPrefixes><Prefix>run/t/d/</Prefix></CommonPrefixes></ListBucketResult>";
+        static const char *const bad[] = { "", "no", "<ListBucketResult><Contents><Key>run/x</Key>", "<Error/>", "<ListBucketResult><Contents><Key>run/x</Key><Size>1x</Size></Contents></ListBucketResult>",
+                                           "<ListBucketResult><Contents><Key>run/x</Key><LastModified>yesterday</LastModified></Contents></ListBucketResult>" };
+        struct said said = { 200, "", text };
+        struct store_page page;
+
+        begin_saying(&said);
+        REQUIRE(store->ops->list(store, "t/", false, NULL, &page, &error) == NEBULA_OK);
+        CHECK(page.count == 3 && !strcmp(page.next, "1ueGcxLPRx1Tr/XYExHnhbYLgveDs2J/wm36Hy4vbOwM="));
+        CHECK(!strcmp(page.entries[0].key, "t/a b") && page.entries[0].size == 1 && !strcmp(page.entries[0].stamp.text, "9b2cf535f27731c974343645a3985328") && page.entries[0].time_ns == 784111777LL * 1000000000);
+        CHECK(!strcmp(page.entries[1].key, "t/d") && page.entries[1].is_prefix);
+        CHECK(!strcmp(page.entries[2].key, "t/x&y") && page.entries[2].size == 12345678901 && !strcmp(page.entries[2].stamp.text, "4a5b-2") && page.entries[2].time_ns == 784111778LL * 1000000000);
+        store_page_done(&page);
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+                said.code = bad[i];
+                CHECK(store->ops->list(store, "t/", false, NULL, &page, &error) == NEBULA_STORAGE);
+        }
+        end();
+}
+
+/* What lends keys: each time with the next number. It remembers the requests. */
+struct lender {
+        char heads[8][2048], body[4096];
+        atomic_uint lent;
+        bool is_xml;
+        int refusal;
+};
+
+static void lend(struct server_call *call, void *argument)
+{
+        struct lender *lender = argument;
+        char text[600];
+
+        snprintf(lender->heads[call->number % 8], sizeof *lender->heads, "%s", call->head);
+        snprintf(lender->body, sizeof lender->body, "%s", call->body);
+        if (lender->refusal) {
+                server_say(call, lender->refusal, "", "<ErrorResponse><Error><Code>AccessDenied</Code></Error></ErrorResponse>");
+                return;
+        }
+        if (!strcmp(call->target, "/latest/api/token")) {
+                server_say(call, 200, "", "SESSION");
+                return;
+        }
+        if (!strcmp(call->target, "/latest/meta-data/iam/security-credentials/")) {
+                server_say(call, 200, "", "the-role\n");
+                return;
+        }
+        snprintf(text, sizeof text, lender->is_xml ? "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>LENT%u</AccessKeyId><SecretAccessKey>SECRET</SecretAccessKey>"
+                                                     "<SessionToken>TOKEN</SessionToken><Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+                                                   : "{\"Code\":\"Success\",\"AccessKeyId\":\"LENT%u\",\"SecretAccessKey\":\"SECRET\",\"Token\":\"TOKEN\",\"Expiration\":\"2099-01-01T00:00:00Z\"}",
+                 atomic_fetch_add(&lender->lent, 1) + 1);
+        server_say(call, 200, "", text);
+}
+
+static const char *const lender_variables[] = { "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+                                                "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_ENDPOINT_URL_STS" };
+
+/* Starts a service, tells it by the variable as http://127.0.0.1:port<path>, and opens the store without keys. */
+static struct server *begin_lent(struct lender *lender, const char *variable, const char *path)
+{
+        struct server *service = server_start(lend, lender, false);
+        char url[200];
+
+        begin(NULL, NULL);
+        unsetenv("AWS_ACCESS_KEY_ID");
+        snprintf(url, sizeof url, "http://127.0.0.1:%d%s", server_port(service), path);
+        setenv(variable, url, 1);
+        strcpy(fake.access, "LENT1");
+        return service;
+}
+
+static void end_lent(struct server *service)
+{
+        end();
+        server_stop(service);
+        for (size_t i = 0; i < sizeof lender_variables / sizeof *lender_variables; i++)
+                unsetenv(lender_variables[i]);
+        object_token_forget_all();
+}
+
+static void a_machines_role_lends_keys_in_a_session(void)
+{
+        struct lender lender = { .is_xml = false };
+        struct server *service = begin_lent(&lender, "AWS_EC2_METADATA_SERVICE_ENDPOINT", "/");
+
+        for (int i = 0; i < 5; i++)
+                CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK);
+        CHECK(server_requests(service) == 3 && ASKED("PUT /data/run/x", "x-amz-security-token: TOKEN"));
+        CHECK(!strncmp(lender.heads[1], "PUT /latest/api/token HTTP/1.1\r\n", 32) && strstr(lender.heads[1], "\r\nx-aws-ec2-metadata-token-ttl-seconds: 21600\r\n"));
+        CHECK(!strncmp(lender.heads[3], "GET /latest/meta-data/iam/security-credentials/the-role HTTP/1.1\r\n", 65) && strstr(lender.heads[3], "\r\nx-aws-ec2-metadata-token: SESSION\r\n"));
+        end_lent(service);
+        lender = (struct lender){ .refusal = 404 };
+        service = begin_lent(&lender, "AWS_EC2_METADATA_SERVICE_ENDPOINT", "");
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "the role of this machine gets no keys"));
+        end_lent(service);
+        setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1", 1);
+        begin(NULL, NULL);
+        unsetenv("AWS_ACCESS_KEY_ID");
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_UNAVAILABLE && strstr(error.message, "hold no keys"));
+        printf("# %s\n", error.message);
+        end();
+        unsetenv("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+}
+
+static void keys_that_ended_are_replaced_in_the_middle_of_an_upload(void)
+{
+        struct lender lender = { .is_xml = false };
+        struct server *service = begin_lent(&lender, "AWS_CONTAINER_CREDENTIALS_FULL_URI", "/get?role=1");
+        char *data = make_big();
+        struct store_object object = { "m.pt", data, BIG_BYTES, NULL };
+        struct store_upload *upload;
+
+        setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "Basic xyz", 1);
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK);
+        CHECK(!strncmp(lender.heads[1], "GET /get?role=1 HTTP/1.1\r\n", 26) && strstr(lender.heads[1], "\r\nAuthorization: Basic xyz\r\n"));
+        pthread_mutex_lock(&fake.lock);
+        strcpy(fake.access, "LENT2");
+        pthread_mutex_unlock(&fake.lock);
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && atomic_load(&lender.lent) == 2);
+        strcpy(fake.access, "other");
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "the role of this container is not accepted: its session has expired") && !strstr(error.message, "SECRET"));
+        free(data);
+        end_lent(service);
+}
+
+static void a_web_identity_posts_its_file(void)
+{
+        struct lender lender = { .is_xml = true };
+        struct server *service = begin_lent(&lender, "AWS_ENDPOINT_URL_STS", "/");
+        char directory[256], path[300];
+
+        test_dir_make(directory);
+        snprintf(path, sizeof path, "%s/token", directory);
+        os_write_file_atomic(path, "signed.by+cluster\n", 18);
+        setenv("AWS_WEB_IDENTITY_TOKEN_FILE", path, 1);
+        setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/x", 1);
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK);
+        CHECK(!strncmp(lender.heads[1], "POST / HTTP/1.1\r\n", 17) && !strcmp(lender.body, "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn=arn%3Aaws%3Aiam%3A%3A1%3Arole%2Fx&RoleSessionName=nebula&WebIdentityToken=signed.by%2Bcluster"));
+        end_lent(service);
+        lender = (struct lender){ .refusal = 403 };
+        service = begin_lent(&lender, "AWS_ENDPOINT_URL_STS", "/");
+        setenv("AWS_WEB_IDENTITY_TOKEN_FILE", path, 1);
+        setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/x", 1);
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_STORAGE && strstr(error.message, "the role of AWS_ROLE_ARN gets no keys: the answer is 403 AccessDenied"));
+        test_dir_remove(directory);
+        end_lent(service);
+}
+
+static void the_region_of_a_bucket_is_learned(void)
+{
+        begin(NULL, NULL);
+        strcpy(fake.region, "eu-central-1");
+        CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_OK && put("x", "2", STORE_ALWAYS) == NEBULA_OK && server_requests(server) == 3);
+        end();
+}
+
+static enum fake_fault any_fault(const struct server_call *call, void *argument)
+{
+        static uint64_t state = 1;
+        unsigned *seldom = argument;
+
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        if ((state >> 33) % *seldom)
+                return FAKE_NONE;
+        return 1 + (enum fake_fault)((state >> 40) % (FAKE_FAULTS - 1));
+}
+
+static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *ret_error)
+{
+        return memcmp((const char *)argument + offset, data, size) ? error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset) : NEBULA_OK;
+}
+
+/* Each transfer is right or fails, and what is there is right. */
+static void no_fault_makes_wrong_bytes(void)
+{
+        unsigned seldom = 6, good = 0;
+        char *data = make_big(), *back = calloc(1, BIG_BYTES);
+        struct http_settings settings;
+
+        begin(any_fault, &seldom);
+        settings = http_settings_now();
+        settings.width_max = settings.width_first = 8;
+        settings.quiet_ms = settings.answer_ms = 100;
+        http_settings_set(&settings);
+        for (unsigned i = 0; i < 50; i++) {
+                char key[32], path[64];
+                struct store_object object = { key, data + i, BIG_BYTES - 50, NULL };
+                struct store_upload *upload;
+                struct fake_object *found;
+                enum nebula_status status;
+
+                snprintf(key, sizeof key, "m%u.pt", i);
+                snprintf(path, sizeof path, "/data/run/%s", key);
+                status = store->ops->upload(store, &object, 1, &upload, &error);
+                if (!status)
+                        status = store->ops->publish(store, upload, &error);
+                found = fake_find(&fake, path);
+                if (found)
+                        CHECK(found->size == object.size && !memcmp(found->data, object.data, object.size));
+                CHECK(status || found);
+                CHECK(status != NEBULA_BUSY); /* nobody else writes */
+                memset(back, 0, BIG_BYTES);
+                if (!status)
+                        status = store->ops->read_bulk(store, key, back, object.size, 16u << 10, check_chunk, data + i, &error);
+                if (status)
+                        printf("# %s\n", error.message);
+                else
+                        CHECK(!memcmp(back, object.data, object.size));
+                good += !status;
+                CHECK(store_remove_one(store, key, &error) == NEBULA_OK);
+                if (found)
+                        memset(found->path, 0, sizeof found->path);
+        }
+        printf("# %u of 50 transfers, %u requests, %u uploads left open\n", good, server_requests(server), fake_uploads_open(&fake));
+        CHECK(good > 45);
+        end();
+        free(data);
+        free(back);
+}
+
+TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own),
+         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(limits_are_kept_by_the_client),
+         TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
+         TEST(a_machines_role_lends_keys_in_a_session), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
+         TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
