@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Azurite, the emulator of Azure Blob Storage, for tests.
+# Azurite, the emulator of Azure Storage, for tests.
 #
 #   scripts/azurite.sh install          puts it into .envs/azurite, unless it is there
-#   scripts/azurite.sh run [--tls] COMMAND...
+#   scripts/azurite.sh run [--table] [--tls] COMMAND...
 #                                       starts an empty one on this machine, runs the command with its
-#                                       AZURE_STORAGE_CONNECTION_STRING, and ends it. --tls: with a certificate,
-#                                       which SSL_CERT_FILE names, and bearer tokens are taken, too
+#                                       AZURE_STORAGE_CONNECTION_STRING, and ends it. --table: Table Storage, too.
+#                                       --tls: with a certificate, which SSL_CERT_FILE names, and bearer tokens
+#                                       are taken, too
 #
 # Exit code 77 without npm: what would be tested is skipped, and says so (TAP).
 set -euo pipefail
@@ -30,6 +31,36 @@ install() {
         printf '%s' "${packages[*]}" >"$place/.ready"
 }
 
+# Says a port that is free. Table does not say which one it has taken, so it is told.
+free_port() {
+        "$place/node_modules/.bin/node" -e \
+                'const server = require("net").createServer().listen(0, "127.0.0.1", () => { console.log(server.address().port); server.close() })'
+}
+
+# Starts one of the emulator's servers, Blob or Table, as `$!`.
+start() {
+        local name=${1,} port=$2
+
+        : >"$scratch/$name" # it is read before the server may have opened it
+        "$place/node_modules/.bin/node" "$place/node_modules/.bin/azurite-$name" --disableTelemetry --inMemoryPersistence \
+                --skipApiVersionCheck "--${name}Host" 127.0.0.1 "--${name}Port" "$port" "${options[@]}" >"$scratch/$name" 2>&1 &
+        servers+=($!)
+}
+
+# Waits until a server says this, and says what follows.
+said() {
+        local log=$scratch/${1,} i found
+
+        for ((i = 0; i < 600; i++)); do
+                found=$(sed -n "s/.*successfully $2 on //p" "$log")
+                [[ -n $found ]] && break
+                kill -0 "${servers[@]}" 2>/dev/null || break
+                sleep 0.1
+        done
+        [[ -n $found ]] || { cat "$log" >&2; echo "azurite: it does not start" >&2; exit 1; }
+        printf '%s' "$found"
+}
+
 case ${1:-} in
 install)
         install
@@ -39,8 +70,11 @@ run)
         install
         exec 9>&- # the lock is for the installation: several emulators may run at once
         scratch=$(mktemp -d)
-        log=$scratch/log options=()
-        : >"$log" # sed reads it before the server may have opened it
+        options=() servers=() table=
+        if [[ ${1:-} == --table ]]; then
+                shift
+                table=1
+        fi
         if [[ ${1:-} == --tls ]]; then
                 shift
                 openssl req -x509 -newkey rsa:2048 -nodes -keyout "$scratch/key.pem" -out "$scratch/cert.pem" -days 7 -subj /CN=localhost \
@@ -49,22 +83,22 @@ run)
                 # Azurite reads the source of a copy from itself.
                 export SSL_CERT_FILE=$scratch/cert.pem NODE_EXTRA_CA_CERTS=$scratch/cert.pem
         fi
-        "$place/node_modules/.bin/node" "$place/node_modules/.bin/azurite-blob" --disableTelemetry --inMemoryPersistence \
-                --skipApiVersionCheck --blobHost 127.0.0.1 --blobPort 0 "${options[@]}" >"$log" 2>&1 &
-        server=$!
-        trap 'kill $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -rf "$scratch"' EXIT
-        for ((i = 0; i < 600; i++)); do
-                endpoint=$(sed -n 's/.*successfully listens on //p' "$log")
-                [[ -n $endpoint ]] && break
-                kill -0 $server 2>/dev/null || break
-                sleep 0.1
-        done
-        [[ -n $endpoint ]] || { cat "$log" >&2; echo "azurite: it does not start" >&2; exit 1; }
-        export AZURE_STORAGE_CONNECTION_STRING="AccountName=devstoreaccount1;AccountKey=$key;BlobEndpoint=$endpoint/devstoreaccount1"
+        trap 'kill "${servers[@]}" 2>/dev/null || true; wait "${servers[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+        start Blob 0
+        if [[ $table ]]; then
+                port=$(free_port)
+                start Table "$port"
+        fi
+        blob=$(said Blob listens)
+        export AZURE_STORAGE_CONNECTION_STRING="AccountName=devstoreaccount1;AccountKey=$key;BlobEndpoint=$blob/devstoreaccount1"
+        if [[ $table ]]; then
+                said Table started >/dev/null
+                AZURE_STORAGE_CONNECTION_STRING+=";TableEndpoint=${blob%%:*}://127.0.0.1:$port/devstoreaccount1"
+        fi
         (cd "$from" && "$@")
         ;;
 *)
-        sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
         exit 2
         ;;
 esac
