@@ -25,7 +25,7 @@ from deepspeed.runtime import config as ds_config
 from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from . import api, guards
+from . import api, guards, universal
 from .errors import NebulaConfigError, NebulaError, NebulaNotFound
 
 __all__ = ["NebulaDeepSpeedEngine", "attach"]
@@ -215,6 +215,8 @@ def _wrap_load(original: Any) -> Any:
                 log.warning("checkpoint %s was never completed by all ranks: loading %s instead", wanted, found.tag)
         if found is not None:
             wanted = found.tag
+            if universal.partitions(found) not in (0, universal.data_parallel(self)):
+                return universal.load(self, original, found, *args, **kwargs)
             engine._resolved[wanted] = found
             _stand_in(load_dir, found)
         try:
