@@ -65,6 +65,7 @@ bool cli_confirm(const char *asked, bool *ret_no_terminal);
 
 int command_agent(int argc, char **argv);
 int command_copy(int argc, char **argv);
+int command_diff(int argc, char **argv);
 int command_doctor(int argc, char **argv);
 int command_help(int argc, char **argv);
 int command_inspect(int argc, char **argv);

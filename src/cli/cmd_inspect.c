@@ -9,8 +9,10 @@
 #include "cli/cli_agent.h"
 #include "cli/human.h"
 #include "cli/mapped.h"
+#include "cli/numbers.h"
 #include "cli/table.h"
 #include "cli/target.h"
+#include "image/torch_pickle.h"
 #include "os/os.h"
 #include "store/pins.h"
 
@@ -235,6 +237,68 @@ static void print_records(const struct zip_entry *entries, size_t count)
         table_free(table);
 }
 
+static json_t *describe_tensors(const void *data, const struct torch_tensors *tensors)
+{
+        json_t *rows = json_array();
+
+        for (size_t i = 0; i < tensors->count; i++) {
+                const struct torch_tensor *tensor = &tensors->list[i];
+                struct numbers numbers = numbers_of(data, tensor);
+
+                json_array_append_new(rows, json_pack("{s:s, s:s, s:o, s:I, s:o, s:o, s:o, s:I, s:I}", "name", tensor->name, "dtype",
+                                                      torch_dtype_name(tensor->dtype), "shape", numbers_shape_json(tensor), "elements",
+                                                      (json_int_t)tensor->elements, "norm", numbers_json(numbers.norm), "min", numbers_json(numbers.min),
+                                                      "max", numbers_json(numbers.max), "nan", (json_int_t)numbers.nan_count, "infinite",
+                                                      (json_int_t)numbers.infinite_count));
+        }
+        return rows;
+}
+
+static void print_tensors(const void *data, const struct torch_tensors *tensors)
+{
+        static const struct table_column columns[] = {
+                { "TENSOR", TABLE_LEFT, true }, { "DTYPE", TABLE_LEFT, false }, { "SHAPE", TABLE_LEFT, true }, { "NORM", TABLE_RIGHT, false },
+                { "MIN", TABLE_RIGHT, false }, { "MAX", TABLE_RIGHT, false }, { "NAN", TABLE_RIGHT, false }, { "INF", TABLE_RIGHT, false },
+        };
+        struct table *table = table_new(columns, CLI_COUNT(columns));
+
+        for (size_t i = 0; i < tensors->count; i++) {
+                const struct torch_tensor *tensor = &tensors->list[i];
+                struct numbers numbers = numbers_of(data, tensor);
+                char *shape = numbers_shape(tensor);
+
+                table_cell(table, STYLE_PLAIN, "%s", tensor->name);
+                table_cell(table, STYLE_PLAIN, "%s", torch_dtype_name(tensor->dtype));
+                table_cell(table, STYLE_PLAIN, "%s", shape ? shape : "?");
+                table_cell(table, STYLE_PLAIN, "%.6g", numbers.norm);
+                table_cell(table, STYLE_PLAIN, "%.6g", numbers.min);
+                table_cell(table, STYLE_PLAIN, "%.6g", numbers.max);
+                table_cell(table, numbers.nan_count ? STYLE_BAD : STYLE_PLAIN, "%" PRIu64, numbers.nan_count);
+                table_cell(table, numbers.infinite_count ? STYLE_BAD : STYLE_PLAIN, "%" PRIu64, numbers.infinite_count);
+                free(shape);
+        }
+        table_print(table, stdout, term_columns(), term_has_colour());
+        table_free(table);
+}
+
+static int inspect_tensors(bool json, const char *tag, const char *name, const struct mapped *mapped, const char *place)
+{
+        struct torch_tensors tensors;
+        struct nebula_error error;
+        int code = CLI_OK;
+
+        if (torch_tensors_find(mapped->data, mapped->size, &tensors, &error)) {
+                error_prefix(&error, "%s", place);
+                return cli_fail(json, &error);
+        }
+        if (json)
+                code = cli_print_json(json_pack("{s:s, s:s, s:o}", "tag", tag, "name", name, "tensors", describe_tensors(mapped->data, &tensors)), code);
+        else
+                print_tensors(mapped->data, &tensors);
+        torch_tensors_done(&tensors);
+        return code;
+}
+
 static int no_records(bool json, const char *name)
 {
         struct nebula_error error;
@@ -244,13 +308,15 @@ static int no_records(bool json, const char *name)
 }
 
 /* Prints the records of the mapped bytes. `place` names the file in an error message. */
-static int inspect_mapped(bool json, const char *tag, const char *name, const struct mapped *mapped, const char *place)
+static int inspect_mapped(bool json, bool tensors, const char *tag, const char *name, const struct mapped *mapped, const char *place)
 {
         struct zip_entry *entries = NULL;
         struct nebula_error error;
         size_t count;
         int code = CLI_OK;
 
+        if (tensors)
+                return inspect_tensors(json, tag, name, mapped, place);
         if (zip_read(mapped->data, mapped->size, &entries, &count, &error)) {
                 error_prefix(&error, "%s", place);
                 code = cli_fail(json, &error);
@@ -265,7 +331,7 @@ static int inspect_mapped(bool json, const char *tag, const char *name, const st
         return code;
 }
 
-static int inspect_file(bool json, struct store *store, const struct manifest *manifest, const char *name)
+static int inspect_file(bool json, bool tensors, struct store *store, const struct manifest *manifest, const char *name)
 {
         const struct manifest_file *file = manifest_find_file(manifest, name);
         struct record_file recorded;
@@ -289,7 +355,7 @@ static int inspect_file(bool json, struct store *store, const struct manifest *m
         if (manifest_file_key(manifest, file, key, &error) || mapped_open(store, key, &mapped, &error))
                 return cli_fail(json, &error);
         snprintf(place, sizeof place, "%s/%s", store->root, key);
-        code = inspect_mapped(json, manifest->tag, name, &mapped, place);
+        code = inspect_mapped(json, tensors, manifest->tag, name, &mapped, place);
         mapped_close(&mapped);
         return code;
 }
@@ -313,7 +379,7 @@ static enum nebula_status ask_memory(const struct cli_common *common, const char
         return status;
 }
 
-static int inspect_memory_file(bool json, struct cli_agent *agent, uint64_t version_id, const json_t *version, const char *name)
+static int inspect_memory_file(bool json, bool tensors, struct cli_agent *agent, uint64_t version_id, const json_t *version, const char *name)
 {
         const json_t *files = json_object_get(version, "files");
         struct nebula_error error;
@@ -328,7 +394,7 @@ static int inspect_memory_file(bool json, struct cli_agent *agent, uint64_t vers
         }
         if (mapped_open_memory(agent, version_id, name, &mapped, &error))
                 return cli_fail(json, &error);
-        code = inspect_mapped(json, text_of(version, "tag"), name, &mapped, "in the agent's memory");
+        code = inspect_mapped(json, tensors, text_of(version, "tag"), name, &mapped, "in the agent's memory");
         mapped_close(&mapped);
         return code;
 }
@@ -356,7 +422,8 @@ static int answer(bool json, json_t *version, void (*print)(const json_t *versio
 int command_inspect(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        const struct args_option options[] = { CLI_COMMON(common) };
+        bool tensors = false;
+        const struct args_option options[] = { CLI_COMMON(common), { "tensors", ARGS_FLAG, &tensors } };
         struct store *store = NULL;
         struct manifest manifest = { 0 };
         struct cli_agent *agent;
@@ -370,13 +437,15 @@ int command_inspect(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 1, 2))
                 return CLI_USAGE;
+        if (tensors && args.count < 2)
+                return cli_usage_error("inspect", "--tensors takes the NAME of a file");
         stored = target_open(common.path, &store, &error);
         if (!stored)
                 stored = target_load(store, args.positionals[0], &manifest, NULL, &error);
         name = args.count == 2 ? args.positionals[1] : NULL;
         if (stored != NEBULA_CORRUPT && !ask_memory(&common, args.positionals[0], manifest.sequence, &agent, &version_id, &version)) {
                 if (name) {
-                        code = inspect_memory_file(common.json, agent, version_id, version, name);
+                        code = inspect_memory_file(common.json, tensors, agent, version_id, version, name);
                         json_decref(version);
                 } else {
                         code = answer(common.json, version, print_remembered);
@@ -385,7 +454,7 @@ int command_inspect(int argc, char **argv)
         } else if (stored) {
                 code = cli_fail(common.json, &error);
         } else if (name) {
-                code = inspect_file(common.json, store, &manifest, name);
+                code = inspect_file(common.json, tensors, store, &manifest, name);
         } else {
                 code = answer(common.json, describe(store, &manifest), print_version);
         }

@@ -24,10 +24,17 @@ const struct cli_command cli_commands[] = {
           "program said of each version.\n\n"
           "  nebula list --path /scratch/run7\n",
           command_list },
-        { "inspect", "nebula inspect TAG [NAME] [--path DIR] [--json]", "the files, ranks, sizes and times of one checkpoint",
-          "TAG may be \"latest\". With NAME, the table of records inside that torch file.\n\n"
+        { "inspect", "nebula inspect TAG [NAME [--tensors]] [--path DIR] [--json]", "the files, ranks, sizes and times of one checkpoint",
+          "TAG may be \"latest\". With NAME, the table of records inside that torch file;\n"
+          "with --tensors, its tensors: type, shape, norm, smallest and largest value, NaNs\n"
+          "and infinities.\n\n"
           "  nebula inspect global_step500 model.pt\n",
           command_inspect },
+        { "diff", "nebula diff A B [--path DIR] [--with DIR] [--json]", "which tensors of two checkpoints differ, and by how much",
+          "A and B are tags; --with: B is in that storage. What is equal by its checksums is\n"
+          "not read. Exit code 1 if anything differs.\n\n"
+          "  nebula diff global_step400 global_step500\n",
+          command_diff },
         { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "check every byte against its checksum",
           "Without TAG the newest checkpoint; PATH is a directory or a single file.\n"
           "Each damage is named with file and offset. Exit code 1 if there is any.\n\n"
@@ -204,7 +211,7 @@ enum cli_exit cli_exit_of(enum nebula_status status)
 
 static int print_json(json_t *value, size_t flags, int code)
 {
-        if (!value || json_dumpf(value, stdout, flags | JSON_REAL_PRECISION(16)) || fputc('\n', stdout) == EOF || fflush(stdout)) {
+        if (!value || json_dumpf(value, stdout, flags | JSON_REAL_PRECISION(17)) || fputc('\n', stdout) == EOF || fflush(stdout)) {
                 cli_complain("cannot print the answer");
                 code = CLI_UNREACHABLE;
         }

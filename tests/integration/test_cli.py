@@ -35,6 +35,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "inspect",
         "verify",
         "restore",
+        "diff",
         "pin",
         "unpin",
         "prune",

@@ -42,8 +42,8 @@ static void demand(enum nebula_status status, const struct nebula_error *error)
         exit(1);
 }
 
-/* `data` begins at a page. */
-static void write_file(struct maker *maker, const char *name, void *data, uint64_t size, bool is_zip)
+/* `data` begins at a page. is_sealed: its CRC-32s are there already. */
+static void write_file(struct maker *maker, const char *name, void *data, uint64_t size, bool is_zip, bool is_sealed)
 {
         struct record_file *file = &maker->files[maker->record.file_count++];
         struct store_object object = { .data = data, .size = size };
@@ -57,7 +57,7 @@ static void write_file(struct maker *maker, const char *name, void *data, uint64
         file->size = size;
         file->is_zip = is_zip;
         file->chunk_bytes = maker->chunk_bytes;
-        demand(image_seal(data, size, is_zip, maker->chunk_bytes, &file->chunks, &file->chunk_count, &error), &error);
+        demand(image_seal(data, size, is_zip && !is_sealed, maker->chunk_bytes, &file->chunks, &file->chunk_count, &error), &error);
         demand(file_key(maker->directory, NULL, name, key, &error), &error);
         file->is_apart = !maker->store->ops->stat(maker->store, key, &there, NULL);
         if (file->is_apart) {
@@ -92,7 +92,7 @@ static void write_torch(struct maker *maker, const char *name, uint64_t count)
         zip_layout_write(&layout, pickle, image);
         memcpy((char *)image + layout.storage_offsets[0], many, sizes[0]);
         memcpy((char *)image + layout.storage_offsets[1], few, sizes[1]);
-        write_file(maker, name, image, layout.size, true);
+        write_file(maker, name, image, layout.size, true, false);
         zip_layout_done(&layout);
         free(image);
         free(pickle);
@@ -241,7 +241,7 @@ static void write_copy(struct maker *maker, const char *description)
         name[equals - description] = '\0';
         image = aligned_alloc(4096, (size + 4096) & ~(size_t)4095);
         memcpy(image, data, size);
-        write_file(maker, name, image, size, strlen(name) > 3 && !strcmp(name + strlen(name) - 3, ".pt"));
+        write_file(maker, name, image, size, strlen(name) > 3 && !strcmp(name + strlen(name) - 3, ".pt"), true);
         free(image);
         free(data);
 }
@@ -271,7 +271,7 @@ int main(int argc, char **argv)
                 if (!strcmp(argv[i], "--file"))
                         write_copy(&maker, argv[++i]);
                 else if (!strcmp(argv[i], "--raw"))
-                        write_file(&maker, argv[++i], raw, sizeof raw - 1, false);
+                        write_file(&maker, argv[++i], raw, sizeof raw - 1, false, false);
                 else if (!strncmp(argv[i], "--", 2))
                         i += strcmp(argv[i], "--waits") != 0;
                 else

@@ -1,0 +1,186 @@
+#include "cli/sparse.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/mapped.h"
+#include "image/image.h"
+#include "os/os.h"
+#include "sum/sum.h"
+
+#define READ_BYTES (32u << 20) /* of one request */
+#define HEADER_BYTES 1024u     /* a record's header with its padding, or most of it */
+
+static enum nebula_status reserve(struct sparse *sparse, struct nebula_error *error)
+{
+        struct mapped mapped;
+        void *data = NULL;
+        int result = 0;
+        enum nebula_status status;
+
+        sparse->is_mapped = sparse->store->ops->features(sparse->store) & STORE_PATHS;
+        if (sparse->is_mapped) {
+                status = mapped_open(sparse->store, sparse->key, &mapped, error);
+                if (!status && mapped.size != sparse->size) {
+                        mapped_close(&mapped);
+                        return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has %" PRIu64 " bytes, it should have %" PRIu64, sparse->store->root,
+                                         sparse->key, mapped.size, sparse->size);
+                }
+                sparse->data = status ? NULL : mapped.data;
+                return status;
+        }
+        if (sparse->size)
+                result = os->map(-1, 0, sparse->size, OS_MAP_READ | OS_MAP_WRITE | OS_MAP_PRIVATE | OS_MAP_ANONYMOUS, &data);
+        sparse->data = data;
+        return result < 0 ? error_set(error, NEBULA_NO_MEMORY, -result, "no addresses for %s", sparse->key) : NEBULA_OK;
+}
+
+enum nebula_status sparse_open(struct store *store, const struct manifest *manifest, const char *name, struct sparse *ret_sparse,
+                               struct nebula_error *error)
+{
+        struct sparse sparse = { .store = store };
+        enum nebula_status status = manifest_load_file(store, manifest, name, &sparse.recorded, error);
+
+        if (status)
+                return status;
+        sparse.size = sparse.recorded.size;
+        status = manifest_file_key(manifest, manifest_find_file(manifest, name), sparse.key, error);
+        sparse.have = calloc(sparse.recorded.chunk_count + 1, sizeof *sparse.have);
+        if (!status && !sparse.have)
+                status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to read %s", name);
+        if (!status)
+                status = reserve(&sparse, error);
+        if (status)
+                sparse_close(&sparse);
+        else
+                *ret_sparse = sparse;
+        return status;
+}
+
+void sparse_close(struct sparse *sparse)
+{
+        record_file_done(&sparse->recorded);
+        free(sparse->have);
+        if (sparse->data)
+                os->unmap(sparse->data, sparse->size);
+        *sparse = (struct sparse){ 0 };
+}
+
+static uint64_t chunk_size(const struct sparse *sparse, uint64_t index)
+{
+        uint64_t left = sparse->size - index * sparse->recorded.chunk_bytes;
+
+        return left < sparse->recorded.chunk_bytes ? left : sparse->recorded.chunk_bytes;
+}
+
+static enum nebula_status check_chunk(struct sparse *sparse, uint64_t index, struct nebula_error *error)
+{
+        uint64_t offset = index * sparse->recorded.chunk_bytes, size = chunk_size(sparse, index);
+        uint64_t found = sum_crc64(0, sparse->data + offset, size);
+
+        if (found != sparse->recorded.chunks[index])
+                return error_set(error, NEBULA_CORRUPT, 0,
+                                 "%s/%s: damaged between byte %" PRIu64 " and %" PRIu64 ": the checksum is %016" PRIx64 ", it should be %016" PRIx64,
+                                 sparse->store->root, sparse->key, offset, offset + size, found, sparse->recorded.chunks[index]);
+        sparse->have[index] = true;
+        return NEBULA_OK;
+}
+
+enum nebula_status sparse_need(struct sparse *sparse, uint64_t offset, uint64_t size, struct nebula_error *error)
+{
+        uint32_t chunk_bytes = sparse->recorded.chunk_bytes;
+        uint64_t first = offset / chunk_bytes, end = size ? (offset + size - 1) / chunk_bytes + 1 : first;
+        enum nebula_status status = NEBULA_OK;
+
+        while (first < end && !status) {
+                uint64_t count = 0, bytes = 0;
+
+                while (first + count < end && !sparse->have[first + count] && bytes < READ_BYTES)
+                        bytes += chunk_size(sparse, first + count++);
+                if (count && !sparse->is_mapped)
+                        status = sparse->store->ops->read(sparse->store, sparse->key, sparse->data + first * chunk_bytes, first * chunk_bytes, bytes,
+                                                          error);
+                for (uint64_t i = 0; i < count && !status; i++)
+                        status = check_chunk(sparse, first + i, error);
+                first += count ? count : 1;
+        }
+        return status;
+}
+
+/* Bytes that no checksum of a chunk vouches for: the structure that they describe is checked as hostile. */
+static enum nebula_status peek(struct sparse *sparse, uint64_t offset, uint64_t size, struct nebula_error *error)
+{
+        if (offset >= sparse->size || sparse->is_mapped)
+                return NEBULA_OK;
+        if (size > sparse->size - offset)
+                size = sparse->size - offset;
+        if (sparse->have[offset / sparse->recorded.chunk_bytes] && sparse->have[(offset + size - 1) / sparse->recorded.chunk_bytes])
+                return NEBULA_OK;
+        return sparse->store->ops->read(sparse->store, sparse->key, sparse->data + offset, offset, size, error);
+}
+
+enum nebula_status sparse_structure(struct sparse *sparse, struct nebula_error *error)
+{
+        uint64_t tail = sparse->size < ZIP_TAIL_BYTES ? sparse->size : ZIP_TAIL_BYTES, directory, *headers;
+        struct zip_entry *entries;
+        size_t count;
+        enum nebula_status status;
+
+        if (!sparse->size)
+                return error_set(error, NEBULA_INVALID, 0, "an empty file is no file of torch.save");
+        if (sparse->is_mapped)
+                return NEBULA_OK;
+        status = sparse_need(sparse, sparse->size - tail, tail, error);
+        if (!status)
+                status = zip_find_directory(sparse->data, sparse->size, &directory, error);
+        if (!status)
+                status = sparse_need(sparse, directory, sparse->size - directory, error);
+        if (!status)
+                status = zip_find_headers(sparse->data, sparse->size, &headers, &count, error);
+        if (status)
+                return status;
+        for (size_t i = 0; i < count && !status; i++)
+                status = peek(sparse, headers[i], HEADER_BYTES, error);
+        free(headers);
+        if (!status)
+                status = zip_read(sparse->data, sparse->size, &entries, &count, error);
+        if (status)
+                return status;
+        for (size_t i = 0; i < count && !status; i++) {
+                const char *slash = strchr(entries[i].name, '/');
+
+                if (slash && !strcmp(slash + 1, "data.pkl"))
+                        status = sparse_need(sparse, entries[i].payload_offset, entries[i].size, error);
+        }
+        free(entries);
+        return status;
+}
+
+static bool same_chunk(const struct sparse *a, const struct sparse *b, uint64_t index)
+{
+        return index < a->recorded.chunk_count && index < b->recorded.chunk_count && a->recorded.chunks[index] == b->recorded.chunks[index] &&
+               chunk_size(a, index) == chunk_size(b, index);
+}
+
+enum nebula_status sparse_same(struct sparse *a, struct sparse *b, uint64_t offset, uint64_t size, bool *ret_same, struct nebula_error *error)
+{
+        uint32_t chunk_bytes = a->recorded.chunk_bytes;
+        enum nebula_status status = NEBULA_OK;
+
+        *ret_same = true;
+        while (size && *ret_same && !status) {
+                uint64_t left = chunk_bytes - offset % chunk_bytes, part = size < left ? size : left;
+
+                if (chunk_bytes != b->recorded.chunk_bytes || !same_chunk(a, b, offset / chunk_bytes)) {
+                        status = sparse_need(a, offset, part, error);
+                        if (!status)
+                                status = sparse_need(b, offset, part, error);
+                        *ret_same = !status && !memcmp(a->data + offset, b->data + offset, part);
+                }
+                offset += part;
+                size -= part;
+        }
+        return status;
+}

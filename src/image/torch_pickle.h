@@ -1,0 +1,54 @@
+/*
+ * torch_pickle.h - the tensors that a file of torch.save holds, with their names.
+ *
+ *      torch_tensors_find    reads the pickle and the directory of an image
+ *      torch_tensors_done
+ *
+ * The pickle is read by a machine that builds nothing but what leads to tensors: dicts, lists, tuples, texts and numbers. It knows how
+ * torch rebuilds tensors, parameters and ordered dicts; of any other object only the state and the arguments are followed. No code of the
+ * file runs, and none of its classes is needed.
+ *
+ * A name is the keys on the way to the tensor, with '.' between them ("model.0.weight", "optimizer.state.3.exp_avg"). A tensor that the
+ * file has under two names is listed twice.
+ *
+ * Hostile bytes: sizes, depth, the number of values and of tensors are bounded, and each tensor's elements lie inside its record.
+ * NEBULA_INVALID: a pickle of another kind, or with more than is followed. NEBULA_CORRUPT: it is cut off or contradicts itself.
+ *
+ * Only the directory, the headers of the records and data.pkl are read; payloads are not touched.
+ *
+ * Threads: no shared state.
+ */
+#ifndef NB_IMAGE_TORCH_PICKLE_H
+#define NB_IMAGE_TORCH_PICKLE_H
+
+#include "image/image.h"
+
+#define TORCH_DIM_MAX 64u
+
+enum torch_dtype {
+        TORCH_F64, TORCH_F32, TORCH_F16, TORCH_BF16, TORCH_F8_E4M3, TORCH_F8_E5M2, TORCH_I64, TORCH_I32, TORCH_I16, TORCH_I8, TORCH_U64, TORCH_U32,
+        TORCH_U16, TORCH_U8, TORCH_BOOL, TORCH_C64, TORCH_C128, TORCH_DTYPE_COUNT,
+};
+const char *torch_dtype_name(enum torch_dtype dtype); /* "float32" */
+size_t torch_dtype_size(enum torch_dtype dtype);      /* bytes of an element */
+
+struct torch_tensor {
+        char *name;
+        enum torch_dtype dtype;
+        uint32_t dim_count;
+        uint64_t *shape;   /* dim_count of them */
+        int64_t *strides;  /* elements; never below 0 */
+        uint64_t elements;
+        uint64_t offset;   /* of the first element, in the image; the bytes of the storage begin at `storage_offset` */
+        uint64_t storage_offset, storage_size;
+        bool is_contiguous; /* the elements lie one behind the other, in the order of their indices */
+};
+struct torch_tensors {
+        struct torch_tensor *list; /* in the order of the pickle */
+        size_t count;
+        uint64_t pickle_offset, pickle_size;
+};
+enum nebula_status torch_tensors_find(const void *data, uint64_t size, struct torch_tensors *ret_tensors, struct nebula_error *error);
+void torch_tensors_done(struct torch_tensors *tensors);
+
+#endif

@@ -1,0 +1,37 @@
+/* Reads hostile bytes as a file of torch.save: each tensor that is listed can be read to its last element. */
+#include <stdlib.h>
+
+#include "image/torch_pickle.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static volatile uint8_t sink;
+
+static uint64_t last_element(const struct torch_tensor *tensor)
+{
+        uint64_t at = tensor->offset;
+
+        for (uint32_t i = 0; i < tensor->dim_count; i++)
+                at += (tensor->shape[i] - 1) * (uint64_t)tensor->strides[i] * torch_dtype_size(tensor->dtype);
+        return at;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+        struct torch_tensors tensors;
+
+        if (torch_tensors_find(data, size, &tensors, NULL))
+                return 0;
+        for (size_t i = 0; i < tensors.count; i++) {
+                const struct torch_tensor *tensor = &tensors.list[i];
+
+                if (!tensor->name)
+                        abort();
+                if (tensor->elements)
+                        sink = (uint8_t)(data[tensor->offset] + data[last_element(tensor) + torch_dtype_size(tensor->dtype) - 1]);
+                if (tensor->storage_size)
+                        sink = (uint8_t)(data[tensor->storage_offset] + data[tensor->storage_offset + tensor->storage_size - 1]);
+        }
+        torch_tensors_done(&tensors);
+        return 0;
+}
