@@ -131,7 +131,7 @@ static void name_writing(const struct copying *copying, const char *writing, uns
 {
         char run[512];
 
-        snprintf(run, sizeof run, "copy of %s, %" PRIu64 ", after entry %" PRIu64, writing, copying->source->sequence, copying->log.number);
+        snprintf(run, sizeof run, "copy of %s, %" PRIu64 ", entry %" PRIu64, writing, copying->source->sequence, copying->next_number);
         writing_name(copying->source->job, run, copying->generation, attempt, ret_name);
 }
 
@@ -170,6 +170,7 @@ static enum nebula_status make_part(struct copying *copying, size_t index, unsig
         record.rank_count = 0;
         status = take_files(part, &record, copying->source, index, error);
         name_writing(copying, record.writing, attempt, part->record.writing);
+        part->record.number = copying->next_number;
         part->record.generation = copying->generation;
         record_done(&record);
         return status;
@@ -217,7 +218,7 @@ static enum nebula_status adopt(const struct copying *copying, struct part *part
         status = record_parse(text, size, &found, error);
         free(text);
         for (size_t i = 0; i < part->record.file_count && !status; i++)
-                if (found.file_count != part->record.file_count || strcmp(found.files[i].name, part->record.files[i].name))
+                if (found.number != part->record.number || found.file_count != part->record.file_count || strcmp(found.files[i].name, part->record.files[i].name))
                         status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s is of another version", copying->transfer->to->root, key);
                 else
                         part->record.files[i].is_apart = found.files[i].is_apart;

@@ -8,7 +8,7 @@
  * and the next entry of the tag's log, which is the commit. Job, run, step, line of history and times stay as they are. All files count
  * as written by the copy's generation.
  *
- * Restart: the names of the copy's writings follow from the source version and from the newest entry of the destination's log. Claims are
+ * Restart: the names of the copy's writings follow from the source version and from the number of the entry that the copy will be. Claims are
  * made first. A later call finds them, checks the files that are there, and copies the others. A call that runs at the same time shares
  * the work in the same way.
  *

@@ -76,6 +76,15 @@ def test_another_version_of_a_tag_is_replaced_only_when_told(run, make, storage,
     assert results(run("copy", newer, storage, "--all", "--json", "--replace")) == {"best": "present", "aaa": "present"}
 
 
+def test_what_was_removed_can_be_copied_again(run, make, storage):
+    make("global_step1", "model.pt=5000")
+    store = make("global_step2", "model.pt=10")
+    for _ in range(2):
+        assert run("copy", store, storage, "--all").returncode == 0
+        assert run("verify", "--all", "--path", storage).returncode == 0
+        assert run("prune", "--tag", "global_step1", "--yes", "--path", storage).returncode == 0
+
+
 def test_a_damaged_source_is_named_and_nothing_of_it_counts(run, make, storage):
     make("global_step1", "--chunk", "4096", "model.pt=1000")
     store = make("global_step2", "--chunk", "4096", "model.pt=9000", "optim.pt=10")
