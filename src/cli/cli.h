@@ -77,6 +77,7 @@ int command_restore(int argc, char **argv);
 int command_status(int argc, char **argv);
 int command_stop(int argc, char **argv);
 int command_store(int argc, char **argv);
+int command_trace(int argc, char **argv);
 int command_unpin(int argc, char **argv);
 int command_verify(int argc, char **argv);
 int command_version(int argc, char **argv);

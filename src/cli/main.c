@@ -35,6 +35,10 @@ const struct cli_command cli_commands[] = {
           "not read. Exit code 1 if anything differs.\n\n"
           "  nebula diff global_step400 global_step500\n",
           command_diff },
+        { "trace", "nebula trace TAG [--out FILE] [--path DIR]", "the life of one checkpoint, all ranks, for Perfetto",
+          "Writes a Chrome trace to FILE, else to stdout: copying and writing of each rank.\n\n"
+          "  nebula trace latest --out trace.json   # open it at https://ui.perfetto.dev\n",
+          command_trace },
         { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "check every byte against its checksum",
           "Without TAG the newest checkpoint; PATH is a directory or a single file.\n"
           "Each damage is named with file and offset. Exit code 1 if there is any.\n\n"

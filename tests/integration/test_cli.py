@@ -36,6 +36,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "verify",
         "restore",
         "diff",
+        "trace",
         "pin",
         "unpin",
         "prune",
