@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from nebulaml.elastic import store_cells
 from nebulaml.elastic.backend import Backend
 from nebulaml.elastic.cells import Cell, escape
+from nebulaml.elastic.state import View
 from nebulaml.elastic.store_cells import LogCells, StoreProcess, open_cells
-from rendezvous_promises import Promises, make_state, parts
+from rendezvous_promises import Promises, Unsteady, make_state, parts
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
 
 @pytest.fixture
@@ -109,3 +112,58 @@ def test_heartbeats_of_a_machine_whose_clock_is_wrong_are_right(cells, monkeypat
     assert parts(wrong.get_state()[0]) == parts(state)
     (stored, seen) = (parts(x)["last_heartbeats"] for x in (state, right.get_state()[0]))
     assert all((stored[node] - seen[node]).total_seconds() == pytest.approx(3600, abs=0.01) for node in stored)
+
+
+def seen_by(backend, node, keep_alive_s=5.0):
+    backend.view = View(node, timedelta(seconds=keep_alive_s))
+    return backend
+
+
+def test_a_node_that_others_took_for_dead_joins_again(cells):
+    """Its own agent would train on beside the new world."""
+    other = Backend("nebula-store", cells(), "job")
+    state = make_state(2)
+    one, two = sorted(parts(state)["participants"])
+    removed = seen_by(Backend("nebula-store", cells(), "job"), two)
+    other.set_state(state)
+    assert not parts(removed.get_state()[0])["wait_list"]
+    _, token = other.get_state()
+    _, token, _ = other.set_state(make_state(1), token)
+    shown, mine = removed.get_state()
+    assert len(parts(shown)["wait_list"]) == 1  # so torch's agent begins a new round
+    assert not parts(other.get_state()[0])["wait_list"]
+    joining = parts(shown) | {"wait_list": parts(shown)["wait_list"] | {two}}
+    assert removed.set_state(make_state(1, wait_list=joining["wait_list"]), mine)[2]
+    assert parts(other.get_state()[0])["wait_list"] == {two}  # no other node sees the one that is made up
+    assert parts(removed.get_state()[0])["wait_list"] == {two}
+    assert not parts(seen_by(other, one).get_state()[0])["participants"].keys() - {one}
+
+
+def test_a_new_node_and_a_closed_job_are_shown_as_they_are(cells):
+    backend = seen_by(Backend("nebula-store", cells(), "job"), _NodeDesc("new", 1, 0))
+    state = make_state(2)
+    backend.set_state(state)
+    shown, token = backend.get_state()
+    assert parts(shown) == parts(state)
+    backend.view._has_joined = True
+    closed = make_state(2, closed=True)
+    backend.set_state(closed, token)
+    assert parts(backend.get_state()[0]) == parts(closed)
+
+
+def test_after_storage_was_gone_no_node_is_taken_for_dead_at_once(cells):
+    now = datetime.now(timezone.utc)
+    old = {"last_heartbeats": {node: now - timedelta(seconds=60) for node in parts(make_state(2))["participants"]}}
+    unsteady = Unsteady(cells())
+    backend = Backend("nebula-store", unsteady, "job")
+    backend.set_state(make_state(2, **old))
+    one, two = sorted(old["last_heartbeats"])
+    seen_by(backend, one)
+    heartbeats = parts(backend.get_state()[0])["last_heartbeats"]
+    assert timedelta(seconds=5) <= datetime.now(timezone.utc) - heartbeats[one] < timedelta(seconds=8)  # alive, and due
+    assert heartbeats[two] == old["last_heartbeats"][two]  # storage was there: it is dead
+    _, token = backend.get_state()
+    unsteady.faults.append("refused")
+    backend.set_state(make_state(2, **old), token)
+    heartbeats = parts(backend.get_state()[0])["last_heartbeats"]
+    assert all(datetime.now(timezone.utc) - heartbeat < timedelta(seconds=8) for heartbeat in heartbeats.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousStateError
@@ -12,12 +13,13 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from ..errors import NebulaError
 from . import state as states
-from .cells import Cell, CellCorrupt, Cells, CellUnreachable, Documents, escape
+from .cells import STATE, Cell, CellCorrupt, Cells, CellUnreachable, Documents, escape
 
 __all__ = ["Backend"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
 _SKEW_S = 2.0  # stores that count in whole seconds cannot tell less
+_GONE_S = 2.0  # a request that took longer: storage was gone for a while, and the driver has repeated it
 _ABANDONED_S = 7 * 86400.0
 
 
@@ -42,11 +44,12 @@ class Backend(RendezvousBackend):
         self.job = escape(job)
         self._job_text = job
         self.documents = Documents(cells, **options)
-        self.cell = Cell(self.job, "state")
+        self.cell = Cell(self.job, STATE)
         self._closed_ttl_s = closed_ttl_s
         self._ahead_s: float | None = None
         self._expired: Token | None = None
         self.incarnation = ""  # of the state that was read or written last
+        self.view: states.View | None = None  # of the node whose handler this backend serves
 
     @property
     def name(self) -> str:
@@ -58,7 +61,7 @@ class Backend(RendezvousBackend):
         if found is None:
             return None
         document, token = found
-        return states.decode(document, self._ahead()), token
+        return states.decode(document, self._ahead(), self.view), token
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Token, bool] | None:
         """Writes if the token is that of the stored state, or None and there is none. Returns what is stored then, and whether that is ours."""
@@ -146,7 +149,7 @@ class Backend(RendezvousBackend):
         if now - written > _ABANDONED_S:
             return True
         try:
-            found = self.documents.get(Cell(job, "state"))
+            found = self.documents.get(Cell(job, STATE))
             return found is not None and found[0]["closed_until"] is not None and now > float(found[0]["closed_until"])
         except (CellCorrupt, KeyError, TypeError, ValueError):
             return False
@@ -168,8 +171,12 @@ class Backend(RendezvousBackend):
         return time.time() + self._ahead()
 
     def _call(self, request: Any) -> Any:
+        begun, failures = time.monotonic(), self.documents.failures
         try:
-            return request()
+            result = request()
+            if self.view is not None and (self.documents.failures != failures or time.monotonic() - begun > _GONE_S):
+                self.view.reached = datetime.now(timezone.utc)
+            return result
         except CellCorrupt as failure:
             raise RendezvousStateError(
                 f"the stored rendezvous state of {self._job_text} is corrupt: {failure}"

@@ -14,8 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-__all__ = ["Cell", "CellCorrupt", "CellUnreachable", "Cells", "Documents", "Entry", "escape"]
+__all__ = ["STATE", "Cell", "CellCorrupt", "CellUnreachable", "Cells", "Documents", "Entry", "escape"]
 
+STATE = "state"  # the name of the cell in which the rendezvous is
 PATIENCE_S = 120.0  # how long storage may be gone before a request fails
 _PAUSES_S = (0.2, 5.0)
 _NAME_MAX = 180
@@ -30,7 +31,7 @@ class CellCorrupt(Exception):
 
 
 class Cell(NamedTuple):
-    """A name of a job: ``state``, or a key of its store."""
+    """A name of a job: ``STATE``, or a key of its store."""
 
     job: str  # escaped
     name: str  # escaped
@@ -95,6 +96,7 @@ class Documents:
     def __init__(self, cells: Cells, patience_s: float = PATIENCE_S) -> None:
         self.cells = cells
         self._patience_s = patience_s
+        self.failures = 0  # requests that storage did not answer
 
     def get(self, cell: Cell) -> tuple[dict[str, Any], str] | None:
         found = self._patiently(lambda: self.cells.read(cell))
@@ -143,6 +145,7 @@ class Documents:
             try:
                 return request()
             except CellUnreachable:
+                self.failures += 1
                 if time.monotonic() + pause >= deadline:
                     raise
             time.sleep(pause)

@@ -44,9 +44,11 @@ def _create(params: Any, cells: Any) -> Any:
 
     from .backend import Backend
     from .keys import KeyStore
+    from .state import View
 
     backend = Backend(params.backend, cells, params.run_id, closed_ttl_s=params.get_as_int("closed_ttl", 60))
     handler = create_handler(KeyStore(backend), backend, params)
+    backend.view = View(handler._this_node, handler.settings.keep_alive_interval)
     _prepare(params)
     _remove_at_end(handler, backend)
     return handler

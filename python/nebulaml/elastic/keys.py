@@ -16,14 +16,14 @@ from .cells import Cell, escape
 
 __all__ = ["KeyStore"]
 
-_PAUSES_S = (0.1, 1.0)
+_PAUSES_S = (0.1, 0.5)
 _ADDS_MAX = 4096  # of one counter, that are told apart
 
 
 class KeyStore(dist.Store):
     """The keys of one incarnation of a job; they go with it. Values are bytes, as for every ``Store``.
 
-    ``get`` and ``wait`` ask with growing pauses of 0.1 to 1 s until the keys are there or the timeout ends: ``DistStoreError`` then.
+    ``get`` and ``wait`` ask with growing pauses of 0.1 to 0.5 s until the keys are there or the timeout ends: ``DistStoreError`` then.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -122,7 +122,7 @@ class KeyStore(dist.Store):
                     f"wait timeout after {timeout.total_seconds() * 1000:.0f}ms, keys: {', '.join(keys)}"
                 )
             time.sleep(min(pause, left))
-            pause = min(1.5 * pause, _PAUSES_S[1])
+            pause = min(2 * pause, _PAUSES_S[1])
         return result
 
 

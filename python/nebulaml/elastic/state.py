@@ -15,11 +15,35 @@ from typing import Any
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-__all__ = ["decode", "encode", "is_closed", "leave"]
+__all__ = ["View", "decode", "encode", "is_closed", "leave"]
 
 _OPCODES = {opcode.code.encode("latin-1") for opcode in pickletools.opcodes}
 _FIELDS = {"round", "complete", "deadline", "closed", "participants", "wait_list", "redundancy_list", "last_heartbeats"}
+_NOBODY = -1  # the local id of a node that no other process sees
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class View:
+    """How a node sees the state, where torch's handler would draw wrong conclusions from it."""
+
+    def __init__(self, node: Any, keep_alive: timedelta) -> None:
+        self._node, self._keep_alive = node, keep_alive
+        self._has_joined = False
+        self.reached = _EPOCH  # when storage could be reached again, after the last time that it could not
+
+    def show(self, state: _RendezvousState) -> None:
+        # While storage was gone no node could write. Each of them gets the time of a heartbeat from then on.
+        beats = state.last_heartbeats
+        for node in beats:
+            beats[node] = max(beats[node], self.reached)
+        if self._node in state.participants:
+            self._has_joined = True
+            # torch's handler would remove its own node, and not write that: it is alive, and has a heartbeat due.
+            beats[self._node] = max(beats.get(self._node, _EPOCH), datetime.now(timezone.utc) - self._keep_alive)
+        elif self._has_joined and state.complete and not state.closed and self._node not in state.wait_list | state.redundancy_list:
+            # Others took this node for dead, as when it had stopped for long. torch's agent would train on, beside their world. A waiting
+            # node makes it join again.
+            state.wait_list.add(_NodeDesc(self._node.addr, self._node.pid, _NOBODY))
 
 
 def encode(state: bytes, ahead_s: float) -> dict[str, Any]:
@@ -45,6 +69,7 @@ def encode(state: bytes, ahead_s: float) -> dict[str, Any]:
             _number(value.last_heartbeats.get(node), ahead_s),
         ]
         for node in sorted({*value.participants, *value.wait_list, *value.redundancy_list, *value.last_heartbeats})
+        if node.local_id != _NOBODY
     ]
     return {
         "round": value.round,
@@ -55,10 +80,15 @@ def encode(state: bytes, ahead_s: float) -> dict[str, Any]:
     }
 
 
-def decode(document: Any, ahead_s: float) -> bytes:
+def decode(document: Any, ahead_s: float, view: View | None = None) -> bytes:
     """For torch. ``RendezvousStateError``: it is no state."""
     try:
-        return _opaque(document["bytes"]) if "bytes" in document else pickle.dumps(_state(document, ahead_s))
+        if "bytes" in document:
+            return _opaque(document["bytes"])
+        state = _state(document, ahead_s)
+        if view is not None:
+            view.show(state)
+        return pickle.dumps(state)
     except (KeyError, TypeError, ValueError, OverflowError) as failure:
         raise RendezvousStateError(
             f"the stored rendezvous state is corrupt: {type(failure).__name__}: {failure}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import locate
 from ..errors import NebulaError, NebulaUnavailable, from_status
-from .cells import Cell, CellCorrupt, Cells, CellUnreachable, Entry
+from .cells import STATE, Cell, CellCorrupt, Cells, CellUnreachable, Entry
 
 __all__ = ["LogCells", "ObjectCells", "StoreProcess", "open_cells"]
 
@@ -180,40 +180,42 @@ class ObjectCells(_StoreCells):
 class LogCells(_StoreCells):
     """A cell is a log of objects, ``<n>``. A token is the number of the newest.
 
-    Old entries are removed, so their numbers are free again. A writer that slept between reading and writing could take such a number:
-    after a long time it looks at the log again. Entries go in ascending order, which tells whether its own was the next one.
+    The state is written again and again, so its old entries are removed, and their numbers are free again. A writer that slept between
+    reading and writing could take such a number: after a long time it looks at the log again. Entries go in ascending order, which tells
+    whether its own was the next one. The logs of keys stay whole until the job ends.
     """
 
     def __init__(self, process: StoreProcess, lists_fresh: bool) -> None:
         super().__init__(process)
         self._lists_fresh = lists_fresh
         self._seen: dict[Cell, tuple[int, float]] = {}  # the newest number, and a time at which it was that
+        self._texts: dict[Cell, tuple[int, str]] = {}  # an entry that was read or written: it does not change
 
     def read(self, cell: Cell) -> tuple[str, str] | None:
         found = self._read(cell)
         return found if found is not None and found[0] else None
 
     def swap(self, cell: Cell, text: str, token: str | None) -> str | None:
-        if token is None:
+        if token is None and not self._saw(cell, 0):
             found = self._read(cell)
             if found is not None and found[0]:
                 return None
-            token = found[1] if found is not None else "0"
-        begun, number = _now(), int(token)
-        seen = self._seen.get(cell, (0, 0.0))
+            token = found[1] if found is not None else None
+        number, begun = int(token or 0), _now()
         if self._put(_entry(cell, number + 1), text, **{"if": "absent"}) is None:
             return None
-        if (seen[0] != number or _now() - seen[1] > _FRESH_S) and not self._follows(cell, number):
+        if cell.name == STATE and not self._saw(cell, number) and not self._follows(cell, number):
             self.process.ask(do="remove", keys=[_entry(cell, number + 1)])
             return None
         self._seen[cell] = number + 1, begun
+        self._texts[cell] = number + 1, text
         return str(number + 1)
 
     def put(self, cell: Cell, text: str) -> None:
         token: str | None = "0"
         while self.swap(cell, text, token) is None:
             found = self._read(cell)
-            token = found[1] if found is not None else None
+            token = found[1] if found is not None else "0"
 
     def delete(self, cell: Cell) -> bool:
         """An empty entry: numbers go on, so that no older token fits again."""
@@ -235,6 +237,11 @@ class LogCells(_StoreCells):
         if keys:
             self.process.ask(do="remove", keys=keys)
 
+    def _saw(self, cell: Cell, number: int) -> bool:
+        """Whether this was the newest entry a short time ago."""
+        seen, at = self._seen.get(cell, (-1, 0.0))
+        return seen == number and _now() - at < _FRESH_S
+
     def _follows(self, cell: Cell, number: int) -> bool:
         """Whether entry ``number + 1``, which was free, was so because it had never been there."""
         there = {_number(key) for key, _ in self._list(f"{_key(cell)}/")}
@@ -249,20 +256,30 @@ class LogCells(_StoreCells):
                 self._seen[cell] = 0, listed
                 return None
             number = _number(log[-1][0])
-            found = self._get(_entry(cell, number))
-            while not self._lists_fresh and (newer := self._get(_entry(cell, number + 1))) is not None:
-                number, found = number + 1, newer
-            if found is not None:
+            text = self._entry_text(cell, number)
+            while not self._lists_fresh and (newer := self._entry_text(cell, number + 1)) is not None:
+                number, text = number + 1, newer
+            if text is None:
+                continue  # removed meanwhile
+            self._seen[cell] = number, listed
+            self._texts[cell] = number, text
+            if cell.name == STATE:
                 self._prune(log)
-                self._seen[cell] = number, listed
-                return found[0], str(number)
+            return text, str(number)
         raise CellUnreachable(f"{_key(cell)}: entries are listed and are not there")
+
+    def _entry_text(self, cell: Cell, number: int) -> str | None:
+        known = self._texts.get(cell)
+        if known is not None and known[0] == number:
+            return known[1]
+        found = self._get(_entry(cell, number))
+        return None if found is None else found[0]
 
     def _prune(self, log: list[tuple[str, float]]) -> None:
         newest = log[-1][1]
-        old = [key for key, written in log[:-_KEPT] if newest - written > _KEPT_S]
-        for key in old:  # one after the other, in ascending order
-            self.process.ask(do="remove", keys=[key])
+        for key, written in log[:-_KEPT]:  # one after the other, in ascending order
+            if newest - written > _KEPT_S:
+                self.process.ask(do="remove", keys=[key])
 
 
 def _key(cell: Cell) -> str:

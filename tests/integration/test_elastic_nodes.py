@@ -1,0 +1,189 @@
+"""Real torchrun: nodes meet, the first one is killed, the others go on, one returns. In a directory, in blobs and in a table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nebulaml")
+
+from emulators import between_server, emulator
+from nebulaml import locate
+from nebulaml.elastic import store_cells, table_cells
+from torchrun_nodes import Job, Node, counted, counting
+
+SHORT = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=2"
+REQUESTS_MAX = 20  # of a node in a round
+
+
+@pytest.fixture
+def nebula() -> str:
+    return os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs = []
+
+    def start(*options: str, **environment: str) -> Job:
+        jobs.append(Job(tmp_path, "--nproc-per-node=1", f"--rdzv-id=job-{uuid.uuid4().hex[:8]}", SHORT, *options, **environment))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.end()
+
+
+class Storage:
+    """One kind of storage: the options of a node, its requests, and what is left in the end."""
+
+    def __init__(self, place: Path, nebula: str) -> None:
+        self.place, self.nebula = place, nebula
+        self.environment: dict[str, str] = {}
+
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        return [f"--rdzv-endpoint={self.endpoint}", "--rdzv-backend=nebula-store"], counting(self.nebula, self.place, f"node{number}")
+
+    def requests(self, number: int) -> list[tuple[float, str]]:
+        return counted(self.place, f"node{number}")
+
+    def cells(self) -> Any:
+        return store_cells.open_cells(self.endpoint)
+
+
+class Directory(Storage):
+    @property
+    def endpoint(self) -> str:
+        return str(self.place / "shared")
+
+
+class Blobs(Storage):
+    endpoint = "az://devstoreaccount1/elastic/run"
+
+
+class Table(Storage):
+    def __init__(self, place: Path, nebula: str, connection: str, stack: contextlib.ExitStack) -> None:
+        super().__init__(place, nebula)
+        self.connection, self.stack = connection, stack
+        self.handlers: dict[int, Any] = {}
+
+    def node(self, number: int) -> tuple[list[str], dict[str, str]]:
+        self.handlers[number], endpoint = self.stack.enter_context(contextlib.contextmanager(between_server)(self.connection))
+        return [f"--rdzv-endpoint={endpoint}", "--rdzv-backend=nebula-azure-table"], {}
+
+    def requests(self, number: int) -> list[tuple[float, str]]:
+        return self.handlers[number].seen
+
+    def cells(self) -> Any:
+        return table_cells.open_cells(None)
+
+
+@pytest.fixture(params=["directory", "blobs", "table"])
+def storage(request: Any, tmp_path: Path, nebula: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    monkeypatch.setenv("NEBULA_AGENT_PATH", nebula)
+    if request.param == "directory":
+        yield Directory(tmp_path, nebula)
+        return
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not here, which installs the emulator Azurite")
+    pytest.importorskip("azure.data.tables")
+    import test_azure
+
+    with contextlib.ExitStack() as stack:
+        for connection, _ in emulator():
+            monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+            test_azure.make_container("elastic")
+            yield Blobs(tmp_path, nebula) if request.param == "blobs" else Table(tmp_path, nebula, connection, stack)
+
+
+def start(job: Job, storage: Storage, number: int) -> Node:
+    options, environment = storage.node(number)
+    return job.start(number, *options, **environment)
+
+
+def in_round(storage: Storage, number: int, begun: float, ended: float) -> int:
+    """A node's requests in that time. Asking again for what another node has not written yet counts once: its speed decides how often."""
+    requests = [line for at, line in storage.requests(number) if begun <= at <= ended and "features" not in line]
+    distinct = [line for line, before in zip(requests, [None, *requests], strict=False) if line != before]
+    print(f"node {number}: {len(requests)} requests, {len(distinct)} distinct", *(line[:150] for line in requests), sep="\n  ")
+    return len(distinct)
+
+
+def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, storage):
+    job = start_job("--nnodes=1:2", "--max-restarts=3")
+    one, two = start(job, storage, 2), start(job, storage, 3)
+    both = [node.wait_for(lambda said: said["world"] == 2) for node in (one, two)]
+    assert [said["rank"] for said in both] == [0, 1]
+    for number, said in ((2, both[0]), (3, both[1])):
+        assert 0 < in_round(storage, number, 0, said["begun"]) <= REQUESTS_MAX
+
+    one.lose()  # rank 0
+    killed = time.time()
+    alone = two.wait_for(lambda said: said["world"] == 1)
+    print("the survivor's worker starts after", alone["begun"] - killed)
+    assert 0 < in_round(storage, 3, killed, alone["begun"]) <= REQUESTS_MAX
+
+    back = start(job, storage, 1)
+    assert back.wait_for(lambda said: said["world"] == 2)["rank"] == 0  # it sorts first
+    again = two.wait_for(lambda said: said["world"] == 2)
+    assert again["rank"] == 1
+    returned = storage.requests(1)[0][0]
+    for number, node in ((1, back), (3, two)):
+        assert 0 < in_round(storage, number, returned, node.said()[-1]["begun"]) <= REQUESTS_MAX
+
+    job.stop()
+    for node in (back, two):
+        assert node.process.wait(60) == 0, node.told()
+    cells = storage.cells()
+    assert [entry.cell.name for entry in cells.entries()] == ["state"]  # the keys have been removed
+    cells.close()
+
+
+def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_job, tmp_path, nebula):
+    storage = Directory(tmp_path, nebula)
+    job = start_job("--nnodes=1:2", "--max-restarts=3")
+    one = start(job, storage, 2)
+    one.wait_for(lambda said: said["world"] == 1)
+    os.kill(one.process.pid, signal.SIGSTOP)  # the agent; its worker trains on
+    time.sleep(4.5)
+    two = start(job, storage, 3)
+    two.wait_for(lambda said: said["world"] == 1)
+    os.kill(one.process.pid, signal.SIGCONT)
+    for node in (one, two):
+        node.wait_for(lambda said: said["world"] == 2)
+    job.stop()
+    for node in (one, two):
+        assert node.process.wait(60) == 0, node.told()
+
+
+def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, monkeypatch):
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not here, which installs the emulator Azurite")
+    pytest.importorskip("azure.data.tables")
+    with contextlib.ExitStack() as stack:
+        for connection, _ in emulator():
+            monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+            storage = Table(tmp_path, nebula, connection, stack)
+            job = start_job("--nnodes=1:2", "--max-restarts=3")
+            nodes = [start(job, storage, number) for number in (2, 3)]
+            workers = [node.wait_for(lambda said: said["world"] == 2)["pid"] for node in nodes]
+            for handler in storage.handlers.values():
+                handler.port = 9
+            time.sleep(10)  # more than twice the time after which a node is dead
+            for handler in storage.handlers.values():
+                handler.port = int(re.search(r"TableEndpoint=http://127.0.0.1:(\d+)", connection)[1])
+            time.sleep(10)
+            assert [node.said()[-1]["pid"] for node in nodes] == workers
+            job.stop()
+            for node in nodes:
+                assert node.process.wait(60) == 0, node.told()
