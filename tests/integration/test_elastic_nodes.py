@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("nebulaml")
@@ -187,3 +188,28 @@ def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, m
             job.stop()
             for node in nodes:
                 assert node.process.wait(60) == 0, node.told()
+
+
+def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp_path, nebula, monkeypatch):
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not here, which installs the emulator Azurite")
+    pytest.importorskip("azure.data.tables")
+    for connection, _ in emulator():
+        job = Job(tmp_path, "--nproc_per_node=1", "--max_restarts=3", SHORT.replace("rdzv-conf", "rdzv_conf"))
+        job.environment |= {"AZUREML_RUN_ID": "run_1", "AZURE_STORAGE_CONNECTION_STRING": connection}
+        try:
+            nodes = [job.start(number, module="nebulaml.elastic.run") for number in (2, 3)]
+            workers = [node.wait_for(lambda said: said["world"] == 2)["pid"] for node in nodes]
+            nodes[0].process.kill()  # torchrun alone
+            nodes[0].process.wait()
+            psutil.wait_procs([psutil.Process(workers[0])] if psutil.pid_exists(int(workers[0])) else [], timeout=10)
+            assert not psutil.pid_exists(int(workers[0]))
+            nodes[1].wait_for(lambda said: said["world"] == 1)
+            job.stop()
+            assert nodes[1].process.wait(60) == 0, nodes[1].told()
+            late = job.start(4, module="nebulaml.elastic.run")
+            assert late.process.wait(60) == 0, late.told()
+            assert "has ended" in late.told()
+            assert not late.said()
+        finally:
+            job.end()

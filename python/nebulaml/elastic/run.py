@@ -1,0 +1,116 @@
+"""``python -m nebulaml.elastic.run``: torchrun for elastic jobs, which also takes the command line of Microsoft's ``torchrun_wrapper.py``.
+
+All options are torchrun's. Others than torchrun's are the defaults of three: ``--rdzv_backend=azuretable`` (our ``nebula-azure-table``),
+``--nnodes=1:50``, and ``--rdzv_id``, which is the id of the Azure ML run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import uuid
+from argparse import Namespace
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+
+from ..errors import NebulaConfigError
+
+__all__ = ["main", "parse"]
+
+_LOGGER = logging.getLogger("nebulaml.elastic")
+_DEFAULTS = {"nnodes": "1:50", "rdzv_backend": "azuretable"}
+_BACKENDS = {"azuretable": "nebula-azure-table"}
+_WORKER = Path(__file__).with_name("worker.py")
+
+
+def parse(words: Sequence[str], environment: MutableMapping[str, str]) -> Namespace:
+    """torchrun's options, with our defaults. Sets in the environment what the account needs."""
+    from torch.distributed import run
+
+    parser = run.get_args_parser()
+    # torchrun takes an option from the environment too, as PET_<OPTION>.
+    parser.set_defaults(
+        **{name: value for name, value in _DEFAULTS.items() if f"PET_{name.upper()}" not in environment}
+    )
+    if "PET_RDZV_ID" not in environment:
+        parser.set_defaults(rdzv_id=None)
+    options = parser.parse_args(list(words))
+    options.rdzv_backend = _BACKENDS.get(options.rdzv_backend, options.rdzv_backend)
+    if options.rdzv_endpoint == "None":  # the wrapper passes this word when it has none
+        options.rdzv_endpoint = ""
+    if options.rdzv_id is None and not options.standalone:
+        options.rdzv_id = _job_id(environment)
+    if options.rdzv_backend == "nebula-azure-table" and not options.rdzv_endpoint:
+        _take_account(environment)
+    least, most = run.parse_min_max_nnodes(options.nnodes)
+    if least < most and not options.max_restarts:
+        _LOGGER.warning(
+            "--max-restarts is 0: the job ends when a node comes or goes. Give it, for example --max-restarts=100"
+        )
+    return options
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+    @record
+    def launch() -> None:
+        options = parse(sys.argv[1:] if words is None else words, os.environ)
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        _tie_workers(options)
+        try:
+            run.run(options)
+        except RendezvousClosedError:
+            _LOGGER.warning("the job %s has ended: this node has nothing to do", options.rdzv_id)
+
+    launch()
+
+
+def _job_id(environment: MutableMapping[str, str]) -> str:
+    if environment.get("AZUREML_RUN_ID"):
+        return environment["AZUREML_RUN_ID"]
+    if environment.get("DEBUG"):  # the wrapper's word for a try on one machine
+        return uuid.uuid4().hex
+    raise NebulaConfigError(
+        "the job has no id, by which its nodes find each other: give --rdzv-id, the same on all nodes"
+    )
+
+
+def _take_account(environment: MutableMapping[str, str]) -> None:
+    """The account of the workspace's default datastore, if the environment names none. As in the wrapper, this needs ``azureml-core``."""
+    if any(
+        environment.get(name)
+        for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT", "AZUREML_BLOB_ACCOUNT_NAME")
+    ):
+        return
+    try:
+        from azureml.core import Run
+    except ImportError:
+        return  # the backend says what is missing
+    store = Run.get_context().experiment.workspace.get_default_datastore()
+    environment["AZURE_STORAGE_ACCOUNT"] = store.account_name
+    if store.account_key:
+        environment["AZURE_STORAGE_KEY"] = store.account_key
+    elif store.sas_token:
+        environment["AZURE_STORAGE_SAS_TOKEN"] = store.sas_token
+
+
+def _tie_workers(options: Namespace) -> None:
+    """Each worker is started by a script that makes it end with this process: an orphan would train on in the old world."""
+    if options.run_path:
+        return  # the script runs in a process that torch has forked
+    command = [options.training_script, *options.training_script_args]
+    if not options.no_python:
+        command = [os.environ.get("PYTHON_EXEC", sys.executable), "-u", *(["-m"] if options.module else []), *command]
+    options.no_python, options.module = True, False
+    options.training_script, options.training_script_args = (
+        sys.executable,
+        ["-S", "-E", str(_WORKER), str(os.getpid()), *command],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The command line of `python -m nebulaml.elastic.run`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nebulaml.elastic import run
+from nebulaml.errors import NebulaConfigError
+
+
+def parsed(line: str, **environment: str):
+    return run.parse(line.split(), environment)
+
+
+def test_what_the_wrapper_passes_becomes_torchruns(caplog):
+    options = parsed("train.py --epochs 2", AZUREML_RUN_ID="job_7")
+    assert (options.rdzv_backend, options.rdzv_id, options.nnodes) == ("nebula-azure-table", "job_7", "1:50")
+    assert (options.training_script, options.training_script_args) == ("train.py", ["--epochs", "2"])
+    line = "--rdzv_backend=azuretable --rdzv_endpoint=None --rdzv_id=mine --nnodes=2:4 --nproc_per_node=2 --max_restarts=3 train.py"
+    caplog.clear()
+    options = parsed(line, AZUREML_RUN_ID="job_7")
+    assert (options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id) == ("nebula-azure-table", "", "mine")
+    assert (options.nnodes, options.nproc_per_node, options.max_restarts) == ("2:4", "2", 3)
+    assert not caplog.records
+
+
+def test_options_of_torchrun_keep_their_meaning():
+    options = parsed(
+        "--rdzv-backend=nebula-store --rdzv-endpoint=/shared --rdzv-id=x --nnodes=3 --local-addr=10.0.0.1 -m pkg.train"
+    )
+    assert (options.rdzv_backend, options.rdzv_endpoint, options.nnodes) == ("nebula-store", "/shared", "3")
+    assert options.module and options.local_addr == "10.0.0.1"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PET_NNODES", "2:3")
+        assert run.parse(["--rdzv-id=x", "train.py"], os.environ).nnodes == "2:3"
+
+
+def test_a_range_of_nodes_without_restarts_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        parsed("--rdzv-id=x train.py")
+        assert "max-restarts" in caplog.text
+        caplog.clear()
+        parsed("--rdzv-id=x --nnodes=4 train.py")
+        parsed("--rdzv-id=x --max-restarts=1 train.py")
+        assert not caplog.text
+
+
+def test_a_job_without_an_id_is_refused_except_for_a_try_on_one_machine():
+    with pytest.raises(NebulaConfigError, match="rdzv-id"):
+        parsed("train.py")
+    assert parsed("train.py", DEBUG="1").rdzv_id != parsed("train.py", DEBUG="1").rdzv_id
+
+
+@pytest.mark.parametrize("key", ["key", None])
+def test_the_account_of_an_azure_ml_workspace_is_taken_if_none_is_named(tmp_path, monkeypatch, key):
+    package = tmp_path / "azureml" / "core"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "from types import SimpleNamespace as N\n"
+        f"store = N(account_name='acct', account_key={key!r}, sas_token='sas')\n"
+        "class Run:\n"
+        "    @staticmethod\n"
+        "    def get_context():\n"
+        "        return N(experiment=N(workspace=N(get_default_datastore=lambda: store)))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "azureml.core", raising=False)
+    monkeypatch.delitem(sys.modules, "azureml", raising=False)
+    environment = {"AZUREML_RUN_ID": "r"}
+    run.parse(["train.py"], environment)
+    secret = {"AZURE_STORAGE_KEY": "key"} if key else {"AZURE_STORAGE_SAS_TOKEN": "sas"}
+    assert environment == {"AZUREML_RUN_ID": "r", "AZURE_STORAGE_ACCOUNT": "acct"} | secret
+    named = {"AZUREML_RUN_ID": "r", "AZURE_STORAGE_ACCOUNT": "other"}
+    run.parse(["train.py"], named)
+    assert named["AZURE_STORAGE_ACCOUNT"] == "other"
+    monkeypatch.delitem(sys.modules, "azureml.core", raising=False)
+    monkeypatch.delitem(sys.modules, "azureml", raising=False)
+
+
+def test_a_worker_does_not_begin_without_its_torchrun():
+    worker = Path(run.__file__).with_name("worker.py")
+    echo = [sys.executable, "-S", "-E", str(worker)]
+    begun = subprocess.run([*echo, str(os.getpid()), "echo", "a b"], capture_output=True, text=True, timeout=30)
+    assert (begun.returncode, begun.stdout) == (0, "a b\n")
+    orphan = subprocess.run([*echo, str(os.getpid() + 1), "echo", "x"], capture_output=True, text=True, timeout=30)
+    assert orphan.returncode == 1 and not orphan.stdout and "torchrun has ended" in orphan.stderr
