@@ -1,10 +1,12 @@
 #include "store/cloud.h"
 
 #include "store/azure/azure.h"
+#include "store/gs/gs.h"
 #include "store/s3/s3.h"
 
 void cloud_offer(void)
 {
         store_offer(&store_azure, store_azure_takes);
         store_offer(&store_s3, store_s3_takes);
+        store_offer(&store_gs, store_gs_takes);
 }

@@ -19,6 +19,8 @@
 
 uint32_t sum_crc32(uint32_t crc, const void *data, size_t size);
 uint64_t sum_crc64(uint64_t crc, const void *data, size_t size);
+/* CRC-32C (reflected 0x82F63B78), which Google checks on upload. */
+uint32_t sum_crc32c(uint32_t crc, const void *data, size_t size);
 /* Computes both sums in one pass over memory. */
 void sum_both(const void *data, size_t size, uint32_t *crc32, uint64_t *crc64);
 /* The CRC of AB from the CRC of A, the CRC of B, and the size of B. */

@@ -26,6 +26,7 @@ class Store(NamedTuple):
 STORES = {
     "azure": Store(["scripts/azurite.sh", "run"], "az://devstoreaccount1/training/run", "AZURE_STORAGE_CONNECTION_STRING", "npm"),
     "s3": Store(["scripts/moto.sh", "run"], "s3://nebula/training/run", "AWS_SECRET_ACCESS_KEY"),
+    "gs": Store(["tests/servers/gs.py"], "gs://nebula/training/run", "GS_SECRET_ACCESS_KEY"),
 }
 
 # What must be nowhere else: the key of the environment.
@@ -103,7 +104,7 @@ def run_beside(name: str, tmp_path: Path, code: str, **settings: str) -> str:
         pytest.skip(f"{store.needs} is not here, which the server takes")
     number = uuid.uuid4().hex[:8]
     memory, runtime = Path(f"/dev/shm/nb-{number}"), Path(f"/tmp/nb-{number}")
-    others = ("NEBULA_", "AZURE_", "AWS_", "GOOGLE_")
+    others = ("NEBULA_", "AZURE_", "AWS_", "GOOGLE_", "GS_")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(others)} | {
         "NEBULA_RUNTIME_DIR": str(runtime),
         "NEBULA_MEMORY_DIR": str(memory),

@@ -262,6 +262,7 @@ struct object_upload {
         uint32_t *missing;         /* with a feed: chunks of each part that are not final */
         uint64_t taken;            /* parts that a thread has taken */
         /* The driver's own; freed with the upload. */
+        char *place;               /* the key of a temporary object; NULL: none is used */
         char *upload_id;           /* that the service gave */
         struct object_part *parts; /* what the service said of each */
         bool is_over;              /* nothing is left to abort */

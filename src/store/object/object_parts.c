@@ -85,6 +85,7 @@ void object_upload_free(struct store_upload *upload)
         for (size_t i = 0; upload && i < upload->count; i++) {
                 free(upload->objects[i].key);
                 free(upload->objects[i].missing);
+                free(upload->objects[i].place);
                 free(upload->objects[i].upload_id);
                 free(upload->objects[i].parts);
         }

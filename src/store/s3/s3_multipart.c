@@ -26,6 +26,18 @@ void s3_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE])
         crypt_base64(bytes, sizeof bytes, ret_text);
 }
 
+static uint64_t crc64_of(const char *text)
+{
+        uint8_t bytes[8] = { 0 };
+        uint64_t crc = 0;
+        size_t size;
+
+        crypt_base64_decode(text, bytes, sizeof bytes, &size);
+        for (size_t i = 0; i < sizeof bytes; i++)
+                crc = crc << 8 | bytes[i];
+        return crc;
+}
+
 static bool has_sums(const struct object_store *store)
 {
         return ((const struct s3_store *)store)->has_sums;
@@ -65,9 +77,8 @@ enum nebula_status s3_multipart_send(struct object_store *store, const char *key
         snprintf(number, sizeof number, "%" PRIu64, index + 1);
         object_param(&call, "partNumber", number);
         object_param(&call, "uploadId", upload_id);
-        ret_part->sum = has_sums(store) ? sum_crc64(0, data, size) : 0;
-        s3_crc64_text(ret_part->sum, sum);
-        object_header(&call, "x-amz-checksum-crc64nvme", has_sums(store) ? sum : NULL);
+        store->service->add_object(store, &call, sum);
+        ret_part->sum = has_sums(store) ? crc64_of(sum) : 0;
         status = store->service->send(store, &call, &response, error);
         if (status)
                 return status;

@@ -99,6 +99,9 @@ static const struct kind kinds[] = { KINDS_AZURE };
 #elif defined NB_TEST_S3
 #include "store/s3/kinds_s3.h"
 static const struct kind kinds[] = { KINDS_S3 };
+#elif defined NB_TEST_GS
+#include "store/gs/kinds_gs.h"
+static const struct kind kinds[] = { KINDS_GS };
 #else
 static const struct kind kinds[] = {
         { "file", begin_file, again_file, end_file },

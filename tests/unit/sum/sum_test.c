@@ -240,7 +240,24 @@ static void an_unknown_instruction_set_is_refused(void)
         CHECK(sum_isa_used() == used);
 }
 
-TAP_MAIN(TEST(published_check_values_come_out_on_every_path), TEST(every_size_and_alignment_equals_the_definition),
+static void check_crc32c(void)
+{
+        CHECK(sum_crc32c(0, "123456789", 9) == 0xe3069283 && sum_crc32c(0, "", 0) == 0);
+        for (size_t size = 0; size < 70; size++) {
+                size_t first = size / 3;
+
+                CHECK(sum_crc32c(0, bytes + size % 7, size) == (uint32_t)slow_crc(0, 0x82f63b78, UINT32_MAX, bytes + size % 7, size));
+                CHECK(sum_crc32c(sum_crc32c(0, bytes, first), bytes + first, size - first) == sum_crc32c(0, bytes, size));
+        }
+}
+
+static void crc32c_is_that_of_the_standard(void)
+{
+        fill();
+        each_isa(check_crc32c);
+}
+
+TAP_MAIN(TEST(crc32c_is_that_of_the_standard), TEST(published_check_values_come_out_on_every_path), TEST(every_size_and_alignment_equals_the_definition),
          TEST(pieces_continue_and_combine_to_the_whole), TEST(combining_with_huge_sizes_does_not_overflow),
          TEST(copies_are_exact_and_stay_inside), TEST(copies_that_sum_are_exact_too_and_sum_right),
          TEST(sums_are_of_what_was_copied_whatever_changes_meanwhile), TEST(an_unknown_instruction_set_is_refused))

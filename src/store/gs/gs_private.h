@@ -1,0 +1,46 @@
+/*
+ * gs_private.h - what the files of the Google driver share.
+ *
+ *      gs.c             opening, and what the service is called
+ *      gs_credential.c  HMAC keys and tokens
+ *      gs_call.c        one request, and what its failure means
+ *      gs_upload.c      multipart uploads and compositions
+ *      gs_copy.c        copies inside the store
+ */
+#ifndef NB_STORE_GS_GS_PRIVATE_H
+#define NB_STORE_GS_GS_PRIVATE_H
+
+#include "store/gs/gs.h"
+#include "store/s3/s3_private.h"
+
+#define GS_METADATA "x-goog-meta-nebula"
+#define GS_REGION "auto"
+
+extern struct object_limits gs_limits;
+extern const struct object_sigv4 gs_sigv4;
+
+struct gs_store {
+        struct s3_store s3;          /* first. Its keys are HMAC keys; NULL: tokens prove who asks */
+        struct object_token *bearer; /* guarded by the lock of `s3`, as its keys are */
+};
+
+/* gs_credential.c: fills `keys` or `bearer`, and `source`. */
+enum nebula_status gs_credential_find(struct object_token **ret_keys, struct object_token **ret_bearer, char ret_source[S3_SOURCE_MAX],
+                                      struct nebula_error *error);
+
+/* gs_call.c */
+enum nebula_status gs_send(struct object_store *store, const struct object_call *call, struct http_response *ret_response,
+                           struct nebula_error *error);
+enum nebula_status gs_fail(const struct object_store *store, enum object_deed deed, const char *key, const struct http_response *response,
+                           struct nebula_error *error);
+enum nebula_status gs_reach(struct store *store, struct store_reach *ret_reach, struct nebula_error *error);
+void gs_condition(struct object_call *call, enum store_condition condition, const struct store_stamp *seen, char text[OBJECT_QUOTED_SIZE]);
+
+/* gs_upload.c, gs_copy.c: operations */
+enum nebula_status gs_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
+                             struct nebula_error *error);
+enum nebula_status gs_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
+void gs_abort(struct store *store, struct store_upload *upload);
+enum nebula_status gs_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error);
+
+#endif

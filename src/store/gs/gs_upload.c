@@ -1,0 +1,181 @@
+/*
+ * Large objects. Their parts are a multipart upload of a temporary object, which Google keeps unseen. Publishing completes it, composes the
+ * object of the temporary one, where none is, and removes that. If an agent dies in these steps, a sweep finds the temporary object.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "store/gs/gs_private.h"
+#include "store/http/lanes.h"
+
+#define WIDTH 8u
+#define ANSWER_MS 120000
+
+struct working {
+        struct object_store *store;
+        struct store_upload *upload;
+};
+
+static enum nebula_status begin_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct working *working = argument;
+        struct object_upload *object = &working->upload->objects[index];
+        char place[64];
+
+        snprintf(place, sizeof place, STORE_TEMP_TOP "%s-%zu", working->upload->id, index);
+        object->place = strdup(place);
+        object->parts = calloc(object->part_count, sizeof *object->parts);
+        if (!object->place || !object->parts)
+                return object_no_memory(working->store, error);
+        return s3_multipart_begin(working->store, place, working->upload->id, &object->upload_id, error);
+}
+
+static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
+                                    const void *data, uint64_t size, const atomic_bool *stop, struct nebula_error *error)
+{
+        return s3_multipart_send(store, object->place, object->upload_id, index, data, size, &object->parts[index], stop, error);
+}
+
+enum nebula_status gs_upload(struct store *base, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
+                             struct nebula_error *error)
+{
+        struct working working = { .store = (struct object_store *)base };
+        enum nebula_status status = object_upload_plan(working.store, objects, count, &working.upload, error);
+
+        if (status)
+                return status;
+        status = lanes_run(count, WIDTH, begin_one, &working, error);
+        if (!status)
+                status = object_upload_send(working.store, working.upload, send_part, error);
+        if (status)
+                gs_abort(base, working.upload);
+        else
+                *ret_upload = working.upload;
+        return status;
+}
+
+/* Makes the parts the temporary object. When the answer was lost, the upload is gone and the object has its number. */
+static enum nebula_status complete(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                   struct nebula_error *error)
+{
+        struct object_call call = { .method = "POST", .key = object->place, .answer_ms = ANSWER_MS };
+        struct http_response response;
+        struct store_stamp stamp;
+        enum nebula_status status;
+        size_t size;
+        char *list;
+
+        list = s3_multipart_list(object->parts, object->part_count, &size);
+        if (!list)
+                return object_no_memory(store, error);
+        call.body = list;
+        call.body_size = size;
+        object_param(&call, "uploadId", object->upload_id);
+        status = s3_send_long(store, &call, &response, error);
+        free(list);
+        if (status)
+                return status;
+        if (response.status == 404)
+                status = object_look_who_wrote(store, object->place, upload->id, STORE_IF_ABSENT, NULL, &stamp, error);
+        else if (response.status != 200)
+                status = gs_fail(store, OBJECT_WRITE, object->key, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+struct composing {
+        struct object_store *store;
+        const struct store_upload *upload;
+        const struct object_upload *object;
+};
+
+/* Makes the object of the temporary one. NEBULA_NOT_FOUND: the condition failed, and nothing is there. */
+static enum nebula_status compose_once(void *argument, struct nebula_error *error)
+{
+        const struct composing *composing = argument;
+        struct object_store *store = composing->store;
+        struct object_call call = { .method = "PUT", .key = composing->object->key, .answer_ms = ANSWER_MS };
+        char text[OBJECT_QUOTED_SIZE], *body;
+        struct http_response response;
+        struct store_stamp stamp;
+        enum nebula_status status;
+        struct buf buf = { 0 };
+        size_t size;
+
+        buf_add_text(&buf, "<ComposeRequest><Component><Name>");
+        /* A prefix may have '&', '<' and '>'. */
+        for (const char *byte = store->prefix; *byte; byte++) {
+                if (*byte == '&' || *byte == '<' || *byte == '>')
+                        buf_add_text(&buf, *byte == '&' ? "&amp;" : *byte == '<' ? "&lt;" : "&gt;");
+                else
+                        buf_add_byte(&buf, (uint8_t)*byte);
+        }
+        buf_add_text(&buf, composing->object->place);
+        buf_add_text(&buf, "</Name></Component></ComposeRequest>");
+        body = buf_take(&buf, &size);
+        if (!body)
+                return object_no_memory(store, error);
+        call.body = body;
+        call.body_size = size;
+        object_param(&call, "compose", NULL);
+        object_header(&call, GS_METADATA, composing->upload->id);
+        gs_condition(&call, STORE_IF_ABSENT, NULL, text);
+        status = s3_send_long(store, &call, &response, error);
+        free(body);
+        if (status)
+                return status;
+        if (response.status == 412)
+                status = object_look_who_wrote(store, composing->object->key, composing->upload->id, STORE_IF_ABSENT, NULL, &stamp, error);
+        else if (response.status == 404)
+                status = error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its temporary object is gone", store->store.root, composing->object->key);
+        else if (response.status != 200)
+                status = gs_fail(store, OBJECT_WRITE, composing->object->key, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+static enum nebula_status publish_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct working *working = argument;
+        struct object_upload *object = &working->upload->objects[index];
+        struct composing composing = { working->store, working->upload, object };
+        enum nebula_status status = complete(working->store, working->upload, object, error);
+
+        if (status)
+                return status;
+        object->is_over = true;
+        status = object_try_again(working->store, object->key, compose_once, &composing, error);
+        store_remove_one(&working->store->store, object->place, NULL); /* else a sweep does */
+        return status;
+}
+
+enum nebula_status gs_publish(struct store *base, struct store_upload *upload, struct nebula_error *error)
+{
+        struct working working = { (struct object_store *)base, upload };
+        enum nebula_status status = lanes_run(upload->count, WIDTH, publish_one, &working, error);
+
+        gs_abort(base, upload);
+        return status;
+}
+
+static enum nebula_status abort_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct working *working = argument;
+        struct object_upload *object = &working->upload->objects[index];
+
+        if (object->upload_id && !object->is_over)
+                s3_multipart_abort(working->store, object->place, object->upload_id);
+        return NEBULA_OK;
+}
+
+void gs_abort(struct store *base, struct store_upload *upload)
+{
+        struct working working = { (struct object_store *)base, upload };
+
+        if (upload)
+                lanes_run(upload->count, WIDTH, abort_one, &working, NULL);
+        object_upload_free(upload);
+}

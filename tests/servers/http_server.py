@@ -1,0 +1,88 @@
+"""An object store of the tests: HTTP/1.1 on this machine, one request after the other, and a command that runs beside it."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, unquote
+
+
+class Refused(Exception):
+    def __init__(self, status: int, code: str):
+        self.status, self.code = status, code
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A subclass has `error` and a method `do` that answers with self.answer or raises Refused."""
+
+    protocol_version = "HTTP/1.1"
+    lock = threading.Lock()
+    chance = random.Random(1)
+    lost = float(os.environ.get("NEBULA_TEST_LOST", 0))  # so many of all answers get lost after the request was done
+
+    def log_message(self, *arguments):
+        pass
+
+    def answer(self, status: int, body: bytes = b"", **fields: object) -> None:
+        if self.chance.random() < self.lost:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.send_response_only(status)
+        self.send_header("Date", formatdate(usegmt=True))
+        length = fields.pop("Content_Length", len(body))
+        for name, value in fields.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def serve(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.raw_path, _, query = self.path.partition("?")
+        self.where = unquote(self.raw_path)
+        self.query = dict(parse_qsl(query, keep_blank_values=True))
+        with self.lock:
+            try:
+                self.do()
+            except Refused as refused:
+                self.error(refused.status, refused.code)
+
+    def range_of(self, data: bytes) -> tuple[int, bytes, dict[str, str]]:
+        """The status, the bytes, and the field that says which they are."""
+        wanted = self.headers.get("Range")
+        if not wanted:
+            return 200, data, {}
+        first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
+        if first >= len(data):
+            raise Refused(416, "InvalidRange")
+        part = data[first : last + 1]
+        return 206, part, {"Content_Range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"}
+
+
+for method in ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE"):
+    setattr(Handler, f"do_{method}", Handler.serve)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client may go away at any time
+            super().handle_error(request, client_address)
+
+
+def run_beside(handler: type[Handler], environment: dict[str, str]) -> None:
+    """Runs the command of sys.argv with the environment, in which {port} is the server's, and ends with its exit code."""
+    server = Server(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = server.server_address[1]
+    added = {name: value.format(port=port) for name, value in environment.items()}
+    sys.exit(subprocess.run(sys.argv[1:], env=os.environ | added).returncode)
