@@ -39,6 +39,12 @@ const struct cli_command cli_commands[] = {
           "Writes a Chrome trace to FILE, else to stdout: copying and writing of each rank.\n\n"
           "  nebula trace latest --out trace.json   # open it at https://ui.perfetto.dev\n",
           command_trace },
+        { "goodput", "nebula goodput [--history FILE] [--path DIR] [--json]", "where a job's time went: training, saving, failures",
+          "From the history that agents write (checkpointHistories.csv), between the first and\n"
+          "the last save: productive, blocked by saves, slowed by them, lost to failures, and\n"
+          "spent on restarts.\n\n"
+          "  nebula goodput --path /scratch/run7\n",
+          command_goodput },
         { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "check every byte against its checksum",
           "Without TAG the newest checkpoint; PATH is a directory or a single file.\n"
           "Each damage is named with file and offset. Exit code 1 if there is any.\n\n"

@@ -37,6 +37,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "restore",
         "diff",
         "trace",
+        "goodput",
         "pin",
         "unpin",
         "prune",

@@ -91,6 +91,7 @@ struct version {
         uint64_t id, generation, sequence;
         struct line line;        /* its line of history, from its commit on (lineage.h) */
         struct lineage_base base; /* the version that its ranks had loaded */
+        double stopped;           /* as job.stopped, when its ranks began to save it */
         int64_t step, file_goal; /* file_goal: > 0, NEBULA_FILES_OPEN or NEBULA_FILES_ALL_RANKS */
         int64_t next_goal;       /* file_goal of a request that begins this complete tag again; 0: there is none */
         uint32_t world;
@@ -199,6 +200,7 @@ struct job {
         uint64_t beginning;      /* number of runs that began here: two runs in a row may have the same name */
         uint64_t begun_sequence; /* the sequence at which the present run began */
         int64_t begun_ns;
+        double stopped;          /* when the last of its trainers here ended, seconds since 1970; 0: none has */
         struct ancestor *ancestors;
         size_t ancestor_count;
         uint64_t given_way_count; /* versions that another run's replaced */

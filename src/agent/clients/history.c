@@ -11,7 +11,7 @@
 #define LINE_BYTES 2048
 
 static const char header[] = "tag,step,generation,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,"
-                             "captured,committed,durable,persist_seconds,persist_mib_per_s,error\n";
+                             "captured,committed,durable,persist_seconds,persist_mib_per_s,error,stopped,read,read_step\n";
 
 struct capture_sums {
         int64_t blocked_ns, copy_ns, cpu_ns; /* blocked and copy: those of the slowest rank */
@@ -40,6 +40,17 @@ static double mib_per_s(const struct version *version)
         return version->persist_seconds > 0 ? (double)version->persist_bytes / 1048576.0 / version->persist_seconds : 0;
 }
 
+/* When its ranks had loaded the version that they went on from; 0: they had loaded none. Sequences are times. */
+static double read_time(const struct version *version)
+{
+        return (double)version->base.read_at / 1e9;
+}
+
+static int64_t read_step(const struct version *version)
+{
+        return version->base.read_at ? version->base.step : -1;
+}
+
 json_t *history_json(const struct version *version)
 {
         struct capture_sums sums = sum_parts(version);
@@ -50,12 +61,13 @@ json_t *history_json(const struct version *version)
                                 (json_int_t)version_size(version), "result", result ? result : nebula_state_name(version->life.state),
                                 "blocked_ms", (double)sums.blocked_ns / 1e6, "copy_ms", (double)sums.copy_ns / 1e6,
                                 "capture_cpu_ms", (double)sums.cpu_ns / 1e6, "faults", (json_int_t)sums.fault_count);
-        json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s}", "begun",
+        json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:f, s:f, s:I}", "begun",
                                   lifecycle_at(&version->life, NEBULA_STATE_CAPTURING), "captured",
                                   lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), "committed",
                                   lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable",
                                   lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "persist_seconds", version->persist_seconds,
-                                  "persist_mib_per_s", mib_per_s(version), "error", version->error.message);
+                                  "persist_mib_per_s", mib_per_s(version), "error", version->error.message, "stopped", version->stopped, "read", read_time(version),
+                                  "read_step", (json_int_t)read_step(version));
 
         if (row && times)
                 json_object_update(row, times);
@@ -88,12 +100,13 @@ static void format_row(const struct version *version, char line[LINE_BYTES])
                 quote(version->error.message, error, sizeof error);
         snprintf(line, LINE_BYTES,
                  "%s,%" PRId64 ",%" PRIu64 ",%" PRIu32 ",%zu,%" PRIu64 ",%s,%.3f,%.3f,%.3f,%" PRIu64
-                 ",%.6f,%.6f,%.6f,%.6f,%.3f,%.1f,%s\n",
+                 ",%.6f,%.6f,%.6f,%.6f,%.3f,%.1f,%s,%.6f,%.6f,%" PRId64 "\n",
                  tag, version->step, version->generation, version->world, version->file_count, version_size(version),
                  version_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
                  sums.fault_count, lifecycle_at(&version->life, NEBULA_STATE_CAPTURING),
                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), lifecycle_at(&version->life, NEBULA_STATE_COMMITTED),
-                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version->persist_seconds, mib_per_s(version), error);
+                 lifecycle_at(&version->life, NEBULA_STATE_DURABLE), version->persist_seconds, mib_per_s(version), error, version->stopped,
+                 read_time(version), read_step(version));
 }
 
 static int append(const char *directory, const char *line)

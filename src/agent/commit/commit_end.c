@@ -174,8 +174,10 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
                     commit_rank_ended(catalogue, version, session->rank))
                         next = version->next; /* when this one became complete, the one behind it may have been forgotten */
         }
-        if (!catalogue_session_count(catalogue, session->job))
+        if (!catalogue_session_count(catalogue, session->job)) {
+                session->job->stopped = catalogue_now() - (double)(os->now_ns() - session->left_ns) / 1e9;
                 job_deserted(catalogue, session->job);
+        }
         want_newest(session->job);
         catalogue_signal(catalogue);
 }

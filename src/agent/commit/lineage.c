@@ -16,6 +16,7 @@ void lineage_read(struct session *session, const struct version *version)
 
 void lineage_save(struct version *version, const struct session *session)
 {
+        version->stopped = session->job->stopped;
         if (session->loaded.read_at > version->base.read_at)
                 version->base = session->loaded;
 }

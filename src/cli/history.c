@@ -1,0 +1,238 @@
+#include "cli/history.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/conf.h"
+#include "base/error.h"
+#include "cli/target.h"
+#include "os/os.h"
+#include "store/manifest.h"
+
+#define FILE_NAME "checkpointHistories.csv"
+#define TEXT_MAX (256u << 20)
+#define FIELDS_MAX 32
+
+static const char *const wanted[] = { "tag", "step", "generation", "size_bytes", "result", "blocked_ms", "persist_seconds", "begun", "captured",
+                                      "committed", "durable", "stopped", "read", "read_step" };
+enum column { TAG, STEP, GENERATION, SIZE, RESULT, BLOCKED, PERSIST, BEGUN, CAPTURED, COMMITTED, DURABLE, STOPPED, READ, READ_STEP, COLUMNS };
+
+/* Cuts the next field off. Quotes are taken away in place. *text is NULL behind the last one. */
+static char *next_field(char **text)
+{
+        char *from = *text, *to = from, *begin = from;
+
+        if (*from != '"') {
+                *text = strchr(from, ',');
+                if (*text)
+                        *(*text)++ = 0;
+                return begin;
+        }
+        for (from++; *from && !(from[0] == '"' && from[1] != '"'); from++) {
+                from += from[0] == '"';
+                *to++ = *from;
+        }
+        from += *from == '"';
+        *text = *from == ',' ? from + 1 : NULL;
+        *to = 0;
+        return begin;
+}
+
+static size_t split(char *line, char *fields[FIELDS_MAX])
+{
+        size_t count = 0;
+
+        while (line && count < FIELDS_MAX)
+                fields[count++] = next_field(&line);
+        return count;
+}
+
+/* Where each column is; -1: nowhere. The columns that were added last may be missing in the header of an old file. */
+static void read_header(char *line, int places[COLUMNS])
+{
+        char *fields[FIELDS_MAX];
+        size_t count = split(line, fields);
+
+        for (int c = 0; c < COLUMNS; c++) {
+                places[c] = -1;
+                for (size_t i = 0; i < count; i++)
+                        if (!strcmp(fields[i], wanted[c]))
+                                places[c] = (int)i;
+        }
+        for (int c = STOPPED; c < COLUMNS && places[STOPPED] < 0; c++)
+                if (places[c] < 0)
+                        places[c] = (int)count + c - STOPPED;
+}
+
+static double number_in(char *const *fields, size_t count, int place)
+{
+        double number = place >= 0 && (size_t)place < count ? strtod(fields[place], NULL) : 0;
+
+        return isfinite(number) && number > -1e18 && number < 1e18 ? number : 0;
+}
+
+static bool read_row(char *line, const int places[COLUMNS], struct history_row *row)
+{
+        char *fields[FIELDS_MAX];
+        size_t count = split(line, fields);
+
+        if (places[TAG] < 0 || places[BEGUN] < 0 || (size_t)places[BEGUN] >= count)
+                return false;
+        *row = (struct history_row){
+                .step = (int64_t)number_in(fields, count, places[STEP]),
+                .generation = (uint64_t)fabs(number_in(fields, count, places[GENERATION])),
+                .size = (uint64_t)fabs(number_in(fields, count, places[SIZE])),
+                .blocked_s = number_in(fields, count, places[BLOCKED]) / 1e3,
+                .persist_s = number_in(fields, count, places[PERSIST]),
+                .begun = number_in(fields, count, places[BEGUN]),
+                .captured = number_in(fields, count, places[CAPTURED]),
+                .committed = number_in(fields, count, places[COMMITTED]),
+                .durable = number_in(fields, count, places[DURABLE]),
+                .stopped = number_in(fields, count, places[STOPPED]),
+                .read = number_in(fields, count, places[READ]),
+                .read_step = (int64_t)number_in(fields, count, places[READ_STEP]),
+        };
+        snprintf(row->tag, sizeof row->tag, "%s", fields[places[TAG]]);
+        if (places[RESULT] >= 0 && (size_t)places[RESULT] < count)
+                snprintf(row->result, sizeof row->result, "%s", fields[places[RESULT]]);
+        return row->begun > 0;
+}
+
+static double larger(double a, double b)
+{
+        return a > b ? a : b;
+}
+
+/* Another node's share of the same version: it has begun when the first rank has, and is blocked as long as the slowest. */
+static void join(struct history_row *row, const struct history_row *other)
+{
+        row->size += other->size;
+        row->blocked_s = larger(row->blocked_s, other->blocked_s);
+        row->persist_s = larger(row->persist_s, other->persist_s);
+        row->begun = row->begun < other->begun ? row->begun : other->begun;
+        row->captured = larger(row->captured, other->captured);
+        row->committed = larger(row->committed, other->committed);
+        row->durable = larger(row->durable, other->durable);
+        row->stopped = larger(row->stopped, other->stopped);
+        if (other->read > row->read) {
+                row->read = other->read;
+                row->read_step = other->read_step;
+        }
+}
+
+static int by_writing(const void *a, const void *b)
+{
+        const struct history_row *x = a, *y = b;
+        int order = strcmp(x->tag, y->tag);
+
+        if (order || x->generation != y->generation)
+                return order ? order : x->generation < y->generation ? -1 : 1;
+        return (x->committed > y->committed) - (x->committed < y->committed);
+}
+
+static int by_begin(const void *a, const void *b)
+{
+        const struct history_row *x = a, *y = b;
+
+        return (x->begun > y->begun) - (x->begun < y->begun);
+}
+
+/* One writing of several nodes has one moment of its commit, or is told apart by nothing. */
+static bool is_share(const struct history_row *row, const struct history_row *other)
+{
+        return !strcmp(row->tag, other->tag) && row->generation == other->generation && row->step == other->step &&
+               (fabs(row->committed - other->committed) < 60 || fabs(row->begun - other->begun) < 60);
+}
+
+static enum nebula_status parse(char *text, struct history *ret_history, struct nebula_error *error)
+{
+        struct history history = { 0 };
+        size_t lines = 1, joined = 0;
+        char *line = text, *end;
+        int places[COLUMNS];
+
+        for (const char *at = text; (at = strchr(at, '\n')); at++)
+                lines++;
+        history.rows = calloc(lines, sizeof *history.rows);
+        if (!history.rows)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a history of %zu lines", lines);
+        for (size_t n = 0; line; line = end, n++) {
+                end = strchr(line, '\n');
+                if (end)
+                        *end++ = 0;
+                if (*line && line[strlen(line) - 1] == '\r') /* a program has written the file again */
+                        line[strlen(line) - 1] = 0;
+                if (!n)
+                        read_header(line, places);
+                else if (*line && read_row(line, places, &history.rows[history.count]))
+                        history.count++;
+        }
+        if (history.count)
+                qsort(history.rows, history.count, sizeof *history.rows, by_writing);
+        for (size_t i = 0; i < history.count; i++)
+                if (joined && is_share(&history.rows[joined - 1], &history.rows[i]))
+                        join(&history.rows[joined - 1], &history.rows[i]);
+                else
+                        history.rows[joined++] = history.rows[i];
+        history.count = joined;
+        if (history.count)
+                qsort(history.rows, history.count, sizeof *history.rows, by_begin);
+        *ret_history = history;
+        return NEBULA_OK;
+}
+
+static enum nebula_status read_file(const char *path, char **ret_text, struct nebula_error *error)
+{
+        size_t size;
+        int result = os_read_file(path, TEXT_MAX, ret_text, &size);
+
+        return result ? error_set(error, error_status_of_errno(-result), -result, "cannot read %s", path) : NEBULA_OK;
+}
+
+static enum nebula_status read_stored(const char *path, char **ret_text, struct nebula_error *error)
+{
+        struct store *store;
+        size_t size;
+        enum nebula_status status = store_open(path, &store, error);
+
+        if (status)
+                return status;
+        status = store->ops->get(store, MANIFEST_DIRECTORY "/" FILE_NAME, TEXT_MAX, ret_text, &size, NULL, error);
+        if (status == NEBULA_NOT_FOUND)
+                error_set(error, NEBULA_NOT_FOUND, 0, "%s has no history in " MANIFEST_DIRECTORY "/" FILE_NAME "; --history names another file", store->root);
+        store_close(store);
+        return status;
+}
+
+enum nebula_status history_load(const char *given, const char *path, struct history *ret_history, struct nebula_error *error)
+{
+        const char *output = conf_env("NEBULA_OUTPUT_DIR");
+        char file[TARGET_PATH_MAX], *text;
+        enum nebula_status status;
+
+        if (given) {
+                status = target_absolute(given, file, error);
+                if (!status)
+                        status = read_file(file, &text, error);
+        } else if (output) {
+                snprintf(file, sizeof file, "%s/" FILE_NAME, output);
+                status = read_file(file, &text, error);
+        } else if (*path) {
+                status = read_stored(path, &text, error);
+        } else {
+                status = error_set(error, NEBULA_INVALID, 0, "no storage path is known: give --path DIR or --history FILE");
+        }
+        if (status)
+                return status;
+        status = parse(text, ret_history, error);
+        free(text);
+        return status;
+}
+
+void history_done(struct history *history)
+{
+        free(history->rows);
+        *history = (struct history){ 0 };
+}

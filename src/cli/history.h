@@ -1,0 +1,32 @@
+/*
+ * history.h - checkpointHistories.csv, which agents write: one line per version that has ended (docs/formats.md).
+ *
+ * Several nodes may write one file, each the share of its ranks: lines of one writing of a version are joined. Columns are found by their names.
+ * A field that is missing or no number is 0. Lines that are no lines of this file are left out.
+ *
+ * Threads: no shared state.
+ */
+#ifndef NB_CLI_HISTORY_H
+#define NB_CLI_HISTORY_H
+
+#include "nebula.h"
+
+struct history_row {
+        char tag[256], result[32];
+        int64_t step; /* -1: none */
+        uint64_t generation, size;
+        double blocked_s, persist_s;
+        double begun, captured, committed, durable; /* seconds since 1970; 0: not reached */
+        double stopped, read;                       /* the same; 0: not known */
+        int64_t read_step;
+};
+struct history {
+        struct history_row *rows; /* by the time at which they were begun */
+        size_t count;
+};
+
+/* `given`: the file, or NULL: the one of the storage path `path`, NEBULA_OUTPUT_DIR or <path>/.nebula. */
+enum nebula_status history_load(const char *given, const char *path, struct history *ret_history, struct nebula_error *error);
+void history_done(struct history *history);
+
+#endif

@@ -1,0 +1,239 @@
+"""`nebula goodput`: the ledger of jobs whose times are known, and of a real one that is killed and resumed."""
+
+import csv
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+COLUMNS = ["tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "read", "read_step"]
+KINDS = ("productive", "blocked", "inflated", "lost", "restart")
+
+
+class Job:
+    """Writes the history of a job as its agents would, and the ledger beside it. Times in seconds."""
+
+    def __init__(self, start=1_766_000_000.0):
+        self.now, self.rows, self.truth = start, [], dict.fromkeys(KINDS, 0.0)
+        self.stopped = self.read = 0.0
+        self.read_step, self.step, self.high, self.background = -1, 0, 0, 0.0
+
+    def train(self, steps, step_s=2.0, kept=True):
+        """kept: no failure undoes them. While a version is written, a step takes a fifth longer."""
+        for _ in range(steps):
+            extra = min(0.2 * step_s, self.background)
+            self.background = max(self.background - step_s - extra, 0.0)
+            self.step += 1
+            kind = "productive" if kept and self.step > self.high else "lost"
+            self.truth[kind] += step_s
+            self.truth["inflated" if kind == "productive" else "lost"] += extra
+            self.now += step_s + extra
+            self.high = max(self.high, self.step) if kept else self.high
+
+    def save(self, blocked=0.5, persist=4.0, **fields):
+        begun = self.now
+        self.now += blocked
+        self.truth["blocked"] += blocked
+        self.background = persist
+        self.rows.append(
+            dict.fromkeys(COLUMNS, 0)
+            | {
+                "tag": f"global_step{self.step}",
+                "step": self.step,
+                "generation": 1,
+                "world": 8,
+                "result": "durable",
+                "blocked_ms": blocked * 1e3,
+            }
+            | {
+                "begun": begun,
+                "captured": begun + blocked,
+                "committed": begun + blocked,
+                "durable": begun + blocked + persist,
+                "error": "",
+            }
+            | {"stopped": self.stopped, "read": self.read, "read_step": self.read_step}
+            | fields
+        )
+
+    def fail(self, to, down=100.0, known=True):
+        """What was done since the last save is in the history of nobody; the job goes on from a step."""
+        self.stopped = self.now if known else 0.0
+        self.now += down
+        self.truth["restart"] += down
+        self.read, self.read_step, self.step, self.background = self.now, to, to, 0.0
+
+    def write(self, path, columns=COLUMNS):
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        return path
+
+
+def ledger(run, path):
+    told = run("goodput", "--history", path, "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"], abs=1e-3)
+    return found
+
+
+def trained(failures=True):
+    """Saves far enough apart that most intervals have steps that nothing slows. Between the first and the last save all is known."""
+    job = Job()
+    job.save(persist=0.0)
+    job.truth = dict.fromkeys(KINDS, 0.0) | {"blocked": 0.5}
+    for n in range(20):
+        job.train(50)
+        job.save(persist=0.0 if n < 15 else 30.0)
+        if failures and n == 5:
+            job.train(20, kept=False)  # lost: after the last save
+            job.fail(to=job.step - 20)
+        if failures and n == 9:
+            job.train(10, kept=False)
+            job.fail(to=job.step - 10 - 100)  # two saves back: a hundred steps are done again
+    job.truth["blocked"] -= 0.5  # the last save lies behind the end of the ledger
+    return job
+
+
+def test_a_job_without_failures_is_blocked_and_inflated_only(run, tmp_path):
+    job = trained(failures=False)
+    found = ledger(run, job.write(tmp_path / "history.csv"))
+    for kind in KINDS:
+        assert found["seconds"][kind] == pytest.approx(job.truth[kind], abs=0.5), kind
+    assert found["restarts"] == 0 and found["step_seconds"] == pytest.approx(2.0) and found["seconds"]["inflated"] > 10
+    assert found["goodput"] == pytest.approx(job.truth["productive"] / found["wall_seconds"], abs=1e-3)
+
+
+def test_lost_and_restart_are_told_apart_and_repeated_steps_are_lost(run, tmp_path):
+    job = trained()
+    found = ledger(run, job.write(tmp_path / "history.csv"))
+    for kind in KINDS:
+        assert found["seconds"][kind] == pytest.approx(job.truth[kind], abs=2), kind
+    assert found["restarts"] == 2 and found["restarts_estimated"] == 0
+    told = run("goodput", "--history", tmp_path / "history.csv").stdout
+    assert "2 restarts" in told and all(kind in told for kind in KINDS)
+
+
+def test_when_the_end_is_not_known_half_an_interval_counts_as_lost(run, tmp_path):
+    job = trained()
+    for row in job.rows:
+        row["stopped"] = 0
+    found = ledger(run, job.write(tmp_path / "history.csv"))
+    truth = job.truth
+    assert found["restarts_estimated"] == 2
+    assert found["seconds"]["lost"] + found["seconds"]["restart"] == pytest.approx(
+        truth["lost"] + truth["restart"], abs=2
+    )
+    assert found["seconds"]["productive"] == pytest.approx(truth["productive"], abs=2)
+    assert found["seconds"]["restart"] == pytest.approx(
+        truth["restart"] + 40 + 20 - 2 * 50.25, abs=2
+    )  # 20 and 10 steps were lost, 25 are assumed
+
+
+def test_shares_of_several_nodes_are_one_save(run, tmp_path):
+    job = trained()
+    alone = ledger(run, job.write(tmp_path / "history.csv"))
+    job.rows = [row | {"blocked_ms": row["blocked_ms"] / 2, "begun": row["begun"] + 0.1} for row in job.rows] + job.rows
+    both = ledger(run, job.write(tmp_path / "both.csv"))
+    assert both["saves"] == alone["saves"] and both["seconds"] == pytest.approx(alone["seconds"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "tag\n",
+        "\n\n,,,\n",
+        ",".join(COLUMNS) + "\n",
+        ",".join(COLUMNS) + "\nx,1\n" + "," * 60 + '\n"a""b\n' + "\0\xff\n",
+        "nan,inf\n",
+    ],
+)
+def test_a_history_that_is_none_gives_an_empty_ledger(run, tmp_path, text):
+    (tmp_path / "history.csv").write_text(text, encoding="latin-1")
+    assert ledger(run, tmp_path / "history.csv")["saves"] == 0
+    assert run("goodput", "--history", tmp_path / "history.csv").stdout.startswith("the history has 0 saves")
+
+
+def test_hostile_tags_and_an_old_header_are_read(run, tmp_path):
+    job = trained(failures=False)
+    found = ledger(run, job.write(tmp_path / "new.csv"))
+    for row in job.rows:
+        row["tag"] = '=cmd|"x",\033[31m' + row["tag"]
+    job.write(tmp_path / "hostile.csv")
+    assert ledger(run, tmp_path / "hostile.csv") == found
+    job.write(tmp_path / "old.csv", COLUMNS[:-3])
+    assert ledger(run, tmp_path / "old.csv") == found
+    header = ",".join(COLUMNS[:-3])
+    mixed = (tmp_path / "hostile.csv").read_text().replace(",".join(COLUMNS), header, 1)
+    (tmp_path / "mixed.csv").write_text(mixed)  # an old file that a new agent went on with
+    assert ledger(run, tmp_path / "mixed.csv") == found
+
+
+def test_no_history_is_one_sentence(run, make):
+    store = make("t", "m.pt=3")
+    failed = run("goodput", "--path", store)
+    assert failed.returncode == 3 and "--history" in failed.stderr and failed.stderr.count("\n") == 1
+
+
+JOB = """
+import os, sys, time, torch
+import nebulaml as nm
+nm.init(sys.argv[1], 0, 100, on_error="raise")
+latest = nm.get_latest_checkpoint()
+step = latest.load("m.pt")["step"] if latest else 0
+for step in range(step + 1, int(sys.argv[2]) + 1):
+    time.sleep(0.05)
+    if step % 5 == 0:
+        with nm.Checkpoint(f"global_step{step}") as checkpoint:
+            checkpoint.save("m.pt", {"w": torch.zeros(1000), "step": step})
+        checkpoint.wait("durable", 60)
+if len(sys.argv) > 3:
+    time.sleep(0.6)  # lost
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
+    pytest.importorskip("nebulaml")
+    name = uuid.uuid4().hex[:8]
+    runtime, memory = pathlib.Path(f"/tmp/nb-{name}"), pathlib.Path(f"/dev/shm/nb-{name}")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NEBULA_")} | {
+        "NEBULA_RUNTIME_DIR": str(runtime),
+        "NEBULA_MEMORY_DIR": str(memory),
+        "NEBULA_OUTPUT_DIR": str(tmp_path / "output"),
+        "NEBULA_AGENT_PATH": str(nebula),
+    }
+    try:
+        first = subprocess.run(
+            [sys.executable, "-c", JOB, tmp_path / "store", "30", "kill"], env=environment, timeout=120
+        )
+        assert first.returncode == -signal.SIGKILL
+        time.sleep(1.5)  # down
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-c", JOB, tmp_path / "store", "60"], env=environment, check=True, timeout=120)
+        started = time.monotonic() - begun
+        subprocess.run([nebula, "stop"], env=environment, timeout=60, check=True, capture_output=True)
+        found = ledger(run, tmp_path / "output/checkpointHistories.csv")
+    finally:
+        subprocess.run([nebula, "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)
+        for path in (runtime, memory):
+            shutil.rmtree(path, ignore_errors=True)
+    assert (
+        found["restarts"] == 1
+        and found["restarts_estimated"] == 0
+        and found["first_step"] == 5
+        and found["last_step"] == 60
+    )
+    assert 0.5 < found["seconds"]["lost"] < 1.5
+    assert 1.4 < found["seconds"]["restart"] < 1.6 + started
+    assert found["seconds"]["productive"] == pytest.approx(55 * 0.05, abs=2)
