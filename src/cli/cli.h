@@ -68,6 +68,7 @@ int command_copy(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_doctor(int argc, char **argv);
 int command_goodput(int argc, char **argv);
+int command_flush(int argc, char **argv);
 int command_help(int argc, char **argv);
 int command_inspect(int argc, char **argv);
 int command_list(int argc, char **argv);

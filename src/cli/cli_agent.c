@@ -233,6 +233,14 @@ enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *p
         return NEBULA_OK;
 }
 
+enum nebula_status cli_agent_wait(struct cli_agent *agent, uint64_t version_id, enum nebula_state state, int64_t timeout_ms,
+                                  struct nebula_error *error)
+{
+        struct ipc_wait request = { .version_id = version_id, .state = state, .timeout_ms = timeout_ms };
+
+        return ask(agent, IPC_WAIT, &request, sizeof request, error);
+}
+
 enum nebula_status cli_agent_file(struct cli_agent *agent, uint64_t version_id, const char *name, struct ipc_opened *ret_opened,
                                   int *ret_fd, struct nebula_error *error)
 {

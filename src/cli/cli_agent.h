@@ -45,6 +45,9 @@ enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *p
                                           uint64_t *ret_version_id, json_t **ret_description, struct nebula_error *error);
 enum nebula_status cli_agent_describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description,
                                       struct nebula_error *error);
+/* Waits until the version has reached the state. Waiting for NEBULA_STATE_DURABLE also makes the agent persist it. */
+enum nebula_status cli_agent_wait(struct cli_agent *agent, uint64_t version_id, enum nebula_state state, int64_t timeout_ms,
+                                  struct nebula_error *error);
 /* Opens a file for reading; the caller owns the fd. */
 enum nebula_status cli_agent_file(struct cli_agent *agent, uint64_t version_id, const char *name, struct ipc_opened *ret_opened,
                                   int *ret_fd, struct nebula_error *error);

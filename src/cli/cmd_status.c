@@ -16,13 +16,14 @@
 
 struct status {
         json_t *report;           /* NULL: no agent runs */
+        json_t *history;          /* of the versions that the agent knows; NULL: not asked */
         struct versions versions; /* has_versions */
         bool has_versions;
         struct nebula_error storage_error; /* why storage could not be read; NEBULA_INVALID: no storage path is known */
         char agent_problem[512];  /* set if an agent runs and does not answer */
 };
 
-static void status_load(const char *given_path, struct status *status)
+static void status_load(const char *given_path, bool with_history, struct status *status)
 {
         struct nebula_error error;
         struct cli_agent *agent = NULL;
@@ -31,6 +32,8 @@ static void status_load(const char *given_path, struct status *status)
         if (cli_agent_open("", &agent, &error) || cli_agent_report(agent, NEBULA_REPORT_STATUS, "", &status->report, &error))
                 if (agent || !cli_agent_is_absent(&error))
                         snprintf(status->agent_problem, sizeof status->agent_problem, "%s", error.message);
+        if (with_history && status->report)
+                cli_agent_report(agent, NEBULA_REPORT_HISTORY, "", &status->history, NULL);
         cli_agent_close(agent);
         status->has_versions = !versions_load(given_path, !*status->agent_problem, &status->versions, &status->storage_error);
 }
@@ -38,6 +41,7 @@ static void status_load(const char *given_path, struct status *status)
 static void status_done(struct status *status)
 {
         json_decref(status->report);
+        json_decref(status->history);
         if (status->has_versions)
                 versions_done(&status->versions);
 }
@@ -158,6 +162,8 @@ static int print_json(const struct status *status)
         json_object_set_new(result, "running", json_boolean(status->report != NULL));
         if (status->report)
                 json_object_update(result, status->report);
+        if (status->history)
+                json_object_update(result, status->history);
         if (status->has_versions)
                 json_object_set_new(result, "storage", versions_json(&status->versions));
         else
@@ -181,7 +187,7 @@ int command_status(int argc, char **argv)
         if (watch && common.json)
                 return cli_usage_error("status", "--watch and --json cannot be used together");
         for (;;) {
-                status_load(common.path, &status);
+                status_load(common.path, common.json, &status);
                 if (common.json) {
                         code = print_json(&status);
                 } else {

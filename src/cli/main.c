@@ -85,6 +85,11 @@ const struct cli_command cli_commands[] = {
           "256 MiB, which `nebula plan` can take.\n\n"
           "  nebula doctor --path /scratch/run7\n",
           command_doctor },
+        { "flush", "nebula flush [TAG] [--timeout SECONDS] [--path DIR] [--json]", "make a version that is in memory durable now",
+          "Without TAG the newest one. Returns when it is durable. It does not wait for the\n"
+          "interval at which the job persists.\n\n"
+          "  nebula flush --path /scratch/run7\n",
+          command_flush },
         { "plan", "nebula plan (--params N | --config FILE) [--gpus N] [--nodes N] [OPTIONS] [--json]",
           "what a job needs: memory, stage, interval, goodput, storage",
           "Part of the Python package. Without a storage path it computes from given speeds,\n"

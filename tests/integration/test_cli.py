@@ -43,6 +43,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "prune",
         "copy",
         "doctor",
+        "flush",
         "plan",
         "stop",
         "agent",

@@ -1,0 +1,58 @@
+"""What a person asks of a running job from outside: `nebula flush`, and what the agent remembers."""
+
+import json
+import os
+import subprocess
+
+import nebulaml
+import torch
+from nebulaml import locate
+
+
+def nebula(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = os.environ.get("NEBULA_AGENT_PATH") or str(locate.agent_path())
+    return subprocess.run([command, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def test_flush_makes_a_version_durable_before_its_turn(place):
+    nebulaml.init(str(place.storage), 3600, 2, on_error="raise")
+    made = []
+    for step in (1, 2, 3):
+        checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+        checkpoint.save("a.pt", torch.ones(10))
+        assert checkpoint.commit()
+        checkpoint.wait("committed")
+        made.append(checkpoint)
+    assert made[2].state == "committed"
+    told = nebula("flush", "--path", place.storage)
+    assert told.returncode == 0 and told.stdout == "global_step3 is durable\n", told.stderr
+    assert made[2].state == "durable" and (place.storage / "global_step3/a.pt").exists()
+    assert made[1].state == "committed"
+    told = nebula("flush", "global_step2", "--path", place.storage, "--json")
+    assert told.returncode == 0 and json.loads(told.stdout) == {"tag": "global_step2", "state": "durable"}
+    assert nebula("flush", "nothing", "--path", place.storage).returncode == 3
+    nebulaml._shutdown()
+    place.kill_agent()
+    assert nebula("flush", "--path", place.storage).returncode == 4
+
+
+def test_flush_gives_up_after_its_timeout(place):
+    place.storage.mkdir()
+    nebulaml.init(str(place.storage), 3600, 2, on_error="raise")
+    for step in (1, 2):
+        checkpoint = nebulaml.Checkpoint(f"global_step{step}")
+        checkpoint.save("a.pt", torch.ones(10))
+        checkpoint.commit()
+        checkpoint.wait("committed")
+    (place.storage / "global_step2").write_text("in the way")
+    told = nebula("flush", "--timeout", 1, "--path", place.storage)
+    assert told.returncode == 6 and "global_step2" in told.stderr
+
+
+def test_status_json_has_the_history_of_the_agent(nm, place):
+    checkpoint = nm.Checkpoint("global_step1")
+    checkpoint.save("a.pt", torch.ones(10))
+    checkpoint.commit()
+    checkpoint.wait("durable")
+    row = json.loads(nebula("status", "--json", "--path", place.storage).stdout)["history"][-1]
+    assert row["tag"] == "global_step1" and row["result"] == "durable" and row["durable"] >= row["begun"] > 0
