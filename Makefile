@@ -2,6 +2,7 @@
 #
 #   make          builds the engine and installs the package into .venv
 #   make demo     the main job: train, save, be killed, resume exactly; a table and out/demo.png
+#   make demo-studio  a job trains, is killed and resumes while `nebula studio` shows it; PICTURES=docs makes the pictures of docs/operate.md
 #   make test     everything: linters, C and Python tests, sanitizers, a short selection with each framework
 #   make check    what everyday work needs, in under 4 minutes: linters, the C tests, the package, its main promises
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each
@@ -19,7 +20,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: package demo check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
+.PHONY: package demo demo-studio test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -52,6 +53,10 @@ package: setup $(INSTALLED)
 
 demo: package
 	@$(BIN)/python -m demo $(ARGS)
+
+demo-studio: package
+	@scripts/studio.sh $(if $(PICTURES),browser)
+	@.envs/studio/bin/python -m demo.studio $(if $(PICTURES),--pictures $(PICTURES)) $(ARGS)
 
 $(LIMITS): bench/limits.c src/sum/sum.h $(wildcard src/sum/*.c) | setup
 	@scripts/build.sh build
@@ -96,12 +101,18 @@ tsan: setup-test
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
+	@scripts/studio.sh browser || test $$? = 77
 test: setup-test
 	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; \
 	trap 'kill $$fetching 2>/dev/null || true; rm -f $$log' EXIT; \
 	$(MAKE) lint units asan package; \
 	wait $$fetching || { cat $$log; exit 1; }
 	@scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS)
+
+# The page of `nebula studio`, in a browser.
+test-studio: package
+	@scripts/studio.sh browser
+	@.envs/studio/bin/python -m pytest --timeout=300 -rs --no-header tests/studio $(ARGS)
 
 # The promises that a change breaks most often, in files whose tests wait for nothing.
 CHECKED := $(foreach t,api values alias image pickling load_into dense history durability_doc settings_doc,tests/python/test_$(t).py)

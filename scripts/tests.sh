@@ -11,12 +11,12 @@ log=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$log"' EXIT
 
 run() {
-        .venv/bin/python -m pytest --timeout=300 -rs --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
+        ${python:-.venv/bin/python} -m pytest --timeout=300 -rs --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
 }
 
 run tests/model tests/frameworks -k "$chosen" "$@" >"$log/frameworks" &
 frameworks=$!
-run tests/integration "$@" >"$log/integration" &
+(run tests/integration "$@" && python=.envs/studio/bin/python run tests/studio "$@") >"$log/integration" &
 integration=$!
 failed=
 run tests/python "$@" | tee "$log/python" || failed=1

@@ -12,7 +12,7 @@ from .errors import NebulaError
 __all__ = ["MODULES", "run"]
 
 # Each module has `main(arguments) -> exit code`, imported at use.
-MODULES = {"plan": "nebulaml.plan.command"}
+MODULES = {"plan": "nebulaml.plan.command", "studio": "nebulaml.studio.command"}
 
 
 def run(name: str, arguments: Sequence[str]) -> int:

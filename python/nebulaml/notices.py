@@ -1,26 +1,52 @@
-"""Notices: SIGTERM, by which a scheduler says that this process is to end soon; and what all ranks of a job know of it at the same step."""
+"""Notices: SIGTERM, by which a scheduler says that this process is to end soon; a person's wish that the job saves now; and what all ranks
+of a job know of them at the same step."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import ranks
-from .errors import NebulaConfigError, NebulaUnavailable
+from .errors import NebulaConfigError, NebulaStorageError, NebulaUnavailable
 
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Notices"]
+__all__ = ["Notices", "ask_to_save"]
 
 log = logging.getLogger("nebulaml")
 
 KEPT_STEPS = 1000  # whose answers stay in the key-value store, for ranks that are behind
+
+
+LOOK_S = 1.0  # between two looks at the wish, each a stat of one file
+
+
+def _wish(persist_path: str | None) -> str | None:
+    folder = (persist_path or "").removeprefix("file://")
+    return os.path.join(folder, ".nebula", "save-now") if folder and "://" not in folder else None
+
+
+def ask_to_save(persist_path: str | None) -> None:
+    """Makes a job that saves with a Manager save at its next step."""
+    path = _wish(persist_path)
+    if path is None:
+        raise NebulaConfigError(f"a job is asked to save through its storage directory, and this is {persist_path or 'memory only'}")
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temporary = f"{path}.{os.getpid()}.tmp"
+        with open(temporary, "w") as file:
+            file.write(f"{time.time_ns()}\n")
+        os.replace(temporary, path)
+    except OSError as failure:
+        raise NebulaStorageError(f"the job cannot be asked to save by {path}: {failure.strerror}") from failure
 
 
 class Notices:
@@ -33,6 +59,8 @@ class Notices:
         self._is_answered = False  # a save has followed
         self._is_listening = False
         self._before: Any = None  # the handler that was there
+        self._wish_seen = self._wish_at = 0.0  # the file's time, and when it was looked at
+        self._wishes: bool | None = None  # None: not looked yet; what is there then is an older run's
 
     def listen(self) -> None:
         """From now on SIGTERM is a notice, and a second one ends the process. Not where the program ignores it, or in another thread."""
@@ -63,6 +91,7 @@ class Notices:
         """Whether a save is due now by a notice or, if asked, by rank 0's clock: the same on all ranks."""
         place = self._engine.place()
         mine = (self._has_come and not self._is_answered) or (asks_clock and place.rank == 0 and is_due())
+        mine = mine or (place.rank == 0 and self._is_wished())
         if place.world == 1:
             return mine
         shared = ranks.store()
@@ -74,6 +103,21 @@ class Notices:
                 )
             return False  # one rank alone makes no version
         return self._through(shared, place, step, mine)
+
+    def _is_wished(self) -> bool:
+        """Whether somebody has asked since the last look."""
+        now = time.monotonic()
+        if self._wishes is not None and now - self._wish_at < LOOK_S:
+            return False
+        self._wish_at = now
+        path = _wish(self._engine.settings().persist_path)
+        try:
+            changed = os.stat(path).st_mtime if path else 0.0
+        except OSError:
+            changed = 0.0
+        is_new = self._wishes is not None and changed > self._wish_seen
+        self._wish_seen, self._wishes = max(changed, self._wish_seen), is_new
+        return is_new
 
     def _through(self, shared: Any, place: ranks.Place, step: int, mine: bool) -> bool:
         prefix = f"nebula/due/{self._engine.agreement.number}"

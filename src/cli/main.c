@@ -96,6 +96,12 @@ const struct cli_command cli_commands[] = {
           "with --measure from those of this machine. `nebula plan --options` lists all options.\n\n"
           "  nebula plan --params 70B --gpus 8 --nodes 32 --gpu-memory 80G\n",
           command_python },
+        { "studio", "nebula studio [--path DIR] [--port N] [--history FILE] [--every SECONDS]", "a page that shows the job and its checkpoints",
+          "Part of the Python package, with its extra `studio`. Serves the page on this machine\n"
+          "alone, until Ctrl-C, and prints its address. --history is a checkpointHistories.csv\n"
+          "that is not beside the storage; --every says how often it looks (1 s).\n\n"
+          "  nebula studio --path /scratch/run7\n",
+          command_python },
         { "stop", "nebula stop [--now [--yes]] [--timeout SECONDS] [--json]", "finish persisting and end the agent",
           "--now drops versions that are only in memory; it asks first, or takes --yes as the answer. After --timeout the\n"
           "command gives up with exit code 6, and the agent goes on.\n\n"

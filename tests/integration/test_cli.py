@@ -45,6 +45,7 @@ def test_nebula_alone_prints_the_overview_and_every_command_has_help(run):
         "doctor",
         "flush",
         "plan",
+        "studio",
         "stop",
         "agent",
         "store",

@@ -1,12 +1,13 @@
-"""What a person asks of a running job from outside: `nebula flush`, and what the agent remembers."""
+"""What a person asks of a running job from outside: `nebula flush`, and a save at the next step."""
 
 import json
 import os
 import subprocess
+import time
 
 import nebulaml
 import torch
-from nebulaml import locate
+from nebulaml import locate, notices
 
 
 def nebula(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -56,3 +57,17 @@ def test_status_json_has_the_history_of_the_agent(nm, place):
     checkpoint.wait("durable")
     row = json.loads(nebula("status", "--json", "--path", place.storage).stdout)["history"][-1]
     assert row["tag"] == "global_step1" and row["result"] == "durable" and row["durable"] >= row["begun"] > 0
+
+
+def test_a_job_saves_once_when_it_is_asked_to(place):
+    notices.ask_to_save(str(place.storage))  # of an earlier run: it is not this one's
+    with nebulaml.Manager(place.storage, save_every_steps=10**6) as manager:
+        assert not manager.should_save(1)
+        time.sleep(notices.LOOK_S + 0.05)
+        assert not manager.should_save(2)
+        notices.ask_to_save(str(place.storage))
+        time.sleep(notices.LOOK_S + 0.05)
+        assert manager.should_save(3) and manager.should_save(3)
+        assert manager.save(3, {"extra": 1}) is not None
+        time.sleep(notices.LOOK_S + 0.05)
+        assert not manager.should_save(4)

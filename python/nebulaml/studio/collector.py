@@ -1,0 +1,121 @@
+"""Keeps the document up to date, and knows what has changed since a page saw it last."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from typing import Any
+
+from ..errors import NebulaError
+from . import snapshot
+from .source import Source
+
+__all__ = ["Collector"]
+
+METRICS_AT_ONCE = 50
+CLOUD_S = 15.0  # a listing of a bucket costs requests
+REST = 3.0  # a look that took a second is followed by so many without one
+
+
+class Collector:
+    """One thread that looks; `state` answers pages, on any thread."""
+
+    def __init__(self, source: Source, every_s: float) -> None:
+        self._source = source
+        self._every_s = every_s if source.is_local else max(every_s, CLOUD_S)
+        self._changed = threading.Condition()  # guards what follows
+        self._revision = 0
+        self._rest: dict[str, Any] = {}
+        self._rows: dict[str, tuple[int, dict[str, Any]]] = {}  # with the revision in which each changed
+        self._removed: dict[str, int] = {}
+        self._wanted = threading.Event()
+        self._ended = False
+        self._watch = snapshot.Watch()
+        self._epoch = f"{time.time_ns():x}"
+        self._thread = threading.Thread(target=self._run, name="nebula-studio", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended = True
+        self._wanted.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(5)
+
+    def look(self) -> None:
+        """Looks soon: something was done."""
+        self._wanted.set()
+
+    def state(self, epoch: str, since: int, wait_s: float) -> dict[str, Any]:
+        """What has changed after revision `since`; waits for a change at most wait_s. A page of another server gets all."""
+        with self._changed:
+            if epoch != self._epoch:
+                since = 0
+            self._changed.wait_for(lambda: self._revision > since or self._ended, wait_s)
+            rows = {key: row for key, (revision, row) in self._rows.items() if revision > since}
+            gone = [key for key, revision in self._removed.items() if revision > since]
+            return {"epoch": self._epoch, "revision": self._revision, "all": since == 0, "rows": rows, "gone": gone, **self._rest}
+
+    def _run(self) -> None:
+        while not self._ended:
+            begun = time.monotonic()
+            self._wanted.clear()
+            try:
+                document = self._document()
+            except NebulaError as failure:
+                document = self._failed(str(failure))
+            self._publish(document)
+            took = time.monotonic() - begun
+            self._wanted.wait(max(self._every_s, REST * took))
+
+    def _failed(self, text: str) -> dict[str, Any]:
+        """The rows that were known stay: a moment without an answer removes no version."""
+        with self._changed:
+            rows = {key: row for key, (_, row) in self._rows.items()}
+            return {**self._rest, "problems": [text], "rows": rows, "time": time.time()}
+
+    def _document(self) -> dict[str, Any]:
+        status = self._source.status()
+        now = time.time()
+        self._watch.look(status, now)
+        document = snapshot.build(status, self._source.history(), self._source.nodes(), self._watch, now)
+        self._add_metrics(document["rows"])
+        document["path"] = self._source.shown_path
+        return document
+
+    def _add_metrics(self, rows: dict[str, dict[str, Any]]) -> None:
+        """The newest first, some with each look: each is a request to storage once."""
+        stored = (row for row in reversed(list(rows.values())) if "storage" in row["where"] and (row["files"] or 0) > 1)
+        with self._changed:
+            known = {key: row["metrics"] for key, (_, row) in self._rows.items()}
+        budget = itertools.count()
+        for row in stored:
+            if not self._source.knows_metrics(row["tag"], row["generation"]) and next(budget) >= METRICS_AT_ONCE:
+                break
+            with contextlib.suppress(NebulaError):
+                row["metrics"] = self._source.metrics(row["tag"], row["generation"])
+        for key, row in rows.items():
+            row["metrics"] = row["metrics"] or known.get(key, {})
+
+    def _publish(self, document: dict[str, Any]) -> None:
+        rows = document.pop("rows", {})
+        with self._changed:
+            same = {name: value for name, value in document.items() if name != "time"}
+            before = {name: value for name, value in self._rest.items() if name != "time"}
+            changed = [key for key, row in rows.items() if key not in self._rows or self._rows[key][1] != row]
+            gone = [key for key in self._rows if key not in rows]
+            self._rest = document
+            if not changed and not gone and same == before and self._revision:
+                return
+            self._revision += 1
+            for key in changed:
+                self._rows[key] = (self._revision, rows[key])
+                self._removed.pop(key, None)
+            for key in gone:
+                del self._rows[key]
+                self._removed[key] = self._revision
+            self._changed.notify_all()

@@ -1,0 +1,118 @@
+// Texts made harmless and readable, elements, and a table that draws only the rows in view.
+
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u115f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udfff](?![\udc00-\udfff])/g;
+
+// Characters that show nothing, or that turn others around, as escapes. What the page shows of a name is never markup: see `element`.
+export function shown(text) {
+  return String(text).replace(/[\ud800-\udbff][\udc00-\udfff]|[\s\S]/g, (one) =>
+    one.length === 2 ? one : one.replace(HIDDEN, (bad) => `\\u{${bad.codePointAt(0).toString(16)}}`));
+}
+
+// An element with attributes, listeners (on...), and children; texts become text nodes.
+export function element(name, attributes = {}, ...children) {
+  const made = name.startsWith('svg:') ? document.createElementNS('http://www.w3.org/2000/svg', name.slice(4)) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith('on')) made.addEventListener(key.slice(2), value);
+    else if (key === 'dir' || key === 'class' || key.includes('-') || made instanceof SVGElement) made.setAttribute(key, value === true ? '' : value);
+    else if (key in made) made[key] = value;
+    else made.setAttribute(key, value === true ? '' : value);
+  }
+  for (const child of children.flat(9)) if (child !== null && child !== undefined && child !== false) made.append(child);
+  return made;
+}
+
+// A name from storage: isolated, so that right-to-left letters do not move what stands beside it.
+export const named = (text) => element('bdi', {}, shown(text));
+
+const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
+export function bytes(value) {
+  if (value === null || value === undefined) return '-';
+  let unit = 0;
+  while (value >= 1023.95 && unit < UNITS.length - 1) { value /= 1024; unit++; }
+  return `${unit ? value.toFixed(1) : Math.round(value)} ${UNITS[unit]}`;
+}
+export function seconds(value) {
+  if (value === null || value === undefined || !isFinite(value)) return '-';
+  if (value < 1) return `${(value * 1000).toFixed(1)} ms`;
+  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 120) return `${Math.round(value)} s`;
+  if (value < 7200) return `${Math.round(value / 60)} min`;
+  if (value < 172800) return `${(value / 3600).toFixed(1)} h`;
+  return `${Math.round(value / 86400)} days`;
+}
+export const ago = (at, now) => (!at ? '-' : now - at < 2 ? 'just now' : `${seconds(now - at)} ago`);
+export const clock = (at) => (at ? new Date(at * 1000).toLocaleTimeString([], { hour12: false }) : '-');
+export const number = (value) => (value === null || value === undefined ? '-' : Math.abs(value) >= 1e6 || (value && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(+value.toPrecision(6)));
+
+const ROW = 30;
+const AHEAD = 12;
+
+// columns: {name, label, number, value: row => comparable, cell: row => node or text}. Sorted by a click or Enter on a heading.
+export class Grid {
+  constructor(columns, { label, height = 520, sort, descending = true, select = null, selected = () => false } = {}) {
+    Object.assign(this, { columns, sort, descending, select, selected });
+    this.rows = [];
+    this.cells = new Map();
+    this.head = element('tr', { 'aria-rowindex': 1 });
+    this.body = element('tbody');
+    this.table = element('table', { 'aria-label': label }, element('thead', {}, this.head), this.body);
+    this.node = element('div', { class: 'grid', tabIndex: 0, role: 'region', 'aria-label': label }, this.table);
+    this.node.style.maxHeight = `${height}px`;
+    this.height = height;
+    this.node.addEventListener('scroll', () => this.draw(), { passive: true });
+    this.drawHead();
+  }
+  drawHead() {
+    this.head.replaceChildren(...this.columns.map((column) => {
+      const sorted = this.sort === column.name;
+      const turn = () => {
+        if (this.sort === column.name) this.descending = !this.descending;
+        else { this.sort = column.name; this.descending = Boolean(column.number); }
+        this.drawHead();
+        this.set(this.rows);
+        this.head.querySelector(`[data-name="${column.name}"]`).focus();
+      };
+      const sign = sorted ? (this.descending ? ' \u2193' : ' \u2191') : '';
+      return element('th', { scope: 'col', class: column.number ? 'num' : null, 'aria-sort': sorted ? (this.descending ? 'descending' : 'ascending') : null },
+        column.value ? element('button', { 'data-name': column.name, type: 'button', onclick: turn }, column.label + sign) : column.label);
+    }));
+  }
+  set(rows) {
+    const column = this.columns.find((one) => one.name === this.sort);
+    this.rows = [...rows];
+    if (column) {
+      const turn = this.descending ? -1 : 1;
+      this.rows.sort((a, b) => {
+        const x = column.value(a), y = column.value(b);
+        const missing = (x === null || x === undefined) - (y === null || y === undefined);
+        if (missing) return missing;
+        return (x < y ? -1 : x > y ? 1 : 0) * turn;
+      });
+    }
+    this.table.setAttribute('aria-rowcount', this.rows.length + 1);
+    this.first = -1;
+    this.draw();
+  }
+  draw() {
+    const first = Math.max(0, Math.floor(this.node.scrollTop / ROW) - AHEAD);
+    const last = Math.min(this.rows.length, first + Math.ceil(this.height / ROW) + 2 * AHEAD);
+    if (first === this.first && last === this.last) return;
+    const focused = document.activeElement?.closest?.('tr')?.dataset?.key;
+    const field = document.activeElement?.dataset?.field;
+    [this.first, this.last] = [first, last];
+    const space = (count) => element('tr', { class: 'space', 'aria-hidden': 'true' }, element('td', { colSpan: this.columns.length, style: '' }));
+    const above = space(), below = space();
+    above.firstChild.style.height = `${first * ROW}px`;
+    below.firstChild.style.height = `${(this.rows.length - last) * ROW}px`;
+    const drawn = this.rows.slice(first, last).map((row, i) => element('tr', {
+      'aria-rowindex': first + i + 2, 'data-key': row.key, 'aria-selected': this.select ? String(this.selected(row)) : null,
+    }, this.columns.map((column) => {
+      const cell = column.cell(row);
+      return element('td', { class: column.number ? 'num' : null, title: typeof cell === 'string' && cell.length > 24 ? cell : null }, cell);
+    })));
+    this.body.replaceChildren(...(first ? [above] : []), ...drawn, ...(last < this.rows.length ? [below] : []));
+    if (focused && field && this.node.isConnected)
+      [...this.body.children].find((one) => one.dataset.key === focused)?.querySelector(`[data-field="${field}"]`)?.focus({ preventScroll: true });
+  }
+}

@@ -1,0 +1,412 @@
+// The panels: open(main, studio) makes one, update(studio) brings it up to date, tick(studio) once a second.
+import { element, named, shown, bytes, seconds, ago, clock, number, Grid } from '/grid.js';
+
+const wall = () => Date.now() / 1000;
+const KIND = { durable: 'good', replicated: 'good', committed: 'good', failed: 'bad', lost: 'bad', damaged: 'bad' };
+const state = (row) => element('span', { class: KIND[row.state] || 'faint' }, shown(row.state) + (row.abandoned ? ', abandoned' : ''));
+const step = (row) => (row.step >= 0 ? row.step : null);
+const places = (row) => row.where.join(' + ') || '-';
+const begun = (row) => row.begun || row.committed_at;
+const oldestFirst = (studio) => [...studio.state.rows.values()].sort((a, b) => begun(a) - begun(b));
+
+async function attempt(studio, text, work) {
+  studio.say(text);
+  try {
+    const told = await work();
+    studio.say(`done: ${text}`);
+    return told;
+  } catch (failure) {
+    studio.dialog('This did not work', element('p', {}, shown(failure.message)), []);
+    return null;
+  }
+}
+
+function card(title, big, ...lines) {
+  return element('section', { class: 'card' }, element('h2', {}, title), element('p', { class: 'big' }, big), lines.filter(Boolean).map((one) => element('p', { class: 'faint' }, one)));
+}
+
+// ---- Now
+const now = {
+  name: 'now', label: 'Now',
+  open(main, studio) {
+    this.bar = element('div', { class: 'bar' },
+      element('button', { class: 'act', type: 'button', onclick: () => attempt(studio, 'asked the job to save', () => studio.act('save-now')) }, 'Save now'),
+      element('button', { class: 'act', type: 'button', onclick: () => this.flush(studio) }, 'Flush the newest version'),
+      element('button', { class: 'act', type: 'button', onclick: () => prune(studio) }, 'Prune…'));
+    this.cards = element('div', { class: 'cards' });
+    main.append(this.bar, this.cards);
+  },
+  flush(studio) {
+    const newest = studio.state.now?.newest;
+    if (newest) attempt(studio, `flush of ${shown(newest.tag)}`, () => studio.act('flush', { tag: newest.tag }));
+  },
+  update(studio) { this.draw(studio); },
+  tick(studio) { this.draw(studio); },
+  loss(found, told) {
+    if (!found) return ['nothing can be loaded yet', 'all work would be lost'];
+    if (!told.trains) return ['0 s', 'no trainer is connected'];
+    const lost = Math.max(0, wall() - found.at);
+    const pace = told.goodput?.step_s;
+    return [seconds(lost), pace ? `about ${Math.max(0, Math.round(lost / pace))} steps` : 'steps: not known yet', `it would go on from ${shown(found.tag)}`];
+  },
+  draw(studio) {
+    const { now: told, agent, jobs } = studio.state;
+    if (!told) return;
+    const newest = told.newest;
+    const ledger = told.goodput;
+    const used = agent ? `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)}` : 'no agent runs';
+    this.cards.replaceChildren(
+      card('Newest loadable checkpoint', newest ? named(newest.tag) : 'none yet', newest && `${newest.state}, in ${newest.where.join(' and ')}, ${ago(newest.at, wall())}`),
+      card('Lost if all processes died now', ...this.loss(newest, told)),
+      card('Lost if the node died now', ...this.loss(told.after_node, told)),
+      card('Queue', told.queue.length ? `${told.queue.length} waiting` : 'empty', told.queue.length ? `${bytes(told.waiting_bytes)}: ${told.queue.map((one) => shown(one.tag) + (one.writing ? ' (being written)' : '')).slice(0, 3).join(', ')}` : 'everything that should be durable is'),
+      card('Memory', used, `${told.in_memory} versions in memory`),
+      card('Storage', bytes(told.stored_bytes), `${told.stored} durable versions${told.failed ? `, ${told.failed} failed` : ''}`),
+      card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked_s)}, done again ${seconds(ledger.redone_s)}, away ${seconds(ledger.away_s)}` : 'after three saves of numbered steps', ledger && `estimated from the history; a step takes ${seconds(ledger.step_s)}`),
+      card('Trainers', told.trains ? 'training' : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started)}` : null));
+  },
+};
+
+// ---- Prune, with a preview
+async function prune(studio) {
+  const keep = element('input', { type: 'number', min: 1, value: 3, id: 'keep-last' });
+  const gone = element('input', { type: 'checkbox', id: 'abandoned' });
+  studio.dialog('Prune: what would be removed?', [
+    element('p', {}, element('label', { htmlFor: 'keep-last' }, 'Keep the newest '), keep, ' versions of each job'),
+    element('p', {}, gone, element('label', { htmlFor: 'abandoned' }, ' also remove abandoned ones')),
+  ], [['Show', '', async () => {
+    const seen = await attempt(studio, 'looked what would go', () => studio.ask('prune-preview', { keep_last: keep.value, abandoned: gone.checked ? 1 : 0 }));
+    if (seen) setTimeout(() => preview(studio, seen));
+  }]]);
+}
+function preview(studio, seen) {
+  const line = (one) => element('li', {}, named(one.tag), ` ${bytes(one.size)}`, one.pinned ? ' (pinned)' : '');
+  const content = [
+    element('p', {}, `${seen.removed.length} versions would be removed, ${bytes(seen.bytes)}:`),
+    element('ul', {}, seen.removed.map(line)), element('p', {}, `${seen.kept.length} stay:`), element('ul', {}, seen.kept.slice(0, 200).map(line)),
+  ];
+  const remove = ['Remove them', 'danger', async () => {
+    const told = await attempt(studio, 'pruned', () => studio.act('prune', { tags: seen.removed.map((one) => one.tag) }));
+    const kept = told?.results.filter((one) => !one.removed) || [];
+    if (kept.length) setTimeout(() => studio.dialog('Some stay', element('ul', {}, kept.map((one) => element('li', {}, named(one.tag), `: ${shown(one.reason)}`))), []));
+  }];
+  studio.dialog('Prune: preview', content, seen.removed.length ? [remove] : []);
+}
+
+// ---- Checkpoints
+const metricText = (row) => Object.entries(row.metrics).map(([name, value]) => `${shown(name)} ${number(value)}`).join(', ');
+const checkpoints = {
+  name: 'checkpoints', label: 'Checkpoints',
+  filter: '', only: '',
+  open(main, studio) {
+    const pick = (row) => element('input', {
+      type: 'checkbox', checked: studio.chosen.has(row.key), 'aria-label': `compare ${shown(row.tag)}`, 'data-field': 'pick',
+      onchange: (event) => {
+        event.target.checked ? studio.chosen.add(row.key) : studio.chosen.delete(row.key);
+        event.target.closest('tr').setAttribute('aria-selected', String(event.target.checked));
+        this.buttons(studio);
+      },
+    });
+    const columns = [
+      { name: 'pick', label: 'Compare', cell: pick },
+      { name: 'tag', label: 'Tag', value: (row) => row.tag, cell: (row) => element('button', { class: 'tag', type: 'button', 'data-field': 'tag', title: shown(row.tag), onclick: () => studio.open(row.tag) }, named(row.tag)) },
+      { name: 'step', label: 'Step', number: true, value: step, cell: (row) => String(step(row) ?? '-') },
+      { name: 'state', label: 'State', value: (row) => row.state, cell: (row) => (row.error ? element('span', { class: 'bad', title: shown(row.error) }, `${row.state}: ${shown(row.error)}`) : state(row)) },
+      { name: 'where', label: 'Where', value: places, cell: places },
+      { name: 'size', label: 'Size', number: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
+      { name: 'written', label: 'Written', number: true, value: (row) => row.written, cell: (row) => (row.written === null ? '-' : bytes(row.written)) },
+      { name: 'unchanged', label: 'Unchanged', number: true, value: (row) => (row.written === null ? null : row.size - row.written), cell: (row) => (row.written === null ? '-' : bytes(Math.max(0, row.size - row.written))) },
+      { name: 'blocked', label: 'Blocked', number: true, value: (row) => row.blocked_ms, cell: (row) => (row.blocked_ms === null ? '-' : `${row.blocked_ms.toFixed(1)} ms`) },
+      { name: 'committed', label: 'Committed', number: true, value: (row) => (row.committed ? row.committed - row.begun : null), cell: (row) => (row.committed ? `+${seconds(row.committed - row.begun)}` : '-') },
+      { name: 'durable', label: 'Durable', number: true, value: (row) => (row.durable ? row.durable - row.begun : null), cell: (row) => (row.durable ? `+${seconds(row.durable - row.begun)}` : '-') },
+      { name: 'metrics', label: 'Metrics', value: metricText, cell: metricText },
+      { name: 'pin', label: 'Pin', value: (row) => row.pinned, cell: (row) => (row.pinned === null ? '' : `pinned: ${shown(row.pinned)}`) },
+      { name: 'at', label: 'When', number: true, value: begun, cell: (row) => clock(begun(row)) },
+    ];
+    this.grid = new Grid(columns, { label: 'Checkpoints', sort: 'at', select: true, selected: (row) => studio.chosen.has(row.key), height: 560 });
+    this.count = element('span', { class: 'faint', role: 'status' });
+    this.compareButton = element('button', { class: 'act', type: 'button', onclick: () => compare(studio) }, 'Compare two');
+    const search = element('input', { type: 'search', id: 'filter', value: this.filter, placeholder: 'tag, state, metric', oninput: (event) => { this.filter = event.target.value; this.update(studio); } });
+    const only = element('select', { id: 'only', onchange: (event) => { this.only = event.target.value; this.update(studio); } },
+      ['', 'durable', 'memory', 'failed', 'pinned', 'abandoned'].map((name) => element('option', { value: name, selected: this.only === name }, name || 'all')));
+    main.append(element('div', { class: 'bar' }, element('label', { htmlFor: 'filter' }, 'Filter'), search, element('label', { htmlFor: 'only' }, 'Show'), only,
+      this.compareButton, element('button', { class: 'act', type: 'button', onclick: () => prune(studio) }, 'Prune…'), this.count), this.grid.node);
+    this.buttons(studio);
+  },
+  buttons(studio) { this.compareButton.disabled = studio.chosen.size !== 2; },
+  matches(row) {
+    if (this.only === 'durable' && !row.where.includes('storage')) return false;
+    if (this.only === 'memory' && !row.where.includes('memory')) return false;
+    if (this.only === 'failed' && row.state !== 'failed') return false;
+    if (this.only === 'pinned' && row.pinned === null) return false;
+    if (this.only === 'abandoned' && !row.abandoned) return false;
+    return !this.filter || `${row.tag} ${row.state} ${row.error} ${metricText(row)}`.toLowerCase().includes(this.filter.toLowerCase());
+  },
+  update(studio) {
+    const all = [...studio.state.rows.values()];
+    for (const key of studio.chosen) if (!studio.state.rows.has(key)) studio.chosen.delete(key);
+    const rows = all.filter((row) => this.matches(row));
+    this.grid.set(rows);
+    this.count.textContent = `${rows.length} of ${all.length}${studio.state.hidden ? `, and ${studio.state.hidden} older ones that are not shown` : ''}`;
+    this.buttons(studio);
+  },
+};
+
+async function compare(studio) {
+  const [left, right] = [...studio.chosen].map((key) => studio.state.rows.get(key)).sort((a, b) => begun(a) - begun(b));
+  const told = await attempt(studio, 'compared', () => Promise.all([left, right].map((row) => studio.ask('version', { tag: row.tag }).catch((failure) => ({ error: failure.message })))));
+  if (!told) return;
+  const sizes = told.map((one) => new Map((one.version?.files || []).map((file) => [file.name, file.size])));
+  const lines = [
+    ['tag', named(left.tag), named(right.tag)], ['state', state(left), state(right)], ['size', bytes(left.size), bytes(right.size)],
+    ['blocked', left.blocked_ms === null ? '-' : `${left.blocked_ms.toFixed(1)} ms`, right.blocked_ms === null ? '-' : `${right.blocked_ms.toFixed(1)} ms`],
+    ['durable after', seconds(left.durable && left.durable - left.begun), seconds(right.durable && right.durable - right.begun)],
+    ...[...new Set([...Object.keys(left.metrics), ...Object.keys(right.metrics)])].map((name) => [shown(name), number(left.metrics[name]), number(right.metrics[name])]),
+    ...[...new Set([...sizes[0].keys(), ...sizes[1].keys()])].slice(0, 300).map((name) => [named(name), bytes(sizes[0].get(name)), bytes(sizes[1].get(name))]),
+  ];
+  studio.dialog('Two checkpoints', element('table', { class: 'plain' },
+    element('thead', {}, element('tr', {}, element('td'), element('th', { scope: 'col' }, 'earlier'), element('th', { scope: 'col' }, 'later'))),
+    element('tbody', {}, lines.map(([name, a, b]) => element('tr', {}, element('th', { scope: 'row' }, name), element('td', {}, a), element('td', {}, b))))), []);
+}
+
+// ---- One checkpoint
+const version = {
+  name: 'version', label: 'One checkpoint',
+  open(main, studio) {
+    this.main = main;
+    this.shownFor = null;
+    this.update(studio);
+  },
+  async update(studio) {
+    studio.tag ??= studio.state.now?.newest?.tag ?? null;
+    const row = this.row(studio);
+    const key = studio.tag === null ? 'none' : `${studio.tag}\0${row?.generation}\0${row?.state}\0${row?.pinned}\0${row?.where}`;
+    if (this.shownFor === key) return;
+    this.shownFor = key;
+    if (studio.tag === null) { this.main.replaceChildren(element('p', {}, 'There is no checkpoint yet.')); return; }
+    const tag = studio.tag;
+    let told;
+    try { told = await studio.ask('version', { tag }); } catch (failure) { told = { error: failure.message }; }
+    if (studio.panel === this && studio.tag === tag) this.draw(studio, row, told);
+  },
+  row(studio) { return [...studio.state.rows.values()].filter((one) => one.tag === studio.tag).sort((a, b) => b.generation - a.generation)[0]; },
+  draw(studio, row, told) {
+    const tag = studio.tag;
+    const again = () => { this.shownFor = null; this.update(studio); };
+    const choice = element('select', { id: 'which', onchange: (event) => { studio.tag = event.target.value; again(); } },
+      [...new Set([...studio.state.rows.values()].sort((a, b) => begun(b) - begun(a)).map((one) => one.tag))].slice(0, 2000).map((one) => element('option', { value: one, selected: one === tag }, shown(one))));
+    const check = element('dd', { id: 'check' }, this.checkText(told.check));
+    const bar = element('div', { class: 'bar' }, element('label', { htmlFor: 'which' }, 'Checkpoint'), choice,
+      element('button', { class: 'act', type: 'button', onclick: async (event) => {
+        event.target.disabled = true;
+        check.textContent = 'reading every byte…';
+        const found = await attempt(studio, `verify of ${shown(tag)}`, () => studio.act('verify', { tag }));
+        check.replaceChildren(this.checkText(found));
+        event.target.disabled = false;
+      } }, 'Verify'),
+      row?.pinned === null || row === undefined
+        ? element('button', { class: 'act', type: 'button', onclick: () => pin(studio, tag) }, 'Pin…')
+        : element('button', { class: 'act', type: 'button', onclick: () => attempt(studio, `${shown(tag)} unpinned`, () => studio.act('unpin', { tag })) }, 'Unpin'),
+      element('button', { class: 'act', type: 'button', disabled: row?.where.includes('storage'), onclick: () => attempt(studio, `flush of ${shown(tag)}`, () => studio.act('flush', { tag })) }, 'Flush'),
+      told.restore && element('button', { class: 'act', type: 'button', onclick: () => copy(studio, told.restore) }, 'Copy the restore command'));
+    const facts = element('dl', {}, [
+      ['tag', named(tag)], ['state', row ? state(row) : '-'], row?.error && ['reason', shown(row.error)],
+      ['size', bytes(told.version?.size ?? row?.size)], ['copies', row ? places(row) : '-'],
+      ['lineage', `generation ${told.version?.generation ?? row?.generation}${told.version?.run ? `, run ${shown(told.version.run)}` : ''}${row?.abandoned ? ', abandoned: the job went back before it' : ''}`],
+      ['blocked', row && row.blocked_ms !== null ? `${row.blocked_ms.toFixed(1)} ms` : '-'],
+      row && Object.keys(row.metrics).length ? ['metrics', metricText(row)] : null, row?.pinned ? ['pin', shown(row.pinned)] : null,
+    ].filter(Boolean).map(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]), element('dt', {}, 'check'), check);
+    this.main.replaceChildren(bar, element('div', { class: 'two' }, element('section', {}, element('h2', {}, 'Facts'), facts), this.waterfall(told.version, told.error)), this.files(studio, tag, told.version));
+  },
+  checkText(found) {
+    if (!found) return element('span', { class: 'faint' }, 'not verified since the studio started');
+    if (found.ok) return element('span', { class: 'good' }, `every byte is as it was written (${bytes(found.answer.bytes)} in ${seconds(found.answer.seconds)})`);
+    const damaged = (found.answer.versions || []).flatMap((one) => [...one.files, ...one.documents]).filter((one) => !one.ok);
+    return element('span', { class: 'bad' }, `DAMAGED: ${damaged.map((one) => `${shown(one.name)} at byte ${one.damage[0]?.offset ?? '?'}`).join(', ')}`);
+  },
+  waterfall(told, error) {
+    const section = element('section', {}, element('h2', {}, 'Ranks and phases'));
+    const ranks = (told?.ranks || []).filter((one) => one.begun && one.persisted >= one.begun).sort((a, b) => a.rank - b.rank);
+    if (!ranks.length) { section.append(element('p', { class: 'faint' }, error ? shown(error) : 'Times of ranks are known when the version is in storage.')); return section; }
+    const start = Math.min(...ranks.map((one) => one.begun));
+    const end = Math.max(...ranks.map((one) => one.persisted), start + 1e-3);
+    const slowest = [...ranks].sort((a, b) => b.persisted - b.begun - (a.persisted - a.begun)).slice(0, 5);
+    const width = 620, line = ranks.length > 200 ? 3 : ranks.length > 40 ? 8 : 18;
+    const canvas = element('canvas', { width, height: ranks.length * line, role: 'img', 'aria-label': `${ranks.length} ranks, ${seconds(end - start)} from the first begin to the last write; slowest: rank ${slowest[0].rank}` });
+    const draw = () => {
+      const style = getComputedStyle(document.documentElement);
+      const paint = canvas.getContext('2d');
+      const x = (at) => ((at - start) / (end - start)) * width;
+      paint.clearRect(0, 0, width, canvas.height);
+      ranks.forEach((one, i) => {
+        const bar = (from, to, colour) => { paint.fillStyle = style.getPropertyValue(colour); paint.fillRect(x(from), i * line + (line > 5 ? 1 : 0), Math.max(1, x(to) - x(from)), line > 5 ? line - 2 : line - 1); };
+        bar(one.begun, one.captured, '--mark');
+        bar(one.captured, one.persisted, '--mark2');
+        if (one.rank === slowest[0].rank) { paint.fillStyle = style.getPropertyValue('--bad'); paint.fillRect(0, i * line, 4, line); }
+      });
+    };
+    draw();
+    section.append(element('div', { class: 'legend' }, element('span', {}, swatch('--mark'), 'captured'), element('span', {}, swatch('--mark2'), 'on its way to storage'), element('span', {}, swatch('--bad'), `slowest: rank ${slowest[0].rank}`), element('span', {}, `${seconds(end - start)} in all`)),
+      element('div', { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Waterfall of ranks' }, canvas));
+    const grid = new Grid([
+      { name: 'rank', label: 'Rank', number: true, value: (one) => one.rank, cell: (one) => String(one.rank) },
+      { name: 'captured', label: 'Captured after', number: true, value: (one) => one.captured - one.begun, cell: (one) => seconds(one.captured - one.begun) },
+      { name: 'persisted', label: 'In storage after', number: true, value: (one) => one.persisted - one.begun, cell: (one) => seconds(one.persisted - one.begun) },
+    ], { label: 'Times of ranks, slowest first', sort: 'persisted', height: 200 });
+    section.append(element('h2', {}, 'Slowest first'), grid.node);
+    grid.set(ranks);
+    return section;
+  },
+  files(studio, tag, told) {
+    const section = element('section', {}, element('h2', {}, 'Files'));
+    if (!told?.files?.length) return section;
+    const inside = element('div');
+    const grid = new Grid([
+      { name: 'name', label: 'Name', value: (one) => one.name, cell: (one) => named(one.name) },
+      { name: 'rank', label: 'Rank', number: true, value: (one) => one.rank, cell: (one) => String(one.rank ?? '-') },
+      { name: 'size', label: 'Size', number: true, value: (one) => one.size, cell: (one) => bytes(one.size) },
+      { name: 'generation', label: 'From generation', number: true, value: (one) => one.generation, cell: (one) => `${one.generation ?? '-'}${one.generation < told.generation ? ', unchanged' : ''}` },
+      { name: 'format', label: 'Format', value: (one) => one.format, cell: (one) => one.format || '-' },
+      { name: 'look', label: 'Tensors', cell: (one) => (one.format === 'zip' ? element('button', { class: 'act', type: 'button', 'aria-label': `tensors of ${shown(one.name)}`, onclick: () => this.tensors(studio, tag, one.name, inside) }, 'Look inside') : '-') },
+    ], { label: 'Files', sort: 'name', descending: false, height: 300 });
+    section.append(grid.node, inside);
+    grid.set(told.files);
+    return section;
+  },
+  async tensors(studio, tag, name, inside) {
+    inside.replaceChildren(element('p', { class: 'faint' }, 'reading…'));
+    let told;
+    try { told = await studio.ask('tensors', { tag, name }); } catch (failure) { inside.replaceChildren(element('p', { class: 'bad' }, shown(failure.message))); return; }
+    const broken = told.tensors.filter((one) => one.nan || one.inf).length;
+    const grid = new Grid([
+      { name: 'name', label: 'Tensor', value: (one) => one.name, cell: (one) => named(one.name) },
+      { name: 'dtype', label: 'Type', value: (one) => one.dtype, cell: (one) => one.dtype },
+      { name: 'shape', label: 'Shape', value: (one) => one.shape.join('×'), cell: (one) => one.shape.join(' × ') || 'scalar' },
+      { name: 'bytes', label: 'Size', number: true, value: (one) => one.bytes, cell: (one) => bytes(one.bytes) },
+      { name: 'norm', label: 'Norm', number: true, value: (one) => one.norm, cell: (one) => number(one.norm) },
+      { name: 'nan', label: 'NaN', number: true, value: (one) => one.nan, cell: (one) => element('span', { class: one.nan ? 'bad' : null }, String(one.nan ?? '-')) },
+      { name: 'inf', label: 'Infinite', number: true, value: (one) => one.inf, cell: (one) => element('span', { class: one.inf ? 'bad' : null }, String(one.inf ?? '-')) },
+    ], { label: `Tensors of ${shown(name)}`, sort: 'name', descending: false, height: 360 });
+    inside.replaceChildren(element('h2', {}, 'Tensors of ', named(name)), element('p', { class: broken ? 'bad' : 'good' }, `${told.tensors.length} tensors, ${broken} with NaN or infinite values${told.more ? `, ${told.more} more are not shown` : ''}`), grid.node);
+    grid.set(told.tensors.map((one, i) => ({ ...one, key: String(i) })));
+  },
+};
+const swatch = (colour) => { const made = element('i'); made.style.background = `var(${colour})`; return made; };
+
+function pin(studio, tag) {
+  const reason = element('input', { id: 'reason', value: '', maxLength: 200 });
+  studio.dialog('Pin a checkpoint', [element('p', {}, named(tag)), element('p', {}, element('label', { htmlFor: 'reason' }, 'Reason '), reason)],
+    [['Pin', '', () => (reason.value.trim() ? attempt(studio, `${shown(tag)} pinned`, () => studio.act('pin', { tag, reason: reason.value.trim() })) : false)]]);
+}
+async function copy(studio, text) {
+  try { await navigator.clipboard.writeText(text); studio.say('the restore command is in the clipboard'); } catch { /* it can be copied from the dialog */ }
+  studio.dialog('Restore command', element('p', { class: 'mono' }, text), []);
+}
+
+// ---- Timeline
+const timeline = {
+  name: 'timeline', label: 'Timeline',
+  open(main) {
+    this.picture = element('div', { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Saves over time' });
+    this.list = element('ul', { class: 'events' });
+    main.append(element('h2', {}, 'Saves'), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, 'height: step; red lines: kills and restarts')),
+      this.picture, element('h2', {}, 'Step inflation'), this.inflation = element('p'), element('h2', {}, 'Events, newest first'), this.list);
+  },
+  update(studio) {
+    const rows = oldestFirst(studio).filter(begun).slice(-1000);
+    const events = studio.state.events || [];
+    this.list.replaceChildren(...events.slice(-200).reverse().map((one) => element('li', {}, element('span', { class: one.kind === 'kill' ? 'bad' : one.kind === 'start' ? 'good' : 'warn' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
+    if (!events.length) this.list.replaceChildren(element('li', { class: 'faint' }, 'nothing has happened since the studio started, and the history shows no way back'));
+    const slow = rows.filter((row) => row.inflation !== null).sort((a, b) => b.inflation - a.inflation).slice(0, 3);
+    this.inflation.replaceChildren(slow.length ? `Steps took longest before ${slow.map((row) => `${shown(row.tag)} (${(100 * row.inflation).toFixed(0)} % over the usual)`).join(', ')}.` : 'Not known yet: it needs three saves of numbered steps.');
+    if (!rows.length) { this.picture.replaceChildren(element('p', { class: 'faint' }, 'no saves yet')); return; }
+    const width = 1200, height = 260;
+    const marks = events.filter((one) => one.at >= begun(rows[0]) - 60);
+    const from = Math.min(begun(rows[0]), ...marks.map((one) => one.at));
+    const to = Math.max(begun(rows.at(-1)), ...marks.map((one) => one.at), from + 1);
+    const steps = rows.map((row) => Math.max(0, row.step));
+    const low = Math.min(...steps), high = Math.max(...steps, low + 1);
+    const x = (at) => 12 + ((at - from) / (to - from)) * (width - 24);
+    const y = (value) => height - 34 - ((value - low) / (high - low)) * (height - 54);
+    const svg = element('svg:svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'img', 'aria-label': `${rows.length} saves from step ${low} to ${high}, ${marks.length} events` });
+    const colour = (row) => (row.state === 'failed' ? '--bad' : row.durable || row.where.includes('storage') ? '--mark3' : '--mark');
+    for (const one of marks) {
+      const red = one.kind === 'kill' || one.kind === 'pause' || one.kind === 'restore';
+      const mark = element('svg:line', { x1: x(one.at), x2: x(one.at), y1: 8, y2: height - 28, 'stroke-width': 2, 'stroke-dasharray': red ? '' : '3 4' }, element('svg:title', {}, `${one.kind}: ${shown(one.text)}`));
+      mark.style.stroke = `var(${red ? '--bad' : '--line'})`;
+      svg.append(mark);
+    }
+    for (const row of rows) {
+      const mark = element('svg:circle', { cx: x(begun(row)), cy: y(Math.max(0, row.step)), r: rows.length > 300 ? 2.5 : 4.5 }, element('svg:title', {}, `${shown(row.tag)}, ${row.state}, blocked ${row.blocked_ms ?? '?'} ms`));
+      mark.style.fill = `var(${colour(row)})`;
+      svg.append(mark);
+    }
+    for (const [at, anchor] of [[from, 'start'], [to, 'end']]) {
+      const text = element('svg:text', { x: x(at), y: height - 8, 'text-anchor': anchor, 'font-size': 13 }, clock(at));
+      text.style.fill = 'var(--faint)';
+      svg.append(text);
+    }
+    this.picture.replaceChildren(svg);
+  },
+};
+
+// ---- Nodes
+const nodes = {
+  name: 'nodes', label: 'Nodes',
+  open(main) { this.main = main; },
+  update(studio) {
+    const { nodes: told, agent } = studio.state;
+    if (!told) return;
+    const here = told.here;
+    const job = here.jobs[0];
+    const lag = here.oldest ? wall() - here.oldest : 0;
+    const facts = [
+      ['agent', agent ? element('span', { class: 'good' }, `runs, pid ${agent.pid}, nebula ${shown(agent.version)}`) : element('span', { class: 'bad' }, 'does not run')],
+      agent && ['since', ago(agent.started, wall())], agent && ['memory', `${bytes(agent.memory_used)} of ${bytes(agent.memory_budget)} in ${shown(agent.memory_directory || 'memfds')}`],
+      ['waiting for storage', here.waiting ? `${here.waiting} versions, the oldest for ${seconds(lag)}` : 'nothing'],
+      job && ['in memory', `${job.versions_in_memory} versions`], job?.storage_error && ['storage', element('span', { class: 'bad' }, shown(job.storage_error))],
+    ].filter(Boolean);
+    const ranks = new Grid([
+      { name: 'rank', label: 'Rank', number: true, value: (one) => one.rank, cell: (one) => `${one.rank} of ${one.world}` },
+      { name: 'pid', label: 'Process', number: true, value: (one) => one.pid, cell: (one) => String(one.pid) },
+      { name: 'since', label: 'Connected', value: (one) => one.since, cell: (one) => clock(one.since) },
+    ], { label: 'Ranks on this node', sort: 'rank', descending: false, height: 300 });
+    const copies = new Grid([
+      { name: 'node', label: 'Node', value: (one) => one.node, cell: (one) => named(one.node) },
+      { name: 'since', label: 'Announced', value: (one) => one.since, cell: (one) => ago(one.since, wall()) },
+    ], { label: 'Nodes that keep copies for each other', sort: 'node', descending: false, height: 300 });
+    const replicas = [...studio.state.rows.values()].filter((row) => row.where.includes('peer')).length;
+    this.main.replaceChildren(element('h2', {}, 'This node'), element('dl', {}, facts.map(([name, value]) => [element('dt', {}, name), element('dd', {}, value)])),
+      element('h2', {}, 'Ranks on this node'), here.sessions.length ? ranks.node : element('p', { class: 'faint' }, 'no trainer is connected'),
+      element('h2', {}, 'Nodes with copies'), element('p', {}, `${replicas} versions are in the memory of a peer.`), told.others.length ? copies.node : element('p', { class: 'faint' }, 'No node has announced itself in this storage: a job with replicas=1 or more does.'));
+    ranks.set(here.sessions);
+    copies.set(told.others);
+  },
+};
+
+// ---- Configuration
+const config = {
+  name: 'config', label: 'Configuration',
+  open(main, studio) {
+    this.advice = element('ul');
+    this.body = element('tbody');
+    this.checks = element('div');
+    main.append(element('h2', {}, 'Advice'), this.advice, element('h2', {}, 'Values'), element('div', { class: 'grid' }, element('table', { class: 'plain', 'aria-label': 'Values' }, element('thead', {}, element('tr', {}, ['Name', 'Value', 'Where it came from'].map((one) => element('th', { scope: 'col' }, one)))), this.body)),
+      element('h2', {}, 'This machine'), this.checks);
+    this.checks.append(element('button', { class: 'act', type: 'button', onclick: () => this.doctor(studio) }, 'Run nebula doctor'));
+  },
+  async doctor(studio) {
+    this.checks.replaceChildren(element('p', { class: 'faint' }, 'checking…'));
+    const told = await attempt(studio, 'nebula doctor', () => studio.ask('doctor'));
+    const kind = { ok: 'good', note: 'warn', BAD: 'bad' };
+    this.checks.replaceChildren(element('div', { class: 'grid' }, element('table', { class: 'plain', 'aria-label': 'Checks' }, element('tbody', {}, (told?.checks || []).map((one) => element('tr', {}, element('th', { scope: 'row' }, one.check), element('td', { class: kind[one.verdict] }, one.verdict), element('td', {}, shown(one.found), one.advice ? element('div', { class: 'faint' }, shown(one.advice)) : '')))))));
+  },
+  update(studio) {
+    const told = studio.state.config;
+    if (!told) return;
+    this.advice.replaceChildren(...(told.advice.length ? told.advice : ['None yet: it needs three durable versions with times.']).map((one) => element('li', {}, shown(one))));
+    this.body.replaceChildren(...told.values.map((one) => element('tr', {}, element('th', { scope: 'row' }, one.name), element('td', { class: 'mono' }, one.unit === 'bytes' ? bytes(+one.value) : shown(one.value)), element('td', {}, shown(one.origin)))));
+  },
+};
+
+export const panels = [now, checkpoints, version, timeline, nodes, config];

@@ -1,0 +1,106 @@
+// State, requests and the panels' frame. The token stands behind '#' in the address that `nebula studio` prints: no server sees it there.
+import { element, shown, clock } from '/grid.js';
+import { panels } from '/panels.js';
+
+const token = decodeURIComponent(location.hash.slice(1)) || sessionStorage.getItem('nebula-token') || '';
+if (location.hash) {
+  sessionStorage.setItem('nebula-token', token);
+  history.replaceState(null, '', location.pathname);
+}
+const $ = (id) => document.getElementById(id);
+
+export const studio = {
+  state: { rows: new Map(), events: [], now: null },
+  panel: null,
+  chosen: new Set(), // keys of versions, to compare
+  tag: null, // of the panel "One checkpoint"
+  async ask(name, query = {}) {
+    return answer(await fetch(`/api/${name}?${new URLSearchParams(query)}`, { headers: { 'X-Nebula-Token': token } }));
+  },
+  async act(name, body = {}) {
+    return answer(await fetch(`/api/${name}`, {
+      method: 'POST', headers: { 'X-Nebula-Token': token, 'Content-Type': 'application/json' }, body: JSON.stringify(body),
+    }));
+  },
+  say(text) { $('live').textContent = text; },
+  open(tag) { this.tag = tag; choose('version', true); },
+  // A dialog. buttons: [label, class, action]; an action that returns false keeps it open.
+  dialog(title, content, buttons) {
+    const node = $('dialog');
+    const close = () => node.close();
+    const made = buttons.map(([label, kind, action]) => element('button', {
+      class: `act ${kind}`, type: 'button', onclick: async () => { if ((await action?.()) !== false) close(); },
+    }, label));
+    node.replaceChildren(element('h2', { id: 'dialog-title' }, title), element('div', {}, content),
+      element('div', { class: 'bar' }, ...made, element('button', { class: 'act', type: 'button', onclick: close }, buttons.length ? 'Cancel' : 'Close')));
+    node.showModal();
+  },
+};
+
+async function answer(response) {
+  const told = await response.json().catch(() => ({ error: `the answer (${response.status}) is no JSON` }));
+  if (!response.ok) throw new Error(told.error || `the server answers ${response.status}`);
+  return told;
+}
+
+function choose(name, focus = false) {
+  studio.panel = panels.find((one) => one.name === name);
+  for (const tab of $('tabs').children) {
+    const is = tab.dataset.name === name;
+    tab.setAttribute('aria-selected', String(is));
+    tab.tabIndex = is ? 0 : -1;
+  }
+  $('main').setAttribute('role', 'tabpanel');
+  $('main').setAttribute('aria-labelledby', `tab-${name}`);
+  $('main').replaceChildren();
+  studio.panel.open($('main'), studio);
+  studio.panel.update?.(studio);
+  if (focus) $('main').focus({ preventScroll: true });
+}
+
+function makeTabs() {
+  $('tabs').replaceChildren(...panels.map((one) => element('button', {
+    role: 'tab', id: `tab-${one.name}`, type: 'button', 'data-name': one.name, 'aria-controls': 'main', onclick: () => choose(one.name),
+    onkeydown: (event) => {
+      const turn = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!turn) return;
+      const all = [...$('tabs').children];
+      const next = all[(all.indexOf(event.currentTarget) + turn + all.length) % all.length];
+      choose(next.dataset.name);
+      next.focus();
+    },
+  }, one.label)));
+}
+
+function take(told) {
+  const { state } = studio;
+  if (told.all) state.rows.clear();
+  for (const key of told.gone) state.rows.delete(key);
+  for (const [key, row] of Object.entries(told.rows)) state.rows.set(key, { ...row, key });
+  const { rows, gone, all, ...rest } = told;
+  Object.assign(state, rest);
+  $('path').textContent = shown(state.path || '');
+  $('problems').replaceChildren(...(state.problems || []).map((text) => element('p', {}, shown(text))));
+  studio.panel?.update?.(studio);
+}
+
+async function follow() {
+  let epoch = '', since = 0;
+  for (;;) {
+    try {
+      const told = await studio.ask('state', { epoch, since });
+      if (told.revision !== since || told.epoch !== epoch) take(told);
+      [epoch, since] = [told.epoch, told.revision];
+      studio.say(`live, ${clock(Date.now() / 1000)}`);
+    } catch (failure) {
+      studio.say('not connected');
+      $('problems').replaceChildren(element('p', {}, failure instanceof TypeError ? 'The studio does not answer: start `nebula studio` again, and open the address that it prints.' : failure.message));
+      await new Promise((done) => setTimeout(done, 2000));
+    }
+  }
+}
+
+makeTabs();
+choose('now');
+setInterval(() => studio.panel?.tick?.(studio), 1000); // ages go on between two answers
+follow();

@@ -1,0 +1,267 @@
+"""One document of what is known of a job: rows of versions, what would be lost now, the timeline, nodes, configuration and advice.
+
+Times are seconds since 1970, sizes bytes. The document holds plain JSON values; texts are as they were found, the page makes them harmless.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import statistics
+from typing import Any
+
+from ..plan import interval
+
+__all__ = ["Watch", "build", "goodput"]
+
+SHOWN_VERSIONS = 5000
+ADVICE_MTBF_S = 12 * 3600.0
+LOADABLE = ("captured", "committed", "replicated", "durable")
+RESTART_FACTOR = 5.0  # so much longer than usual between two saves, per step: the job did not train
+
+# What the agent and the command read from the environment, and what holds without.
+SETTINGS = {
+    "NEBULA_PERSISTENT_STORAGE_PATH": "",
+    "NEBULA_PERSISTENT_TIME_INTERVAL": "100",
+    "NEBULA_MEMORY_BUFFER_SIZE": "a safe share of the free memory",
+    "NEBULA_CAPTURE": "auto",
+    "NEBULA_PERSIST_GIVE_UP": "600",
+    "NEBULA_AGENT_LINGER": "600",
+    "NEBULA_STORE_MBPS": "no bound",
+    "NEBULA_IO": "io_uring if it works",
+    "NEBULA_NODE_ID": "the host's name",
+}
+
+
+@dataclasses.dataclass
+class Watch:
+    """What was seen while the page was served: who came and went. Newest last."""
+
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    sessions: dict[int, dict[str, Any]] | None = None
+    agent_pid: int | None = None
+    started: bool = False
+
+    def look(self, status: dict[str, Any], now: float) -> None:
+        """Compares with the look before."""
+        sessions = {one["pid"]: one for one in status.get("sessions", [])}
+        pid = (status.get("agent") or {}).get("pid")
+        if self.started:
+            for gone in (self.sessions or {}).keys() - sessions.keys():
+                one = (self.sessions or {})[gone]
+                self._add(now, "kill", f"rank {one['rank']} (pid {gone}) is gone")
+            for new in sessions.keys() - (self.sessions or {}).keys():
+                self._add(now, "start", f"rank {sessions[new]['rank']} of {sessions[new]['world']} (pid {new}) has connected")
+            if pid != self.agent_pid:
+                text = f"agent pid {pid} runs" if pid else f"agent pid {self.agent_pid} has ended"
+                self._add(now, "agent", text)
+        self.sessions, self.agent_pid, self.started = sessions, pid, True
+
+    def _add(self, now: float, kind: str, text: str) -> None:
+        self.events.append({"kind": kind, "at": now, "text": text})
+        del self.events[:-500]
+
+
+def _history_tag(tag: str) -> str:
+    """As the history spells it: one version is one line there."""
+    return "".join(" " if one < " " else one for one in tag)
+
+
+def _identity(job: str, tag: str, generation: int) -> str:
+    return "\0".join((job, tag, str(generation)))
+
+
+def _rows(status: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Versions by identity. History has no job: its row belongs to the version of that tag and generation."""
+    rows: dict[str, dict[str, Any]] = {}
+    found: dict[tuple[str, int], str] = {}
+    for one in (status.get("storage") or {}).get("versions", []):
+        key = _identity(one["job"], one["tag"], one["generation"])
+        found[_history_tag(one["tag"]), one["generation"]] = key
+        rows[key] = {**_EMPTY, **one, "error": one.get("error") or ""}
+    for one in [*history, *status.get("history", [])]:
+        written = (_history_tag(one["tag"]), one["generation"])
+        key = found.get(written)
+        if key is None:
+            key = found[written] = _identity("", one["tag"], one["generation"])
+            rows[key] = {**_EMPTY, "tag": one["tag"], "generation": one["generation"], "step": one["step"], "size": one["size_bytes"]}
+            rows[key]["state"] = one["result"] if one["result"] != "durable" else "removed"
+            rows[key]["committed_at"] = one["committed"] or one["begun"]
+        row = rows[key]
+        row |= {name: one[name] or None for name in ("begun", "captured", "committed", "durable")}
+        row |= {"world": one["world"], "blocked_ms": one["blocked_ms"], "persist_seconds": one["persist_seconds"] or None}
+        row["error"] = row["error"] or one["error"]
+        if row["persist_seconds"]:
+            row["written"] = min(row["size"], one["persist_mib_per_s"] * one["persist_seconds"] * (1 << 20))
+    return rows
+
+
+_EMPTY: dict[str, Any] = {
+    "tag": "", "job": "", "step": -1, "generation": 1, "state": "", "size": 0, "files": None, "committed_at": 0.0, "where": [],
+    "abandoned": False, "error": "", "begun": None, "captured": None, "committed": None, "durable": None, "world": None, "blocked_ms": None,
+    "persist_seconds": None, "written": None, "metrics": {}, "pinned": None, "inflation": None,
+}  # fmt: skip
+
+
+def _begun(row: dict[str, Any]) -> float:
+    return float(row["begun"] or row["committed_at"] or 0)
+
+
+def goodput(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of the time from the first to the last save, the share that made progress: steps that stand, at the usual time of a step. Rows: oldest
+    first. None with fewer than three saves of steps. An estimate from the history alone."""
+    saves = [(one["step"], _begun(one)) for one in rows if one["step"] >= 0 and _begun(one) > 0]
+    if len(saves) < 3:
+        return None
+    pace = [(at - before) / (step - last) for (last, before), (step, at) in itertools.pairwise(saves) if step > last and at > before]
+    span = saves[-1][1] - saves[0][1]
+    if not pace or span <= 0:
+        return None
+    usual = statistics.median(pace)
+    productive = min(span, usual * (max(step for step, _ in saves) - saves[0][0]))
+    blocked = sum(one["blocked_ms"] or 0 for one in rows) / 1e3
+    redone = sum(max(0, last - step + 1) for (last, _), (step, _) in itertools.pairwise(saves)) * usual
+    redone = min(redone, max(0.0, span - productive))
+    return {
+        "ratio": productive / span,
+        "span_s": span,
+        "step_s": usual,
+        "blocked_s": blocked,
+        "redone_s": redone,
+        "away_s": max(0.0, span - productive - redone - blocked),
+    }
+
+
+def _mark(rows: list[dict[str, Any]], ledger: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Sets `inflation` of each row: by which share the steps before it took longer than usual. Returns where the job went back or paused."""
+    found = []
+    previous: dict[str, Any] | None = None
+    for row in rows:
+        at = _begun(row)
+        if at <= 0:
+            continue
+        if previous is not None and row["step"] >= 0 <= previous["step"]:
+            gap, steps = at - _begun(previous), row["step"] - previous["step"]
+            if steps <= 0:
+                text = f"the job saves step {row['step']} again, {-steps} steps back"
+                found.append({"kind": "restore", "at": at, "text": text})
+            elif ledger:
+                row["inflation"] = gap / steps / ledger["step_s"] - 1
+                if gap > max(1.0, RESTART_FACTOR * steps * ledger["step_s"]):
+                    found.append({"kind": "pause", "at": at, "text": f"{gap:.1f} s without a save before step {row['step']}"})
+        previous = row
+    return found
+
+
+def _newest(rows: list[dict[str, Any]], places: tuple[str, ...]) -> dict[str, Any] | None:
+    for row in reversed(rows):
+        if row["state"] in LOADABLE and not row["abandoned"] and set(row["where"]) & set(places):
+            return row
+    return None
+
+
+def _named(row: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the page needs of it. `at`: what came after it is lost with it."""
+    if row is None:
+        return None
+    return {"tag": row["tag"], "step": row["step"], "where": row["where"], "state": row["state"], "at": _begun(row)}
+
+
+def _advice(rows: list[dict[str, Any]], status: dict[str, Any], path: str) -> list[str]:
+    durable = [one for one in rows if one["durable"] and one["committed"] and one["blocked_ms"] is not None][-20:]
+    jobs = [one for one in status.get("jobs", []) if one["persist_path"] == path]
+    advice = []
+    if len(durable) >= 3:
+        blocked_s = statistics.median(one["blocked_ms"] for one in durable) / 1e3
+        lag_s = statistics.median(one["persist_seconds"] or 0 for one in durable)
+        captured_s = statistics.median(max(0.0, (one["captured"] or 0) - (one["begun"] or 0)) for one in durable)
+        costs = interval.Costs(ADVICE_MTBF_S, 0.23, max(blocked_s, 1e-4), captured_s, max(0.02 * lag_s, 1e-3), lag_s, 360.0, 400.0)
+        memory_s, storage_s = interval.intervals(costs)
+        advice.append(
+            f"With a failure every {ADVICE_MTBF_S / 3600:.0f} h, these saves (blocked {blocked_s * 1e3:.1f} ms, written in {lag_s:.2f} s) lose "
+            f"least if the job saves every {memory_s:.0f} s and persists every {storage_s:.0f} s. `nebula plan` computes it for your failures."
+        )
+        for job in jobs:
+            now = job["persist_interval_s"]
+            if now > 4 * storage_s:
+                advice.append(f"persistent_time_interval is {now:.0f} s: a lost node costs more than it needs to.")
+    return advice
+
+
+def _config(status: dict[str, Any], path: str) -> list[dict[str, str]]:
+    values = []
+    for job in status.get("jobs", []):
+        if job["persist_path"] != path:
+            continue
+        origin = f"init() of job {job['job']!r}" if job["job"] else "init()"
+        values += [
+            {"name": "persistent_time_interval", "value": f"{job['persist_interval_s']:g} s", "origin": origin + ", as the agent has it"},
+            {"name": "num_of_version_in_retention", "value": str(job["retention_count"]), "origin": origin + ", as the agent has it"},
+        ]
+    agent = status.get("agent") or {}
+    if agent:
+        values += [
+            {"name": "memory of the agent", "value": str(agent["memory_budget"]), "unit": "bytes", "origin": "the agent"},
+            {"name": "memory directory", "value": agent["memory_directory"] or "memfds", "origin": "the agent"},
+        ]
+    for name, default in SETTINGS.items():
+        # The path of a URL can hold a secret.
+        value = os.environ.get(name)
+        shown = value.split("?", 1)[0] if value and "://" in value else value
+        values.append({"name": name, "value": shown or default or "-", "origin": "environment of the studio" if value else "default"})
+    return values
+
+
+def build(
+    status: dict[str, Any],
+    history: list[dict[str, Any]],
+    nodes: list[dict[str, Any]],
+    watch: Watch,
+    now: float,
+) -> dict[str, Any]:
+    """The document. `rows`: by identity; the rest is small."""
+    storage = status.get("storage") or {}
+    path = storage.get("path") or ""
+    by_key = _rows(status, history)
+    rows = sorted(by_key.values(), key=lambda one: (one["committed_at"] or _begun(one), one["tag"]))
+    hidden = max(0, len(rows) - SHOWN_VERSIONS)
+    if hidden:
+        shown = {id(one) for one in rows[hidden:]}
+        by_key = {key: one for key, one in by_key.items() if id(one) in shown}
+    sessions = [one for one in status.get("sessions", []) if one["persist_path"] == path]
+    queue = [one for one in status.get("queue", []) if one["persist_path"] == path]
+    jobs = [one for one in status.get("jobs", []) if one["persist_path"] == path]
+    ledger = goodput(rows)
+    events = _mark(rows, ledger)
+    problems = [text for text in (status.get("error"), storage.get("error"), storage.get("first_broken")) if text]
+    problems += [one["storage_error"] for one in jobs if one["storage_error"]]
+    waiting = sum(one["size"] for one in queue)
+    oldest = [row["committed_at"] for row in rows if row["tag"] in {one["tag"] for one in queue} and row["committed_at"]]
+    return {
+        "time": now,
+        "path": path,
+        "agent": {name: value for name, value in (status.get("agent") or {}).items() if name != "uptime_s"} or None,
+        "running": bool(status.get("running")),
+        "problems": problems,
+        "now": {
+            "trains": bool(sessions),
+            "newest": _named(_newest(rows, ("memory", "peer", "storage"))),
+            "after_node": _named(_newest(rows, ("peer", "storage"))),
+            "queue": queue,
+            "waiting_bytes": waiting,
+            "stored_bytes": sum(row["size"] for row in rows if "storage" in row["where"]),
+            "stored": sum("storage" in row["where"] for row in rows),
+            "in_memory": sum("memory" in row["where"] for row in rows),
+            "failed": sum(row["state"] == "failed" for row in rows),
+            "goodput": ledger,
+        },
+        "hidden": hidden,
+        "events": sorted([*events, *watch.events], key=lambda one: one["at"])[-500:],
+        "nodes": {
+            "here": {"sessions": sessions, "jobs": jobs, "oldest": min(oldest) if oldest else None, "waiting": len(queue)},
+            "others": nodes,
+        },
+        "config": {"values": _config(status, path), "advice": _advice(rows, status, path)},
+        "rows": by_key,
+    }

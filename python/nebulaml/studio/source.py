@@ -1,0 +1,223 @@
+"""What the page shows comes from the `nebula` command: no format of storage or memory is read here."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .. import _nebula, about, locate, notices, pins, storage_tool
+from ..elastic.store_cells import StoreProcess
+from ..errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable, from_status
+
+__all__ = ["Source", "shell_word"]
+
+ASK_S = 120.0  # for what only lists
+WORK_S = 3600.0  # for what reads every byte
+HISTORY = "checkpointHistories.csv"
+LOOK_INSIDE_BYTES = 8 << 30
+NUMBERS = ("size_bytes", "blocked_ms", "copy_ms", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s")
+
+
+class Source:
+    """One storage path, and the agent of this machine. Any thread may ask."""
+
+    def __init__(self, path: str, history: str | None = None) -> None:
+        command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+        if command is None:
+            raise NebulaUnavailable("the `nebula` command of this installation is not found; install the package again")
+        self.command = command
+        self.path = path
+        self.is_local = "://" not in path.removeprefix("file://")
+        self._history = history
+        self._store = StoreProcess(path)
+        self._metrics: dict[tuple[str, int], dict[str, float]] = {}
+
+    def close(self) -> None:
+        self._store.close()
+
+    @property
+    def shown_path(self) -> str:
+        """Without the query of a URL, which can be a secret."""
+        return self.path.split("?", 1)[0] if "://" in self.path else self.path
+
+    def ask(self, *arguments: str, limit_s: float = ASK_S) -> tuple[int, Any]:
+        """Runs `nebula ARGUMENTS --json`. Returns its exit code and its answer. Raises the error that it names, if that is all it says."""
+        # A URL can hold a secret, which a command line would show to all users of the machine.
+        environment = os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": self.path, "NO_COLOR": "1"}
+        try:
+            done = subprocess.run(
+                [self.command, *arguments], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, cwd="/"
+            )
+        except subprocess.TimeoutExpired as failure:
+            raise NebulaUnavailable(f"`nebula {arguments[0]}` has not ended after {limit_s:.0f} s") from failure
+        except OSError as failure:
+            raise NebulaUnavailable(f"`nebula {arguments[0]}` does not start: {failure}") from failure
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError as failure:
+            text = done.stderr.decode(errors="replace").strip() or f"it ended with {done.returncode}"
+            raise NebulaUnavailable(f"`nebula {arguments[0]}`: {text}") from failure
+        error = answer.get("error") if isinstance(answer, dict) else None
+        if isinstance(error, dict):
+            raise from_status(str(error.get("status")), str(error.get("message")), 0, 0)
+        return done.returncode, answer
+
+    def status(self) -> dict[str, Any]:
+        """The agent, its jobs, sessions, queue and history, and the versions in memory and storage."""
+        answer: dict[str, Any] = self.ask("status", "--json")[1]
+        return answer
+
+    def inspect(self, tag: str) -> dict[str, Any]:
+        """Files, ranks, sizes and times of one version."""
+        answer: dict[str, Any] = self.ask("inspect", "--json", "--", tag)[1]
+        return answer
+
+    def records(self, tag: str, name: str) -> dict[str, Any]:
+        """The records inside one torch file."""
+        answer: dict[str, Any] = self.ask("inspect", "--json", "--", tag, name)[1]
+        return answer
+
+    def verify(self, tag: str) -> dict[str, Any]:
+        """Reads every byte of a version."""
+        code, answer = self.ask("verify", "--json", "--", tag, limit_s=WORK_S)
+        return {"ok": code == 0, "answer": answer}
+
+    def prune_preview(self, keep_last: int | None, abandoned: bool) -> dict[str, Any]:
+        """What the rules of `nebula prune` would remove, and what stays."""
+        if not keep_last and not abandoned:
+            raise NebulaConfigError("say how many of the newest versions stay, or that abandoned ones go")
+        rules = ["--keep-last", str(keep_last)] if keep_last else []
+        rules += ["--abandoned"] if abandoned else []
+        answer: dict[str, Any] = self.ask("prune", *rules, "--json")[1]
+        return answer
+
+    def prune(self, tags: list[str]) -> list[dict[str, Any]]:
+        """Removes these versions, which the caller has seen in a preview, one by one. Each result has the reason of a version that stays."""
+        results = []
+        for tag in tags:
+            reason = ""
+            try:
+                storage_tool.remove(self.path, tag)
+            except NebulaError as failure:
+                reason = str(failure)
+            results.append({"tag": tag, "removed": not reason, "reason": reason})
+        return results
+
+    def flush(self, tag: str) -> Any:
+        """Makes a version that memory has durable."""
+        return self.ask("flush", "--json", "--timeout", "600", "--", tag, limit_s=WORK_S)[1]
+
+    def save_now(self) -> None:
+        """Asks a job that saves with a Manager to save at its next step."""
+        notices.ask_to_save(self.path)
+
+    def pin(self, tag: str, reason: str) -> None:
+        pins.add(self.path, tag, reason)
+
+    def unpin(self, tag: str) -> None:
+        pins.remove(self.path, tag)
+
+    def doctor(self) -> list[dict[str, Any]]:
+        """The checks of `nebula doctor`."""
+        checks: list[dict[str, Any]] = self.ask("doctor", "--json")[1]["checks"]
+        return checks
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes whose agents have announced themselves in storage: name and time."""
+        prefix = ".nebula/nodes/"
+        try:
+            entries = self._store.ask(do="list", prefix=prefix)["entries"]
+        except (NebulaError, ConnectionError, RuntimeError):
+            return []
+        return [
+            {"node": one["key"][len(prefix) :].removesuffix(".json"), "since": one["time_ns"] / 1e9}
+            for one in entries
+            if one["key"].endswith(".json")
+        ]
+
+    def knows_metrics(self, tag: str, generation: int) -> bool:
+        return (tag, generation) in self._metrics
+
+    def metrics(self, tag: str, generation: int) -> dict[str, float | None]:
+        """Those that were committed with a durable version; {} for none. Kept: a generation does not change."""
+        key = (tag, generation)
+        if key not in self._metrics:
+            try:
+                value = self._store.ask(do="get", key=f"{_nebula.encode_name(tag)}/{about.FILE}")["value"]
+                self._metrics[key] = about.decode(value.encode()).metrics
+            except (NebulaNotFound, NebulaError, RuntimeError):
+                self._metrics[key] = {}
+        return {name: value if value == value else None for name, value in self._metrics[key].items()}
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of checkpointHistories.csv, oldest first; [] where there is none."""
+        for file in self._history_files():
+            try:
+                with open(file, encoding="utf-8", errors="replace", newline="") as opened:
+                    return [row for line in csv.DictReader(opened) if (row := _row(line)) is not None]
+            except OSError:
+                continue
+        return []
+
+    def _history_files(self) -> list[str]:
+        if self._history:
+            return [self._history if self._history.endswith(".csv") else os.path.join(self._history, HISTORY)]
+        folders = [os.environ.get("NEBULA_OUTPUT_DIR"), "outputs/nebula" if os.environ.get("AZUREML_RUN_ID") else None]
+        folders += [os.path.join(self.path.removeprefix("file://"), ".nebula")] if self.is_local else []
+        return [os.path.join(folder, HISTORY) for folder in folders if folder]
+
+    def tensors(self, tag: str, name: str) -> dict[str, Any]:
+        """The tensors of one file: dtype, shape, norm, NaN and infinity counts. A verified copy is read by a process of its own, without code
+        of the file."""
+        described = self.inspect(tag)
+        size = next((one["size"] for one in described.get("files", []) if one["name"] == name), None)
+        if size is None:
+            raise NebulaNotFound(f"{tag} has no file {name}")
+        if size > LOOK_INSIDE_BYTES:
+            raise NebulaConfigError(f"{name} has {size} bytes: the page looks into files of up to {LOOK_INSIDE_BYTES >> 30} GiB")
+        with tempfile.TemporaryDirectory(prefix="nebula-studio-") as folder:
+            self.ask("restore", "--json", "--to", folder, "--", tag, name, limit_s=WORK_S)
+            files = [one for one in Path(folder).rglob("*") if one.is_file()]
+            if len(files) != 1:
+                raise NebulaUnavailable(f"`nebula restore` has made {len(files)} files of {name}")
+            done = subprocess.run(
+                [sys.executable, "-m", "nebulaml.studio.tensors", str(files[0])],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WORK_S,
+            )  # fmt: skip
+        if done.returncode:
+            raise NebulaUnavailable(f"{name} cannot be looked into: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def restore_command(self, tag: str) -> str:
+        """A line for a shell, also where the tag holds quotes or control characters."""
+        return f"nebula restore --path {shell_word(self.shown_path)} --to ./restored -- {shell_word(tag)}"
+
+
+def _row(line: dict[str, str]) -> dict[str, Any] | None:
+    try:
+        row: dict[str, Any] = {name: float(line[name]) for name in NUMBERS}
+        row |= {"tag": line["tag"], "step": int(line["step"]), "generation": int(line["generation"]), "world": int(line["world"])}
+    except (KeyError, TypeError, ValueError):
+        return None  # a line that another program has written, or whose end is not there yet
+    return row | {"result": line.get("result") or "", "error": line.get("error") or ""}
+
+
+def shell_word(text: str) -> str:
+    """One word for bash. Characters that a terminal acts on, or that change the order of others, are written as escapes."""
+    if all(one.isprintable() and one.isascii() for one in text):
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escape, text)) + "'"
+
+
+def _escape(one: str) -> str:
+    if one.isprintable() and one.isascii() and one not in "'\\":
+        return one
+    return "".join(f"\\x{byte:02x}" for byte in one.encode(errors="surrogateescape"))

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Makes .envs/studio: what `nebula studio` needs, and a browser for its tests and pictures.
+#
+#   scripts/studio.sh             Starlette and uvicorn
+#   scripts/studio.sh browser     and playwright with Debian's Chromium
+#
+# The environment sees what .venv has, torch and nebulaml among it. Exit code 77: this machine has no Chromium, and none can be installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+environment=.envs/studio
+list=requirements/studio.txt
+mkdir -p .envs
+exec 9>.envs/studio.lock
+flock 9
+if [[ ! -f $environment/.ready || $list -nt $environment/.ready ]]; then
+        echo "setup: making $environment" >&2
+        shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        .venv/bin/python -m venv "$environment"
+        printf '%s\n' "$shared" >"$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+        "$environment/bin/pip" install -q --disable-pip-version-check -r "$list"
+        touch "$environment/.ready"
+fi
+[[ ${1:-} == browser ]] || exit 0
+command -v chromium >/dev/null && exit 0
+if [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then
+        echo "setup: a browser is missing; type: sudo apt-get install -y chromium" >&2
+        exit 77
+fi
+echo "setup: installing chromium" >&2
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null

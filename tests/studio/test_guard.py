@@ -1,0 +1,78 @@
+"""Who may ask the studio: this machine's browsers, from the studio's own page, with the token."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+READS = ["state", "version?tag=t", "records?tag=t&name=n", "tensors?tag=t&name=n", "doctor", "prune-preview?keep_last=1"]
+CONTROLS = ["verify", "pin", "unpin", "prune", "flush", "save-now"]
+ALL = [*(("GET", one) for one in READS), *(("POST", one) for one in CONTROLS)]
+
+
+@pytest.mark.parametrize(("method", "name"), ALL)
+def test_without_the_token_nothing_is_told_and_nothing_done(place, start, method, name):
+    studio = start(place.storage)
+    for token in (None, "wrong", studio.token[:-1], studio.token + "x"):
+        status, _, told = studio.ask(method, f"/api/{name}", {"tag": "global_step1", "reason": "r", "tags": ["global_step1"]} if method == "POST" else None, token=token)
+        assert status == 401 and "token" in told["error"] and "global_step1" not in str(told)
+    assert not (place.storage / ".nebula/pins").exists() and not (place.storage / ".nebula/save-now").exists()
+
+
+@pytest.mark.parametrize("path", ["/", "/studio.js", "/api/state", "/api/save-now"])
+def test_other_hosts_and_origins_are_refused(place, start, path):
+    studio = start(place.storage)
+    method = "POST" if "save" in path else "GET"
+    # A name that an attacker's DNS leads to 127.0.0.1, another port, no host, a page of another site, a sandboxed frame.
+    for host in ("evil.example", f"evil.example:{studio.port}", "127.0.0.1:1", f"127.0.0.1.evil.example:{studio.port}", ""):
+        assert studio.ask(method, path, headers={"Host": host})[0] == 421, host
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{studio.port + 1}", f"https://127.0.0.1:{studio.port}"):
+        assert studio.ask(method, path, headers={"Origin": origin})[0] == 403, origin
+    if path.startswith("/api"):
+        assert studio.ask(method, path, headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert not (place.storage / ".nebula/save-now").exists()
+    for host in (f"127.0.0.1:{studio.port}", f"localhost:{studio.port}"):
+        assert studio.ask(method, path, {}, headers={"Host": host, "Origin": f"http://{host}"} if method == "POST" else {"Host": host})[0] == 200
+
+
+def test_the_page_may_load_nothing_from_elsewhere_and_stand_in_no_frame(place, start):
+    for path in ("/", "/studio.js", "/api/state"):
+        status, headers, _ = start(place.storage).ask("GET", path)
+        policy = headers["content-security-policy"]
+        assert status == 200 and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff" and "access-control-allow-origin" not in headers
+
+
+def test_a_control_needs_a_post_and_a_read_changes_nothing(place, start, save):
+    save(1)
+    studio = start(place.storage)
+    for name in CONTROLS:
+        assert studio.ask("GET", f"/api/{name}?tag=global_step1&reason=r")[0] == 405
+    for body in ("[]", "{", '"text"'):
+        assert studio.ask("POST", "/api/pin", body)[0] == 409
+    assert studio.ask("POST", "/api/pin", {"tag": "global_step1\0", "reason": "r"})[0] == 409
+    assert studio.ask("POST", "/api/pin", {"tag": "x" * (2 << 20), "reason": "r"})[0] == 409
+    assert studio.ask("GET", "/api/version?tag=nothing")[0] == 404
+    assert studio.ask("GET", "/../command.py")[0] == 404
+
+
+def test_only_this_machine_can_connect(place, start):
+    studio = start(place.storage)
+    others = {one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
+    for address in [*others, "127.0.0.2"]:
+        with socket.socket() as probe:
+            assert probe.connect_ex((address, studio.port)) != 0, address
+
+
+def test_it_ends_by_ctrl_c_and_says_what_is_wrong_with_its_arguments(place, start):
+    studio = start(place.storage)
+    os.kill(studio.process.pid, signal.SIGINT)
+    assert studio.process.wait(15) in (0, 130, -2)
+    for arguments, why in ((["--port", "99999"], "port"), (["--shiny"], "shiny"), (["--port", str(start(place.storage).port)], "cannot be listened on")):
+        told = subprocess.run([sys.executable, "-m", "nebulaml", "studio", "--path", place.storage, *arguments], capture_output=True, text=True, timeout=60)
+        assert told.returncode in (2, 4) and why in told.stderr and told.stderr.count("\n") == 1, told.stderr

@@ -1,0 +1,364 @@
+"""The page in a real Chromium: what it shows, how it follows a job, what its controls do, and what hostile names cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import urllib.parse
+from pathlib import Path
+
+import pytest
+from nebulaml import pins
+from playwright.sync_api import expect
+
+TABS = ["now", "checkpoints", "version", "timeline", "nodes", "config"]
+TRAINS = """
+    path, first, interval = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    nm.init(path, interval, 2, on_error="raise")
+    for step in range(first, 10_000):
+        checkpoint = nm.Checkpoint(f"global_step{step}")
+        checkpoint.save("model.pt", {"weight": torch.ones(1000)})
+        checkpoint.commit()
+        say(step)
+        time.sleep(0.2)
+"""
+
+
+def card(page, title):
+    return page.locator(".card").filter(has=page.get_by_role("heading", name=title, exact=True))
+
+
+def open_tab(page, name):
+    page.locator(f"#tab-{name}").click()
+    expect(page.locator(f"#tab-{name}")).to_have_attribute("aria-selected", "true")
+
+
+def test_a_job_is_followed_live_through_a_kill_and_a_resume(place, start, page):
+    trainer = place.trainer(TRAINS, place.storage, 1, 0.5)
+    assert trainer.stdout.readline()
+    page.goto(start(place.storage).address)
+    newest = card(page, "Newest loadable checkpoint")
+    expect(newest.locator(".big")).to_have_text(re.compile(r"global_step\d+"), timeout=20_000)
+    first = int(newest.locator(".big").inner_text()[11:])
+    expect(newest.locator(".big")).not_to_have_text(f"global_step{first}")  # without a reload
+    expect(card(page, "Trainers")).to_contain_text(f"rank 0 of 1, pid {trainer.pid}")
+    expect(card(page, "Lost if all processes died now")).to_contain_text("about")
+    expect(card(page, "Goodput so far")).to_contain_text("%")
+    trainer.send_signal(signal.SIGKILL)
+    last = int(trainer.communicate()[0].split()[-1])
+    expect(card(page, "Trainers")).to_contain_text("none connected")
+    expect(card(page, "Lost if all processes died now")).to_contain_text("no trainer is connected")
+    again = place.trainer(TRAINS, place.storage, last - 1, 0.5)
+    expect(card(page, "Trainers")).to_contain_text(f"pid {again.pid}", timeout=20_000)
+    open_tab(page, "timeline")
+    expect(page.locator(".events")).to_contain_text(f"rank 0 (pid {trainer.pid}) is gone")
+    expect(page.locator(".events")).to_contain_text(f"rank 0 of 1 (pid {again.pid}) has connected")
+    expect(page.locator(".events")).to_contain_text(f"the job saves step {last - 1} again", timeout=20_000)
+    assert page.locator("svg circle").count() >= last
+    again.send_signal(signal.SIGKILL)
+    again.communicate()
+
+
+def test_an_agent_that_dies_while_the_page_is_open_is_told(place, start, save, page):
+    save(1, 2)
+    page.goto(start(place.storage).address)
+    expect(card(page, "Memory")).to_contain_text("of")
+    place.kill_agent()
+    expect(card(page, "Memory")).to_contain_text("no agent runs", timeout=20_000)
+    expect(card(page, "Newest loadable checkpoint")).to_contain_text("global_step2")
+    open_tab(page, "nodes")
+    expect(page.locator("main")).to_contain_text("does not run")
+
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "<script>alert(2)</script>",
+    "esc\x1b[31mred\x07",
+    "\u202egpj.exe",
+    "$(touch pwned)",
+    "'; touch pwned #",
+    "-rf",
+    "a\"b'c\\d",
+    "\u0645\u0631\u062d\u0628\u0627",
+    "line\nbreak",
+]
+
+
+def test_hostile_names_are_shown_and_do_nothing(place, start, page):
+    place.run(
+        """
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        for tag in sys.argv[2:]:
+            checkpoint = nm.Checkpoint(tag, metrics={"<b>loss</b>": 1.0})
+            checkpoint.save("<i>m</i>\\u202e.pt", {"<u>k</u>": torch.ones(3)})
+            assert checkpoint.commit()
+            checkpoint.wait("durable")
+        """,
+        place.storage,
+        *HOSTILE,
+    )
+    studio = start(place.storage)
+    page.goto(studio.address)
+    open_tab(page, "checkpoints")
+    expect(page.locator("tbody tr[data-key]")).to_have_count(len(HOSTILE))
+    text = page.locator("tbody").inner_text()
+    assert "<img src=x onerror=alert(1)>" in text and "\\u{202e}gpj.exe" in text and "esc\\u{1b}[31mred\\u{7}" in text and "line\\u{a}break" in text
+    assert not {"\u202e", "\x1b", "\x07"} & set(page.locator("body").inner_text())
+    for tag in HOSTILE:
+        open_tab(page, "version")
+        page.locator("#which").select_option(tag)
+        expect(page.locator("dl")).to_contain_text("storage")
+        expect(page.get_by_role("button", name="Look inside").or_(page.get_by_role("button", name="tensors of"))).to_be_visible()
+    for name in TABS:
+        open_tab(page, name)
+    assert page.locator("main img, main script, main b, main i:not(.legend i), main u").count() == 0
+    # The line for a shell restores that tag, and runs nothing else.
+    for tag in HOSTILE:
+        line = studio.ask("GET", "/api/version?tag=" + urllib.parse.quote(tag))[2]["restore"]
+        assert line.isprintable() and line.isascii()
+        folder = place.root / "shell"
+        folder.mkdir()
+        command = Path(os.environ.get("NEBULA_AGENT_PATH") or shutil.which("nebula"))
+        done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, env={**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"})
+        assert done.returncode == 0 and [one.name for one in folder.iterdir()] == ["restored"], done.stderr
+        shutil.rmtree(folder)
+
+
+def test_filter_sort_and_compare(place, start, save, page):
+    save(1, 2, 3, 10)
+    page.goto(start(place.storage).address)
+    open_tab(page, "checkpoints")
+    rows = page.locator("tbody tr[data-key]")
+    expect(rows).to_have_count(4)
+    expect(rows.first).to_contain_text("global_step10")  # the newest first
+    page.locator("[data-name=step]").click()
+    expect(rows.first).to_contain_text("global_step10")
+    page.locator("[data-name=step]").click()
+    expect(rows.first).to_contain_text("global_step1")
+    page.locator("[data-name=tag]").press("Enter")  # by keyboard, and the focus stays where it was
+    expect(page.locator("th[aria-sort=ascending]")).to_contain_text("Tag")
+    assert page.evaluate("document.activeElement.dataset.name") == "tag"
+    page.get_by_label("Filter").fill("step1")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("val_loss")
+    page.get_by_label("Show", exact=True).select_option("failed")
+    expect(rows).to_have_count(0)
+    page.get_by_label("Show", exact=True).select_option("")
+    page.get_by_label("Filter").fill("")
+    expect(page.get_by_role("button", name="Compare two")).to_be_disabled()
+    page.get_by_label("compare global_step10").check()
+    page.get_by_label("compare global_step2").check()
+    page.get_by_role("button", name="Compare two").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("val_loss")
+    cells = dialog.locator("tr", has_text="val_loss").locator("td")
+    assert [float(one) for one in cells.all_inner_texts()] == [1.5, 0.3]
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+
+
+def test_one_checkpoint_is_verified_looked_into_and_pinned(place, start, save, page):
+    save(1, 2)
+    page.goto(start(place.storage).address)
+    open_tab(page, "checkpoints")
+    page.get_by_role("button", name="global_step1").click()
+    expect(page.locator("#tab-version")).to_have_attribute("aria-selected", "true")
+    page.get_by_role("button", name="tensors of model.pt").click()
+    grid = page.get_by_role("region", name="Tensors of model.pt")
+    weight, bias = grid.locator("tr", has_text="weight"), grid.locator("tr", has_text="bias")
+    expect(weight).to_contain_text("64 \u00d7 32", timeout=60_000)
+    assert weight.locator("td").all_inner_texts() == ["weight", "float32", "64 \u00d7 32", "8.0 KiB", "45.2548", "0", "0"]
+    assert bias.locator("td").all_inner_texts()[4:] == ["1", "1", "0"]
+    page.get_by_role("button", name="Verify").click()
+    expect(page.locator("#check")).to_contain_text("every byte is as it was written")
+    page.get_by_role("button", name="Pin…").click()
+    page.get_by_label("Reason").fill("the paper's <b>figure</b>")
+    page.get_by_role("button", name="Pin", exact=True).click()
+    expect(page.get_by_role("button", name="Unpin")).to_be_visible()
+    assert pins.read(str(place.storage)) == {"global_step1": "the paper's <b>figure</b>"}
+    expect(page.locator("dl")).to_contain_text("the paper's <b>figure</b>")
+    page.get_by_role("button", name="Unpin").click()
+    expect(page.get_by_role("button", name="Pin…")).to_be_visible()
+    file = place.storage / "global_step1/model.pt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    page.get_by_role("button", name="Verify").click()
+    expect(page.locator("#check")).to_contain_text("DAMAGED: model.pt at byte")
+
+
+def test_prune_shows_what_goes_and_removes_just_that(place, start, save, page):
+    save(1, 2, 3, 4)
+    studio = start(place.storage)
+    assert studio.ask("POST", "/api/pin", {"tag": "global_step1", "reason": "kept"})[0] == 200
+    page.goto(studio.address)
+    page.get_by_role("button", name="Prune…").click()
+    page.get_by_label("Keep the newest").fill("1")
+    page.get_by_role("button", name="Show").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("2 versions would be removed")
+    expect(dialog).to_contain_text("global_step1")
+    expect(dialog).to_contain_text("(pinned)")
+    assert (place.storage / "global_step2/model.pt").exists(), "the preview removed something"
+    page.get_by_role("button", name="Remove them").click()
+    open_tab(page, "checkpoints")
+    page.get_by_label("Show", exact=True).select_option("durable")
+    expect(page.locator("tbody tr[data-key]")).to_have_count(2, timeout=20_000)
+    left = {one.name for one in place.storage.iterdir() if one.name.startswith("global")}
+    assert left == {"global_step1", "global_step4"}
+    told = studio.ask("POST", "/api/prune", {"tags": ["global_step1", "global_step4"]})[2]["results"]
+    assert [one["removed"] for one in told] == [False, False] and "pinned" in told[0]["reason"] and told[1]["reason"]
+
+
+def test_flush_and_save_now(place, start, page):
+    trainer = place.trainer(
+        """
+        with nm.Manager(sys.argv[1], save_every_steps=1_000_000, persistent_time_interval=3600) as manager:
+            for step in range(1, 100_000):
+                if manager.save(step, {"extra": torch.ones(10)}, force=step in (1, 2)):
+                    say(step)
+                time.sleep(0.02)
+        """,
+        place.storage,
+    )
+    assert trainer.stdout.readline() == "1\n" and trainer.stdout.readline() == "2\n"
+    studio = start(place.storage)
+    page.goto(studio.address)
+    newest = card(page, "Newest loadable checkpoint")
+    expect(newest).to_contain_text("committed, in memory")
+    page.get_by_role("button", name="Flush the newest version").click()
+    expect(newest).to_contain_text("durable", timeout=20_000)
+    assert (place.storage / "global_step2/.nebula").exists()
+    time.sleep(1.2)  # the job looks once a second
+    page.get_by_role("button", name="Save now").click()
+    saved = int(trainer.stdout.readline())
+    expect(newest.locator(".big")).to_have_text(f"global_step{saved}", timeout=20_000)
+    trainer.kill()
+    assert trainer.communicate()[0] == "", "one wish was answered twice"
+
+
+def test_tabs_by_keyboard_and_names_for_a_screen_reader(place, start, save, page):
+    save(1, 2, 3)
+    page.goto(start(place.storage).address)
+    expect(page.locator(".card").first).to_be_visible()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Tab")
+    for name in [*TABS[1:], TABS[0]]:
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.id") == f"tab-{name}"
+        assert page.locator("main").get_attribute("aria-labelledby") == f"tab-{name}"
+    nameless = """() => [...document.querySelectorAll('button, input, select, canvas, svg, [role=region], table')].filter((one) => {
+        const text = one.innerText || one.getAttribute('aria-label') || one.title || (one.labels && one.labels.length);
+        return !text;
+    }).map((one) => one.outerHTML.slice(0, 120))"""
+    for name in TABS:
+        open_tab(page, name)
+        page.wait_for_timeout(300)
+        assert page.evaluate(nameless) == [], name
+
+
+CONTRAST = """() => {
+    const light = (c) => { const [r, g, b] = c.map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+    const ground = (one) => { for (; one; one = one.parentElement) { const c = parse(getComputedStyle(one).backgroundColor); if (c.length < 4 || c[3] === 1) return c.slice(0, 3); } return [255, 255, 255]; };
+    const low = [];
+    for (const one of document.querySelectorAll('body *')) {
+        if (![...one.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || !one.checkVisibility() || one.disabled || one.closest('.skip')) continue;
+        const [a, b] = [light(parse(getComputedStyle(one).color).slice(0, 3)), light(ground(one))].sort((x, y) => y - x);
+        if ((a + 0.05) / (b + 0.05) < 4.5) low.push(one.outerHTML.slice(0, 100));
+    }
+    return low;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_the_contrast_that_wcag_asks_for(place, start, save, page, scheme):
+    save(1, 2, 3)
+    page.emulate_media(color_scheme=scheme)
+    page.goto(start(place.storage).address)
+    for name in TABS:
+        open_tab(page, name)
+        page.wait_for_timeout(300)
+        assert page.evaluate(CONTRAST) == [], name
+
+
+def test_a_thousand_versions_and_ranks_are_drawn_without_lag(place, start, page):
+    """1,000 durable versions that a trainer has saved; a version's 1,024 ranks are an answer of the studio that the test writes."""
+    place.run(
+        """
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        for step in range(1000):
+            checkpoint = nm.Checkpoint(f"global_step{step}")
+            checkpoint.save_bytes("a", [b"x"])
+            assert checkpoint.commit()
+            if step % 50 == 49:
+                checkpoint.wait("durable")
+        nm.flush_persistence()
+        """,
+        place.storage,
+    )
+    studio = start(place.storage)
+    studio.until(lambda state: len(state["rows"]) == 1000, 60)
+    page.goto(studio.address)
+    expect(page.locator(".card").first).to_be_visible()
+    took = """(name) => new Promise((done) => {
+        const begun = performance.now();
+        document.getElementById(`tab-${name}`).click();
+        requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - begun)));
+    })"""
+    assert page.evaluate(took, "checkpoints") < 500
+    assert page.locator("tbody tr").count() < 80, "rows out of view are drawn"
+    region = page.get_by_role("region", name="Checkpoints")
+    assert region.locator("table").get_attribute("aria-rowcount") == "1001"
+    region.evaluate("(node) => { node.scrollTop = node.scrollHeight; }")
+    expect(page.locator("tbody")).to_contain_text("global_step0")
+    assert page.evaluate(took, "timeline") < 1500
+
+    ranks = [{"rank": i, "generation": 1, "begun": 1e9, "captured": 1e9 + 1 + i / 1000, "persisted": 1e9 + 5 + (i * 37 % 1024) / 200} for i in range(1024)]
+    answer = {"version": {"tag": "global_step999", "generation": 1, "size": 1, "files": [], "ranks": ranks}, "check": None, "restore": "nebula"}
+    page.route("**/api/version?*", lambda route: route.fulfill(json=answer))
+    assert page.evaluate(took, "version") < 500
+    canvas = page.locator("canvas")
+    expect(canvas).to_have_attribute("aria-label", "1024 ranks, 10 s from the first begin to the last write; slowest: rank 83")
+    assert page.locator("tbody tr").count() < 80
+
+
+def test_a_path_that_cannot_be_shown_says_why(place, start, save, page, tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    page.goto(start(tmp_path / "file/store").address)
+    expect(page.get_by_role("alert")).to_contain_text("file/store")
+    page.goto(start(tmp_path / "nothing-yet").address)
+    expect(card(page, "Newest loadable checkpoint")).to_contain_text("none yet")
+    for name in TABS:
+        open_tab(page, name)
+    save(1, 2)
+    manifest = next((place.storage / "global_step2/.nebula").glob("manifest-*.json"))
+    document = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**document, "version": "9.0"}))
+    place.kill_agent()
+    page.goto(start(place.storage).address)
+    expect(page.get_by_role("alert")).to_contain_text("global_step2")
+    expect(card(page, "Newest loadable checkpoint")).to_contain_text("global_step1")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as another user")
+def test_a_path_without_rights_says_so(place, start, save, tmp_path):
+    save(1)
+    place.kill_agent()
+    place.storage.chmod(0o000)
+    for one in (place.root, Path(place.runtime)):
+        one.chmod(0o755)
+    command = Path(os.environ.get("NEBULA_AGENT_PATH") or shutil.which("nebula"))
+    told = subprocess.run(
+        [command, "status", "--json", "--path", place.storage], capture_output=True, text=True, user=65534, env={"NEBULA_RUNTIME_DIR": str(tmp_path / "none")}, cwd="/"
+    )
+    place.storage.chmod(0o755)
+    if told.returncode == 126 or "Permission denied" not in told.stdout + told.stderr:
+        pytest.skip("another user cannot run the command from here")
+    assert "Permission denied" in json.loads(told.stdout)["storage"]["error"], "what the page shows in its alert"
