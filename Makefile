@@ -3,6 +3,7 @@
 #   make          builds the engine and installs the package into .venv
 #   make demo     the main job: train, save, be killed, resume exactly; a table and out/demo.png
 #   make demo-studio  a job trains, is killed and resumes while `nebula studio` shows it; PICTURES=docs makes the pictures of docs/operate.md
+#   make demo-elastic  a job that loses node 0 and regains a node, beside an undisturbed one; out/demo-elastic.png
 #   make test     everything: linters, C and Python tests, sanitizers, a short selection with each framework
 #   make check    what everyday work needs, in under 4 minutes: linters, the C tests, the package, its main promises
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each
@@ -20,7 +21,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: package demo demo-studio test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
+.PHONY: package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -57,6 +58,9 @@ demo: package
 demo-studio: package
 	@scripts/studio.sh $(if $(PICTURES),browser)
 	@.envs/studio/bin/python -m demo.studio $(if $(PICTURES),--pictures $(PICTURES)) $(ARGS)
+
+demo-elastic: package
+	@$(BIN)/python examples/elastic-cifar/nodes.py --plot out/demo-elastic.png $(ARGS)
 
 $(LIMITS): bench/limits.c src/sum/sum.h $(wildcard src/sum/*.c) | setup
 	@scripts/build.sh build

@@ -1,10 +1,13 @@
 """Nodes are lost and come back: nothing that was committed is lost, and nothing is done twice."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import nebulaml as nm
 import pytest
+from conftest import ROOT, full, interpreter
 from elastic_nodes import Cluster
 
 
@@ -138,3 +141,33 @@ def test_nodes_that_are_lost_in_a_save_a_resume_and_a_rendezvous_change_no_loss(
     job.lose("node3")
     job.finish(40, 1)
     close(losses(job), undisturbed("ddp"))
+
+
+@full
+def test_the_recipe_loses_and_regains_nodes_and_ends_as_if_nothing_had_happened(node):
+    command = [sys.executable, ROOT / "examples/elastic-cifar/nodes.py", "--steps", "45", "--plot", node.base / "picture.png"]
+    done = subprocess.run(command, env=node.environment, capture_output=True, text=True, timeout=290)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert "the elastic run is the undisturbed one" in done.stdout and (node.base / "picture.png").stat().st_size > 10_000
+
+
+JOB_FILES = """
+import sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+from azure.ai.ml import load_job
+job = load_job(folder / "azureml.yml")
+assert job.type == "command" and job.resources.instance_count == 8 and job.resources.shm_size == "64g", job
+import kubernetes_validate, yaml
+kubernetes_validate.validate(yaml.safe_load((folder / "kubernetes.yml").read_text()), "1.31", strict=True)
+"""
+
+
+@full
+def test_the_job_files_are_what_their_tools_take():
+    folder = ROOT / "examples/elastic-cifar"
+    done = subprocess.run([interpreter("job-files"), "-c", JOB_FILES, folder], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    subprocess.run(["bash", "-n", folder / "slurm.sh"], check=True)
+    options = {name: (folder / name).read_text() for name in ("azureml.yml", "kubernetes.yml", "slurm.sh")}
+    assert all("nebula-store" in text and "--save-every" in text for text in options.values())
