@@ -64,6 +64,7 @@ def main():
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--global-batch", type=int, default=48)
     parser.add_argument("--micro-batch", type=int, default=32, help="samples that fit into a rank's memory at once")
+    parser.add_argument("--evictions", choices=["azure", "aws", "gce"], help="ask this cloud whether the machine is about to go")
     parser.add_argument("--width", type=int, default=8, help="64 is ResNet-18")
     arguments = parser.parse_args()
 
@@ -78,7 +79,8 @@ def main():
 
     # All is the same on every rank: rank 0 saves it, and any number of ranks restores it.
     state = {"model": model, "optimizer": optimizer}
-    manager = nm.Manager(arguments.path, save_every_steps=arguments.save_every, replicated=list(state), replicas=1)
+    settings = {"replicated": list(state), "replicas": 1, "evictions": arguments.evictions}
+    manager = nm.Manager(arguments.path, save_every_steps=arguments.save_every, **settings)
     before = time.monotonic()
     found = manager.restore(state)
     done = 0 if found is None else found.step
@@ -106,7 +108,7 @@ def main():
             if manager.should_save(done):
                 manager.save(done, state)
             if manager.stop_requested:  # this node is to leave, or another one joins: torchrun starts the workers again
-                manager.close()
+                manager.leave()
                 raise SystemExit(143)
             if done == arguments.steps:
                 break

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -27,6 +28,8 @@ from .waits import patiently
 __all__ = ["Manager", "Restored", "Version"]
 
 log = logging.getLogger("nebulaml")
+
+LEAVE_MARGIN_S = 3.0  # of a notice's time: for the program's own end
 
 EXTRA = "extra"  # the item whose value restore() returns
 
@@ -65,6 +68,7 @@ class Manager:
         ``errors``.
     weights_only: False trusts all files of this path: loading them may run code.
     replicated: names of items that are the same on all ranks, which rank 0 alone saves. Of others each rank saves its own.
+    evictions: "azure", "aws" or "gce": what that cloud's metadata service says of this machine's end is a notice like SIGTERM.
     settings: those of ``init()``. Each version is persisted at once unless persistent_time_interval says otherwise.
     """
 
@@ -80,6 +84,7 @@ class Manager:
         on_error: str = "raise",
         weights_only: bool = True,
         replicated: Sequence[str] = (),
+        evictions: str | None = None,
         persistent_time_interval: float | str = 0,
         **settings: Any,
     ) -> None:
@@ -92,7 +97,7 @@ class Manager:
             path, on_error=on_error, persistent_time_interval=persistent_time_interval, keep_last=0, keep_every=0, **settings
         )
         self._engine = self._session._engine
-        self._notices = notices.Notices(self._engine)
+        self._notices = notices.Notices(self._engine, evictions)
         self._own: dict[int, Checkpoint] = {}  # saved here, newest last
         self._decided: tuple[int, bool] | None = None  # what should_save() said last
         self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
@@ -130,8 +135,33 @@ class Manager:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether SIGTERM has come to a rank: the program is to save, and to end."""
+        """Whether a notice, SIGTERM or an eviction, has come to a rank: the program is to save, and to end."""
         return self._notices.is_here
+
+    def leave(self, timeout: float | None = None) -> str | None:
+        """After the save that a notice asked for, before the program ends: makes the newest version safe, as far as the time allows.
+
+        timeout: seconds; None: what the notice leaves, less a margin. Waits for a copy on another node first, if there are
+        replicas, then for storage. Returns the state that was reached, which the log says, too; None: nothing was saved here.
+        """
+        begun = time.monotonic()
+        left = self._notices.left_s() - LEAVE_MARGIN_S if timeout is None else timeout
+        checkpoint = next(reversed(self._own.values()), None)
+        if checkpoint is None:
+            return None
+        chosen = self._engine.settings()
+        wanted = ["committed"] + ["replicated"] * bool(chosen.replica_count) + ["durable"] * (chosen.persist_path is not None)
+        for state in wanted:
+            rest = left - (time.monotonic() - begun)
+            try:
+                checkpoint.wait(state, timeout=max(0.0, rest))
+            except NebulaError as failure:
+                log.warning("nebula: %s is not %s before this process ends: %s", checkpoint.tag, state, failure)
+                break
+        reached = checkpoint.state
+        cause = f"{self._notices.reason}: " if self._notices.reason else ""
+        log.warning("nebula: %s%s is %s after %.1f s, of %.1f s", cause, checkpoint.tag, reached, time.monotonic() - begun, max(0.0, left))
+        return reached
 
     def should_save(self, step: int) -> bool:
         """Whether this step is due, or a notice has come. The same on all ranks, each of which asks at each step."""

@@ -1,4 +1,4 @@
-"""Notices: SIGTERM, by which a scheduler says that this process is to end soon; a person's wish that the job saves now; and what all ranks
+"""Notices: SIGTERM, or a cloud's, that this process is to end soon; a person's wish that the job saves now; and what all ranks
 of a job know of them at the same step."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from . import ranks
+from . import evictions, ranks
 from .errors import NebulaConfigError, NebulaStorageError, NebulaUnavailable
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Notices", "ask_to_save"]
 
 log = logging.getLogger("nebulaml")
+
+SIGTERM_S = 30.0  # until SIGKILL: torchrun's, Kubernetes' and Slurm's default
 
 KEPT_STEPS = 1000  # whose answers stay in the key-value store, for ranks that are behind
 
@@ -52,18 +54,24 @@ def ask_to_save(persist_path: str | None) -> None:
 class Notices:
     """What one manager knows."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, cloud: str | None = None) -> None:
+        """cloud: whose metadata service is asked, too: "azure", "aws", "gce"."""
         self._engine = weakref.proxy(engine)
+        self.reason, self.deadline = "", 0.0  # of the first notice to this rank; the deadline is on the monotonic clock
         self.is_here = False  # of several ranks: for all of them, at the same step
         self._has_come = False  # to this rank
+        self._is_signalled = False  # by SIGTERM
         self._is_answered = False  # a save has followed
         self._is_listening = False
         self._before: Any = None  # the handler that was there
         self._wish_seen = self._wish_at = 0.0  # the file's time, and when it was looked at
         self._wishes: bool | None = None  # None: not looked yet; what is there then is an older run's
+        self._watch = evictions.Watch(cloud, self._come) if cloud else None
 
     def listen(self) -> None:
         """From now on SIGTERM is a notice, and a second one ends the process. Not where the program ignores it, or in another thread."""
+        if self._watch is not None and self._watch.ident is None and self._engine.place().local_rank == 0:
+            self._watch.start()
         if self._is_listening or threading.current_thread() is not threading.main_thread():
             return
         self._is_listening = True
@@ -74,14 +82,27 @@ class Notices:
         signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        is_first, self._has_come = not self._has_come, True
-        if self._engine.place().world == 1 or ranks.store() is None:
-            self.is_here = True
+        is_first = not self._is_signalled
+        self._is_signalled = True
+        self._come("SIGTERM", SIGTERM_S)
         if callable(self._before):
             self._before(number, frame)
         elif not is_first:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
+
+    def _come(self, reason: str, seconds: float) -> None:
+        """Any thread."""
+        if not self._has_come:
+            self.reason, self.deadline = reason, time.monotonic() + seconds
+            log.info("nebula: %s: this process is to end within %.0f s", reason, seconds)
+        self._has_come = True
+        if self._engine.place().world == 1 or ranks.store() is None:
+            self.is_here = True
+
+    def left_s(self) -> float:
+        """Seconds until this process may be killed; of a notice to another rank, those of SIGTERM."""
+        return max(0.0, self.deadline - time.monotonic()) if self._has_come else SIGTERM_S
 
     def answered(self) -> None:
         """A version was saved."""
@@ -141,6 +162,8 @@ class Notices:
 
     def forget(self) -> None:
         """The handler that was there takes its place again."""
+        if self._watch is not None:
+            self._watch.end()
         if self._before is not None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) == self._handle:
                 signal.signal(signal.SIGTERM, self._before)

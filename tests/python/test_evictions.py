@@ -1,0 +1,135 @@
+"""What a cloud says before it takes a machine away is a notice: a save, and the end. Against small metadata servers that answer as the clouds' do."""
+
+import datetime
+import email.utils
+import http.server
+import json
+import logging
+import threading
+import time
+
+import nebulaml as nm
+import pytest
+import torch
+from waiting import until
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """Refuses a request that the cloud would refuse."""
+
+    def reply(self, text, code=200):
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):  # noqa: N802
+        server, path = self.server, self.path.partition("?")[0]
+        server.asked += 1
+        if server.broken:
+            return self.reply("broken", 503)
+        if path.startswith("/metadata/"):
+            if self.headers["Metadata"] != "true" or "api-version=" not in self.path:
+                return self.reply("Bad request", 400)
+            if path == "/metadata/instance/compute/name":
+                return self.reply("vm_3")
+            return self.reply(json.dumps({"DocumentIncarnation": 1, "Events": server.events}))
+        if path.startswith("/latest/"):
+            if self.headers["X-aws-ec2-metadata-token"] != "secret":
+                return self.reply("Unauthorized", 401)
+            return self.reply(json.dumps(server.action)) if server.action else self.reply("Not Found", 404)
+        if self.headers["Metadata-Flavor"] != "Google":
+            return self.reply("Forbidden", 403)
+        return self.reply("TRUE" if server.preempted else "FALSE")
+
+    def do_PUT(self):  # noqa: N802
+        assert self.path == "/latest/api/token" and int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) <= 21600
+        self.reply("secret")
+
+
+@pytest.fixture
+def cloud(monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    server.events, server.action, server.preempted, server.broken, server.asked = [], None, False, False, 0
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("NEBULA_METADATA_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a proxy has another machine's metadata
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def soon(seconds):
+    return datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds)
+
+
+def azure(cloud, kind="Preempt", resources=("vm_3",), seconds=45):
+    event = {"EventId": "A1", "EventStatus": "Scheduled", "EventType": kind, "ResourceType": "VirtualMachine"}
+    cloud.events = [{**event, "Resources": list(resources), "NotBefore": email.utils.format_datetime(soon(seconds), usegmt=True)}]
+
+
+def aws(cloud):
+    cloud.action = {"action": "terminate", "time": soon(100).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def gce(cloud):
+    cloud.preempted = True
+
+
+@pytest.mark.parametrize(("name", "evict", "least", "most"), [("azure", azure, 35, 45), ("aws", aws, 90, 100), ("gce", gce, 20, 30)])
+def test_an_eviction_asks_for_one_save_and_what_was_reached_is_logged(place, cloud, caplog, name, evict, least, most):
+    with nm.Manager(place.storage, save_every_steps=1000, evictions=name) as manager:
+        assert not manager.should_save(1)
+        until(lambda: cloud.asked >= 2)
+        assert not manager.should_save(2) and not manager.stop_requested
+        evict(cloud)
+        until(lambda: manager.stop_requested)
+        assert least < manager._notices.left_s() <= most
+        assert manager.should_save(3)
+        manager.save(3, {"model": {"w": torch.ones(1000)}})
+        assert not manager.should_save(4)
+        with caplog.at_level(logging.WARNING, "nebulaml"):
+            assert manager.leave() == "durable"
+    assert (place.storage / "global_step3" / ".nebula" / "manifest-1.json").exists()
+    assert any("global_step3 is durable after" in record.getMessage() for record in caplog.records)
+    asked = cloud.asked
+    time.sleep(1.5)
+    assert cloud.asked <= asked + 1  # once it has come, nobody asks any more
+
+
+def test_events_of_other_machines_and_those_that_end_nothing_are_no_notice(place, cloud):
+    azure(cloud, resources=["vm_2", "vm_33"])
+    with nm.Manager(place.storage, save_every_steps=1000, evictions="azure") as manager:
+        manager.should_save(1)
+        until(lambda: cloud.asked >= 4)
+        azure(cloud, kind="Freeze")
+        asked = cloud.asked
+        until(lambda: cloud.asked >= asked + 2)
+        assert not manager.should_save(2) and not manager.stop_requested
+
+
+def test_a_service_that_fails_is_asked_again(place, cloud):
+    cloud.broken = True
+    with nm.Manager(place.storage, save_every_steps=1000, evictions="aws") as manager:
+        manager.should_save(1)
+        until(lambda: cloud.asked >= 2)
+        cloud.broken = False
+        aws(cloud)
+        until(lambda: manager.stop_requested)
+        assert manager.should_save(2)
+
+
+def test_who_leaves_waits_no_longer_than_there_is_time(place, caplog):
+    with nm.Manager(place.storage, save_every_steps=1000, evictions=None) as manager:
+        assert manager.leave() is None
+        manager.save(1, {"model": {"w": torch.ones(1000)}}, force=True)
+        begun = time.monotonic()
+        assert manager.leave(timeout=0) in ("capturing", "captured", "committed", "durable")
+        assert time.monotonic() - begun < 5
+
+
+def test_other_clouds_are_refused(place):
+    with pytest.raises(nm.NebulaConfigError, match="'azure', 'aws', 'gce'"):
+        nm.Manager(place.storage, evictions="moon")
