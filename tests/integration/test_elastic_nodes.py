@@ -175,16 +175,20 @@ def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, m
         for connection, _ in emulator():
             monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
             storage = Table(tmp_path, nebula, connection, stack)
-            job = start_job("--nnodes=1:2", "--max-restarts=3")
+            conf = "--rdzv-conf=last_call_timeout=3,keep_alive_interval=3,keep_alive_max_attempt=2"
+            job = start_job("--nnodes=1:3", "--max-restarts=3", conf)
             nodes = [start(job, storage, number) for number in (2, 3)]
             workers = [node.wait_for(lambda said: said["world"] == 2)["pid"] for node in nodes]
             for handler in storage.handlers.values():
                 handler.port = 9
-            time.sleep(10)  # more than twice the time after which a node is dead
+            time.sleep(12)  # twice the time after which a node is dead
             for handler in storage.handlers.values():
                 handler.port = int(re.search(r"TableEndpoint=http://127.0.0.1:(\d+)", connection)[1])
-            time.sleep(10)
+            time.sleep(8)
             assert [node.said()[-1]["pid"] for node in nodes] == workers
+            nodes.append(start(job, storage, 4))  # it finds them alive
+            for node in nodes:
+                node.wait_for(lambda said: said["world"] == 3)
             job.stop()
             for node in nodes:
                 assert node.process.wait(60) == 0, node.told()

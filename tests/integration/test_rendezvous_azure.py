@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 import uuid
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -130,6 +131,17 @@ def test_a_table_server_that_does_not_exist_is_a_lost_connection(environment):
     cells = table_cells.open_cells("http://127.0.0.1:9/devstoreaccount1")
     with pytest.raises(RendezvousConnectionError):
         Backend("nebula-azure-table", cells, "job", patience_s=1).get_state()
+
+
+def test_no_failure_tells_the_sas(environment):
+    cells = table_cells.open_cells("http://127.0.0.1:9/devstoreaccount1?sv=2019-02-02&sig=geheim%3D")
+    with pytest.raises(RendezvousConnectionError) as caught:
+        Backend("nebula-azure-table", cells, "job", patience_s=0.5).get_state()
+    told = "".join(traceback.format_exception(caught.value))
+    assert "127.0.0.1" in told
+    assert "geheim" not in told
+    long = Exception("HTTPSConnectionPool(host='a', port=443): Max retries exceeded with url: /t?sv=1&sig=geheim (Caused by x)")
+    assert table_cells._sentence(long) == "HTTPSConnectionPool(host='a', port=443): Max retries exceeded with url: /t (Caused by x)"
 
 
 def test_a_wrong_key_is_told_at_once(environment, monkeypatch):

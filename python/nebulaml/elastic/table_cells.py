@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import os
+import re
 import threading
 import time
 import urllib.parse
@@ -222,10 +223,12 @@ class TableCells(Cells):
                 raise
             except failures.HttpResponseError as failure:
                 if failure.status_code in _PASSING or failure.status_code is None:
-                    raise CellUnreachable(_sentence(failure)) from failure
-                raise NebulaStorageError(f"Azure Table Storage refuses the request: {_sentence(failure)}") from failure
+                    raise CellUnreachable(
+                        _sentence(failure)
+                    ) from None  # the SDK's own text may hold the URL, and so the SAS
+                raise NebulaStorageError(f"Azure Table Storage refuses the request: {_sentence(failure)}") from None
             except failures.AzureError as failure:
-                raise CellUnreachable(_sentence(failure)) from failure
+                raise CellUnreachable(_sentence(failure)) from None
 
     def _heard(self, response: Any) -> None:
         text = response.http_response.headers.get("Date")
@@ -262,4 +265,5 @@ def _entity(cell: Cell, text: str) -> dict[str, Any]:
 
 
 def _sentence(failure: Exception) -> str:
-    return " ".join(str(failure).split())[:400] or type(failure).__name__
+    text = re.sub(r"\?[^\s'\")>]*", "", " ".join(str(failure).split()))  # no query of a URL
+    return text[:400] or type(failure).__name__
