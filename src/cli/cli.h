@@ -72,6 +72,7 @@ int command_flush(int argc, char **argv);
 int command_help(int argc, char **argv);
 int command_inspect(int argc, char **argv);
 int command_list(int argc, char **argv);
+int command_metrics(int argc, char **argv);
 int command_pin(int argc, char **argv);
 int command_prune(int argc, char **argv);
 int command_python(int argc, char **argv);

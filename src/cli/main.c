@@ -45,6 +45,14 @@ const struct cli_command cli_commands[] = {
           "spent on restarts.\n\n"
           "  nebula goodput --path /scratch/run7\n",
           command_goodput },
+        { "metrics", "nebula metrics [--listen [ADDRESS:]PORT | --textfile FILE [--every SECONDS]] [--history FILE] [--path DIR]",
+          "metrics of this node for Prometheus",
+          "Prints them once; --listen serves them at /metrics, at 127.0.0.1 unless an address is\n"
+          "given; --textfile writes them to a file for node_exporter, once or every SECONDS.\n"
+          "docs/operate.md lists them.\n\n"
+          "  nebula metrics --listen 9109 --path /scratch/run7\n"
+          "  nebula metrics --textfile /var/lib/node_exporter/nebula.prom --every 15 --path /scratch/run7\n",
+          command_metrics },
         { "verify", "nebula verify [TAG|PATH] [--all] [--path DIR] [--json]", "check every byte against its checksum",
           "Without TAG the newest checkpoint; PATH is a directory or a single file.\n"
           "Each damage is named with file and offset. Exit code 1 if there is any.\n\n"

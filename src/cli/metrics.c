@@ -1,0 +1,228 @@
+#include "cli/metrics.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "cli/cli_agent.h"
+#include "cli/history.h"
+#include "cli/ledger.h"
+
+static void add(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void add(struct buf *buf, const char *format, ...)
+{
+        char text[512];
+        va_list arguments;
+
+        va_start(arguments, format);
+        vsnprintf(text, sizeof text, format, arguments);
+        va_end(arguments);
+        buf_add_text(buf, text);
+}
+
+static void add_head(struct buf *buf, const char *name, const char *type, const char *help)
+{
+        add(buf, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* 17 digits, and the words of the format for what is no finite number. */
+static void add_value(struct buf *buf, const char *name, const char *labels, double value)
+{
+        if (isfinite(value))
+                add(buf, "%s%s %.17g\n", name, labels, value);
+        else
+                add(buf, "%s%s %s\n", name, labels, isnan(value) ? "NaN" : value > 0 ? "+Inf" : "-Inf");
+}
+
+static void add_one(struct buf *buf, const char *name, const char *type, const char *help, double value)
+{
+        add_head(buf, name, type, help);
+        add_value(buf, name, "", value);
+}
+
+static const double blocked_bounds[] = { 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, INFINITY };
+static const double persist_bounds[] = { 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, INFINITY };
+
+/* is_persist: the time of the writing to storage, of versions that were written; else that for which a save blocked, of all. */
+static void add_histogram(struct buf *buf, const char *name, const char *labels, const struct history *history, bool is_persist)
+{
+        const double *bounds = is_persist ? persist_bounds : blocked_bounds;
+        size_t bound_count = is_persist ? sizeof persist_bounds / sizeof *bounds : sizeof blocked_bounds / sizeof *bounds;
+        uint64_t counts[16] = { 0 }, count = 0;
+        char text[64];
+        double sum = 0;
+
+        for (size_t i = 0; i < history->count; i++) {
+                double value = is_persist ? history->rows[i].persist_s : history->rows[i].blocked_s;
+
+                if (is_persist && history->rows[i].durable <= 0)
+                        continue;
+                count++;
+                sum += value;
+                for (size_t b = 0; b < bound_count; b++)
+                        counts[b] += value <= bounds[b];
+        }
+        for (size_t b = 0; b < bound_count; b++) {
+                snprintf(text, sizeof text, isfinite(bounds[b]) ? "%g" : "+Inf", bounds[b]);
+                add(buf, "%s_bucket{%s%sle=\"%s\"} %" PRIu64 "\n", name, labels, *labels ? "," : "", text, counts[b]);
+        }
+        snprintf(text, sizeof text, *labels ? "{%s}" : "%s", labels);
+        add(buf, "%s_sum%s %.17g\n%s_count%s %" PRIu64 "\n", name, text, sum, name, text, count);
+}
+
+enum tier { MEMORY, STORAGE, TIERS };
+static const char *const tier_labels[TIERS] = { "{tier=\"memory\"}", "{tier=\"storage\"}" };
+
+static double reached(const struct history_row *row, enum tier tier)
+{
+        return tier == MEMORY ? row->committed : row->durable;
+}
+
+static void add_tiers(struct buf *buf, const char *name, const double values[TIERS])
+{
+        for (int tier = 0; tier < TIERS; tier++)
+                if (!isnan(values[tier]))
+                        add_value(buf, name, tier_labels[tier], values[tier]);
+}
+
+static void add_results(struct buf *buf, const struct history *history)
+{
+        static const char *const name = "nebula_checkpoints_total";
+        uint64_t good[TIERS] = { 0 }, bad[TIERS] = { 0 };
+
+        for (size_t i = 0; i < history->count; i++) {
+                const struct history_row *row = &history->rows[i];
+                bool has_failed = !strcmp(row->result, "failed");
+
+                good[MEMORY] += row->committed > 0;
+                bad[MEMORY] += has_failed && row->committed <= 0;
+                good[STORAGE] += row->durable > 0;
+                bad[STORAGE] += has_failed && row->committed > 0 && row->durable <= 0;
+        }
+        add_head(buf, name, "counter", "Versions that reached a tier, or failed on the way to it.");
+        for (int tier = 0; tier < TIERS; tier++) {
+                add(buf, "%s{tier=\"%s\",result=\"success\"} %" PRIu64 "\n", name, tier == MEMORY ? "memory" : "storage", good[tier]);
+                add(buf, "%s{tier=\"%s\",result=\"failure\"} %" PRIu64 "\n", name, tier == MEMORY ? "memory" : "storage", bad[tier]);
+        }
+}
+
+static void add_newest(struct buf *buf, const struct history *history)
+{
+        double times[TIERS] = { NAN, NAN }, steps[TIERS] = { NAN, NAN }, bytes[TIERS] = { 0 };
+        const struct history_row *newest = NULL;
+
+        for (size_t i = 0; i < history->count; i++) {
+                const struct history_row *row = &history->rows[i];
+
+                newest = row->committed > 0 ? row : newest;
+                for (int tier = 0; tier < TIERS; tier++) {
+                        double at = reached(row, (enum tier)tier);
+
+                        if (at <= 0)
+                                continue;
+                        bytes[tier] += (double)row->size;
+                        if (isnan(times[tier]) || at >= times[tier]) {
+                                times[tier] = at;
+                                steps[tier] = row->step >= 0 ? (double)row->step : steps[tier];
+                        }
+                }
+        }
+        add_head(buf, "nebula_checkpoint_bytes_written_total", "counter", "Bytes of the versions that reached a tier.");
+        add_tiers(buf, "nebula_checkpoint_bytes_written_total", bytes);
+        add_head(buf, "nebula_checkpoint_last_success_timestamp_seconds", "gauge", "When the last version reached a tier, seconds since 1970.");
+        add_tiers(buf, "nebula_checkpoint_last_success_timestamp_seconds", times);
+        add_head(buf, "nebula_checkpoint_last_step", "gauge", "The step of the last version that reached a tier.");
+        add_tiers(buf, "nebula_checkpoint_last_step", steps);
+        if (newest)
+                add_one(buf, "nebula_checkpoint_size_bytes", "gauge", "Bytes of the last version.", (double)newest->size);
+}
+
+static void add_ledger(struct buf *buf, const struct history *history)
+{
+        struct ledger ledger;
+
+        if (ledger_make(history, &ledger, NULL))
+                return;
+        add_one(buf, "nebula_restores_total", "counter", "Restarts of the job that went on from a version.", (double)ledger.restarts);
+        if (ledger_total(&ledger) <= 0)
+                return;
+        add_one(buf, "nebula_goodput_ratio", "gauge", "Share of the time between the first and the last save that was training that stayed.",
+                ledger.seconds[LEDGER_PRODUCTIVE] / ledger_total(&ledger));
+        add_head(buf, "nebula_badput_seconds_total", "counter", "The rest of that time.");
+        for (int kind = LEDGER_BLOCKED; kind < LEDGER_KINDS; kind++)
+                add(buf, "nebula_badput_seconds_total{kind=\"%s\"} %.17g\n", ledger_names[kind], ledger.seconds[kind]);
+}
+
+static void add_history(struct buf *buf, const char *path, const char *given)
+{
+        struct history history;
+
+        if (history_load(given, path, &history, NULL))
+                return;
+        add_head(buf, "nebula_checkpoint_blocked_seconds", "histogram", "How long a save stopped training.");
+        add_histogram(buf, "nebula_checkpoint_blocked_seconds", "", &history, false);
+        add_head(buf, "nebula_checkpoint_persist_seconds", "histogram", "How long the writing of a version took.");
+        add_histogram(buf, "nebula_checkpoint_persist_seconds", "tier=\"storage\"", &history, true);
+        add_results(buf, &history);
+        add_newest(buf, &history);
+        add_ledger(buf, &history);
+        history_done(&history);
+}
+
+/* Of the jobs of the path; with "" of all. */
+static void add_jobs(struct buf *buf, const json_t *status, const char *path)
+{
+        const json_t *jobs = json_object_get(status, "jobs"), *sessions = json_object_get(status, "sessions"), *one;
+        double unsaved = 0, unsaved_bytes = 0, failures = 0, world = 0;
+        size_t index;
+
+        json_array_foreach(jobs, index, one) {
+                if (*path && strcmp(text_of(one, "persist_path"), path))
+                        continue;
+                unsaved += number_of(one, "unsaved");
+                unsaved_bytes += number_of(one, "unsaved_bytes");
+                failures += number_of(one, "storage_failures");
+        }
+        json_array_foreach(sessions, index, one)
+                if (!*path || !strcmp(text_of(one, "persist_path"), path))
+                        world = number_of(one, "world") > world ? number_of(one, "world") : world;
+        add_one(buf, "nebula_checkpoint_in_progress", "gauge", "Versions that are not in storage yet.", unsaved);
+        add_one(buf, "nebula_checkpoint_unsaved_bytes", "gauge", "Their bytes.", unsaved_bytes);
+        add_one(buf, "nebula_storage_retries_total", "counter", "Writings to storage that failed and were or will be tried again.", failures);
+        add_one(buf, "nebula_world_size", "gauge", "Ranks of the job that runs; 0: none does.", world);
+}
+
+static void add_agent(struct buf *buf, const char *path)
+{
+        struct cli_agent *agent = NULL;
+        const json_t *about;
+        json_t *status = NULL;
+        bool is_up = cli_agent_open_if_any(path, &agent) && !cli_agent_report(agent, NEBULA_REPORT_STATUS, path, &status, NULL);
+
+        add_one(buf, "nebula_agent_up", "gauge", "1 if this node's agent answers.", is_up);
+        if (is_up) {
+                about = json_object_get(status, "agent");
+                add_head(buf, "nebula_buffer_bytes", "gauge", "The memory tier of this node.");
+                add_value(buf, "nebula_buffer_bytes", "{state=\"used\"}", number_of(about, "memory_used"));
+                add_value(buf, "nebula_buffer_bytes", "{state=\"limit\"}", number_of(about, "memory_budget"));
+                add_jobs(buf, status, path);
+        }
+        json_decref(status);
+        cli_agent_close(agent);
+}
+
+char *metrics_text(const char *path, const char *history, size_t *ret_size)
+{
+        struct buf buf = { 0 };
+
+        add_agent(&buf, path);
+        if (*path || history)
+                add_history(&buf, path, history);
+        return buf_take(&buf, ret_size);
+}

@@ -1,0 +1,18 @@
+/*
+ * metrics.h - what this node's agent and the history of one storage path say, as Prometheus reads it.
+ *
+ * No metric has a label whose values come from a user: no tag, step or path is one, so nothing has to be escaped and the number of series
+ * does not grow. docs/operate.md lists the metrics; docs/grafana.json and docs/alerts.yml use their names, and a test compares all three.
+ *
+ * Threads: no shared state.
+ */
+#ifndef NB_CLI_METRICS_H
+#define NB_CLI_METRICS_H
+
+#include "nebula.h"
+
+/* The text of one scrape (exposition format 0.0.4), which the caller frees. `path` "": only the agent. `history`: the file, or NULL: the one of
+ * the path. An agent or a history that is missing is no failure: its metrics are left out. NULL: no memory. */
+char *metrics_text(const char *path, const char *history, size_t *ret_size);
+
+#endif

@@ -1,0 +1,243 @@
+"""`nebula metrics`: the exposition, a dashboard and alert rules, which promtool and a parser of the format read."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from test_goodput import JOB, trained  # noqa: E402
+
+parser = pytest.importorskip("prometheus_client.parser")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NAME = re.compile(r"\bnebula_[a-z_]+\b")
+
+
+@pytest.fixture(scope="module")
+def promtool():
+    found = subprocess.run([ROOT / "scripts/promtool.sh"], capture_output=True, text=True)
+    if found.returncode == 77:
+        pytest.skip(found.stderr.strip())
+    return found.stdout.strip()
+
+
+@pytest.fixture
+def history(tmp_path):
+    job = trained()
+    job.rows[3]["result"], job.rows[3]["durable"] = "failed", 0
+    job.rows[4]["result"], job.rows[4]["durable"], job.rows[4]["committed"] = "failed", 0, 0
+    for row in job.rows:
+        row["size_bytes"], row["persist_seconds"] = 1000, 3.0
+        row["tag"] = 'ev/il"\n\\\033[31m' + row["tag"]
+    return job.write(tmp_path / "history.csv")
+
+
+def families(text):
+    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+
+
+def values(text):
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in families(text).values()
+        for sample in family.samples
+    }
+
+
+def test_the_numbers_are_those_of_the_history_and_no_tag_is_in_them(run, history):
+    told = run("metrics", "--history", history)
+    assert told.returncode == 0 and told.stderr == "" and "ev/il" not in told.stdout and "\033" not in told.stdout
+    found, ledger = values(told.stdout), json.loads(run("goodput", "--history", history, "--json").stdout)
+    assert (
+        found["nebula_checkpoints_total", "memory", "success"] == 20
+        and found["nebula_checkpoints_total", "failure", "memory"] == 1
+    )
+    assert (
+        found["nebula_checkpoints_total", "storage", "success"] == 19
+        and found["nebula_checkpoints_total", "failure", "storage"] == 1
+    )
+    assert found["nebula_checkpoint_last_step", "memory"] == 900
+    assert (
+        found["nebula_checkpoint_bytes_written_total", "storage"] == 19000
+        and found["nebula_checkpoint_size_bytes",] == 1000
+    )
+    assert found["nebula_checkpoint_blocked_seconds_count",] == 21 and found[
+        "nebula_checkpoint_blocked_seconds_sum",
+    ] == pytest.approx(10.5)
+    assert (
+        found["nebula_checkpoint_blocked_seconds_bucket", "0.25"] == 0
+        and found["nebula_checkpoint_blocked_seconds_bucket", "0.5"] == 21
+    )
+    assert found["nebula_checkpoint_persist_seconds_bucket", "2.5", "storage"] == 0
+    assert found["nebula_checkpoint_persist_seconds_bucket", "5", "storage"] == 19
+    assert (
+        found["nebula_goodput_ratio",] == ledger["goodput"]
+        and found["nebula_restores_total",] == ledger["restarts"] == 2
+    )
+    for kind in ("blocked", "inflated", "lost", "restart"):
+        assert found["nebula_badput_seconds_total", kind] == ledger["seconds"][kind]
+    assert found["nebula_agent_up",] == 0
+
+
+def test_promtool_has_no_complaint(run, history, promtool):
+    told = run("metrics", "--history", history)
+    checked = subprocess.run([promtool, "check", "metrics"], input=told.stdout, capture_output=True, text=True)
+    assert checked.returncode == 0 and checked.stdout + checked.stderr == ""
+
+
+def test_alert_rules_and_the_queries_of_the_dashboard_are_sound(promtool, tmp_path):
+    checked = subprocess.run([promtool, "check", "rules", ROOT / "docs/alerts.yml"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    queries = [
+        target["expr"]
+        for panel in json.loads((ROOT / "docs/grafana.json").read_text())["panels"]
+        for target in panel["targets"]
+    ]
+    rules = [
+        {"record": f"query_{i}", "expr": query.replace("$__rate_interval", "5m")} for i, query in enumerate(queries)
+    ]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))  # JSON is YAML
+    checked = subprocess.run([promtool, "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True)
+    assert checked.returncode == 0 and f"{len(queries)} rules found" in checked.stdout, checked.stdout + checked.stderr
+
+
+@pytest.fixture
+def live(nebula, tmp_path):
+    """A job that has been killed and resumed, whose agent still runs."""
+    pytest.importorskip("nebulaml")
+    name = uuid.uuid4().hex[:8]
+    runtime, memory = pathlib.Path(f"/tmp/nb-{name}"), pathlib.Path(f"/dev/shm/nb-{name}")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NEBULA_")} | {
+        "NEBULA_RUNTIME_DIR": str(runtime),
+        "NEBULA_MEMORY_DIR": str(memory),
+        "NEBULA_OUTPUT_DIR": str(tmp_path / "output"),
+        "NEBULA_AGENT_PATH": str(nebula),
+    }
+    try:
+        for words in (["10", "kill"], ["20"]):
+            subprocess.run([sys.executable, "-c", JOB, tmp_path / "store", *words], env=environment, timeout=120)
+        yield environment, tmp_path / "store"
+    finally:
+        subprocess.run([nebula, "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)
+        for path in (runtime, memory):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def test_dashboard_rules_and_documentation_name_exactly_what_is_exposed(live, nebula):
+    environment, store = live
+    for _ in range(50):  # lines of the history are written behind the versions
+        told = subprocess.run(
+            [nebula, "metrics", "--path", store],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        if values(told.stdout).get(("nebula_checkpoint_last_step", "storage")) == 20:
+            break
+        time.sleep(0.2)
+    found = values(told.stdout)
+    assert (
+        found["nebula_agent_up",] == 1
+        and found["nebula_buffer_bytes", "limit"] > 0
+        and found["nebula_checkpoint_in_progress",] == 0
+    )
+    assert found["nebula_checkpoint_last_step", "storage"] == 20 and found["nebula_restores_total",] == 1
+    exposed = {sample for family in families(told.stdout).values() for sample in (item.name for item in family.samples)}
+    bases = {
+        re.sub("_(bucket|sum|count)$", "", name)
+        if name.startswith(("nebula_checkpoint_blocked", "nebula_checkpoint_persist"))
+        else name
+        for name in exposed
+    }
+    for file in ("docs/grafana.json", "docs/alerts.yml"):
+        used = set(NAME.findall((ROOT / file).read_text()))
+        assert used and used <= exposed, used - exposed
+    table = (ROOT / "docs/operate.md").read_text().split("| metric |")[1].split("\n\n")[0]
+    assert set(NAME.findall(table)) == bases
+
+
+def test_only_metrics_is_served_and_only_to_this_machine(nebula, history):
+    serving = subprocess.Popen(
+        [nebula, "metrics", "--listen", "0", "--history", history], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        address = serving.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", address)
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert "nebula_goodput_ratio" in families(answer.read().decode())
+        for method, path, status in (
+            ("GET", "/", 404),
+            ("GET", "/metrics/../x", 404),
+            ("POST", "/metrics", 405),
+            ("DELETE", "/metrics", 405),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(
+                    urllib.request.Request(
+                        address[: -len("/metrics")] + path, b"x" if method == "POST" else None, method=method
+                    ),
+                    timeout=30,
+                )
+            assert refused.value.code == status
+        port = int(address.split(":")[2].split("/")[0])
+        idle = [
+            socket.create_connection(("127.0.0.1", port)) for _ in range(4)
+        ]  # clients that say nothing hold nobody up
+        assert urllib.request.urlopen(address, timeout=30).status == 200
+        for one in idle:
+            one.close()
+        addresses = {
+            line.split()[1]
+            for name in ("tcp", "tcp6")
+            for line in pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+            if line.split()[3] == "0A"
+        }
+        assert {one.split(":")[0] for one in addresses if one.endswith(f":{port:04X}")} == {"0100007F"}
+    finally:
+        serving.send_signal(signal.SIGINT)
+        serving.wait(30)
+
+
+@pytest.mark.parametrize("address", ["x", "70000", "localhost:1", "1.2.3.4.5:1", ":", "[::1]", "[::1]:x"])
+def test_a_wrong_address_is_exit_2(run, address):
+    told = run("metrics", "--listen", address)
+    assert told.returncode == 2 and "--listen takes" in told.stderr
+
+
+def test_a_file_for_node_exporter_is_replaced_as_a_whole(run, nebula, history, tmp_path):
+    (tmp_path / "nebula.prom").write_text("before")
+    assert run("metrics", "--textfile", "nebula.prom", "--history", history).returncode == 0
+    assert "nebula_goodput_ratio" in families((tmp_path / "nebula.prom").read_text())
+    assert [path.name for path in tmp_path.glob("*.prom*")] == ["nebula.prom"]
+    assert (tmp_path / "nebula.prom").stat().st_mode & 0o444 == 0o444 & ~os.umask(os.umask(0o22) or 0)
+    writing = subprocess.Popen(
+        [nebula, "metrics", "--textfile", "nebula.prom", "--every", "1", "--history", history], cwd=tmp_path
+    )
+    try:
+        inodes = set()
+        deadline = time.monotonic() + 20
+        while len(inodes) < 3 and time.monotonic() < deadline:
+            assert (tmp_path / "nebula.prom").read_text().endswith("\n")
+            inodes.add((tmp_path / "nebula.prom").stat().st_mtime_ns)
+            time.sleep(0.05)
+        assert len(inodes) == 3
+    finally:
+        writing.send_signal(signal.SIGINT)
+        writing.wait(30)
+    failed = run("metrics", "--textfile", "absent/nebula.prom", "--history", history)
+    assert failed.returncode in (3, 4) and failed.stderr.count("\n") == 1
