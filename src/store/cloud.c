@@ -1,5 +1,6 @@
 #include "store/cloud.h"
 
+#include "store/adls/adls.h"
 #include "store/azure/azure.h"
 #include "store/gs/gs.h"
 #include "store/s3/s3.h"
@@ -7,6 +8,7 @@
 void cloud_offer(void)
 {
         store_offer(&store_azure, store_azure_takes);
+        store_offer(&store_adls, store_adls_takes);
         store_offer(&store_s3, store_s3_takes);
         store_offer(&store_gs, store_gs_takes);
 }

@@ -26,6 +26,7 @@ class Store(NamedTuple):
 STORES = {
     "azure": Store(["scripts/azurite.sh", "run"], "az://devstoreaccount1/training/run", "AZURE_STORAGE_CONNECTION_STRING", "npm"),
     "s3": Store(["scripts/moto.sh", "run"], "s3://nebula/training/run", "AWS_SECRET_ACCESS_KEY"),
+    "adls": Store(["tests/servers/dfs.py"], "abfss://nebula@datalake.dfs.core.windows.net/training/run", "AZURE_STORAGE_CONNECTION_STRING"),
     "gs": Store(["tests/servers/gs.py"], "gs://nebula/training/run", "GS_SECRET_ACCESS_KEY"),
 }
 

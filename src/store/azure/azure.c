@@ -92,7 +92,7 @@ static enum nebula_status azure_open(const char *url, struct store **ret_store, 
         return NEBULA_OK;
 }
 
-static void azure_close(struct store *store)
+void azure_close(struct store *store)
 {
         struct azure_store *azure = (struct azure_store *)store;
 

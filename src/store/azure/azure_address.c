@@ -59,7 +59,7 @@ enum nebula_status azure_connection_parse(const char *text, struct azure_connect
                 const char *name;
                 char **value;
         } fields[] = { { "AccountName", &found.account }, { "AccountKey", &found.key }, { "SharedAccessSignature", &found.sas },
-                       { "BlobEndpoint", &found.endpoint }, { "DefaultEndpointsProtocol", &protocol }, { "EndpointSuffix", &suffix } };
+                       { "BlobEndpoint", &found.endpoint }, { "DfsEndpoint", &found.dfs }, { "DefaultEndpointsProtocol", &protocol }, { "EndpointSuffix", &suffix } };
         bool is_emulator = false, is_whole = true;
 
         for (const char *part = text; part && *part;) {
@@ -85,6 +85,8 @@ enum nebula_status azure_connection_parse(const char *text, struct azure_connect
                 found.endpoint = make_endpoint(protocol ? protocol : "https", found.account, suffix ? suffix : CLOUD_SUFFIX);
         if (found.endpoint)
                 trim_end(found.endpoint);
+        if (found.dfs)
+                trim_end(found.dfs);
         if (!found.account && found.endpoint)
                 found.account = account_of(found.endpoint);
         free(protocol);
@@ -104,6 +106,7 @@ void azure_connection_done(struct azure_connection *connection)
         free(connection->key);
         free(connection->sas);
         free(connection->endpoint);
+        free(connection->dfs);
         *connection = (struct azure_connection){ 0 };
 }
 

@@ -40,7 +40,7 @@ void azure_address_done(struct azure_address *address);
 
 /* AZURE_STORAGE_CONNECTION_STRING. Each text is NULL when it is not named. */
 struct azure_connection {
-        char *account, *key, *sas, *endpoint;
+        char *account, *key, *sas, *endpoint, *dfs;
 };
 /* Zeroed when the variable is not set. The error does not repeat the text. */
 enum nebula_status azure_connection_parse(const char *text, struct azure_connection *ret_connection, struct nebula_error *error);
@@ -80,6 +80,9 @@ void azure_crc64_text(const void *data, uint64_t size, char ret_text[OBJECT_SUM_
 
 /* Finds the credential, unless it was found before. */
 enum nebula_status azure_find_credential(struct azure_store *azure, struct nebula_error *error);
+
+/* azure.c */
+void azure_close(struct store *store);
 
 /* azure_reach.c */
 enum nebula_status azure_reach(struct store *store, struct store_reach *ret_reach, struct nebula_error *error);

@@ -99,6 +99,10 @@ struct object_service {
                           char text[OBJECT_QUOTED_SIZE]);
         /* Whether the condition of a write was not met, or another write was in its way. */
         bool (*condition_failed)(const struct http_response *response);
+        /* NULL, or the number of the write where no header field has it as it is; "" when the object is foreign. */
+        void (*writer)(const struct http_response *response, char ret_id[OBJECT_ID_SIZE]);
+        /* NULL, or whether the answer is about an object: a service can have directories. */
+        bool (*is_object)(const struct http_response *response);
         /* Adds what says that the body is an object, and its checksum. */
         void (*add_object)(const struct object_store *store, struct object_call *call, char sum[OBJECT_SUM_SIZE]);
         /* Adds what asks for a listing. */

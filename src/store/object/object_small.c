@@ -13,6 +13,28 @@
 #define REMOVE_WIDTH 16u
 #define CLOCK_KEY ".nebula-clock"
 
+static bool is_object(const struct object_store *store, const struct http_response *response)
+{
+        return !store->service->is_object || store->service->is_object(response);
+}
+
+static enum nebula_status no_object(const struct object_store *store, const char *key, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_NOT_FOUND, 0, "%s/%s: there is no such object", store->store.root, key);
+}
+
+static void read_writer(const struct object_service *service, const struct http_response *response, char ret_id[OBJECT_ID_SIZE])
+{
+        const char *id;
+
+        if (service->writer) {
+                service->writer(response, ret_id);
+                return;
+        }
+        id = http_field(response, service->metadata);
+        snprintf(ret_id, OBJECT_ID_SIZE, "%s", id ? id : "");
+}
+
 enum nebula_status object_look(struct object_store *store, const char *key, struct store_entry *ret_entry, char ret_id[OBJECT_ID_SIZE],
                                struct nebula_error *error)
 {
@@ -20,16 +42,17 @@ enum nebula_status object_look(struct object_store *store, const char *key, stru
         struct store_entry entry = { 0 };
         struct http_response response;
         enum nebula_status status = store->service->send(store, &call, &response, error);
-        const char *length, *modified, *id;
+        const char *length, *modified;
         int64_t seconds = 0;
 
         if (status)
                 return status;
         length = http_field(&response, "content-length");
         modified = http_field(&response, "last-modified");
-        id = http_field(&response, store->service->metadata);
         if (response.status != 200)
                 status = store->service->fail(store, OBJECT_READ, key, &response, error);
+        else if (!is_object(store, &response))
+                status = no_object(store, key, error);
         else if (!length || !modified || !http_date_parse(modified, &seconds))
                 status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer does not say its size and time", store->store.root, key);
         if (!status) {
@@ -37,7 +60,7 @@ enum nebula_status object_look(struct object_store *store, const char *key, stru
                 entry.time_ns = seconds * 1000000000;
                 store->service->stamp(&response, &entry.stamp);
                 if (ret_id)
-                        snprintf(ret_id, OBJECT_ID_SIZE, "%s", id ? id : "");
+                        read_writer(store->service, &response, ret_id);
                 *ret_entry = entry;
         }
         http_response_done(&response);
@@ -163,6 +186,8 @@ enum nebula_status object_get(struct store *base, const char *key, size_t limit,
                 status = store->service->send(store, &call, &response, error);
         if (!status && response.status != 200)
                 status = store->service->fail(store, OBJECT_READ, key, &response, error);
+        if (!status && !is_object(store, &response))
+                status = no_object(store, key, error);
         if (status == NEBULA_CORRUPT || (!status && response.text_size > limit))
                 status = error_set(error, NEBULA_CORRUPT, 0, "%s/%s: has more than the %zu bytes that are allowed", base->root, key, limit);
         if (!status) {

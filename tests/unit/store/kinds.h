@@ -102,6 +102,9 @@ static const struct kind kinds[] = { KINDS_S3 };
 #elif defined NB_TEST_GS
 #include "store/gs/kinds_gs.h"
 static const struct kind kinds[] = { KINDS_GS };
+#elif defined NB_TEST_ADLS
+#include "store/adls/kinds_adls.h"
+static const struct kind kinds[] = { KINDS_ADLS };
 #else
 static const struct kind kinds[] = {
         { "file", begin_file, again_file, end_file },

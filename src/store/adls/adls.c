@@ -1,0 +1,184 @@
+/* The driver of Azure Data Lake Storage: opening, and what its service is called. */
+#include "store/adls/adls.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/conf.h"
+#include "base/error.h"
+#include "store/adls/adls_private.h"
+#include "store/http/crypt.h"
+
+struct object_limits adls_limits = {
+        .part_bytes = 8u << 20,
+        .parts_good = 1000,
+        .part_bytes_good = 64u << 20,
+        .part_bytes_max = UINT64_C(4000) << 20,
+        .parts_max = 50000,
+        .read_bytes = 8u << 20,
+};
+
+/* "nebula=BASE64", among other properties of the file. */
+static void writer(const struct http_response *response, char ret_id[OBJECT_ID_SIZE])
+{
+        const char *properties = http_field(response, "x-ms-properties"), *found = properties ? strstr(properties, "nebula=") : NULL;
+        char text[CRYPT_BASE64_SIZE(OBJECT_ID_SIZE)], id[OBJECT_ID_SIZE] = "";
+        size_t size = 0;
+
+        if (found && (found == properties || found[-1] == ',')) {
+                snprintf(text, sizeof text, "%.*s", (int)strcspn(found + 7, ", "), found + 7);
+                if (!crypt_base64_decode(text, id, sizeof id - 1, &size))
+                        size = 0;
+        }
+        id[size] = 0;
+        memcpy(ret_id, id, sizeof id);
+}
+
+static bool is_object(const struct http_response *response)
+{
+        const char *type = http_field(response, "x-ms-resource-type");
+
+        return !type || strcmp(type, "directory");
+}
+
+/* A directory is no object. */
+enum nebula_status adls_fail(const struct object_store *store, enum object_deed deed, const char *key, const struct http_response *response,
+                             struct nebula_error *error)
+{
+        static const char *const directory[] = { "PathIsDirectory", "InvalidResourceType", "ResourceTypeMismatch", "OperationNotSupportedOnDirectory" };
+
+        for (size_t i = 0; deed == OBJECT_READ && i < sizeof directory / sizeof *directory; i++)
+                if (!strcmp(azure_code(response), directory[i]))
+                        return object_refused(store, NEBULA_NOT_FOUND, deed, key, response, azure_code(response), "", error);
+        return azure_fail(store, deed, key, response, error);
+}
+
+static const struct object_service service = {
+        .range = "Range",
+        .marks = { "x-ms-request-id" },
+        .limits = &adls_limits,
+        .send = azure_send,
+        .fail = adls_fail,
+        .stamp = object_etag,
+        .condition = object_etag_condition,
+        .writer = writer,
+        .is_object = is_object,
+};
+
+bool store_adls_takes(const char *url)
+{
+        return !strncmp(url, "abfss://", 8) || !strncmp(url, "abfs://", 7);
+}
+
+/* abfss://container@host/prefix as https://host/container/prefix. NULL: it is none, or no memory. */
+static char *as_https(const char *url)
+{
+        const char *container = strstr(url, "://") + 3, *at = container + strcspn(container, "@/?"), *host = at + 1;
+        struct buf buf = { 0 };
+        size_t size;
+
+        if (*at != '@')
+                return NULL;
+        size = strcspn(host, "/?");
+        buf_add_text(&buf, "https://");
+        buf_add(&buf, host, size);
+        buf_add_byte(&buf, '/');
+        buf_add(&buf, container, (size_t)(at - container));
+        buf_add_text(&buf, host + size);
+        return object_take(&buf);
+}
+
+/* "abfss://container@host" + "/prefix". */
+static char *make_root(const struct azure_address *address)
+{
+        struct buf buf = { 0 };
+        size_t size = strlen(address->prefix);
+
+        buf_add_text(&buf, "abfss://");
+        buf_add_text(&buf, address->container);
+        buf_add_byte(&buf, '@');
+        buf_add_text(&buf, strstr(address->endpoint, "://") + 3);
+        buf_add_text(&buf, size ? "/" : "");
+        buf_add(&buf, address->prefix, size ? size - 1 : 0);
+        return object_take(&buf);
+}
+
+/* A connection string of the same account can name another endpoint. */
+static enum nebula_status use_connection(struct azure_address *address, struct nebula_error *error)
+{
+        const char *text = conf_env("AZURE_STORAGE_CONNECTION_STRING");
+        struct azure_connection connection = { 0 };
+        enum nebula_status status = text ? azure_connection_parse(text, &connection, error) : NEBULA_OK;
+
+        if (!status && connection.dfs && !strcmp(connection.account, address->account)) {
+                free(address->endpoint);
+                address->endpoint = connection.dfs;
+                connection.dfs = NULL;
+        }
+        azure_connection_done(&connection);
+        return status;
+}
+
+static enum nebula_status parse(const char *url, struct azure_address *ret_address, struct nebula_error *error)
+{
+        char *text = as_https(url), *root;
+        enum nebula_status status;
+
+        if (!text)
+                return object_wrong_url(url, "is no abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX", error);
+        status = azure_address_parse(text, ret_address, error);
+        free(text);
+        if (status)
+                return status;
+        root = make_root(ret_address);
+        free(ret_address->root);
+        ret_address->root = root;
+        status = root ? use_connection(ret_address, error) : error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open a storage path");
+        if (status)
+                azure_address_done(ret_address);
+        return status;
+}
+
+static enum nebula_status adls_open(const char *url, struct store **ret_store, struct nebula_error *error)
+{
+        struct azure_store *azure = calloc(1, sizeof *azure);
+        enum nebula_status status;
+
+        if (!azure)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to open a storage path");
+        status = parse(url, &azure->address, error);
+        if (status) {
+                free(azure);
+                return status;
+        }
+        azure->object = (struct object_store){ { &store_adls, azure->address.root }, &service, azure->address.prefix };
+        lock_init(&azure->lock, LOCK_OBJECT_STORE);
+        *ret_store = &azure->object.store;
+        return NEBULA_OK;
+}
+
+static unsigned adls_features(struct store *store)
+{
+        return STORE_LISTS_FRESH | STORE_PUTS_IF_SAME;
+}
+
+const struct store_ops store_adls = {
+        .scheme = "abfss",
+        .open = adls_open,
+        .close = azure_close,
+        .features = adls_features,
+        .put = adls_put,
+        .get = object_get,
+        .upload = adls_upload,
+        .publish = adls_publish,
+        .abort = adls_abort,
+        .read = object_read,
+        .read_bulk = object_read_bulk,
+        .list = adls_list,
+        .stat = object_stat,
+        .remove = adls_remove,
+        .clock = object_clock,
+        .free_bytes = object_free_bytes,
+        .reach = azure_reach,
+};

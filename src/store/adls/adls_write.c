@@ -1,0 +1,296 @@
+/*
+ * Writes. A temporary file is created, appended to at its positions, and flushed; then it is as durable as any other file. The rename that
+ * makes it the object takes the condition. If an agent dies before, a sweep finds the temporary file.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "store/adls/adls_private.h"
+#include "store/http/crypt.h"
+#include "store/http/lanes.h"
+
+#define WIDTH 8u
+#define ANSWER_MS 120000
+#define RENAME_TRIES 8 /* while others remove the directory that this writer makes */
+
+static bool is_code(const struct http_response *response, const char *code)
+{
+        return !strcmp(azure_code(response), code);
+}
+
+static enum nebula_status finish(struct object_store *store, const char *key, const struct object_call *call, struct nebula_error *error)
+{
+        struct http_response response;
+        enum nebula_status status = azure_send(store, call, &response, error);
+
+        if (!status && !object_is_done(&response))
+                status = adls_fail(store, OBJECT_WRITE, key, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+/* An empty temporary file with the number of the write. `key`: for messages. */
+static enum nebula_status create(struct object_store *store, const char *key, const char *place, const char *id, struct nebula_error *error)
+{
+        struct object_call call = { .method = "PUT", .key = place };
+        char text[CRYPT_BASE64_SIZE(OBJECT_ID_SIZE)], properties[sizeof text + 16];
+
+        crypt_base64(id, strlen(id), text);
+        snprintf(properties, sizeof properties, "nebula=%s", text);
+        object_param(&call, "resource", "file");
+        object_header(&call, "x-ms-properties", properties);
+        return finish(store, key, &call, error);
+}
+
+static enum nebula_status append(struct object_store *store, const char *key, const char *place, uint64_t offset, const void *data, uint64_t size,
+                                 const atomic_bool *stop, struct nebula_error *error)
+{
+        struct object_call call = { .method = "PATCH", .key = place, .body = data, .body_size = size, .stop = stop };
+        char position[24], sum[OBJECT_SUM_SIZE];
+
+        snprintf(position, sizeof position, "%" PRIu64, offset);
+        azure_crc64_text(data, size, sum);
+        object_param(&call, "action", "append");
+        object_param(&call, "position", position);
+        object_header(&call, "x-ms-content-crc64", sum);
+        return finish(store, key, &call, error);
+}
+
+static enum nebula_status flush(struct object_store *store, const char *key, const char *place, uint64_t size, struct nebula_error *error)
+{
+        struct object_call call = { .method = "PATCH", .key = place, .answer_ms = ANSWER_MS };
+        char position[24];
+
+        snprintf(position, sizeof position, "%" PRIu64, size);
+        object_param(&call, "action", "flush");
+        object_param(&call, "position", position);
+        object_param(&call, "close", "true");
+        return finish(store, key, &call, error);
+}
+
+/* The directory of the key, with all above it. */
+static enum nebula_status make_parent(struct object_store *store, const char *key, struct nebula_error *error)
+{
+        char parent[STORE_KEY_MAX], *slash;
+        struct object_call call = { .method = "PUT", .key = parent };
+
+        memcpy(parent, key, strlen(key) + 1);
+        slash = strrchr(parent, '/');
+        if (!slash)
+                return NEBULA_OK;
+        *slash = 0;
+        object_param(&call, "resource", "directory");
+        return finish(store, key, &call, error);
+}
+
+/* "/container/name" of the temporary file, with the SAS. */
+static char *source_of(const struct azure_store *azure, const char *place)
+{
+        struct buf buf = { 0 };
+
+        buf_add_byte(&buf, '/');
+        buf_add_text(&buf, azure->address.container);
+        buf_add_byte(&buf, '/');
+        object_add_name(&buf, &azure->object, place);
+        if (azure->credential.sas) {
+                buf_add_byte(&buf, '?');
+                buf_add_text(&buf, azure->credential.sas);
+        }
+        return object_take(&buf);
+}
+
+struct renaming {
+        struct object_store *store;
+        const char *place, *key, *id;
+        enum store_condition condition;
+        const struct store_stamp *seen;
+        struct store_stamp stamp; /* "": the answer did not say it */
+};
+
+/* *ret_lacks_parent: make the directory, and try again. */
+static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_parent, struct nebula_error *error)
+{
+        struct object_store *store = renaming->store;
+        char *source = source_of((struct azure_store *)store, renaming->place), text[OBJECT_QUOTED_SIZE];
+        struct object_call call = { .method = "PUT", .key = renaming->key, .answer_ms = ANSWER_MS };
+        struct http_response response;
+        enum nebula_status status;
+        bool is_gone, is_met;
+
+        if (!source)
+                return object_no_memory(store, error);
+        object_header(&call, "x-ms-rename-source", source);
+        object_etag_condition(&call, renaming->condition, renaming->seen, text);
+        status = azure_send(store, &call, &response, error);
+        free(source);
+        if (status)
+                return status;
+        *ret_lacks_parent = is_code(&response, "RenameDestinationParentPathNotFound");
+        /* The source is gone when the rename was done before, and its answer lost. */
+        is_gone = is_code(&response, "SourcePathNotFound");
+        is_met = renaming->condition != STORE_ALWAYS && (response.status == 412 || is_code(&response, "PathAlreadyExists") || is_gone);
+        if (object_is_done(&response) || *ret_lacks_parent)
+                ;
+        else if (is_met || (renaming->condition == STORE_IF_SAME && response.status == 404))
+                status = object_look_who_wrote(store, renaming->key, renaming->id, renaming->condition, renaming->seen, &renaming->stamp, error);
+        else if (is_gone)
+                status = NEBULA_OK; /* the rename was done; a later write may have replaced it */
+        else
+                status = adls_fail(store, OBJECT_WRITE, renaming->key, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+/* NEBULA_NOT_FOUND: the condition failed over nothing; the rename may try again. */
+static enum nebula_status rename_once(void *argument, struct nebula_error *error)
+{
+        struct renaming *renaming = argument;
+        bool lacks_parent = true;
+        enum nebula_status status = NEBULA_OK;
+
+        for (int tries = 0; !status && lacks_parent; tries++) {
+                if (tries == RENAME_TRIES)
+                        return error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its directory goes again and again", renaming->store->store.root, renaming->key);
+                if (tries)
+                        status = make_parent(renaming->store, renaming->key, error);
+                if (!status && tries && renaming->condition == STORE_IF_SAME)
+                        return error_set(error, NEBULA_BUSY, 0, "%s/%s is another object by now", renaming->store->store.root, renaming->key);
+                if (!status)
+                        status = rename_in(renaming, &lacks_parent, error);
+        }
+        return status;
+}
+
+static enum nebula_status write_file(struct object_store *store, const char *key, const char *place, const char *id, const void *data, uint64_t size,
+                                     struct nebula_error *error)
+{
+        enum nebula_status status = create(store, key, place, id, error);
+
+        if (!status && size)
+                status = append(store, key, place, 0, data, size, NULL, error);
+        return status ? status : flush(store, key, place, size, error);
+}
+
+enum nebula_status adls_put(struct store *base, const char *key, const void *data, uint64_t size, enum store_condition condition,
+                            const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
+{
+        struct object_store *store = (struct object_store *)base;
+        enum nebula_status status = object_check_key(store, key, error);
+        char id[OBJECT_ID_SIZE], place[64];
+        struct renaming renaming = { store, place, key, id, condition, seen, { "" } };
+        struct store_entry entry;
+
+        if (!status && condition == STORE_IF_SAME && !seen)
+                status = error_set(error, NEBULA_INVALID, 0, "%s/%s: no stamp to compare with", base->root, key);
+        if (status)
+                return status;
+        object_new_id(id);
+        snprintf(place, sizeof place, STORE_TEMP_TOP "%s", id);
+        status = write_file(store, key, place, id, data, size, error);
+        if (!status)
+                status = object_try_again(store, key, rename_once, &renaming, error);
+        if (status) {
+                store_remove_one(base, place, NULL); /* else a sweep does */
+                return status;
+        }
+        if (ret_stamp && !*renaming.stamp.text) {
+                status = object_look(store, key, &entry, NULL, error);
+                if (!status)
+                        renaming.stamp = entry.stamp;
+        }
+        if (!status && ret_stamp)
+                *ret_stamp = renaming.stamp;
+        return status;
+}
+
+struct working {
+        struct object_store *store;
+        struct store_upload *upload;
+};
+
+static enum nebula_status begin_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct working *working = argument;
+        struct object_upload *object = &working->upload->objects[index];
+        char place[64];
+
+        snprintf(place, sizeof place, STORE_TEMP_TOP "%s-%zu", working->upload->id, index);
+        object->place = strdup(place);
+        return object->place ? create(working->store, object->key, place, working->upload->id, error) : object_no_memory(working->store, error);
+}
+
+static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
+                                    const void *data, uint64_t size, const atomic_bool *stop, struct nebula_error *error)
+{
+        return append(store, object->key, object->place, index * object->part_bytes, data, size, stop, error);
+}
+
+static enum nebula_status flush_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct working *working = argument;
+        const struct object_upload *object = &working->upload->objects[index];
+
+        return flush(working->store, object->key, object->place, object->size, error);
+}
+
+enum nebula_status adls_upload(struct store *base, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
+                               struct nebula_error *error)
+{
+        struct working working = { .store = (struct object_store *)base };
+        enum nebula_status status = object_upload_plan(working.store, objects, count, &working.upload, error);
+
+        if (status)
+                return status;
+        status = lanes_run(count, WIDTH, begin_one, &working, error);
+        if (!status)
+                status = object_upload_send(working.store, working.upload, send_part, error);
+        if (!status)
+                status = lanes_run(count, WIDTH, flush_one, &working, error);
+        if (status)
+                adls_abort(base, working.upload);
+        else
+                *ret_upload = working.upload;
+        return status;
+}
+
+static enum nebula_status publish_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct working *working = argument;
+        struct object_upload *object = &working->upload->objects[index];
+        struct renaming renaming = { working->store, object->place, object->key, working->upload->id, STORE_IF_ABSENT, NULL, { "" } };
+        enum nebula_status status = object_try_again(working->store, object->key, rename_once, &renaming, error);
+
+        object->is_over = !status;
+        return status;
+}
+
+enum nebula_status adls_publish(struct store *base, struct store_upload *upload, struct nebula_error *error)
+{
+        struct working working = { (struct object_store *)base, upload };
+        enum nebula_status status = lanes_run(upload->count, WIDTH, publish_one, &working, error);
+
+        adls_abort(base, upload);
+        return status;
+}
+
+static enum nebula_status abort_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct working *working = argument;
+        const struct object_upload *object = &working->upload->objects[index];
+
+        if (object->place && !object->is_over)
+                store_remove_one(&working->store->store, object->place, NULL);
+        return NEBULA_OK;
+}
+
+void adls_abort(struct store *base, struct store_upload *upload)
+{
+        struct working working = { (struct object_store *)base, upload };
+
+        if (upload)
+                lanes_run(upload->count, WIDTH, abort_one, &working, NULL);
+        object_upload_free(upload);
+}

@@ -1,0 +1,92 @@
+/* The requests of the ADLS driver, and the paths that it takes. */
+#include "store/adls/adls_private.h"
+#include "store/http/server.h"
+#include "tap.h"
+
+static struct nebula_error error;
+static struct store *store;
+static struct server *server;
+static char heads[8][4096]; /* of the last requests */
+
+static const char *head(unsigned back)
+{
+        return heads[(server_requests(server) - back) % 8];
+}
+
+/* Takes every request. */
+static void serve(struct server_call *call, void *argument)
+{
+        snprintf(heads[call->number % 8], sizeof *heads, "%s", call->head);
+        server_say(call, !strcmp(call->method, "GET") || !strcmp(call->method, "HEAD") ? 200 : 201, "x-ms-resource-type: file\r\nETag: \"0x1\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "");
+}
+
+static void begin(void)
+{
+        char text[200];
+
+        server = server_start(serve, NULL, false);
+        snprintf(text, sizeof text, "AccountName=acct;AccountKey=U0VDUkVU;DfsEndpoint=http://127.0.0.1:%d/acct/", server_port(server));
+        setenv("AZURE_STORAGE_CONNECTION_STRING", text, 1);
+        if (store_adls.open("abfss://data@acct.dfs.core.windows.net/run", &store, &error))
+                abort();
+}
+
+static void end(void)
+{
+        store_close(store);
+        server_stop(server);
+        unsetenv("AZURE_STORAGE_CONNECTION_STRING");
+}
+
+/* Whether a request begins so and has the field. */
+static bool is(const char *request, const char *line, const char *field)
+{
+        bool is_so = !strncmp(request, line, strlen(line)) && strstr(request, field);
+
+        if (!is_so)
+                printf("# not \"%s\" with \"%s\":\n%s", line, field, request);
+        return is_so;
+}
+
+static void a_write_is_created_appended_flushed_and_renamed(void)
+{
+        struct store_object object = { "t/m.pt", "123456789", 9, NULL };
+        struct store_victim victim = { "t/x", { "0xABC" } };
+        struct store_upload *upload;
+        struct store_page page;
+        struct store_stamp stamp = { "0x1" };
+
+        begin();
+        CHECK(store->ops->put(store, "t/a b", "123456789", 9, STORE_IF_SAME, &stamp, NULL, &error) == NEBULA_OK && server_requests(server) == 4);
+        CHECK(is(head(3), "PUT /acct/data/run/.nebula-tmp-", "?resource=file HTTP/1.1\r\n") && is(head(3), "PUT ", "\r\nx-ms-properties: nebula="));
+        CHECK(is(head(2), "PATCH /acct/data/run/.nebula-tmp-", "?action=append&position=0 HTTP/1.1\r\n") && is(head(2), "PATCH ", "\r\nx-ms-content-crc64: iJh5CoYUi64=\r\n"));
+        CHECK(is(head(1), "PATCH /acct/data/run/.nebula-tmp-", "?action=flush&position=9&close=true HTTP/1.1\r\n"));
+        CHECK(is(head(0), "PUT /acct/data/run/t/a%20b HTTP/1.1\r\n", "\r\nx-ms-rename-source: /data/run/.nebula-tmp-") && is(head(0), "PUT ", "\r\nIf-Match: \"0x1\"\r\n"));
+        CHECK(strstr(head(0), "\r\nAuthorization: SharedKey acct:") && strstr(head(0), "\r\nx-ms-version: " AZURE_VERSION "\r\n") && !strstr(head(0), "SECRET"));
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(is(head(0), "PATCH /acct/data/run/.nebula-tmp-", "-0?action=flush&position=9&close=true HTTP/1.1\r\n"));
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && is(head(0), "PUT /acct/data/run/t/m.pt HTTP/1.1\r\n", "\r\nIf-None-Match: *\r\n"));
+        CHECK(store->ops->remove(store, &victim, 1, &error) == NEBULA_OK && is(head(1), "DELETE /acct/data/run/t/x?recursive=false HTTP/1.1\r\n", "\r\nIf-Match: \"0xABC\"\r\n"));
+        CHECK(is(head(0), "DELETE /acct/data/run/t?recursive=false HTTP/1.1\r\n", "")); /* empty, or it stays */
+        CHECK(store->ops->list(store, "t/.nebula/man", false, NULL, &page, &error) == NEBULA_STORAGE); /* the answer is no JSON */
+        CHECK(is(head(0), "GET /acct/data?resource=filesystem&recursive=false&directory=run%2Ft%2F.nebula HTTP/1.1\r\n", ""));
+        end();
+}
+
+static void a_path_names_container_and_account(void)
+{
+        static const char *const bad[] = { "abfss://", "abfss://account.dfs.core.windows.net/x", "abfss://c@", "abfss://data@acct.dfs.core.windows.net/../x", "abfss://data@ac_ct.dfs.core.windows.net/x",
+                                           "abfss://da--ta@acct.dfs.core.windows.net", "abfss://a/b@acct.dfs.core.windows.net" };
+        struct azure_store *azure;
+
+        unsetenv("AZURE_STORAGE_CONNECTION_STRING");
+        REQUIRE(store_adls.open("abfss://data@acct.dfs.core.windows.net/a/b%20c/?sv=1&sig=SECRET", &store, &error) == NEBULA_OK);
+        azure = (struct azure_store *)store;
+        CHECK(!strcmp(azure->address.endpoint, "https://acct.dfs.core.windows.net") && !strcmp(azure->address.container, "data") && !strcmp(azure->address.prefix, "a/b c/") &&
+              !strcmp(azure->address.sas, "sv=1&sig=SECRET") && !strcmp(store->root, "abfss://data@acct.dfs.core.windows.net/a/b c"));
+        store_close(store);
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+                CHECK(store_adls.open(bad[i], &store, &error) == NEBULA_INVALID);
+}
+
+TAP_MAIN(TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_path_names_container_and_account))
