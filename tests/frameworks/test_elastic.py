@@ -1,5 +1,9 @@
 """Nodes are lost and come back: nothing that was committed is lost, and nothing is done twice."""
 
+import importlib.util
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -149,6 +153,27 @@ def test_the_recipe_loses_and_regains_nodes_and_ends_as_if_nothing_had_happened(
     done = subprocess.run(command, env=node.environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "the elastic run is the undisturbed one" in done.stdout and (node.base / "picture.png").stat().st_size > 10_000
+
+
+def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(node):
+    """Nothing but the notice asks for a save. Torchrun gets SIGTERM, as from Kubernetes, Slurm or a cloud."""
+    spec = importlib.util.spec_from_file_location("nodes", ROOT / "examples/elastic-cifar/nodes.py")
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    nodes = recipe.Nodes(node.runtime, node.memory, "leaving", ["--steps", "60", "--save-every", "1000"], offset=2)
+    try:
+        nodes.start(0)
+        nodes.start(1)
+        nodes.until_step(10, world=2)
+        os.kill(nodes.processes[0].pid, signal.SIGTERM)
+        nodes.finish()
+        computed = [json.loads(line) for line in (nodes.path / "metrics.jsonl").read_text().splitlines()]
+    finally:
+        nodes.close()
+    steps = [line["step"] for line in computed if "step" in line]
+    assert steps == list(range(1, 61))
+    worlds = [line["values"]["world"] for line in computed if "step" in line]
+    assert worlds == sorted(worlds, reverse=True) and set(worlds) == {1, 2}
 
 
 JOB_FILES = """
