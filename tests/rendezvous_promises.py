@@ -127,21 +127,21 @@ class Promises:
 
     def test_with_an_old_token_nothing_is_written(self, backend):
         _, first, _ = backend.set_state(b"x")
-        backend.set_state(b"y", first)
+        _, second, _ = backend.set_state(b"y", first)
         state, token, written = backend.set_state(b"z", first)
-        assert (state, written) == (b"y", False)
+        assert (state, token, written) == (b"y", second, False)
         assert backend.set_state(b"z", token)[2]
 
     def test_without_a_token_nothing_is_replaced(self, backend):
-        backend.set_state(b"x")
-        state, _, written = backend.set_state(b"y")
-        assert (state, written) == (b"x", False)
+        _, first, _ = backend.set_state(b"x")
+        state, token, written = backend.set_state(b"y")
+        assert (state, token, written) == (b"x", first, False)
         assert backend.get_state()[0] == b"x"
 
     def test_with_what_is_no_token_nothing_is_written(self, backend):
-        backend.set_state(b"x")
-        state, _, written = backend.set_state(b"y", "invalid")
-        assert (state, written) == (b"x", False)
+        _, first, _ = backend.set_state(b"x")
+        state, token, written = backend.set_state(b"y", "invalid")
+        assert (state, token, written) == (b"x", first, False)
         assert backend.get_state()[0] == b"x"
 
     # What is stored.

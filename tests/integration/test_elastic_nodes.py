@@ -217,3 +217,30 @@ def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp
             assert not late.said()
         finally:
             job.end()
+
+
+def test_nodes_killed_in_a_round_and_all_at_once_do_not_keep_the_job_from_its_id(start_job, tmp_path, nebula):
+    storage = Directory(tmp_path, nebula)
+    job = start_job("--nnodes=2:2", "--max-restarts=3")
+    first = start(job, storage, 2)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "shared").rglob("state/*")):  # it is in the round, and waits for another one
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.lose()
+    time.sleep(4.5)
+    both = [start(job, storage, number) for number in (3, 4)]
+    for node in both:
+        node.wait_for(lambda said: said["world"] == 2)
+    for node in both:
+        node.lose()
+    time.sleep(4.5)
+    again = [start(job, storage, number) for number in (5, 6)]
+    for node in again:
+        node.wait_for(lambda said: said["world"] == 2)
+    job.stop()
+    for node in again:
+        assert node.process.wait(60) == 0, node.told()
+    cells = storage.cells()
+    assert [entry.cell.name for entry in cells.entries()] == ["state"]
+    cells.close()
