@@ -303,7 +303,7 @@ static void print_file(struct table *table, const json_t *file)
         if (json_array_size(json_object_get(file, "tensors")) && json_is_true(json_object_get(file, "other_contents_equal")))
                 return;
         table_cell(table, STYLE_PLAIN, "%s", text_at(file, "name"));
-        table_cell(table, STYLE_DIM, "%s", json_object_get(file, "tensors") ? "(what is no tensor)" : "(file)");
+        table_cell(table, STYLE_DIM, "%s", json_object_get(file, "tensors") ? "(other)" : "(file)");
         table_cell(table, STYLE_PLAIN, "%s", "");
         if (json_object_get(file, "other_contents_equal"))
                 table_cell(table, is_equal ? STYLE_GOOD : STYLE_WARN, "%s", is_equal ? "equal" : "differs");
@@ -314,6 +314,26 @@ static void print_file(struct table *table, const json_t *file)
 static bool is_equal(const struct diff *diff)
 {
         return !(diff->changed + diff->other + diff->only_a + diff->only_b + diff->differing_files);
+}
+
+static void print_sum(const struct diff *diff)
+{
+        const struct {
+                size_t count;
+                const char *what;
+        } parts[] = {
+                { diff->equal_tensors, "equal" }, { diff->changed, "changed" }, { diff->other, "of other shape or dtype" },
+                { diff->only_a, "only in the first" }, { diff->only_b, "only in the second" },
+        };
+        bool has_any = false;
+
+        printf("%zu of %zu files equal by checksum", diff->equal_files, json_array_size(diff->files));
+        for (size_t i = 0; i < CLI_COUNT(parts); i++) {
+                if (parts[i].count)
+                        printf("%s%zu %s", has_any ? ", " : "; tensors of the others: ", parts[i].count, parts[i].what);
+                has_any = has_any || parts[i].count;
+        }
+        printf("\n");
 }
 
 static void print(const struct diff *diff)
@@ -331,9 +351,7 @@ static void print(const struct diff *diff)
         if (is_equal(diff))
                 term_print(STYLE_GOOD, "equal: all %zu files\n", json_array_size(diff->files));
         else
-                printf("%zu of %zu files equal by checksum; in the others %zu tensors equal, %zu changed, %zu of other shape or dtype, %zu only in the first, "
-                       "%zu only in the second\n", diff->equal_files, json_array_size(diff->files), diff->equal_tensors, diff->changed, diff->other,
-                       diff->only_a, diff->only_b);
+                print_sum(diff);
 }
 
 static json_t *json_of(const struct diff *diff)
