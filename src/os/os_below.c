@@ -6,9 +6,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#if __has_include(<linux/openat2.h>)
-#include <linux/openat2.h>
-#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "os/linux_abi.h"
 #include "os/lock.h"
 #include "os/os_create.h"
 #include "os/os_linux.h"
@@ -67,10 +65,9 @@ static int walk(int directory, const char *key, int flags, mode_t mode)
 /* Containers refuse openat2 with EPERM, and older kernels lack it. Then `walk` does the same in several steps. */
 static int open_beneath(int directory, const char *key, int flags, mode_t mode)
 {
-#ifdef RESOLVE_BENEATH
-        struct open_how how = {
+        struct linux_open_how how = {
                 .flags = (uint64_t)flags, .mode = flags & O_CREAT ? mode : 0,
-                .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+                .resolve = LINUX_RESOLVE_BENEATH | LINUX_RESOLVE_NO_SYMLINKS | LINUX_RESOLVE_NO_MAGICLINKS,
         };
         long fd = syscall(SYS_openat2, directory, key, &how, sizeof how);
 
@@ -78,7 +75,6 @@ static int open_beneath(int directory, const char *key, int flags, mode_t mode)
                 return (int)fd;
         if (errno != ENOSYS && errno != EPERM && errno != EAGAIN)
                 return -errno;
-#endif
         return walk(directory, key, flags, mode);
 }
 

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "os/linux_abi.h"
 #include "os/lock.h"
 #include "os/os_create.h"
 #include "os/os.h"
@@ -24,15 +25,8 @@
 #include "os/os_ring.h"
 #include "os/os_uffd.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#define MADV_POPULATE_WRITE 23
-#endif
 #ifndef FICLONE /* linux/fs.h conflicts with sys/mount.h on some systems */
 #define FICLONE _IOW(0x94, 9, int)
-#endif
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
 #endif
 
 #define NS_PER_S 1000000000

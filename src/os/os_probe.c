@@ -1,8 +1,6 @@
 /* Finds the machine's abilities by trying. Nothing here changes state that outlives the call. */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/io_uring.h>
-#include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
@@ -12,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "os/linux_abi.h"
 #include "os/os.h"
 
 #define FAULT_TIMEOUT_MS 2000
@@ -29,11 +28,11 @@ static int probe_terminal(int fd, uint64_t *ret_columns)
 
 static int probe_io_uring(uint64_t *ret_value)
 {
-        struct io_uring_params params;
+        uint64_t params[15]; /* struct io_uring_params */
         long fd;
 
-        memset(&params, 0, sizeof params);
-        fd = syscall(SYS_io_uring_setup, 4, &params);
+        memset(params, 0, sizeof params);
+        fd = syscall(SYS_io_uring_setup, 4, params);
         if (fd < 0)
                 return -errno;
         close((int)fd);
@@ -50,7 +49,6 @@ static int open_full(void)
         if (fd >= 0)
                 return (int)fd;
         result = -errno;
-#ifdef USERFAULTFD_IOC_NEW
         device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
         if (device < 0)
                 return result;
@@ -58,9 +56,6 @@ static int open_full(void)
         close(device);
         if (fd >= 0)
                 return (int)fd;
-#else
-        (void)device;
-#endif
         return result;
 }
 

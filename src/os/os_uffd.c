@@ -2,16 +2,15 @@
  * os_uffd.c - userfaultfd write protection, copies that survive a vanished
  * source, mappings, futexes.
  *
- * The ABI is that of Linux 5.7 and later. Definitions that an older
- * <linux/userfaultfd.h> lacks are here. Nothing in this file allocates or takes
- * a lock: the fault thread calls it while other threads may hold any lock.
+ * The ABI is that of Linux 5.7 and later (linux_abi.h). Nothing in this file
+ * allocates or takes a lock: the fault thread calls it while other threads may
+ * hold any lock.
  */
 #include "os/os_uffd.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <linux/userfaultfd.h>
 #include <limits.h>
 #include <sched.h>
 #include <string.h>
@@ -22,15 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef USERFAULTFD_IOC_NEW
-#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
-#endif
-#ifndef UFFD_FEATURE_WP_UNPOPULATED
-#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
-#endif
-#ifndef UFFDIO_WRITEPROTECT
-#error "userfaultfd write protection needs kernel headers of Linux 5.7 or later; this build used older ones"
-#endif
+#include "os/linux_abi.h"
 
 /* No EVENT_FORK: a child gets ordinary, unprotected pages of its own. */
 #define NEEDED_FEATURES (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | \

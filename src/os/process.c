@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "os/linux_abi.h"
 #include "os/process.h"
 
 /* A daemon outlives its starter, so it must not hold the starter's open files and sockets. */
@@ -16,10 +17,8 @@ static void close_all_but(int kept)
 {
         struct rlimit limit;
 
-#ifdef SYS_close_range
         if (!syscall(SYS_close_range, 3u, (unsigned)kept - 1, 0u) && !syscall(SYS_close_range, (unsigned)kept + 1, ~0u, 0u))
                 return;
-#endif
         if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur > 65536)
                 limit.rlim_cur = 65536;
         for (int fd = 3; fd < (int)limit.rlim_cur; fd++)
