@@ -154,12 +154,38 @@ void http_describe(const char *url, char *ret_text, size_t size)
                 snprintf(ret_text, size, "http: keys and data cross the network unencrypted");
 }
 
+/*
+ * Where systems keep the certificates that they trust. A libcurl that was built for one system knows its place; that of a
+ * wheel was built for all of them.
+ */
+static const char *system_bundle(void)
+{
+#if LIBCURL_VERSION_NUM >= 0x075400
+        static const char *const places[] = {
+                "/etc/ssl/certs/ca-certificates.crt", /* Debian, Ubuntu, Arch, Alpine */
+                "/etc/pki/tls/certs/ca-bundle.crt",   /* Fedora, RHEL, Amazon Linux */
+                "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+                "/etc/ssl/ca-bundle.pem",             /* SUSE */
+                "/etc/ssl/cert.pem",
+        };
+        const curl_version_info_data *built = curl_version_info(CURLVERSION_NOW);
+        struct os_stat found;
+
+        for (size_t i = 0; !built->cainfo && !built->capath && i < sizeof places / sizeof places[0]; i++)
+                if (!os->stat(places[i], true, &found))
+                        return places[i];
+#endif
+        return NULL;
+}
+
 static void set_trust(CURL *curl)
 {
         const char *file = conf_env("SSL_CERT_FILE"), *directory = conf_env("SSL_CERT_DIR");
 
         if (!file)
                 file = conf_env("CURL_CA_BUNDLE");
+        if (!file && !directory)
+                file = system_bundle();
         if (file)
                 curl_easy_setopt(curl, CURLOPT_CAINFO, file);
         if (directory)
