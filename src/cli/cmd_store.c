@@ -124,10 +124,10 @@ static enum nebula_status answer_list(struct store *store, const json_t *request
         for (size_t i = 0; i < list.count && !status; i++) {
                 const struct store_entry *entry = &list.entries[i];
 
-                if (entry->is_prefix || entry->is_link || store_is_temporary(entry->key))
+                /* A key that is no text has no name in a request. */
+                if (entry->is_prefix || entry->is_link || store_is_temporary(entry->key) || !text_is_utf8(entry->key, strlen(entry->key)))
                         continue;
-                if (json_array_append_new(entries, json_pack("{s:s%, s:I}", "key", entry->key, strlen(entry->key),
-                                                             "time_ns", (json_int_t)entry->time_ns)))
+                if (json_array_append_new(entries, json_pack("{s:s, s:I}", "key", entry->key, "time_ns", (json_int_t)entry->time_ns)))
                         status = no_memory(error);
         }
         store_list_done(&list);

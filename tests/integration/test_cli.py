@@ -881,6 +881,7 @@ def test_store_refuses_what_is_no_request_and_goes_on(nebula, tmp_path):
     store = tmp_path / "objects"
     (store / "a").mkdir(parents=True)
     (store / "a" / "bytes").write_bytes(b"\xff")
+    pathlib.Path(os.fsdecode(bytes(store) + b"/a/\xff")).touch()
     bad = [
         "",
         "[1]",

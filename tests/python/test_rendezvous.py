@@ -103,6 +103,21 @@ def test_a_writer_that_slept_takes_no_number_that_is_free_again(cells, monkeypat
     assert one.read(cell)[0] == "8"
 
 
+def test_a_list_that_is_behind_the_log_hides_nothing(cells, place):
+    """As a client of NFS may show it."""
+    writer, cell = cells(), Cell("job", "state")
+    token = writer.swap(cell, "1", None)
+    reader = LogCells(StoreProcess(str(place.storage)), lists_fresh=False)
+    old = reader._list(".nebula/rendezvous/job/state/")
+    for text in "23":
+        token = writer.swap(cell, text, token)
+    reader._list = lambda prefix: old
+    assert reader.read(cell)[0] == "3"
+    assert reader.swap(cell, "4", reader.read(cell)[1]) is not None
+    assert writer.read(cell)[0] == "4"
+    reader.close()
+
+
 def test_heartbeats_of_a_machine_whose_clock_is_wrong_are_right(cells, monkeypatch):
     right = Backend("nebula-store", cells(), "job")
     wrong = Backend("nebula-store", cells(), "job")
