@@ -206,7 +206,8 @@ static int run(struct copy *copy, const char *const *places)
                 status = choose(copy, &error);
         if (!status)
                 status = look(copy, &transfer, &error);
-        copy->begun_ns = copy->told_ns = os->now_ns();
+        copy->begun_ns = os->now_ns();
+        atomic_store(&copy->told_ns, copy->begun_ns);
         for (size_t i = 0; i < copy->count && !status; i++) {
                 char what[300];
 

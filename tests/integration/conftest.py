@@ -12,7 +12,8 @@ import uuid
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from test_azure import SCRIPT, make_container  # noqa: E402
+from test_azure import make_container  # noqa: E402
+from test_object_stores import STORES  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -70,31 +71,58 @@ def make(maker, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def azurite():
-    """The variables that lead to an emulator with the container `training`; it ends with the tests."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not here, which installs the emulator Azurite")
-    emulator = subprocess.Popen(
-        [SCRIPT, "run", "sh", "-c", 'echo "$AZURE_STORAGE_CONNECTION_STRING"; exec cat'],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    variables = {"AZURE_STORAGE_CONNECTION_STRING": emulator.stdout.readline().strip()}
-    assert variables["AZURE_STORAGE_CONNECTION_STRING"], "the emulator does not start"
+def serve():
+    """The variables that lead to the server of a store of test_object_stores; it ends with the tests."""
+    servers = {}
+
+    def call(name):
+        if name not in servers:
+            store = STORES[name]
+            if shutil.which(store.needs) is None:
+                pytest.skip(f"{store.needs} is not here, which the server takes")
+            command = [ROOT / store.server[0], *store.server[1:], "sh", "-c", "env -0; echo; exec cat"]
+            server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            found = dict(
+                one.split("=", 1) for one in server.stdout.readline().decode().rstrip("\n").split("\0") if "=" in one
+            )
+            assert found, f"the server of {name} does not start"
+            servers[name] = server, {key: value for key, value in found.items() if os.environ.get(key) != value}
+        return servers[name][1]
+
+    yield call
+    for server, _ in servers.values():
+        server.stdin.close()
+        server.wait(60)
+
+
+@pytest.fixture(scope="session")
+def azurite(serve):
+    """The variables that lead to an emulator of Azure Blob Storage with the container `training`."""
+    variables = serve("azure")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(*next(iter(variables.items())))
+        for name, value in variables.items():
+            patch.setenv(name, value)
         make_container("training")
-    yield variables
-    emulator.stdin.close()
-    emulator.wait(60)
+    return variables
+
+
+def open_storage(kind, request, tmp_path, monkeypatch):
+    if kind == "directory":
+        return str(tmp_path / "other storage")
+    for name, value in (
+        request.getfixturevalue("azurite") if kind == "azure" else request.getfixturevalue("serve")(kind)
+    ).items():
+        monkeypatch.setenv(name, value)
+    return f"{STORES[kind].path.rsplit('/', 1)[0]}/{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(params=["directory", "azure"])
 def storage(request, tmp_path, monkeypatch):
     """A storage path that holds nothing yet, of each kind."""
-    if request.param == "directory":
-        return str(tmp_path / "other storage")
-    for name, value in request.getfixturevalue("azurite").items():
-        monkeypatch.setenv(name, value)
-    return f"az://devstoreaccount1/training/{uuid.uuid4().hex[:8]}"
+    return open_storage(request.param, request, tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=["directory", *STORES])
+def each_storage(request, tmp_path, monkeypatch):
+    """The same of every driver there is."""
+    return open_storage(request.param, request, tmp_path, monkeypatch)

@@ -28,22 +28,22 @@ def rewrite(path: pathlib.Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def test_all_versions_arrive_verified_and_are_not_copied_again(run, make, storage, tmp_path):
+def test_all_versions_arrive_verified_and_are_not_copied_again(run, make, each_storage, tmp_path):
     make("global_step10", "model.pt=50000")
     make("global_step20", "model.pt=1000", "optim.pt=200000")
     make("global_step20", "--generation", "2", "model.pt=1001")  # optim.pt carries over
     store = make(HOSTILE, "--raw", "notes.txt", "a b/ü.pt=40")
-    first = run("copy", store, storage, "--all", "--json")
+    first = run("copy", store, each_storage, "--all", "--json")
     assert first.returncode == 0, first.stderr
     assert results(first) == {"global_step10": "copied", "global_step20": "copied", HOSTILE: "copied"}
     assert lines(first)[-1]["event"] == "end" and lines(first)[-1]["copied"] == 3
-    listed = json.loads(run("list", "--path", storage, "--json").stdout)["versions"]
+    listed = json.loads(run("list", "--path", each_storage, "--json").stdout)["versions"]
     before = json.loads(run("list", "--path", store, "--json").stdout)["versions"]
     assert listed == before
-    checked = run("verify", "--all", "--path", storage)
+    checked = run("verify", "--all", "--path", each_storage)
     assert checked.returncode == 0 and "no damage" in checked.stdout
-    assert set(results(run("copy", store, storage, "--all", "--json")).values()) == {"present"}
-    assert run("copy", storage, tmp_path / "back", "--all").returncode == 0
+    assert set(results(run("copy", store, each_storage, "--all", "--json")).values()) == {"present"}
+    assert run("copy", each_storage, tmp_path / "back", "--all").returncode == 0
     for path in [*store.glob("global*/*.pt"), *store.glob("ev*/*.pt")]:
         assert (tmp_path / "back" / path.relative_to(store)).read_bytes() == path.read_bytes()
     assert torch.load(tmp_path / "back/global_step20/model.pt")["a"].shape == (1001,)

@@ -40,24 +40,24 @@ def sas(azurite, monkeypatch):
     return call
 
 
-def test_all_that_a_job_needs_is_tried_and_nothing_is_left(run, make, storage, tmp_path):
+def test_all_that_a_job_needs_is_tried_and_nothing_is_left(run, make, each_storage, tmp_path):
     store = make("t", "a.pt=10")
-    assert run("copy", store, storage).returncode == 0
-    told = run("doctor", "--path", storage, "--json")
+    assert run("copy", store, each_storage).returncode == 0
+    told = run("doctor", "--path", each_storage, "--json")
     assert told.returncode == 0
     found = checks(told)
     for name in ("clock", "may list", "may write", "conditional write", "may read", "speed", "may remove"):
         assert found[name]["verdict"] == "ok", found[name]
     assert found["checkpoints"]["found"].startswith("1 complete") and "MiB/s" in found["speed"]["found"]
-    if storage.startswith("az"):
+    if each_storage.startswith("az"):
         assert (
             found["credentials"]["found"] == "the key of account devstoreaccount1, from AZURE_STORAGE_CONNECTION_STRING"
         )
         assert "storage" not in found and "this machine" in found["transport"]["found"]
     assert (
-        run("copy", storage, tmp_path / "back").returncode == 0
+        run("copy", each_storage, tmp_path / "back").returncode == 0
     )  # readers are not disturbed by what is left, if it is
-    again = checks(run("doctor", "--path", storage, "--json"))
+    again = checks(run("doctor", "--path", each_storage, "--json"))
     assert again["checkpoints"] == found["checkpoints"]
     left = [path for path in (tmp_path / "other storage").rglob("*") if "doctor" in path.name]
     assert left == []
