@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from .__main__ import environment, stop_agent
@@ -29,15 +30,19 @@ def wait_for(folder: Path, step: int, trainer: subprocess.Popen[bytes]) -> None:
         time.sleep(0.1)
 
 
-def pictures(address: str, folder: Path) -> None:
-    """One of each panel, dark and light in turn."""
+LIVE = (("now", "light"),)
+AFTER = (("checkpoints", "dark"), ("version", "light"), ("timeline", "dark"))
+
+
+def pictures(address: str, folder: Path, panels: tuple[tuple[str, str], ...]) -> None:
+    """One of each panel, in that colour scheme."""
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         options = ["--no-sandbox"] if os.getuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=options)
-        for name, scheme in (("now", "light"), ("checkpoints", "dark"), ("version", "light"), ("timeline", "dark"), ("config", "light")):
+        for name, scheme in panels:
             context = browser.new_context(viewport={"width": 1280, "height": 720}, color_scheme=scheme)
             page = context.new_page()
             page.goto(address)
@@ -60,13 +65,15 @@ def train(folder: Path, work: Path, variables: dict[str, str]) -> subprocess.Pop
     return subprocess.Popen(line, env={**os.environ, **variables}, stdout=subprocess.DEVNULL)
 
 
-def play(folder: Path, work: Path, variables: dict[str, str]) -> None:
+def play(folder: Path, work: Path, variables: dict[str, str], near_the_end: Callable[[], None]) -> None:
     """Trains to the end, with kills on the way."""
     for kill in range(KILLS + 1):
         trainer = train(folder, work, variables)
         print(f"training, pid {trainer.pid}", flush=True)
         try:
             if kill == KILLS:
+                wait_for(folder, STEPS * 9 // 10, trainer)
+                near_the_end()
                 trainer.wait()
                 return
             wait_for(folder, STEPS * (kill + 1) // (KILLS + 2), trainer)
@@ -93,11 +100,12 @@ def main() -> int:
         assert studio.stdout is not None
         said = [studio.stdout.readline() for _ in range(3)]
         print("".join(said), flush=True)
-        if studio.poll() is not None:
-            return 1
-        play(folder, work, variables)
+        address = said[1].strip()
+        if not address:
+            return 1  # it has said why
+        play(folder, work, variables, lambda: args.pictures and pictures(address, args.pictures, LIVE))
         if args.pictures:
-            pictures(said[1].strip(), args.pictures)
+            pictures(address, args.pictures, AFTER)
         else:
             print(f"The job has ended. The page stays for {LINGER_S} s, or until Ctrl-C.", flush=True)
             time.sleep(LINGER_S)

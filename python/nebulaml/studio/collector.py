@@ -33,17 +33,23 @@ class Collector:
         self._wanted = threading.Event()
         self._ended = False
         self._watch = snapshot.Watch()
+        self._ledger: dict[str, Any] | None = None  # of so many lines of history
+        self._lines = 0
         self._epoch = f"{time.time_ns():x}"
         self._thread = threading.Thread(target=self._run, name="nebula-studio", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Ends the waits of pages, and soon the thread. From any thread but one that is in `state`."""
         self._ended = True
         self._wanted.set()
         with self._changed:
             self._changed.notify_all()
+
+    def close(self) -> None:
+        self.stop()
         self._thread.join(5)
 
     def look(self) -> None:
@@ -82,7 +88,10 @@ class Collector:
         status = self._source.status()
         now = time.time()
         self._watch.look(status, now)
-        document = snapshot.build(status, self._source.history(), self._source.nodes(), self._watch, now)
+        history = self._source.history()
+        if len(history) != self._lines:
+            self._ledger, self._lines = self._source.goodput(), len(history)
+        document = snapshot.build(status, history, self._source.nodes(), self._ledger, self._watch, now)
         self._add_metrics(document["rows"])
         document["path"] = self._source.shown_path
         return document

@@ -70,7 +70,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         app = server.build(source, collector, port, token)
         config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=1, lifespan="off")
-        uvicorn.Server(config).run(sockets=[listener])
+        served = uvicorn.Server(config)
+        end = served.handle_exit
+
+        def handle_exit(number: int, frame: Any) -> None:
+            collector.stop()  # pages wait for changes: without this, uvicorn would wait for them
+            end(number, frame)
+
+        served.handle_exit = handle_exit  # type: ignore[method-assign]
+        served.run(sockets=[listener])
     finally:
         collector.close()
         source.close()

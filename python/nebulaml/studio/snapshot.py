@@ -6,14 +6,13 @@ Times are seconds since 1970, sizes bytes. The document holds plain JSON values;
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import statistics
 from typing import Any
 
 from ..plan import interval
 
-__all__ = ["Watch", "build", "goodput"]
+__all__ = ["Watch", "build"]
 
 SHOWN_VERSIONS = 5000
 ADVICE_MTBF_S = 12 * 3600.0
@@ -50,7 +49,7 @@ class Watch:
         if self.started:
             for gone in (self.sessions or {}).keys() - sessions.keys():
                 one = (self.sessions or {})[gone]
-                self._add(now, "kill", f"rank {one['rank']} (pid {gone}) is gone")
+                self._add(now, "end", f"rank {one['rank']} (pid {gone}) is gone")
             for new in sessions.keys() - (self.sessions or {}).keys():
                 self._add(now, "start", f"rank {sessions[new]['rank']} of {sessions[new]['world']} (pid {new}) has connected")
             if pid != self.agent_pid:
@@ -63,9 +62,12 @@ class Watch:
         del self.events[:-500]
 
 
+_BLANKS = dict.fromkeys(range(32), " ")
+
+
 def _history_tag(tag: str) -> str:
     """As the history spells it: one version is one line there."""
-    return "".join(" " if one < " " else one for one in tag)
+    return tag.translate(_BLANKS)
 
 
 def _identity(job: str, tag: str, generation: int) -> str:
@@ -108,29 +110,21 @@ def _begun(row: dict[str, Any]) -> float:
     return float(row["begun"] or row["committed_at"] or 0)
 
 
-def goodput(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of the time from the first to the last save, the share that made progress: steps that stand, at the usual time of a step. Rows: oldest
-    first. None with fewer than three saves of steps. An estimate from the history alone."""
-    saves = [(one["step"], _begun(one)) for one in rows if one["step"] >= 0 and _begun(one) > 0]
-    if len(saves) < 3:
+def _ledger(told: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What `nebula goodput` says. None before it can say anything."""
+    if not told or not told.get("step_seconds"):
         return None
-    pace = [(at - before) / (step - last) for (last, before), (step, at) in itertools.pairwise(saves) if step > last and at > before]
-    span = saves[-1][1] - saves[0][1]
-    if not pace or span <= 0:
-        return None
-    usual = statistics.median(pace)
-    productive = min(span, usual * (max(step for step, _ in saves) - saves[0][0]))
-    blocked = sum(one["blocked_ms"] or 0 for one in rows) / 1e3
-    redone = sum(max(0, last - step + 1) for (last, _), (step, _) in itertools.pairwise(saves)) * usual
-    redone = min(redone, max(0.0, span - productive))
-    return {
-        "ratio": productive / span,
-        "span_s": span,
-        "step_s": usual,
-        "blocked_s": blocked,
-        "redone_s": redone,
-        "away_s": max(0.0, span - productive - redone - blocked),
-    }
+    return {"ratio": told["goodput"], "span_s": told["wall_seconds"], "step_s": told["step_seconds"], **told["seconds"]}
+
+
+def _restarts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ends and loads that the history tells of, once each."""
+    ends = {one["stopped"] for one in history if one.get("stopped")}
+    loads = {(one["read"], int(one["read_step"])) for one in history if one.get("read")}
+    found = [{"kind": "end", "at": at, "text": "the last trainer on this node had ended"} for at in ends]
+    for at, step in loads:
+        found.append({"kind": "restore", "at": at, "text": f"the ranks had loaded {f'step {step}' if step >= 0 else 'a version'}"})
+    return found
 
 
 def _mark(rows: list[dict[str, Any]], ledger: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -147,9 +141,10 @@ def _mark(rows: list[dict[str, Any]], ledger: dict[str, Any] | None) -> list[dic
                 text = f"the job saves step {row['step']} again, {-steps} steps back"
                 found.append({"kind": "restore", "at": at, "text": text})
             elif ledger:
-                row["inflation"] = gap / steps / ledger["step_s"] - 1
                 if gap > max(1.0, RESTART_FACTOR * steps * ledger["step_s"]):
                     found.append({"kind": "pause", "at": at, "text": f"{gap:.1f} s without a save before step {row['step']}"})
+                else:
+                    row["inflation"] = gap / steps / ledger["step_s"] - 1
         previous = row
     return found
 
@@ -217,6 +212,7 @@ def build(
     status: dict[str, Any],
     history: list[dict[str, Any]],
     nodes: list[dict[str, Any]],
+    told: dict[str, Any] | None,
     watch: Watch,
     now: float,
 ) -> dict[str, Any]:
@@ -232,8 +228,8 @@ def build(
     sessions = [one for one in status.get("sessions", []) if one["persist_path"] == path]
     queue = [one for one in status.get("queue", []) if one["persist_path"] == path]
     jobs = [one for one in status.get("jobs", []) if one["persist_path"] == path]
-    ledger = goodput(rows)
-    events = _mark(rows, ledger)
+    ledger = _ledger(told)
+    events = _mark(rows, ledger) + _restarts([*history, *status.get("history", [])])
     problems = [text for text in (status.get("error"), storage.get("error"), storage.get("first_broken")) if text]
     problems += [one["storage_error"] for one in jobs if one["storage_error"]]
     waiting = sum(one["size"] for one in queue)

@@ -7,21 +7,17 @@ import json
 import os
 import shlex
 import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from .. import _nebula, about, locate, notices, pins, storage_tool
 from ..elastic.store_cells import StoreProcess
-from ..errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable, from_status
+from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable, from_status
 
 __all__ = ["Source", "shell_word"]
 
 ASK_S = 120.0  # for what only lists
 WORK_S = 3600.0  # for what reads every byte
 HISTORY = "checkpointHistories.csv"
-LOOK_INSIDE_BYTES = 8 << 30
 NUMBERS = ("size_bytes", "blocked_ms", "copy_ms", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s")
 
 
@@ -152,7 +148,7 @@ class Source:
             try:
                 value = self._store.ask(do="get", key=f"{_nebula.encode_name(tag)}/{about.FILE}")["value"]
                 self._metrics[key] = about.decode(value.encode()).metrics
-            except (NebulaNotFound, NebulaError, RuntimeError):
+            except (NebulaError, RuntimeError):
                 self._metrics[key] = {}
         return {name: value if value == value else None for name, value in self._metrics[key].items()}
 
@@ -174,26 +170,18 @@ class Source:
         return [os.path.join(folder, HISTORY) for folder in folders if folder]
 
     def tensors(self, tag: str, name: str) -> dict[str, Any]:
-        """The tensors of one file: dtype, shape, norm, NaN and infinity counts. A verified copy is read by a process of its own, without code
-        of the file."""
-        described = self.inspect(tag)
-        size = next((one["size"] for one in described.get("files", []) if one["name"] == name), None)
-        if size is None:
-            raise NebulaNotFound(f"{tag} has no file {name}")
-        if size > LOOK_INSIDE_BYTES:
-            raise NebulaConfigError(f"{name} has {size} bytes: the page looks into files of up to {LOOK_INSIDE_BYTES >> 30} GiB")
-        with tempfile.TemporaryDirectory(prefix="nebula-studio-") as folder:
-            self.ask("restore", "--json", "--to", folder, "--", tag, name, limit_s=WORK_S)
-            files = [one for one in Path(folder).rglob("*") if one.is_file()]
-            if len(files) != 1:
-                raise NebulaUnavailable(f"`nebula restore` has made {len(files)} files of {name}")
-            done = subprocess.run(
-                [sys.executable, "-m", "nebulaml.studio.tensors", str(files[0])],
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WORK_S,
-            )  # fmt: skip
-        if done.returncode:
-            raise NebulaUnavailable(f"{name} cannot be looked into: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-        answer: dict[str, Any] = json.loads(done.stdout)
+        """The tensors of one file: dtype, shape, norm, NaN and infinity counts. The command runs no code of the file."""
+        answer: dict[str, Any] = self.ask("inspect", "--tensors", "--json", "--", tag, name, limit_s=WORK_S)[1]
+        return answer
+
+    def goodput(self) -> dict[str, Any] | None:
+        """The ledger of the job, from its history; None where there is none yet."""
+        files = self._history_files()
+        given = ["--history", files[0]] if self._history else []
+        try:
+            answer: dict[str, Any] = self.ask("goodput", "--json", *given)[1]
+        except NebulaError:
+            return None
         return answer
 
     def restore_command(self, tag: str) -> str:
@@ -207,6 +195,13 @@ def _row(line: dict[str, str]) -> dict[str, Any] | None:
         row |= {"tag": line["tag"], "step": int(line["step"]), "generation": int(line["generation"]), "world": int(line["world"])}
     except (KeyError, TypeError, ValueError):
         return None  # a line that another program has written, or whose end is not there yet
+    extra = line.get(None) or []  # type: ignore[call-overload]  # an older agent's header names no column for them
+    for at, name in enumerate(("stopped", "read", "read_step")):
+        text = line.get(name) or (extra[at] if at < len(extra) else "")
+        try:
+            row[name] = float(text or 0)
+        except ValueError:
+            row[name] = 0.0
     return row | {"result": line.get("result") or "", "error": line.get("error") or ""}
 
 

@@ -62,7 +62,7 @@ const now = {
       card('Queue', told.queue.length ? `${told.queue.length} waiting` : 'empty', told.queue.length ? `${bytes(told.waiting_bytes)}: ${told.queue.map((one) => shown(one.tag) + (one.writing ? ' (being written)' : '')).slice(0, 3).join(', ')}` : 'everything that should be durable is'),
       card('Memory', used, `${told.in_memory} versions in memory`),
       card('Storage', bytes(told.stored_bytes), `${told.stored} durable versions${told.failed ? `, ${told.failed} failed` : ''}`),
-      card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked_s)}, done again ${seconds(ledger.redone_s)}, away ${seconds(ledger.away_s)}` : 'after three saves of numbered steps', ledger && `estimated from the history; a step takes ${seconds(ledger.step_s)}`),
+      card('Goodput so far', ledger ? `${(100 * ledger.ratio).toFixed(1)} %` : 'not known yet', ledger ? `of ${seconds(ledger.span_s)}: blocked ${seconds(ledger.blocked)}, slowed ${seconds(ledger.inflated)}, lost ${seconds(ledger.lost)}, restart ${seconds(ledger.restart)}` : 'it needs a history with some saves of numbered steps', ledger && `a step takes ${seconds(ledger.step_s)}`),
       card('Trainers', told.trains ? 'training' : 'none connected', studio.state.nodes?.here.sessions.map((one) => `rank ${one.rank} of ${one.world}, pid ${one.pid}`).slice(0, 4).join('; '), agent ? `agent pid ${agent.pid}, up ${seconds(wall() - agent.started)}` : null));
   },
 };
@@ -277,17 +277,18 @@ const version = {
     inside.replaceChildren(element('p', { class: 'faint' }, 'reading…'));
     let told;
     try { told = await studio.ask('tensors', { tag, name }); } catch (failure) { inside.replaceChildren(element('p', { class: 'bad' }, shown(failure.message))); return; }
-    const broken = told.tensors.filter((one) => one.nan || one.inf).length;
+    const broken = told.tensors.filter((one) => one.nan || one.infinite).length;
     const grid = new Grid([
       { name: 'name', label: 'Tensor', value: (one) => one.name, cell: (one) => named(one.name) },
       { name: 'dtype', label: 'Type', value: (one) => one.dtype, cell: (one) => one.dtype },
       { name: 'shape', label: 'Shape', value: (one) => one.shape.join('×'), cell: (one) => one.shape.join(' × ') || 'scalar' },
-      { name: 'bytes', label: 'Size', number: true, value: (one) => one.bytes, cell: (one) => bytes(one.bytes) },
+      { name: 'min', label: 'Smallest', number: true, value: (one) => one.min, cell: (one) => number(one.min) },
+      { name: 'max', label: 'Largest', number: true, value: (one) => one.max, cell: (one) => number(one.max) },
       { name: 'norm', label: 'Norm', number: true, value: (one) => one.norm, cell: (one) => number(one.norm) },
       { name: 'nan', label: 'NaN', number: true, value: (one) => one.nan, cell: (one) => element('span', { class: one.nan ? 'bad' : null }, String(one.nan ?? '-')) },
-      { name: 'inf', label: 'Infinite', number: true, value: (one) => one.inf, cell: (one) => element('span', { class: one.inf ? 'bad' : null }, String(one.inf ?? '-')) },
+      { name: 'infinite', label: 'Infinite', number: true, value: (one) => one.infinite, cell: (one) => element('span', { class: one.infinite ? 'bad' : null }, String(one.infinite ?? '-')) },
     ], { label: `Tensors of ${shown(name)}`, sort: 'name', descending: false, height: 360 });
-    inside.replaceChildren(element('h2', {}, 'Tensors of ', named(name)), element('p', { class: broken ? 'bad' : 'good' }, `${told.tensors.length} tensors, ${broken} with NaN or infinite values${told.more ? `, ${told.more} more are not shown` : ''}`), grid.node);
+    inside.replaceChildren(element('h2', {}, 'Tensors of ', named(name)), element('p', { class: broken ? 'bad' : 'good' }, `${told.tensors.length} tensors, ${broken} with NaN or infinite values`), grid.node);
     grid.set(told.tensors.map((one, i) => ({ ...one, key: String(i) })));
   },
 };
@@ -309,13 +310,13 @@ const timeline = {
   open(main) {
     this.picture = element('div', { class: 'scroll', tabIndex: 0, role: 'region', 'aria-label': 'Saves over time' });
     this.list = element('ul', { class: 'events' });
-    main.append(element('h2', {}, 'Saves'), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, 'height: step; red lines: kills and restarts')),
+    main.append(element('h2', {}, 'Saves'), element('div', { class: 'legend' }, element('span', {}, swatch('--mark3'), 'durable'), element('span', {}, swatch('--mark'), 'in memory, or replaced there'), element('span', {}, swatch('--bad'), 'failed'), element('span', {}, 'height: step; red lines: ends of trainers, and restarts')),
       this.picture, element('h2', {}, 'Step inflation'), this.inflation = element('p'), element('h2', {}, 'Events, newest first'), this.list);
   },
   update(studio) {
     const rows = oldestFirst(studio).filter(begun).slice(-1000);
     const events = studio.state.events || [];
-    this.list.replaceChildren(...events.slice(-200).reverse().map((one) => element('li', {}, element('span', { class: one.kind === 'kill' ? 'bad' : one.kind === 'start' ? 'good' : 'warn' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
+    this.list.replaceChildren(...events.slice(-200).reverse().map((one) => element('li', {}, element('span', { class: one.kind === 'end' ? 'bad' : one.kind === 'start' ? 'good' : 'warn' }, one.kind), ` ${clock(one.at)} `, shown(one.text))));
     if (!events.length) this.list.replaceChildren(element('li', { class: 'faint' }, 'nothing has happened since the studio started, and the history shows no way back'));
     const slow = rows.filter((row) => row.inflation !== null).sort((a, b) => b.inflation - a.inflation).slice(0, 3);
     this.inflation.replaceChildren(slow.length ? `Steps took longest before ${slow.map((row) => `${shown(row.tag)} (${(100 * row.inflation).toFixed(0)} % over the usual)`).join(', ')}.` : 'Not known yet: it needs three saves of numbered steps.');
@@ -331,7 +332,7 @@ const timeline = {
     const svg = element('svg:svg', { viewBox: `0 0 ${width} ${height}`, width, height, role: 'img', 'aria-label': `${rows.length} saves from step ${low} to ${high}, ${marks.length} events` });
     const colour = (row) => (row.state === 'failed' ? '--bad' : row.durable || row.where.includes('storage') ? '--mark3' : '--mark');
     for (const one of marks) {
-      const red = one.kind === 'kill' || one.kind === 'pause' || one.kind === 'restore';
+      const red = one.kind === 'end' || one.kind === 'pause' || one.kind === 'restore';
       const mark = element('svg:line', { x1: x(one.at), x2: x(one.at), y1: 8, y2: height - 28, 'stroke-width': 2, 'stroke-dasharray': red ? '' : '3 4' }, element('svg:title', {}, `${one.kind}: ${shown(one.text)}`));
       mark.style.stroke = `var(${red ? '--bad' : '--line'})`;
       svg.append(mark);
