@@ -107,7 +107,8 @@ const struct cli_command cli_commands[] = {
         { "studio", "nebula studio [--path DIR] [--port N] [--history FILE] [--every SECONDS]", "a page that shows the job and its checkpoints",
           "Part of the Python package, with its extra `studio`. Serves the page on this machine\n"
           "alone, until Ctrl-C, and prints its address. --history is a checkpointHistories.csv\n"
-          "that is not beside the storage; --every says how often it looks (1 s).\n\n"
+          "that is not beside the storage; --every says how often it looks (1 s, at object\n"
+          "stores 15 s).\n\n"
           "  nebula studio --path /scratch/run7\n",
           command_python },
         { "stop", "nebula stop [--now [--yes]] [--timeout SECONDS] [--json]", "finish persisting and end the agent",

@@ -15,6 +15,7 @@ from .source import Source
 __all__ = ["Collector"]
 
 METRICS_AT_ONCE = 50
+LOCAL_S = 1.0
 CLOUD_S = 15.0  # a listing of a bucket costs requests
 REST = 3.0  # a look that took a second is followed by so many without one
 
@@ -22,9 +23,9 @@ REST = 3.0  # a look that took a second is followed by so many without one
 class Collector:
     """One thread that looks; `state` answers pages, on any thread."""
 
-    def __init__(self, source: Source, every_s: float) -> None:
+    def __init__(self, source: Source, every_s: float | None = None) -> None:
         self._source = source
-        self._every_s = every_s if source.is_local else max(every_s, CLOUD_S)
+        self._every_s = every_s or (LOCAL_S if source.is_local else CLOUD_S)
         self._changed = threading.Condition()  # guards what follows
         self._revision = 0
         self._rest: dict[str, Any] = {}

@@ -14,6 +14,8 @@ from ..errors import NebulaConfigError, NebulaUnavailable
 
 __all__ = ["main"]
 
+LEAST_S = 0.2
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
@@ -25,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--path")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--history")
-    parser.add_argument("--every", default="1")
+    parser.add_argument("--every")
     return parser
 
 
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     path = clean_path(given.path or os.environ.get("NEBULA_PERSISTENT_STORAGE_PATH"))
     if path is None:
         raise NebulaConfigError("no storage path is known: give --path, or set NEBULA_PERSISTENT_STORAGE_PATH")
-    every_s = parse_seconds("--every", given.every)
+    every_s = None if given.every is None else max(parse_seconds("--every", given.every), LEAST_S)
     try:
         import uvicorn
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     listener = _listen(given.port)
     port = listener.getsockname()[1]
     token = secrets.token_urlsafe(24)
-    collector = Collector(source, max(every_s, 0.2))
+    collector = Collector(source, every_s)
     print(f"nebula studio shows {source.shown_path}\n  http://127.0.0.1:{port}/#{token}", flush=True)
     print("Ctrl-C ends it. Whoever has the token behind # can read and act: give the address to nobody.", flush=True)
     collector.start()

@@ -1,0 +1,55 @@
+"""What the studio tells a page: only what has changed, the newest version that counts, and no more rows than a page can hold."""
+
+from __future__ import annotations
+
+from nebulaml.studio import snapshot
+
+
+def row(step, **changes):
+    return {
+        "tag": f"global_step{step}", "job": "", "step": step, "generation": 1, "state": "durable", "size": 10, "files": 1,
+        "committed_at": 1e9 + step, "where": ["storage"], "abandoned": False, "error": "", "pinned": None, **changes,
+    }  # fmt: skip
+
+
+def document(*rows, history=()):
+    status = {"running": False, "storage": {"path": "/scratch", "versions": list(rows)}}
+    return snapshot.build(status, list(history), [], None, snapshot.Watch(), 2e9)
+
+
+def test_the_newest_version_is_one_that_the_job_would_load():
+    told = document(row(1), row(2), row(3, abandoned=True), row(4, where=["memory"], state="committed"), row(5, state="failed", where=[]))
+    assert told["now"]["newest"]["tag"] == "global_step4" and told["now"]["after_node"]["tag"] == "global_step2"
+    assert told["now"]["failed"] == 1
+    assert document(row(5, state="failed", where=[]))["now"]["newest"] is None
+
+
+def test_a_hundred_thousand_versions_become_the_newest_five_thousand():
+    told = document(*map(row, range(100_000)))
+    assert len(told["rows"]) == 5000 and told["hidden"] == 95_000
+    assert min(one["step"] for one in told["rows"].values()) == 95_000
+
+
+def test_a_line_of_history_belongs_to_the_version_of_its_tag_also_with_control_characters():
+    line = {
+        "tag": "a b", "step": -1, "generation": 1, "world": 1, "size_bytes": 10.0, "result": "durable", "blocked_ms": 1.5, "copy_ms": 1.0,
+        "begun": 1.0, "captured": 2.0, "committed": 3.0, "durable": 4.0, "persist_seconds": 1.0, "persist_mib_per_s": 1.0, "error": "",
+    }  # fmt: skip
+    told = document(row(1, tag="a\nb"), history=[line])
+    assert [one["blocked_ms"] for one in told["rows"].values()] == [1.5]
+
+
+def test_a_page_gets_what_has_changed_since_it_asked(place, start, save):
+    save(1, 2)
+    studio = start(place.storage)
+    first = studio.until(lambda state: len(state["rows"]) == 2 and not state["now"]["trains"])
+    save(3)
+    studio.until(lambda state: len(state["rows"]) == 3 and not state["now"]["trains"])
+    since = f"/api/state?epoch={first['epoch']}&since={first['revision']}"
+    told = studio.ask("GET", since)[2]
+    tags = {one["tag"] for one in told["rows"].values()}
+    assert "global_step3" in tags and "global_step1" not in tags and not told["all"]
+    assert studio.ask("POST", "/api/prune", {"tags": ["global_step1"]})[2]["results"][0]["removed"]
+    studio.until(lambda state: [one["tag"] for one in state["rows"].values() if not one["where"]] == ["global_step1"])
+    other = studio.ask("GET", f"/api/state?epoch=another&since={told['revision']}")[2]
+    assert other["all"] and len(other["rows"]) == 3, "a page of an earlier studio has to begin anew"
