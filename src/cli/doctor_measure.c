@@ -66,7 +66,7 @@ static double copy_rate(char *to, const char *from)
         for (unsigned i = 0; i < MEASURE_PASSES; i++) {
                 double seconds = copy_once(to, from, threads);
 
-                if (!best || seconds < best)
+                if (best == 0 || seconds < best)
                         best = seconds;
         }
         return (double)MEASURE_BYTES / best;
