@@ -17,7 +17,13 @@ static uint32_t portable(uint32_t crc, const uint8_t *bytes, size_t size)
 }
 
 #ifdef __x86_64__
-__attribute__((target("sse4.2"))) static uint32_t by_instruction(uint32_t crc, const uint8_t *bytes, size_t size)
+#ifdef __clang__
+#define TARGET __attribute__((target("sse4.2,crc32")))
+#else
+#define TARGET __attribute__((target("sse4.2"))) /* gcc before 11 does not know the other name */
+#endif
+
+TARGET static uint32_t by_instruction(uint32_t crc, const uint8_t *bytes, size_t size)
 {
         uint64_t wide = crc, word;
 

@@ -88,7 +88,7 @@ static void converse(struct visitor *visitor)
                 return;
         }
         while (!status && !copy_server_is_stopping(server)) {
-                int ready = tls_wait(peer->tls, SLICE_MS);
+                int ready = peer_tls_wait(peer->tls, SLICE_MS);
 
                 if (!ready)
                         continue;

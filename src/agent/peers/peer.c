@@ -20,7 +20,7 @@ void peer_free(struct peer *peer)
 {
         if (!peer)
                 return;
-        tls_free(peer->tls);
+        peer_tls_free(peer->tls);
         if (peer->fd >= 0)
                 os->close(peer->fd);
         free(peer->body);
@@ -34,7 +34,7 @@ void peer_shutdown(struct peer *peer)
 
 bool peer_gone(struct peer *peer)
 {
-        return tls_wait(peer->tls, 0) != 0;
+        return peer_tls_wait(peer->tls, 0) != 0;
 }
 
 static enum nebula_status send_header(struct peer *peer, enum peer_type type, size_t size, uint64_t crc64, struct nebula_error *error)
@@ -43,7 +43,7 @@ static enum nebula_status send_header(struct peer *peer, enum peer_type type, si
         uint8_t bytes[PEER_HEADER_BYTES];
 
         peer_header_write(&header, bytes);
-        return tls_send(peer->tls, bytes, sizeof bytes, error);
+        return peer_tls_send(peer->tls, bytes, sizeof bytes, error);
 }
 
 enum nebula_status peer_send(struct peer *peer, enum peer_type type, const char *text, size_t size, struct nebula_error *error)
@@ -53,7 +53,7 @@ enum nebula_status peer_send(struct peer *peer, enum peer_type type, const char 
         if (size > PEER_TEXT_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "%zu bytes are too much for a frame", size);
         status = send_header(peer, type, size, sum_crc64(0, text, size), error);
-        return status ? status : tls_send(peer->tls, text, size, error);
+        return status ? status : peer_tls_send(peer->tls, text, size, error);
 }
 
 enum nebula_status peer_send_data(struct peer *peer, const struct peer_data *data, const void *bytes, size_t size,
@@ -65,8 +65,8 @@ enum nebula_status peer_send_data(struct peer *peer, const struct peer_data *dat
         peer_data_write(data, head);
         status = send_header(peer, PEER_DATA, sizeof head + size, sum_crc64(0, head, sizeof head), error);
         if (!status)
-                status = tls_send(peer->tls, head, sizeof head, error);
-        return status ? status : tls_send(peer->tls, bytes, size, error);
+                status = peer_tls_send(peer->tls, head, sizeof head, error);
+        return status ? status : peer_tls_send(peer->tls, bytes, size, error);
 }
 
 enum nebula_status peer_send_answer(struct peer *peer, enum nebula_status answer_status, const char *message, struct nebula_error *error)
@@ -111,7 +111,7 @@ size_t peer_take_size(const struct peer *peer)
 enum nebula_status peer_receive(struct peer *peer, struct nebula_error *error)
 {
         uint8_t bytes[PEER_HEADER_BYTES], head[PEER_HEAD_BYTES];
-        enum nebula_status status = tls_receive(peer->tls, bytes, sizeof bytes, PEER_SILENCE_MS, error);
+        enum nebula_status status = peer_tls_receive(peer->tls, bytes, sizeof bytes, PEER_SILENCE_MS, error);
         uint64_t crc64;
 
         if (!status)
@@ -120,7 +120,7 @@ enum nebula_status peer_receive(struct peer *peer, struct nebula_error *error)
                 return status;
         peer->received++;
         if (peer->header.type == PEER_DATA) {
-                status = tls_receive(peer->tls, head, sizeof head, PEER_SILENCE_MS, error);
+                status = peer_tls_receive(peer->tls, head, sizeof head, PEER_SILENCE_MS, error);
                 if (status)
                         return status;
                 crc64 = sum_crc64(0, head, sizeof head);
@@ -128,7 +128,7 @@ enum nebula_status peer_receive(struct peer *peer, struct nebula_error *error)
         } else {
                 status = need_body(peer, peer->header.size, error);
                 if (!status)
-                        status = tls_receive(peer->tls, peer->body, peer->header.size, PEER_SILENCE_MS, error);
+                        status = peer_tls_receive(peer->tls, peer->body, peer->header.size, PEER_SILENCE_MS, error);
                 if (status)
                         return status;
                 peer->body[peer->header.size] = 0;
@@ -149,12 +149,12 @@ enum nebula_status peer_take(struct peer *peer, void *bytes, struct nebula_error
                 while (!status && size) {
                         size_t piece = size < sizeof dropped ? size : sizeof dropped;
 
-                        status = tls_receive(peer->tls, dropped, piece, PEER_SILENCE_MS, error);
+                        status = peer_tls_receive(peer->tls, dropped, piece, PEER_SILENCE_MS, error);
                         size -= piece;
                 }
                 return status;
         }
-        status = tls_receive(peer->tls, bytes, size, PEER_SILENCE_MS, error);
+        status = peer_tls_receive(peer->tls, bytes, size, PEER_SILENCE_MS, error);
         if (!status && sum_crc64(0, bytes, size) != peer->data.crc64)
                 status = error_set(error, NEBULA_CORRUPT, 0, "the checksum of a piece at offset %llu is wrong",
                                    (unsigned long long)peer->data.offset);
@@ -211,7 +211,7 @@ enum nebula_status peer_open(const struct member *member, const struct tls_key *
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
         }
         peer->key = *key;
-        status = tls_connect(fd, key, PEER_HANDSHAKE_MS, &peer->tls, error);
+        status = peer_tls_connect(fd, key, PEER_HANDSHAKE_MS, &peer->tls, error);
         if (!status)
                 status = send_hello(peer, own, error);
         if (!status)
@@ -234,7 +234,7 @@ enum nebula_status peer_serve(int fd, bool (*find)(void *argument, const char *i
 
         if (!peer)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a connection");
-        status = tls_accept(fd, find, argument, PEER_HANDSHAKE_MS, &peer->tls, &peer->key, error);
+        status = peer_tls_accept(fd, find, argument, PEER_HANDSHAKE_MS, &peer->tls, &peer->key, error);
         if (!status)
                 status = receive_hello(peer, error);
         if (!status) {

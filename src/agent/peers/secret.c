@@ -138,7 +138,7 @@ static enum nebula_status read_secret(const char *path, const char *root, int fd
                 return error_set(error, error_status_of_errno((int)-size), (int)-size, "the secret %.300s cannot be read", path);
         while (size && (text[size - 1] == '\n' || text[size - 1] == '\r'))
                 size--;
-        status = tls_key_init(ret_key, text, (size_t)size, error);
+        status = peer_tls_key_init(ret_key, text, (size_t)size, error);
         if (status)
                 error_prefix(error, "%.200s", path);
         explicit_bzero(text, sizeof text);

@@ -95,7 +95,7 @@ static enum nebula_status derive(const void *secret, size_t size, const char *pu
         return NEBULA_OK;
 }
 
-enum nebula_status tls_key_init(struct tls_key *key, const void *secret, size_t size, struct nebula_error *error)
+enum nebula_status peer_tls_key_init(struct tls_key *key, const void *secret, size_t size, struct nebula_error *error)
 {
         uint8_t digest[TLS_KEY_BYTES];
         enum nebula_status status;
@@ -178,7 +178,7 @@ static enum nebula_status failure(struct tls *tls, int result, const char *what,
                          *text ? text : "it was changed on the way");
 }
 
-static struct tls *tls_new(int fd, bool server)
+static struct tls *peer_tls_new(int fd, bool server)
 {
         struct tls *tls = calloc(1, sizeof *tls);
         BIO *bio = NULL;
@@ -209,7 +209,7 @@ static struct tls *tls_new(int fd, bool server)
         SSL_set_app_data(tls->ssl, tls);
         return tls;
 undo:
-        tls_free(tls);
+        peer_tls_free(tls);
         return NULL;
 }
 
@@ -233,9 +233,9 @@ static enum nebula_status shake_hands(struct tls *tls, bool server, int64_t time
         return failure(tls, result, "no agreement with the peer", error);
 }
 
-enum nebula_status tls_connect(int fd, const struct tls_key *key, int64_t timeout_ms, struct tls **ret_tls, struct nebula_error *error)
+enum nebula_status peer_tls_connect(int fd, const struct tls_key *key, int64_t timeout_ms, struct tls **ret_tls, struct nebula_error *error)
 {
-        struct tls *tls = tls_new(fd, false);
+        struct tls *tls = peer_tls_new(fd, false);
         enum nebula_status status;
 
         if (!tls)
@@ -243,16 +243,16 @@ enum nebula_status tls_connect(int fd, const struct tls_key *key, int64_t timeou
         tls->key = *key;
         status = shake_hands(tls, false, timeout_ms, error);
         if (status)
-                tls_free(tls);
+                peer_tls_free(tls);
         else
                 *ret_tls = tls;
         return status;
 }
 
-enum nebula_status tls_accept(int fd, bool (*find)(void *argument, const char *identity, struct tls_key *ret_key), void *argument,
+enum nebula_status peer_tls_accept(int fd, bool (*find)(void *argument, const char *identity, struct tls_key *ret_key), void *argument,
                               int64_t timeout_ms, struct tls **ret_tls, struct tls_key *ret_key, struct nebula_error *error)
 {
-        struct tls *tls = tls_new(fd, true);
+        struct tls *tls = peer_tls_new(fd, true);
         enum nebula_status status;
 
         if (!tls)
@@ -262,7 +262,7 @@ enum nebula_status tls_accept(int fd, bool (*find)(void *argument, const char *i
         tls->unknown = true;
         status = shake_hands(tls, true, timeout_ms, error);
         if (status) {
-                tls_free(tls);
+                peer_tls_free(tls);
         } else {
                 *ret_key = tls->key;
                 *ret_tls = tls;
@@ -270,7 +270,7 @@ enum nebula_status tls_accept(int fd, bool (*find)(void *argument, const char *i
         return status;
 }
 
-enum nebula_status tls_send(struct tls *tls, const void *data, size_t size, struct nebula_error *error)
+enum nebula_status peer_tls_send(struct tls *tls, const void *data, size_t size, struct nebula_error *error)
 {
         size_t sent;
         int result;
@@ -283,7 +283,7 @@ enum nebula_status tls_send(struct tls *tls, const void *data, size_t size, stru
         return result == 1 ? NEBULA_OK : failure(tls, result, "sending to the peer", error);
 }
 
-enum nebula_status tls_receive(struct tls *tls, void *data, size_t size, int64_t timeout_ms, struct nebula_error *error)
+enum nebula_status peer_tls_receive(struct tls *tls, void *data, size_t size, int64_t timeout_ms, struct nebula_error *error)
 {
         char *to = data;
 
@@ -302,7 +302,7 @@ enum nebula_status tls_receive(struct tls *tls, void *data, size_t size, int64_t
         return NEBULA_OK;
 }
 
-int tls_wait(struct tls *tls, int64_t timeout_ms)
+int peer_tls_wait(struct tls *tls, int64_t timeout_ms)
 {
         int ready;
 
@@ -314,7 +314,7 @@ int tls_wait(struct tls *tls, int64_t timeout_ms)
         return ready != 0;
 }
 
-void tls_free(struct tls *tls)
+void peer_tls_free(struct tls *tls)
 {
         if (!tls)
                 return;

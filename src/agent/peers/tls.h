@@ -7,10 +7,10 @@
  * The identity that travels in clear is a digest of the key, so an end that
  * serves several jobs knows which one is meant.
  *
- *      tls_key_init      from the bytes of a secret
- *      tls_connect / tls_accept on a connected socket, which stays the caller's
- *      tls_send, tls_receive: all bytes, or an error; the stream is of no more use then
- *      tls_free
+ *      peer_tls_key_init      from the bytes of a secret
+ *      peer_tls_connect / peer_tls_accept on a connected socket, which stays the caller's
+ *      peer_tls_send, peer_tls_receive: all bytes, or an error; the stream is of no more use then
+ *      peer_tls_free
  *
  * Threads: one at a time per stream. Errors: NEBULA_UNAVAILABLE (the other end is gone or
  * silent), NEBULA_INVALID (it does not hold the key), NEBULA_CORRUPT (its bytes were changed on the way).
@@ -33,16 +33,16 @@ struct tls_key {
         char identity[2 * 16 + 1]; /* hex */
 };
 
-enum nebula_status tls_key_init(struct tls_key *key, const void *secret, size_t size, struct nebula_error *error);
-enum nebula_status tls_connect(int fd, const struct tls_key *key, int64_t timeout_ms, struct tls **ret_tls, struct nebula_error *error);
+enum nebula_status peer_tls_key_init(struct tls_key *key, const void *secret, size_t size, struct nebula_error *error);
+enum nebula_status peer_tls_connect(int fd, const struct tls_key *key, int64_t timeout_ms, struct tls **ret_tls, struct nebula_error *error);
 /* `find` is asked for the key of the client's identity; false: unknown. *ret_key is the one that was used. */
-enum nebula_status tls_accept(int fd, bool (*find)(void *argument, const char *identity, struct tls_key *ret_key), void *argument,
+enum nebula_status peer_tls_accept(int fd, bool (*find)(void *argument, const char *identity, struct tls_key *ret_key), void *argument,
                               int64_t timeout_ms, struct tls **ret_tls, struct tls_key *ret_key, struct nebula_error *error);
-enum nebula_status tls_send(struct tls *tls, const void *data, size_t size, struct nebula_error *error);
+enum nebula_status peer_tls_send(struct tls *tls, const void *data, size_t size, struct nebula_error *error);
 /* timeout_ms: for all of it. */
-enum nebula_status tls_receive(struct tls *tls, void *data, size_t size, int64_t timeout_ms, struct nebula_error *error);
+enum nebula_status peer_tls_receive(struct tls *tls, void *data, size_t size, int64_t timeout_ms, struct nebula_error *error);
 /* 1: bytes wait, or the end; 0: none came in time. */
-int tls_wait(struct tls *tls, int64_t timeout_ms);
-void tls_free(struct tls *tls);
+int peer_tls_wait(struct tls *tls, int64_t timeout_ms);
+void peer_tls_free(struct tls *tls);
 
 #endif

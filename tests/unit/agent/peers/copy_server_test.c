@@ -80,7 +80,7 @@ static void make_key(struct tls_key *key, unsigned number)
         char secret[32];
 
         snprintf(secret, sizeof secret, "the secret of job %08u", number);
-        if (tls_key_init(key, secret, strlen(secret), NULL))
+        if (peer_tls_key_init(key, secret, strlen(secret), NULL))
                 abort();
 }
 

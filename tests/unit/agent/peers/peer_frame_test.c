@@ -116,7 +116,7 @@ static void *serve(void *argument)
         struct server *server = argument;
         struct tls_key used;
 
-        server->status = tls_accept(server->fd, find, server, 5000, &server->tls, &used, &server->error);
+        server->status = peer_tls_accept(server->fd, find, server, 5000, &server->tls, &used, &server->error);
         return NULL;
 }
 
@@ -130,7 +130,7 @@ static enum nebula_status shake(struct server *server, const struct tls_key *cli
                 abort();
         server->fd = fds[1];
         os_thread_start(&thread, serve, server, false);
-        status = tls_connect(fds[0], client_key, 5000, ret_tls, error);
+        status = peer_tls_connect(fds[0], client_key, 5000, ret_tls, error);
         if (status)
                 os->shutdown(fds[0]);
         pthread_join(thread, NULL);
@@ -146,15 +146,15 @@ static void ends_with_one_secret_talk_and_others_do_not(void)
         char text[6];
         int fds[2];
 
-        CHECK(tls_key_init(&other, "short", 5, &error) == NEBULA_INVALID);
-        REQUIRE(!tls_key_init(&server.key, "the secret of one job", 21, &error));
-        REQUIRE(!tls_key_init(&other, "the secret of another", 21, &error));
+        CHECK(peer_tls_key_init(&other, "short", 5, &error) == NEBULA_INVALID);
+        REQUIRE(!peer_tls_key_init(&server.key, "the secret of one job", 21, &error));
+        REQUIRE(!peer_tls_key_init(&other, "the secret of another", 21, &error));
         CHECK(strcmp(server.key.identity, other.identity));
         REQUIRE(!shake(&server, &server.key, fds, &client, &error) && !server.status);
-        CHECK(!tls_send(client, "hello", 6, &error) && !tls_receive(server.tls, text, 6, 5000, &error) && !strcmp(text, "hello"));
-        CHECK(tls_receive(server.tls, text, 1, 50, &error) == NEBULA_UNAVAILABLE && strstr(error.message, "silent"));
-        tls_free(client);
-        tls_free(server.tls);
+        CHECK(!peer_tls_send(client, "hello", 6, &error) && !peer_tls_receive(server.tls, text, 6, 5000, &error) && !strcmp(text, "hello"));
+        CHECK(peer_tls_receive(server.tls, text, 1, 50, &error) == NEBULA_UNAVAILABLE && strstr(error.message, "silent"));
+        peer_tls_free(client);
+        peer_tls_free(server.tls);
         os->close(fds[0]);
         os->close(fds[1]);
 
