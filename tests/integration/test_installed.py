@@ -1,0 +1,75 @@
+"""What `meson install` puts somewhere, and a program that uses it as others do: through pkg-config."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("NEBULA_BUILD_DIR") or ROOT / "build")
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    root = tmp_path_factory.mktemp("installed")
+    meson = pathlib.Path(sys.executable).with_name("meson")
+    subprocess.run([meson, "install", "-C", BUILD, "--no-rebuild", "--quiet"], check=True, env={**os.environ, "DESTDIR": str(root)})
+    (nebula,) = root.glob("**/bin/nebula")
+    return nebula.parents[1]
+
+
+@pytest.fixture
+def environment(prefix):
+    """An installation's environment, with an agent of its own that is stopped at the end."""
+    name = uuid.uuid4().hex[:8]
+    (library,) = prefix.glob("lib/**/libnebula.so")
+    runtime, memory = f"/tmp/nb-{name}", f"/dev/shm/nb-{name}"
+    made = {key: value for key, value in os.environ.items() if not key.startswith("NEBULA_")} | {
+        "NEBULA_RUNTIME_DIR": runtime,
+        "NEBULA_MEMORY_DIR": memory,
+        "PKG_CONFIG_PATH": str(library.parent / "pkgconfig"),
+        "LD_LIBRARY_PATH": str(library.parent),
+        "PATH": f"{prefix / 'bin'}:{os.environ['PATH']}",
+    }
+    yield made
+    subprocess.run(["nebula", "stop", "--now", "--yes"], env=made, capture_output=True, timeout=60)
+    shutil.rmtree(runtime, ignore_errors=True)
+    shutil.rmtree(memory, ignore_errors=True)
+
+
+def test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill(prefix, environment, tmp_path):
+    flags = ["pkg-config", f"--define-variable=prefix={prefix}", "--cflags", "--libs", "nebula"]
+    found = subprocess.run(flags, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    walk = tmp_path / "walk"
+    source = ROOT / "examples/walk/walk.cpp"
+    subprocess.run(["c++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", source, *found, "-o", walk], check=True)
+
+    def run(*arguments):
+        return subprocess.run([walk, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+    whole = run(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert run(tmp_path / "killed", "230").returncode == -9
+    resumed = run(tmp_path / "killed")
+    assert resumed.stdout.splitlines()[0] == "resuming from step 200", resumed
+    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+
+
+def test_the_manuals_name_every_command_and_every_function(prefix, environment):
+    def plain(name):
+        (page,) = prefix.glob(f"share/man/**/{name}")
+        return re.sub(r"\\f[BRI]|\\&", "", page.read_text()).replace("\\-", "-")
+
+    overview = subprocess.run(["nebula", "help"], env=environment, capture_output=True, text=True, check=True).stdout
+    commands = re.findall(r"^  ([a-z]+) +\S", overview, re.M)
+    assert len(commands) > 15
+    manual, functions = plain("nebula.1"), plain("nebula.3")
+    assert [name for name in commands if f"nebula {name}" not in manual] == []
+    listed = re.findall(r"^ +(nebula_\w+);", (ROOT / "src/libnebula.map").read_text(), re.M)
+    assert len(listed) > 40
+    assert [name for name in listed if name not in functions] == []
