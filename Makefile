@@ -12,6 +12,8 @@
 #   make bench-gpu    of tensors on a GPU, where there is one
 #   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
+#   make wheels   wheels for others, in dist/; ARCH=aarch64 for that machine (scripts/wheels.sh)
+#   make cleanroot  tries them on a system with Python and nothing else, as root (scripts/cleanroot.sh)
 #   make asan     the C tests under the address and undefined-behaviour sanitizers
 #   make tsan     the C tests under the thread sanitizer
 #   make lint     ruff, warnings of gcc and clang, the rules of the house
@@ -21,7 +23,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
+.PHONY: wheels cleanroot package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -47,6 +49,7 @@ setup-test:
 # in `make lint`, not here: another compiler than ours must not keep anybody from using the package.
 $(INSTALLED): $(NATIVE_FILES) | setup
 	@echo "build: the package nebulaml"
+	@pip uninstall -q -y nebulaml 2>/dev/null || true # the distribution's name before 0.2.0
 	@pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
 		-Cbuild-dir=build/python -Csetup-args=-Dwerror=false . || { rm -rf build/python; exit 1; }
 	@touch $@
@@ -134,7 +137,12 @@ test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
 test-suites: package
 	@scripts/suites.sh $(ARGS)
 
+wheels: setup-test
+	@scripts/wheels.sh $(ARCH)
+cleanroot: wheels
+	@scripts/cleanroot.sh $(RELEASES)
+
 clean:
-	rm -rf build build-clang build-asan build-tsan out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist build-clang build-asan build-tsan out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
 distclean: clean
-	rm -rf .venv $(FRAMEWORKS:%=.envs/%) .envs/suite-*
+	rm -rf .venv build-wheels $(FRAMEWORKS:%=.envs/%) .envs/suite-*

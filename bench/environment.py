@@ -58,7 +58,7 @@ def describe(storage: Path) -> dict[str, str]:
         "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.system()),
         "file system": file_system(storage),
         "python": platform.python_version(),
-        **versions(("nebulaml", "torch", "safetensors")),
+        **versions(("nebula-checkpoint", "torch", "safetensors")),
         "commit": commit(),
         # More than a fraction of the cores means that something else ran, and that times are not to be trusted.
         "load when it began": f"{os.getloadavg()[0]:.1f}",

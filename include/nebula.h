@@ -75,7 +75,7 @@ extern "C" {
 #define NEBULA_API
 #endif
 
-#define NEBULA_VERSION "0.1.0"
+#define NEBULA_VERSION "0.2.0"
 
 /* The result of a call. The groups say what the failure affects. */
 enum nebula_status {

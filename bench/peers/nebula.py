@@ -17,7 +17,7 @@ RETENTION = 2
 
 class Nebula(Peer):
     title = "Nebula"
-    packages = ("nebulaml",)
+    packages = ("nebula-checkpoint",)
     verified = True
     trains = 48
     last_event: ClassVar[str] = "durable"  # of a version

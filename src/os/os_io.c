@@ -412,7 +412,14 @@ int os_remove_tree(const char *path)
 
 const char *os_error_text(int negative_errno)
 {
+#if __GLIBC_PREREQ(2, 32)
         const char *text = strerrordesc_np(-negative_errno);
 
         return text ? text : "unknown error";
+#else
+        char unused[64]; /* glibc returns its own text for each error that it knows */
+        const char *text = strerror_r(-negative_errno, unused, sizeof unused);
+
+        return text != unused ? text : "unknown error";
+#endif
 }

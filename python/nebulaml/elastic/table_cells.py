@@ -109,7 +109,7 @@ class TableCells(Cells):
             from azure.data.tables import TableClient, UpdateMode
         except ImportError as failure:
             raise NebulaUnavailable(
-                f"the backend nebula-azure-table needs azure-data-tables ({failure}); pip install 'nebulaml[elastic]'"
+                f"the backend nebula-azure-table needs azure-data-tables ({failure}); pip install 'nebula-checkpoint[elastic]'"
             ) from failure
         self._failures, self._same, self._replace = failures, MatchConditions.IfNotModified, UpdateMode.REPLACE
         self._lock = threading.Lock()  # of the connection
@@ -247,7 +247,8 @@ def _credential(account: Account) -> Any:
         from azure.identity import DefaultAzureCredential
     except ImportError as failure:
         raise NebulaUnavailable(
-            f"no key or SAS for {account.endpoint} is known, and Entra ID needs azure-identity ({failure}); pip install 'nebulaml[elastic]'"
+            f"no key or SAS for {account.endpoint} is known, and Entra ID needs azure-identity ({failure}); "
+            "pip install 'nebula-checkpoint[elastic]'"
         ) from failure
     return DefaultAzureCredential()
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
         from . import server
     except ImportError as failure:
-        raise NebulaUnavailable(f"the page needs Starlette and uvicorn ({failure}): pip install 'nebulaml[studio]'") from failure
+        raise NebulaUnavailable(f"the page needs Starlette and uvicorn ({failure}): pip install 'nebula-checkpoint[studio]'") from failure
     from .collector import Collector
     from .source import Source
 
