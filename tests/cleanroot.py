@@ -15,10 +15,11 @@ for step in range(state["step"] + 1, 9):
     state = {"step": step, "sum": state["sum"] + step}
     with nm.Checkpoint(f"step{step}") as checkpoint:
         checkpoint.save("state.pt", state)
+    checkpoint.wait("captured")
     if step == 5 and not latest:
         os.kill(os.getpid(), signal.SIGKILL)
 print("resumed from", latest.tag if latest else None, "ended with", state["step"], float(state["sum"].mean()))
-nm.flush()
+nm.flush_persistence()
 """
 
 here = os.path.dirname(sys.executable)

@@ -1,6 +1,7 @@
 /* CRC-32C, by the instruction that x86 has for it, and by a table elsewhere. */
 #include <string.h>
 
+#include "sum/cpu.h"
 #include "sum/sum.h"
 
 static uint32_t portable(uint32_t crc, const uint8_t *bytes, size_t size)
@@ -41,7 +42,7 @@ TARGET static uint32_t by_instruction(uint32_t crc, const uint8_t *bytes, size_t
 uint32_t sum_crc32c(uint32_t crc, const void *data, size_t size)
 {
 #ifdef __x86_64__
-        if (sum_isa_used() != SUM_ISA_PORTABLE && __builtin_cpu_supports("sse4.2"))
+        if (sum_isa_used() != SUM_ISA_PORTABLE && cpu_has(CPU_SSE4_2))
                 return ~by_instruction(~crc, data, size);
 #endif
         return ~portable(~crc, data, size);

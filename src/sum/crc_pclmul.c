@@ -4,6 +4,8 @@
 #ifdef SUM_X86
 #include <immintrin.h>
 
+#include "sum/cpu.h"
+
 #define TARGET __attribute__((target("sse4.1,pclmul")))
 #define VECTOR_BYTES 16
 #define FOLD_VECTOR SUM_FOLD_16
@@ -35,7 +37,7 @@ TARGET static inline vector vector_xor(vector a, vector b)
 
 TARGET static void copy_stream(void *to, const void *from, size_t size)
 {
-        if (__builtin_cpu_supports("avx2"))
+        if (cpu_has(CPU_AVX2))
                 sum_copy_avx2(to, from, size);
         else
                 sum_copy_sse2(to, from, size);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "sum/cpu.h"
 #include "sum/sum_private.h"
 
 static pthread_once_t prepared = PTHREAD_ONCE_INIT;
@@ -16,12 +17,12 @@ static const struct sum_ops *ops_of(enum sum_isa isa)
                 return &sum_portable;
 #ifdef SUM_X86
         case SUM_ISA_PCLMUL:
-                return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1") ? &sum_pclmul : NULL;
-        case SUM_ISA_VPCLMUL_256: /* the compiler's avx2 and avx512f also check that the kernel saves these registers */
-                return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq") && ops_of(SUM_ISA_PCLMUL) ?
+                return cpu_has(CPU_PCLMUL | CPU_SSE4_1) ? &sum_pclmul : NULL;
+        case SUM_ISA_VPCLMUL_256:
+                return cpu_has(CPU_AVX2 | CPU_VPCLMULQDQ) && ops_of(SUM_ISA_PCLMUL) ?
                        &sum_vpclmul_256 : NULL;
         case SUM_ISA_VPCLMUL_512:
-                return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && ops_of(SUM_ISA_VPCLMUL_256) ?
+                return cpu_has(CPU_AVX512F | CPU_AVX512VL) && ops_of(SUM_ISA_VPCLMUL_256) ?
                        &sum_vpclmul_512 : NULL;
 #else
         case SUM_ISA_PCLMUL:
@@ -37,9 +38,6 @@ static void prepare(void)
 {
         const struct sum_ops *best = NULL;
 
-#ifdef SUM_X86
-        __builtin_cpu_init();
-#endif
         sum_portable_prepare();
         sum_combine_prepare();
         sum_folds_prepare();

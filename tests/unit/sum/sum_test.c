@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "sum/cpu.h"
 #include "sum/sum.h"
 #include "sum/sum_private.h"
 #include "tap.h"
@@ -257,7 +258,22 @@ static void crc32c_is_that_of_the_standard(void)
         each_isa(check_crc32c);
 }
 
-TAP_MAIN(TEST(crc32c_is_that_of_the_standard), TEST(published_check_values_come_out_on_every_path), TEST(every_size_and_alignment_equals_the_definition),
+static void the_processor_has_what_the_compiler_says(void)
+{
+#ifdef __x86_64__
+        __builtin_cpu_init();
+        CHECK(cpu_has(CPU_PCLMUL) == !!__builtin_cpu_supports("pclmul"));
+        CHECK(cpu_has(CPU_SSE4_1) == !!__builtin_cpu_supports("sse4.1"));
+        CHECK(cpu_has(CPU_SSE4_2) == !!__builtin_cpu_supports("sse4.2"));
+        CHECK(cpu_has(CPU_AVX2) == !!__builtin_cpu_supports("avx2"));
+        CHECK(cpu_has(CPU_VPCLMULQDQ) == !!__builtin_cpu_supports("vpclmulqdq"));
+        CHECK(cpu_has(CPU_AVX512F) == !!__builtin_cpu_supports("avx512f"));
+        CHECK(cpu_has(CPU_AVX512VL) == !!__builtin_cpu_supports("avx512vl"));
+#endif
+        CHECK(cpu_has(0));
+}
+
+TAP_MAIN(TEST(the_processor_has_what_the_compiler_says), TEST(crc32c_is_that_of_the_standard), TEST(published_check_values_come_out_on_every_path), TEST(every_size_and_alignment_equals_the_definition),
          TEST(pieces_continue_and_combine_to_the_whole), TEST(combining_with_huge_sizes_does_not_overflow),
          TEST(copies_are_exact_and_stay_inside), TEST(copies_that_sum_are_exact_too_and_sum_right),
          TEST(sums_are_of_what_was_copied_whatever_changes_meanwhile), TEST(an_unknown_instruction_set_is_refused))
