@@ -14,6 +14,7 @@
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make wheels   wheels for others, in dist/; ARCH=aarch64 for that machine (scripts/wheels.sh)
 #   make cleanroot  tries them on a system with Python and nothing else, as root (scripts/cleanroot.sh)
+#   make emulated   C tests for aarch64, under qemu (scripts/emulated.sh)
 #   make asan     the C tests under the address and undefined-behaviour sanitizers
 #   make tsan     the C tests under the thread sanitizer
 #   make lint     ruff, warnings of gcc and clang, the rules of the house
@@ -23,7 +24,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: wheels cleanroot package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
+.PHONY: wheels cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-suites bench bench-peers bench-gpu bench-frameworks bench-scale asan tsan lint units clean distclean environments setup setup-test
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -139,6 +140,9 @@ test-suites: package
 
 wheels: setup-test
 	@scripts/wheels.sh $(ARCH)
+emulated:
+	@$(MAKE) wheels ARCH=aarch64
+	@scripts/emulated.sh
 cleanroot: wheels
 	@scripts/cleanroot.sh $(RELEASES)
 

@@ -62,8 +62,8 @@ def lines(name: str) -> Iterator[list[str]]:
             yield line.split()
 
 
-def libraries() -> list[Source]:
-    return [Source(name, version, licence, "debian", sha256, path) for name, version, licence, sha256, path in lines("sources.txt")]
+def libraries(pins: str = "sources.txt") -> list[Source]:
+    return [Source(name, version, licence, "debian", sha256, path) for name, version, licence, sha256, path in lines(pins)]
 
 
 def pythons() -> list[Source]:
@@ -267,7 +267,8 @@ def main() -> int:
     asked = parser.parse_args()
     try:
         if asked.command == "fetch":
-            print(fetch(next(one for one in libraries() if one.name == asked.name), KEPT / "sources"))
+            known = libraries() + libraries("emulated.txt")
+            print(fetch(next(one for one in known if one.name == asked.name), KEPT / "sources"))
         elif asked.command == "headers":
             (KEPT / "headers").mkdir(exist_ok=True)
             print(",".join(f"{one.version}={unpack_headers(one, KEPT / 'headers')}" for one in pythons()))
