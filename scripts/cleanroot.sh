@@ -42,8 +42,10 @@ for release in "${@:-bookworm}"; do
         for choice in "$torch+cpu" "$torch"; do
                 .venv/bin/pip download -q --disable-pip-version-check --only-binary :all: --python-version "$version" --implementation cp \
                         --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 \
-                        -d "$kept/deps-$version" "$choice" numpy 2>/dev/null && break
+                        -d "$kept/deps-$version" "$choice" numpy >"$kept/roots/$release.log" 2>&1 && break
         done
+        compgen -G "$kept/deps-$version/torch-*.whl" >/dev/null ||
+                { grep ERROR "$kept/roots/$release.log" >&2 || true; say "$release: the index has no $torch for Python $version"; exit 1; }
         rm -rf "$root/wheels" "$root/try" "$root/storage"
         mkdir -p "$root/wheels" "$root/try" "$root/storage"
         cp -l "$kept/deps-$version"/*.whl "$wheel" "$root/wheels/"
