@@ -37,3 +37,23 @@ def test_the_recipe_resumes(node, name):
         assert "resumed after step 20" in again
         assert "step 40 loss" in again
         assert "step 20 loss" not in again
+
+
+def test_the_scaling_script_measures_one_and_two_ranks_and_its_exit_code_tells_of_a_low_efficiency(node):
+    def run(at_least):
+        small = ["--width", 64, "--layers", 1, "--batch", 4, "--steps", 3, "--rounds", 2]
+        script = ROOT / "examples/scaling/scaling.py"
+        command = [sys.executable, *TORCHRUN, "2", ENDING, script, *small, "--at-least", at_least]
+        return subprocess.run(list(map(str, command)), env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=280)
+
+    done = run(0)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.replace(" ms", "").replace("%", "").split() for line in done.stdout.splitlines() if line.endswith("%")]
+    (one, step_of_one, rate_of_one, hundred), (two, step_of_two, rate_of_two, efficiency) = [list(map(float, row)) for row in rows]
+    assert (one, two, hundred) == (1, 2, 100)
+    assert rate_of_one == pytest.approx(4 / step_of_one * 1e3, rel=0.05)
+    assert rate_of_two == pytest.approx(2 * 4 / step_of_two * 1e3, rel=0.05)
+    assert efficiency == pytest.approx(rate_of_two / (2 * rate_of_one) * 100, rel=0.01)
+
+    low = run(9)
+    assert low.returncode == 1 and "an efficiency is below 900.0%" in low.stdout, low.stderr[-3000:]
