@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import time
 from datetime import datetime, timedelta, timezone
@@ -83,6 +85,42 @@ def test_a_directory_that_refuses_is_told_at_once(place):
         Backend("nebula-store", LogCells(process, True), "job").set_state(b"x")
     assert time.monotonic() - begun < 20
     process.close()
+
+
+def test_a_request_that_a_signal_cut_off_gives_its_answer_to_no_other(cells):
+    """torchrun's handler of SIGTERM raises wherever its agent is, and the agent asks storage again to leave the job."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    one, cell = cells(), Cell("job", "key")
+    one.put(cell, "value")
+    stopped = one.process._process.pid
+    os.kill(stopped, signal.SIGSTOP)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            one.clock()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+    assert one.read(cell) == ("value", "1")
+
+
+def test_a_process_with_many_descriptors_asks_storage(cells):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 2048:
+        pytest.skip(f"a process may have {limits[1]} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert cells().read(Cell("job", "state")) is None
+    finally:
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_writer_that_slept_takes_no_number_that_is_free_again(cells, monkeypatch):

@@ -48,6 +48,10 @@ class StoreProcess:
             except (OSError, EOFError) as failure:
                 self._end()
                 raise CellUnreachable(f"`nebula store` for {request['do']}: {failure}") from failure
+            except BaseException:
+                # Perhaps a signal handler's. The answer comes later, and the next request would take it for its own.
+                self._end()
+                raise
         error = answer.get("error")
         if error is None:
             return answer
@@ -66,8 +70,10 @@ class StoreProcess:
         process.stdin.write(line)
         process.stdin.flush()
         deadline = time.monotonic() + _LIMIT_S
+        answers = select.poll()  # select.select takes no descriptor above 1023
+        answers.register(process.stdout, select.POLLIN)
         while b"\n" not in self._received:
-            if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not answers.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise EOFError(f"no answer in {_LIMIT_S:.0f} s")
             piece = os.read(process.stdout.fileno(), 1 << 20)
             if not piece:
