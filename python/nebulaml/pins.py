@@ -22,7 +22,7 @@ def read(persist_path: str | None) -> dict[str, str]:
     """The reasons by tag. A pin that cannot be read pins all the same."""
     if not persist_path:
         return {}
-    return {one["tag"]: one["reason"] for one in _call(persist_path, f"the pins in {persist_path} cannot be read", "pin")["pins"]}
+    return {one["tag"]: one["reason"] for one in _call(persist_path, "the pins of this storage cannot be read", "pin")["pins"]}
 
 
 def _call(persist_path: str | None, what: str, *words: str) -> dict:

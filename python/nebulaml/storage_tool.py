@@ -27,9 +27,11 @@ def call(persist_path: str, what: str, *words: str) -> dict:
     command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     if command is None:
         raise NebulaUnavailable(f"{what}: the `nebula` command of this installation is not found")
-    line = [command, words[0], "--json", "--path", persist_path, *words[1:]]
+    # A URL can hold a secret, which a command line would show to all users of the machine.
+    environment = os.environ | {"NEBULA_PERSISTENT_STORAGE_PATH": persist_path}
+    line = [command, words[0], "--json", *words[1:]]
     try:
-        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(line, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
         answer = json.loads(done.stdout or "{}")
     except (OSError, ValueError, subprocess.TimeoutExpired) as failure:
         raise NebulaUnavailable(f"{what} by {command}: {failure}") from failure
