@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from .source import Source
 
 __all__ = ["Collector"]
 
+_LOGGER = logging.getLogger("nebulaml")
 METRICS_AT_ONCE = 50
 LOCAL_S = 1.0
 CLOUD_S = 15.0  # a listing of a bucket costs requests
@@ -75,6 +77,9 @@ class Collector:
                 document = self._document()
             except NebulaError as failure:
                 document = self._failed(str(failure))
+            except Exception as failure:  # if the thread ended, the page would show old numbers as if they were live
+                _LOGGER.exception("nebula studio: a look failed")
+                document = self._failed(f"a look failed: {type(failure).__name__}: {failure}")
             self._publish(document)
             took = time.monotonic() - begun
             self._wanted.wait(max(self._every_s, REST * took))

@@ -10,6 +10,7 @@ import subprocess
 from typing import Any
 
 from .. import _nebula, about, locate, notices, pins, storage_tool
+from ..elastic.cells import CellUnreachable
 from ..elastic.store_cells import StoreProcess
 from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable, from_status
 
@@ -130,7 +131,7 @@ class Source:
         prefix = ".nebula/nodes/"
         try:
             entries = self._store.ask(do="list", prefix=prefix)["entries"]
-        except (NebulaError, ConnectionError, RuntimeError):
+        except (NebulaError, CellUnreachable):
             return []
         return [
             {"node": one["key"][len(prefix) :].removesuffix(".json"), "since": one["time_ns"] / 1e9}
@@ -142,13 +143,18 @@ class Source:
         return (tag, generation) in self._metrics
 
     def metrics(self, tag: str, generation: int) -> dict[str, float | None]:
-        """Those that were committed with a durable version; {} for none. Kept: a generation does not change."""
+        """Those that were committed with a durable version; {} for none. Kept: a generation does not change.
+
+        NebulaUnavailable: storage does not answer.
+        """
         key = (tag, generation)
         if key not in self._metrics:
             try:
                 value = self._store.ask(do="get", key=f"{_nebula.encode_name(tag)}/{about.FILE}")["value"]
                 self._metrics[key] = about.decode(value.encode()).metrics
-            except (NebulaError, RuntimeError):
+            except CellUnreachable as failure:
+                raise NebulaUnavailable(str(failure)) from failure
+            except NebulaError:
                 self._metrics[key] = {}
         return {name: value if value == value else None for name, value in self._metrics[key].items()}
 

@@ -1,0 +1,50 @@
+"""The studio's thread goes on, and tells that storage did not answer, when `nebula store` does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from nebulaml import locate
+from nebulaml.studio.collector import Collector
+from nebulaml.studio.source import Source
+
+SAVE = """
+    nm.init(sys.argv[1], 0, 2, on_error="raise")
+    checkpoint = nm.Checkpoint("global_step1", metrics={"val_loss": 3.0})
+    checkpoint.save("model.pt", {"weight": torch.ones(64, 32)})
+    assert checkpoint.commit()
+    checkpoint.wait("durable")
+"""
+
+
+def test_the_end_of_nebula_store_stops_no_look_and_loses_no_metrics(place, monkeypatch):
+    place.run(SAVE, place.storage)
+    real = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    fails = place.root / "fails"
+    fails.touch()
+    script = place.root / "command"
+    script.write_text(f'#!/bin/sh\nif [ "$1" = store ] && [ -e {fails} ]; then exit 1; fi\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("NEBULA_AGENT_PATH", str(script))
+    source = Source(str(place.storage))
+    collector = Collector(source, 0.2)
+    collector.start()
+    try:
+        (row,) = collector.state("", 0, 20)["rows"].values()
+        assert row["tag"] == "global_step1" and row["metrics"] == {}
+        fails.unlink()
+        deadline = time.monotonic() + 20
+        while row["metrics"] != {"val_loss": 3.0}:
+            assert time.monotonic() < deadline and collector._thread.is_alive(), row
+            time.sleep(0.1)
+            (row,) = collector.state("", 0, 0)["rows"].values()
+        place.kill_agent()
+        os.kill(source._store._process.pid, signal.SIGKILL)
+        while collector.state("", 0, 0)["running"]:
+            assert time.monotonic() < deadline and collector._thread.is_alive()
+            time.sleep(0.1)
+    finally:
+        collector.close()
+        source.close()
