@@ -300,7 +300,7 @@ def test_a_storage_path_that_is_a_file_is_an_error_and_no_empty_storage(place):
         nebulaml.get_latest_checkpoint()
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/run", "file://relative", "file://host/run"])
+@pytest.mark.parametrize("path", ["ftp://host/run", "file://relative", "file://host/run"])
 def test_a_url_that_no_driver_knows_is_refused_when_it_is_given(path, place):
     with pytest.raises(NebulaConfigError, match=f'storage path "{path}"'):
         nebulaml.init(path)
