@@ -113,7 +113,7 @@ def test_numbers_of_numpy_are_numbers(place):
 
 
 REFUSED = {
-    "a scheme that no driver has": {"persistent_storage_path": "s3://bucket/run"},
+    "a scheme that no driver has": {"persistent_storage_path": "ftp://host/run"},
     "a path that is too long": {"persistent_storage_path": "/tmp/" + "a/" * 3000},
     "a job whose name is too long": {"job": "x" * 5000},
     "too many replicas": {"replicas": 9},
