@@ -13,6 +13,7 @@
 #define MS_NS 1000000LL
 #define PRINTED_MAX 300
 #define SLICE_MS 100 /* between two looks at *stop */
+#define ASKED_MS_MAX 86400000LL /* of a pause that a server asks for: longer than any request is repeated */
 #define UNDER_WAY_MS 86400000LL /* a request waits for its turn behind others, which all have a deadline */
 
 /* One call of http_send. */
@@ -133,6 +134,12 @@ static enum nebula_status try_once(struct sending *sending, enum http_outcome *r
         return status;
 }
 
+/* No more than ASKED_MS_MAX. */
+static int64_t pause_of(int64_t count, int64_t unit_ms)
+{
+        return count < ASKED_MS_MAX / unit_ms ? count * unit_ms : ASKED_MS_MAX;
+}
+
 /* Seconds, or a date; also in milliseconds, as Azure says it. -1: the answer asks for no pause. */
 static int64_t asked_pause_ms(const struct http_response *response)
 {
@@ -140,15 +147,15 @@ static int64_t asked_pause_ms(const struct http_response *response)
         int64_t now, then;
 
         if (exact && *exact >= '0' && *exact <= '9')
-                return strtoll(exact, NULL, 10);
+                return pause_of(strtoll(exact, NULL, 10), 1);
         if (value && *value >= '0' && *value <= '9')
-                return strtoll(value, NULL, 10) * 1000;
+                return pause_of(strtoll(value, NULL, 10), 1000);
         if (!value || !http_date_parse(value, &then))
                 return -1;
         now = os->wall_ns() / (1000 * MS_NS);
         if (http_field(response, "date"))
                 http_date_parse(http_field(response, "date"), &now);
-        return then > now ? (then - now) * 1000 : 0;
+        return then > now ? pause_of(then - now, 1000) : 0;
 }
 
 /* Half of it is chance, so that clients which failed together do not come back together. */

@@ -210,6 +210,20 @@ static void retry_after_is_obeyed(void)
         server_stop(server);
 }
 
+static void a_pause_of_ages_is_no_pause_before_now(void)
+{
+        static const char *const asked[] = { "Retry-After: 9223372036854775807\r\n", "Retry-After: 18446744073709552\r\n",
+                                             "x-ms-retry-after-ms: 18446744073710\r\n", "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT\r\n" };
+
+        for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+                struct burst burst = { 503, 3, asked[i] };
+                struct server *server = begin(refuse_first, &burst);
+
+                CHECK(get() == NEBULA_OK && response.status == 503 && server_requests(server) == 1);
+                server_stop(server);
+        }
+}
+
 enum fault { FAULT_CLOSE, FAULT_RESET, FAULT_STALL, FAULT_TRUNCATE, FAULT_STALL_IN_BODY, FAULT_NONSENSE };
 
 static void fail_first(struct server_call *call, void *argument)
@@ -543,7 +557,7 @@ static void a_certificate_is_trusted_only_when_the_bundle_holds_it(void)
 
 TAP_MAIN(TEST(the_request_on_the_wire_holds_what_was_said_and_no_more), TEST(bodies_go_out_of_memory_and_into_memory),
          TEST(requests_one_after_the_other_share_a_connection), TEST(busy_answers_are_repeated_with_the_whole_body),
-         TEST(other_answers_are_not_repeated), TEST(a_request_is_given_up_with_the_last_answer), TEST(retry_after_is_obeyed),
+         TEST(other_answers_are_not_repeated), TEST(a_request_is_given_up_with_the_last_answer), TEST(retry_after_is_obeyed), TEST(a_pause_of_ages_is_no_pause_before_now),
          TEST(a_connection_that_fails_is_made_anew), TEST(a_connection_that_was_closed_while_it_waited_costs_no_pause),
          TEST(a_server_that_is_not_there_is_unavailable), TEST(a_request_ends_when_it_is_told_to_stop),
          TEST(a_server_that_never_answers_is_a_timeout), TEST(a_refused_token_is_replaced_once), TEST(a_line_end_in_a_header_is_refused),
