@@ -96,9 +96,12 @@ static enum nebula_status compare(const struct transfer *transfer, const struct 
         status = fingerprint(transfer->to, there, &theirs, error);
         if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT) /* it is damaged */
                 return NEBULA_OK;
-        if (!status && ours == theirs)
+        if (status || ours != theirs)
+                return status;
+        status = manifest_check_present(transfer->to, there, error);
+        if (!status)
                 *ret_state = TRANSFER_PRESENT;
-        return status;
+        return status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT ? NEBULA_OK : status;
 }
 
 static enum nebula_status read_log(const struct transfer *transfer, const struct manifest *source, struct tag_log *ret_log,

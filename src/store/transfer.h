@@ -24,7 +24,7 @@
 
 enum transfer_state {
         TRANSFER_ABSENT,  /* the destination has no version of that tag */
-        TRANSFER_PRESENT, /* it has this one: the same files with the same checksums */
+        TRANSFER_PRESENT, /* it has this one: files of these names and sizes are there, and its records have the same checksums */
         TRANSFER_OTHER,   /* it has another one, or a damaged one */
 };
 

@@ -85,6 +85,19 @@ def test_what_was_removed_can_be_copied_again(run, make, storage):
         assert run("prune", "--tag", "global_step1", "--yes", "--path", storage).returncode == 0
 
 
+def test_a_copy_whose_file_is_gone_is_not_taken_for_whole(run, make, tmp_path):
+    store = make("global_step1", "model.pt=5000", "optim.pt=10")
+    copied = tmp_path / "copied"
+    assert run("copy", store, copied).returncode == 0
+    for spoil in (lambda path: path.unlink(), lambda path: os.truncate(path, 100)):
+        spoil(next(copied.rglob("model.pt")))
+        refused = run("copy", store, copied)
+        assert refused.returncode == 5 and "--replace" in refused.stderr
+        assert run("copy", store, copied, "--replace").returncode == 0
+        assert run("verify", "--all", "--path", copied).returncode == 0
+        assert results(run("copy", store, copied, "--json")) == {"global_step1": "present"}
+
+
 def test_a_damaged_source_is_named_and_nothing_of_it_counts(run, make, storage):
     make("global_step1", "--chunk", "4096", "model.pt=1000")
     store = make("global_step2", "--chunk", "4096", "model.pt=9000", "optim.pt=10")
