@@ -10,6 +10,7 @@ struct copying {
         struct gs_store *gs;
         const char *from, *to;
         enum store_condition condition;
+        char id[OBJECT_ID_SIZE]; /* of all tries */
 };
 
 static enum nebula_status copy_once(void *argument, struct nebula_error *error)
@@ -17,7 +18,7 @@ static enum nebula_status copy_once(void *argument, struct nebula_error *error)
         const struct copying *copying = argument;
         struct object_store *store = &copying->gs->s3.object;
         struct object_call call = { .method = "PUT", .key = copying->to, .answer_ms = COPY_ANSWER_MS };
-        char id[OBJECT_ID_SIZE], text[OBJECT_QUOTED_SIZE], *source;
+        char text[OBJECT_QUOTED_SIZE], *source;
         struct http_response response;
         struct store_stamp stamp;
         enum nebula_status status;
@@ -30,17 +31,16 @@ static enum nebula_status copy_once(void *argument, struct nebula_error *error)
         source = object_take(&buf);
         if (!source)
                 return object_no_memory(store, error);
-        object_new_id(id);
         object_header(&call, "x-goog-copy-source", source);
         object_header(&call, "x-goog-metadata-directive", "REPLACE");
-        object_header(&call, GS_METADATA, id);
+        object_header(&call, GS_METADATA, copying->id);
         gs_condition(&call, copying->condition, NULL, text);
         status = s3_send_long(store, &call, &response, error);
         free(source);
         if (status)
                 return status;
         if (response.status == 412)
-                status = object_look_who_wrote(store, copying->to, id, STORE_IF_ABSENT, NULL, &stamp, error);
+                status = object_look_who_wrote(store, copying->to, copying->id, STORE_IF_ABSENT, NULL, &stamp, error);
         else if (response.status != 200)
                 status = gs_fail(store, OBJECT_COPY, copying->from, &response, error);
         http_response_done(&response);
@@ -49,11 +49,12 @@ static enum nebula_status copy_once(void *argument, struct nebula_error *error)
 
 enum nebula_status gs_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error)
 {
-        struct copying copying = { (struct gs_store *)store, from, to, condition };
+        struct copying copying = { (struct gs_store *)store, from, to, condition, "" };
         struct object_store *object = &copying.gs->s3.object;
         enum nebula_status status = object_check_key(object, from, error);
         struct store_entry entry;
 
+        object_new_id(copying.id);
         if (!status)
                 status = object_check_key(object, to, error);
         if (!status && condition == STORE_IF_SAME)

@@ -128,6 +128,7 @@ struct putting {
         enum store_condition condition;
         const struct store_stamp *seen;
         struct store_stamp stamp;
+        char id[OBJECT_ID_SIZE]; /* of all tries: the first can be done after another was refused */
 };
 
 static enum nebula_status put_once(void *argument, struct nebula_error *error)
@@ -136,13 +137,12 @@ static enum nebula_status put_once(void *argument, struct nebula_error *error)
         struct object_store *store = putting->store;
         const struct object_service *service = store->service;
         struct object_call call = { .method = "PUT", .key = putting->key, .body = putting->data, .body_size = putting->size };
-        char sum[OBJECT_SUM_SIZE], id[OBJECT_ID_SIZE], text[OBJECT_QUOTED_SIZE];
+        char sum[OBJECT_SUM_SIZE], text[OBJECT_QUOTED_SIZE];
         struct http_response response;
         enum nebula_status status;
 
-        object_new_id(id);
         service->add_object(store, &call, sum);
-        object_header(&call, service->metadata, id);
+        object_header(&call, service->metadata, putting->id);
         service->condition(&call, putting->condition, putting->seen, text);
         status = service->send(store, &call, &response, error);
         if (status)
@@ -151,7 +151,7 @@ static enum nebula_status put_once(void *argument, struct nebula_error *error)
                 service->stamp(&response, &putting->stamp);
         else if (putting->condition != STORE_ALWAYS &&
                  (service->condition_failed(&response) || (putting->condition == STORE_IF_SAME && response.status == 404)))
-                status = object_look_who_wrote(store, putting->key, id, putting->condition, putting->seen, &putting->stamp, error);
+                status = object_look_who_wrote(store, putting->key, putting->id, putting->condition, putting->seen, &putting->stamp, error);
         else
                 status = service->fail(store, OBJECT_WRITE, putting->key, &response, error);
         http_response_done(&response);
@@ -162,9 +162,10 @@ enum nebula_status object_put(struct store *base, const char *key, const void *d
                               const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
 {
         struct object_store *store = (struct object_store *)base;
-        struct putting putting = { store, key, data, size, condition, seen, { "" } };
+        struct putting putting = { store, key, data, size, condition, seen, { "" }, "" };
         enum nebula_status status = object_check_key(store, key, error);
 
+        object_new_id(putting.id);
         if (!status && condition == STORE_IF_SAME && !seen)
                 status = error_set(error, NEBULA_INVALID, 0, "%s/%s: no stamp to compare with", base->root, key);
         if (!status)

@@ -186,6 +186,41 @@ static void a_write_whose_answer_was_lost_is_known_as_its_own(void)
         }
 }
 
+/* The first request is done late: after a second one was refused, as it was under way, and a look found nothing. */
+static enum fake_fault land_late(const struct server_call *call, void *argument)
+{
+        struct fake_object *object = &fake.objects[0];
+        char *writer = argument;
+
+        if (call->number == 1) {
+                server_field(call, "x-amz-meta-nebula", writer, sizeof object->writer);
+                return FAKE_RESET;
+        }
+        if (call->number == 3) {
+                free(object->data);
+                object->data = NULL;
+        }
+        if (call->number != 2 && call->number != 4)
+                return FAKE_NONE;
+        strcpy(object->path, "/data/run/t/x");
+        strcpy(object->writer, writer);
+        object->data = strdup("mine");
+        object->size = 4;
+        object->etag = 7;
+        return FAKE_NONE;
+}
+
+static void a_write_that_is_done_late_is_known_as_its_own(void)
+{
+        char writer[64] = "";
+        struct store_stamp stamp;
+
+        begin(land_late, writer);
+        CHECK(store->ops->put(store, "t/x", "mine", 4, STORE_IF_ABSENT, NULL, &stamp, &error) == NEBULA_OK && !strcmp(stamp.text, "e7"));
+        CHECK(server_requests(server) == 5 && *writer);
+        end();
+}
+
 static char *make_big(void)
 {
         char *data = malloc(BIG_BYTES);
@@ -571,7 +606,7 @@ static void no_fault_makes_wrong_bytes(void)
         free(back);
 }
 
-TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own),
+TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
          TEST(a_failure_in_the_body_of_a_200_is_one), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_machines_role_lends_keys_in_a_session), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
