@@ -66,6 +66,23 @@ static bool is_error(const struct http_response *response)
         return is_so;
 }
 
+/* Whether the body has begun and not ended: the connection was cut where no length tells that. */
+static bool is_cut(const struct http_response *response)
+{
+        struct xml_item item;
+        struct xml xml;
+        bool is_so;
+
+        if (!response->text || !response->text_size)
+                return false;
+        xml_init(&xml, response->text, response->text_size);
+        while (xml_next(&xml, &item))
+                ;
+        is_so = xml.is_broken;
+        xml_done(&xml);
+        return is_so;
+}
+
 void s3_code(const struct http_response *response, char ret_code[OBJECT_CODE_SIZE])
 {
         char *code = is_error(response) ? s3_value(response, "Code") : NULL;
@@ -242,9 +259,9 @@ enum nebula_status s3_send_long(struct object_store *store, const struct object_
         for (int tries = 0;; tries++) {
                 enum nebula_status status = store->service->send(store, call, ret_response, error);
 
-                if (status || ret_response->status != 200 || !is_error(ret_response))
+                if (status || ret_response->status != 200 || (!is_error(ret_response) && !is_cut(ret_response)))
                         return status;
-                ret_response->status = status_of(ret_response);
+                ret_response->status = status_of(ret_response); /* 500 for one that was cut: only another try tells how it went */
                 if (ret_response->status != 500 || tries + 1 == LONG_TRIES)
                         return status;
                 http_response_done(ret_response);

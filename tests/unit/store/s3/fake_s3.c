@@ -181,6 +181,8 @@ static void complete(struct fake_s3 *fake, const struct server_call *call, const
 
         if (*fake->error_in_200) {
                 refuse(answer, 200, fake->error_in_200);
+                if (!strcmp(fake->error_in_200, "cut")) /* S3 sends blanks while it works */
+                        snprintf(answer->text, sizeof answer->text, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n  ");
                 fake->error_in_200[0] = 0;
                 return;
         }

@@ -239,6 +239,10 @@ static void a_failure_in_the_body_of_a_200_is_one(void)
         strcpy(fake.error_in_200, "InternalError"); /* goes away */
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
         CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && fake_find(&fake, "/data/run/m.pt"));
+        strcpy(fake.error_in_200, "cut");
+        object.key = "o.pt";
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && fake_find(&fake, "/data/run/o.pt"));
         strcpy(fake.error_in_200, "PreconditionFailed");
         object.key = "n.pt";
         REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
