@@ -174,6 +174,27 @@ static enum nebula_status write_file(struct object_store *store, const char *key
         return status ? status : flush(store, key, place, size, error);
 }
 
+/* Of what the write `id` has left. If another write has replaced it by now, a stamp that no object has. */
+static enum nebula_status own_stamp(struct object_store *store, const char *key, const char *id, struct store_stamp *ret_stamp,
+                                    struct nebula_error *error)
+{
+        struct nebula_error failure = { 0 };
+        char found[OBJECT_ID_SIZE];
+        struct store_entry entry;
+        enum nebula_status status = object_look(store, key, &entry, found, &failure);
+
+        if (status && status != NEBULA_NOT_FOUND) {
+                if (error)
+                        *error = failure;
+                return status;
+        }
+        if (!status && !strcmp(found, id))
+                *ret_stamp = entry.stamp;
+        else
+                strcpy(ret_stamp->text, "replaced");
+        return NEBULA_OK;
+}
+
 enum nebula_status adls_put(struct store *base, const char *key, const void *data, uint64_t size, enum store_condition condition,
                             const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
 {
@@ -181,7 +202,6 @@ enum nebula_status adls_put(struct store *base, const char *key, const void *dat
         enum nebula_status status = object_check_key(store, key, error);
         char id[OBJECT_ID_SIZE], place[64];
         struct renaming renaming = { store, place, key, id, condition, seen, { "" } };
-        struct store_entry entry;
 
         if (!status && condition == STORE_IF_SAME && !seen)
                 status = error_set(error, NEBULA_INVALID, 0, "%s/%s: no stamp to compare with", base->root, key);
@@ -196,11 +216,8 @@ enum nebula_status adls_put(struct store *base, const char *key, const void *dat
                 store_remove_one(base, place, NULL); /* else a sweep does */
                 return status;
         }
-        if (ret_stamp && !*renaming.stamp.text) {
-                status = object_look(store, key, &entry, NULL, error);
-                if (!status)
-                        renaming.stamp = entry.stamp;
-        }
+        if (ret_stamp && !*renaming.stamp.text)
+                status = own_stamp(store, key, id, &renaming.stamp, error);
         if (!status && ret_stamp)
                 *ret_stamp = renaming.stamp;
         return status;

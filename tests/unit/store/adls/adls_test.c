@@ -20,11 +20,11 @@ static void serve(struct server_call *call, void *argument)
         server_say(call, !strcmp(call->method, "GET") || !strcmp(call->method, "HEAD") ? 200 : 201, "x-ms-resource-type: file\r\nETag: \"0x1\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "");
 }
 
-static void begin(void)
+static void begin(server_handler *answer)
 {
         char text[200];
 
-        server = server_start(serve, NULL, false);
+        server = server_start(answer, NULL, false);
         snprintf(text, sizeof text, "AccountName=acct;AccountKey=U0VDUkVU;DfsEndpoint=http://127.0.0.1:%d/acct/", server_port(server));
         setenv("AZURE_STORAGE_CONNECTION_STRING", text, 1);
         if (store_adls.open("abfss://data@acct.dfs.core.windows.net/run", &store, &error))
@@ -56,7 +56,7 @@ static void a_write_is_created_appended_flushed_and_renamed(void)
         struct store_page page;
         struct store_stamp stamp = { "0x1" };
 
-        begin();
+        begin(serve);
         CHECK(store->ops->put(store, "t/a b", "123456789", 9, STORE_IF_SAME, &stamp, NULL, &error) == NEBULA_OK && server_requests(server) == 4);
         CHECK(is(head(3), "PUT /acct/data/run/.nebula-tmp-", "?resource=file HTTP/1.1\r\n") && is(head(3), "PUT ", "\r\nx-ms-properties: nebula="));
         CHECK(is(head(2), "PATCH /acct/data/run/.nebula-tmp-", "?action=append&position=0 HTTP/1.1\r\n") && is(head(2), "PATCH ", "\r\nx-ms-content-crc64: iJh5CoYUi64=\r\n"));
@@ -70,6 +70,37 @@ static void a_write_is_created_appended_flushed_and_renamed(void)
         CHECK(is(head(0), "DELETE /acct/data/run/t?recursive=false HTTP/1.1\r\n", "")); /* empty, or it stays */
         CHECK(store->ops->list(store, "t/.nebula/man", false, NULL, &page, &error) == NEBULA_STORAGE); /* the answer is no JSON */
         CHECK(is(head(0), "GET /acct/data?resource=filesystem&recursive=false&directory=run%2Ft%2F.nebula HTTP/1.1\r\n", ""));
+        end();
+}
+
+static enum { OWN, REPLACED, REMOVED } what; /* is at the key after the write */
+
+static void serve_late(struct server_call *call, void *argument)
+{
+        static char properties[100];
+        char fields[400];
+
+        if (strstr(call->target, "resource=file"))
+                server_field(call, "x-ms-properties", properties, sizeof properties);
+        snprintf(fields, sizeof fields, "ETag: \"0x2\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\nx-ms-properties: %s\r\n",
+                 what == OWN ? properties : "nebula=b3RoZXI=");
+        if (!strcmp(call->method, "HEAD") && what == REMOVED)
+                server_say(call, 404, "x-ms-error-code: PathNotFound\r\n", "");
+        else
+                server_say(call, !strcmp(call->method, "HEAD") ? 200 : 201, fields, "");
+}
+
+static void a_put_has_no_stamp_of_another_write(void)
+{
+        struct store_stamp stamp;
+
+        begin(serve_late);
+        what = OWN;
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_ALWAYS, NULL, &stamp, &error) == NEBULA_OK && !strcmp(stamp.text, "0x2"));
+        what = REPLACED;
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_ALWAYS, NULL, &stamp, &error) == NEBULA_OK && *stamp.text && strcmp(stamp.text, "0x2"));
+        what = REMOVED;
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_ALWAYS, NULL, &stamp, &error) == NEBULA_OK && *stamp.text && strcmp(stamp.text, "0x2"));
         end();
 }
 
@@ -89,4 +120,5 @@ static void a_path_names_container_and_account(void)
                 CHECK(store_adls.open(bad[i], &store, &error) == NEBULA_INVALID);
 }
 
-TAP_MAIN(TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_path_names_container_and_account))
+TAP_MAIN(TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_put_has_no_stamp_of_another_write),
+         TEST(a_path_names_container_and_account))
