@@ -5,6 +5,7 @@ The corpus and the tokenizer are made from the docstrings of Python's own librar
 
 import argparse
 import ast
+import os
 import sysconfig
 from pathlib import Path
 
@@ -40,32 +41,39 @@ parser.add_argument("--data", help="a text file, one passage a line; Python's do
 parser.add_argument("--deepspeed", help="DeepSpeed's JSON, with or without a nebula section")
 parser.add_argument("--steps", type=int, default=30)
 parser.add_argument("--save-every", type=int, default=10)
+parser.add_argument("--tensorboard", help="folder for TensorBoard")
 arguments = parser.parse_args()
 
+if arguments.deepspeed:
+    import nebulaml.deepspeed  # noqa: F401  the nebula section of the JSON, also after DeepSpeed 0.19.6
+if arguments.tensorboard:
+    os.environ["TENSORBOARD_LOGGING_DIR"] = arguments.tensorboard
+options = TrainingArguments(
+    output_dir=arguments.path, max_steps=arguments.steps, save_steps=arguments.save_every, logging_steps=10,
+    per_device_train_batch_size=16, learning_rate=1e-3, save_total_limit=2, deepspeed=arguments.deepspeed, disable_tqdm=True,
+    report_to=["tensorboard"] if arguments.tensorboard else [], use_cpu=not torch.cuda.is_available(),
+    average_tokens_across_devices=False,  # BERT's loss is a mean already
+)  # fmt: skip
 lines = Path(arguments.data).read_text().splitlines() if arguments.data else found_lines()
 folder = Path(arguments.path)
-folder.mkdir(parents=True, exist_ok=True)
-trainer_of_words = BertWordPieceTokenizer()
-trainer_of_words.train_from_iterator(lines, vocab_size=2000, show_progress=False)
-trainer_of_words.save_model(str(folder))
+with options.main_process_first(local=False):  # rank 0 writes the vocabulary, and the others read it
+    if options.process_index == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        trainer_of_words = BertWordPieceTokenizer()
+        trainer_of_words.train_from_iterator(lines, vocab_size=2000, show_progress=False)
+        trainer_of_words.save_model(str(folder))
 tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
 encoded = tokenizer(lines, truncation=True, max_length=LENGTH)["input_ids"]
 set_seed(0)
 model = BertForMaskedLM(
     BertConfig(vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
 )
-if arguments.deepspeed:
-    import nebulaml.deepspeed  # noqa: F401  the nebula section of the JSON, also after DeepSpeed 0.19.6
 trainer = Trainer(
     model=model,
-    args=TrainingArguments(
-        output_dir=arguments.path, max_steps=arguments.steps, save_steps=arguments.save_every, logging_steps=10,
-        per_device_train_batch_size=16, learning_rate=1e-3, save_total_limit=2, report_to=[], deepspeed=arguments.deepspeed,
-        disable_tqdm=True,
-    ),
+    args=options,
     train_dataset=[{"input_ids": torch.tensor(ids)} for ids in encoded],
     data_collator=DataCollatorForLanguageModeling(tokenizer),
-)  # fmt: skip
+)
 if not arguments.deepspeed:
     nm.attach(trainer)
 last = get_last_checkpoint(arguments.path)

@@ -36,10 +36,12 @@ def main():
     parser.add_argument("--data", help="folder with CIFAR-10's batches; images are made without it")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--tensorboard", help="folder for TensorBoard: the loss and the versions")
     parser.add_argument("--local_rank", type=int, default=0)
     arguments = parser.parse_args()
 
     import deepspeed
+    import nebulaml as nm
     import nebulaml.deepspeed  # noqa: F401  needed from DeepSpeed 0.19.7 on, harmless before
 
     if not torch.cuda.is_available():
@@ -61,6 +63,9 @@ def main():
     placeholders = os.path.join(persisted, "..", Path(persisted).name + "-placeholders")
     path, state = engine.load_checkpoint(placeholders)
     first = state["step"] + 1 if path else 1
+    board = nm.log_to("tensorboard", log_dir=arguments.tensorboard) if arguments.tensorboard else None
+    if board and path:
+        board.rewind(state["step"])
     if rank == 0 and path:
         print(f"resumed after step {state['step']}", flush=True)
     for step in range(first, arguments.steps + 1):
@@ -71,8 +76,13 @@ def main():
         engine.step()
         if rank == 0 and step % 10 == 0:
             print(f"step {step} loss {loss.item():.6f}", flush=True)
+            if board:
+                board.log(step, loss=loss)
         if step % arguments.save_every == 0:
             engine.save_checkpoint(placeholders, client_state={"step": step})
+    nm.flush_persistence()  # a container or a batch system may end the agent together with this process
+    if board:
+        board.close()
     engine.destroy()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

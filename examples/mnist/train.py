@@ -40,6 +40,7 @@ parser.add_argument("--path", default="runs/mnist", help="where checkpoints go")
 parser.add_argument("--data", help="folder with MNIST's files; digits are made without it")
 parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--save-every", type=int, default=20)
+parser.add_argument("--tensorboard", help="folder for TensorBoard: the loss and the versions")
 arguments = parser.parse_args()
 
 torch.manual_seed(0)
@@ -51,6 +52,7 @@ model = torch.nn.Sequential(
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 nm.init(persistent_storage_path=arguments.path, persistent_time_interval=0)
+board = nm.log_to("tensorboard", log_dir=arguments.tensorboard) if arguments.tensorboard else None
 first = 1
 latest = nm.get_latest_checkpoint()
 if latest is not None:
@@ -58,6 +60,8 @@ if latest is not None:
     optimizer.load_state_dict(latest.load("optimizer.pt"))
     nm.set_rng_state(latest.load("rng.pt"))
     first = latest.step + 1
+    if board:
+        board.rewind(latest.step)
     print(f"resumed after step {latest.step}, which was {latest.state}", flush=True)
 
 for step in range(first, arguments.steps + 1):
@@ -70,8 +74,14 @@ for step in range(first, arguments.steps + 1):
     if step % 20 == 0:
         right = (scores.argmax(1) == labels[chosen]).float().mean()
         print(f"step {step} loss {loss.item():.6f} right {right:.0%}", flush=True)
+        if board:
+            board.log(step, loss=loss, right=right)
     if step % arguments.save_every == 0:
         with nm.Checkpoint(f"global_step{step}") as checkpoint:
             checkpoint.save("model.pt", model.state_dict())
             checkpoint.save("optimizer.pt", optimizer.state_dict())
             checkpoint.save("rng.pt", nm.rng_state())
+
+nm.flush_persistence()  # a container or a batch system may end the agent together with this process
+if board:
+    board.close()

@@ -10,7 +10,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 RECIPES = {
     "mnist": (None, []),
     "cifar-deepspeed": ("deepspeed-0.19.8", [*TORCHRUN, "2"]),
-    "bert": ("hf", []),
+    "bert": ("hf", [*TORCHRUN, "2"]),
     "bert-lightning": ("lightning", []),
     "fsdp2-dcp": (None, [*TORCHRUN, "2"]),
 }
