@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import nebulaml as nm
 import pytest
 from conftest import ROOT, full, interpreter
 from elastic_nodes import Cluster
+from torch.distributed.run import get_args_parser
 
 
 @pytest.fixture
@@ -177,22 +180,82 @@ def test_a_node_that_is_told_to_leave_saves_first_and_no_step_is_computed_twice(
 
 
 JOB_FILES = """
-import sys
+import json, sys
 from pathlib import Path
-folder = Path(sys.argv[1])
+import dockerfile, kubernetes_validate, yaml
 from azure.ai.ml import load_job
+folder = Path(sys.argv[1])
 job = load_job(folder / "azureml.yml")
-assert job.type == "command" and job.resources.instance_count == 8 and job.resources.shm_size == "64g", job
-import kubernetes_validate, yaml
-kubernetes_validate.validate(yaml.safe_load((folder / "kubernetes.yml").read_text()), "1.31", strict=True)
+assert job.type == "command", job
+pod = yaml.safe_load((folder / "kubernetes.yml").read_text())
+kubernetes_validate.validate(pod, "1.31", strict=True)
+container = pod["spec"]["template"]["spec"]["containers"][0]
+build = job.environment.build
+steps = dockerfile.parse_file(str(folder / build.path / build.dockerfile_path)) if build else []
+print(json.dumps({
+    "azureml": job.command.split(), "kubernetes": container["command"] + container["args"],
+    "nodes": job.resources.instance_count, "shm": job.resources.shm_size, "pods": pod["spec"].get("completions", 1),
+    "distribution": job.distribution and [job.distribution.type, job.distribution.process_count_per_instance],
+    "services": sorted(str(service.type) for service in (job.services or {}).values()),
+    "environment": [[step.cmd, list(step.value)] for step in steps], "instructions": list(dockerfile.all_cmds()),
+}))
 """
+SERVICES = ["jupyter_lab", "tensor_board", "vs_code"]
+JOBS = {  # folder: nodes, memory, distribution, services
+    "elastic-cifar": (8, "64g", None, []),
+    "bert": (2, "64g", ["pytorch", 8], SERVICES),
+    "cifar-deepspeed": (2, "64g", ["pytorch", 8], SERVICES),
+    "mnist": (1, "2g", None, SERVICES),
+}
+
+
+def options_of_training(command):
+    """The options that reach train.py. torchrun's own are read by torchrun's parser."""
+    if command[0] == "torchrun":
+        read = get_args_parser().parse_args(command[1:])
+        assert read.rdzv_backend == "nebula-store"
+        script, options = read.training_script, read.training_script_args
+    else:
+        assert command[0] == "python"
+        script, *options = command[1:]
+    assert Path(script).name == "train.py"
+    return {option.split("=")[0] for option in options if option.startswith("--")}
 
 
 @full
-def test_the_job_files_are_what_their_tools_take():
-    folder = ROOT / "examples/elastic-cifar"
+@pytest.mark.parametrize("name", JOBS)
+def test_the_job_files_are_what_their_tools_take(name):
+    folder = ROOT / "examples" / name
     done = subprocess.run([interpreter("job-files"), "-c", JOB_FILES, folder], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout)
+    assert (said["nodes"], said["shm"], said["distribution"], said["services"]) == JOBS[name]
+    assert said["pods"] == said["nodes"]
+
+    steps = said["environment"]
+    assert all(instruction.lower() in said["instructions"] for instruction, _ in steps), steps
+    assert all((ROOT / "examples" / source).exists() for instruction, value in steps if instruction == "COPY" for source in value[:-1] if "*" not in source)
+
+    batch = (folder / "slurm.sh").read_text()
     subprocess.run(["bash", "-n", folder / "slurm.sh"], check=True)
-    options = {name: (folder / name).read_text() for name in ("azureml.yml", "kubernetes.yml", "slurm.sh")}
-    assert all("nebula-store" in text and "--save-every" in text for text in options.values())
+    last_line = next(line for line in batch.replace("\\\n", " ").splitlines() if line.startswith("srun"))
+    command = shlex.split(last_line)
+    start = next(place for place, word in enumerate(command) if word in ("torchrun", "python"))
+
+    source = (folder / "train.py").read_text()
+    known = set(re.findall(r'add_argument\("(--[a-z_-]+)"', source))
+    for launched in (said["azureml"], said["kubernetes"], command[start:]):
+        assert {"--path", "--steps", "--save-every"} <= options_of_training(launched) <= known, launched
+
+    read = subprocess.run([ROOT / "scripts/sbatch.sh", folder / "slurm.sh"], capture_output=True, text=True, timeout=120)
+    if read.returncode == 77:
+        pytest.skip(f"sbatch has not read slurm.sh; all else was checked: {read.stderr.strip()}")
+    assert read.returncode == 0, read.stderr
+
+
+def test_the_environment_of_the_job_files_has_the_versions_that_are_tested():
+    def pins(path):
+        return set((ROOT / path).read_text().split())
+
+    tested = set().union(*(pins(f"requirements/frameworks/{name}.txt") for name in ("hf", "deepspeed-0.19.8", "trackers")))
+    assert pins("examples/environment/requirements.txt") <= tested
