@@ -28,7 +28,7 @@ from nebulaml.elastic import store_cells, table_cells
 from nebulaml.elastic.backend import Backend
 from nebulaml.errors import NebulaConfigError
 from rendezvous_promises import Promises, make_state, parts
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import test_azure
@@ -150,6 +150,19 @@ def test_a_wrong_key_is_told_at_once(environment, monkeypatch):
     with pytest.raises(RendezvousConnectionError, match="refuses"):
         Backend("nebula-azure-table", table_cells.open_cells(None), "job").get_state()
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("columns", [100_000_000, "none"])
+def test_an_entity_that_another_program_has_written_is_corrupt(environment, columns):
+    job = uuid.uuid4().hex
+    backend = Backend("nebula-azure-table", table_cells.open_cells(None), job)
+    assert backend.set_state(b"x")[2]
+    table = TableServiceClient.from_connection_string(environment).get_table_client(table_cells.TABLE)
+    table.upsert_entity({"PartitionKey": job, "RowKey": "state", "columns": columns})
+    begun = time.monotonic()
+    with pytest.raises(RendezvousStateError, match="none that Nebula has written"):
+        backend.get_state()
+    assert time.monotonic() - begun < 5
 
 
 def round_trip(endpoint: str | None, kind: str) -> None:
@@ -288,6 +301,9 @@ def test_accounts_are_found_and_plain_http_is_refused():
         "http://acct.table.core.windows.net",
         "https://acct.table.core.windows.net/a/b",
         "ftp://x",
+        "http://10.0.0.4:10002/acct",
+        "http://127.0.0.1.example.com/acct",
     ):
         with pytest.raises(NebulaConfigError):
             find(bad, {})
+    assert find("http://10.0.0.4:10002/acct", {"NEBULA_STORE_ALLOW_HTTP": "1"}).endpoint == "http://10.0.0.4:10002/acct"

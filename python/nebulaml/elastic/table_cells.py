@@ -76,6 +76,14 @@ def find_account(endpoint: str | None, environment: Any) -> Account:
             "the rendezvous needs an account of Azure Table Storage: --rdzv-endpoint=https://ACCOUNT.table.core.windows.net, "
             f"or AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT; found {endpoint.partition('?')[0]!r}"
         )
+    if (
+        url.scheme == "http"
+        and not (url.hostname == "localhost" or url.hostname.startswith("127."))
+        and environment.get("NEBULA_STORE_ALLOW_HTTP") != "1"
+    ):
+        raise NebulaConfigError(
+            f"http://{url.hostname} would get a SAS and the state of the rendezvous unencrypted: use https, or set NEBULA_STORE_ALLOW_HTTP=1"
+        )
     base = f"{url.scheme}://{url.netloc}" + (f"/{name}" if is_emulator else "")
     kind, secret = _find_secret(name, url.query, parts, environment)
     return Account(base, path[0] if path else TABLE, kind, name, secret)
@@ -130,10 +138,12 @@ class TableCells(Cells):
             entity = self._call(lambda: self._client.get_entity(cell.job, cell.name))
         except self._failures.ResourceNotFoundError:
             return None
-        pieces = [entity.get(f"d{i}") for i in range(int(entity.get("columns", 0)))]
         try:
-            return b"".join(pieces).decode(), entity.metadata["etag"]
-        except (TypeError, UnicodeDecodeError) as failure:
+            columns = int(entity.get("columns", 0))
+            if columns > _COLUMNS_MAX:
+                raise ValueError(f"{columns} columns")
+            return b"".join(entity.get(f"d{i}") for i in range(columns)).decode(), entity.metadata["etag"]
+        except (TypeError, ValueError) as failure:
             raise CellCorrupt(
                 f"the entity {cell.job}, {cell.name} is none that Nebula has written: {failure}"
             ) from failure
