@@ -78,7 +78,7 @@ static bool read_row(char *line, const int places[COLUMNS], struct history_row *
         char *fields[FIELDS_MAX];
         size_t count = split(line, fields);
 
-        if (places[TAG] < 0 || places[BEGUN] < 0 || (size_t)places[BEGUN] >= count)
+        if (places[TAG] < 0 || (size_t)places[TAG] >= count || places[BEGUN] < 0 || (size_t)places[BEGUN] >= count)
                 return false;
         *row = (struct history_row){
                 .step = (int64_t)number_in(fields, count, places[STEP]),

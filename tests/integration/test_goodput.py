@@ -156,6 +156,7 @@ def test_shares_of_several_nodes_are_one_save(run, tmp_path):
         ",".join(COLUMNS) + "\n",
         ",".join(COLUMNS) + "\nx,1\n" + "," * 60 + '\n"a""b\n' + "\0\xff\n",
         "nan,inf\n",
+        "begun,step,tag\n1766000000,1\n1766000010,2\n",  # lines that end before their tag
     ],
 )
 def test_a_history_that_is_none_gives_an_empty_ledger(run, tmp_path, text):
