@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from typing import Any
 
 import torch
@@ -12,21 +13,41 @@ from . import _nebula, api, pickling
 from .errors import NebulaConfigError, NebulaNotFound
 from .session import Session, default
 
-__all__ = ["METADATA", "check_name", "frame", "is_place", "is_stock", "is_taken", "reading_session", "session_for", "split"]
+__all__ = [
+    "METADATA",
+    "check_name",
+    "frame",
+    "is_place",
+    "is_stock",
+    "is_taken",
+    "reading_session",
+    "session_for",
+    "split",
+]
 
 METADATA = ".metadata"
+# <scheme>://<place>/<prefix>/<tag>?<signature>, of the object stores that have a driver
+_URL = re.compile(r"((?:az|abfss?|s3|gs|https?)://[^?]+)/([^/?]+)/?(\?.*)?", re.DOTALL)
 
 
 def is_place(checkpoint_id: Any) -> bool:
-    """Whether it is a path of a directory."""
-    return isinstance(checkpoint_id, (str, os.PathLike)) and "://" not in os.fspath(checkpoint_id).removeprefix("file://")
+    """Whether it is a path of a directory, or a URL of an object store."""
+    if not isinstance(checkpoint_id, (str, os.PathLike)):
+        return False
+    text = os.fspath(checkpoint_id).removeprefix("file://")
+    return "://" not in text or _URL.fullmatch(text) is not None
 
 
 def split(path: Any) -> tuple[str, str]:
     """<persist>/<tag> -> (absolute <persist>, <tag>); ~ and file:// lead where they do in init()."""
     text = os.fspath(path).removeprefix("file://")
     if "://" in text:
-        raise NebulaConfigError(f"{text}: checkpoints of torch.distributed.checkpoint lie in directories here: give <persist>/<tag>")
+        url = _URL.fullmatch(text)
+        if url is None:
+            raise NebulaConfigError(
+                f"{text.partition('?')[0]}: give the directory, or the URL of an object store, <persist>/<tag>"
+            )
+        return url[1] + (url[3] or ""), url[2]
     parent, tag = os.path.split(os.path.abspath(os.path.expanduser(text)))
     named = api.persist_path()
     return named if named and named.removeprefix("file://").rstrip("/") == parent else parent, tag
@@ -54,7 +75,9 @@ def check_name(tag: str) -> None:
     """Raises NebulaConfigError for a last part of a path that storage would call otherwise: stock readers look where they were told."""
     stored = _nebula.encode_name(tag)
     if stored != tag:
-        raise NebulaConfigError(f"a checkpoint at .../{tag} would lie at .../{stored}, where no other reader looks for it: choose another name")
+        raise NebulaConfigError(
+            f"a checkpoint at .../{tag} would lie at .../{stored}, where no other reader looks for it: choose another name"
+        )
 
 
 def is_stock(folder: str) -> bool:

@@ -99,9 +99,9 @@ found = state(0)
 dcp.load(found, storage_reader=NebulaStorageReader(second + "/tag7"))
 same(found, 7)
 try:
-    async_save(state(7), checkpoint_id="s3://bucket/tag7")
+    async_save(state(7), checkpoint_id="ftp://host/tag7")
 except nm.NebulaConfigError as error:
-    assert "s3://bucket/tag7" in str(error)
+    assert "ftp://host/tag7" in str(error)
 else:
     raise AssertionError("saved")
 """)  # fmt: skip

@@ -24,9 +24,15 @@ class Store(NamedTuple):
 
 
 STORES = {
-    "azure": Store(["scripts/azurite.sh", "run"], "az://devstoreaccount1/training/run", "AZURE_STORAGE_CONNECTION_STRING", "npm"),
+    "azure": Store(
+        ["scripts/azurite.sh", "run"], "az://devstoreaccount1/training/run", "AZURE_STORAGE_CONNECTION_STRING", "npm"
+    ),
     "s3": Store(["scripts/moto.sh", "run"], "s3://nebula/training/run", "AWS_SECRET_ACCESS_KEY"),
-    "adls": Store(["tests/servers/dfs.py"], "abfss://nebula@datalake.dfs.core.windows.net/training/run", "AZURE_STORAGE_CONNECTION_STRING"),
+    "adls": Store(
+        ["tests/servers/dfs.py"],
+        "abfss://nebula@datalake.dfs.core.windows.net/training/run",
+        "AZURE_STORAGE_CONNECTION_STRING",
+    ),
     "gs": Store(["tests/servers/gs.py"], "gs://nebula/training/run", "GS_SECRET_ACCESS_KEY"),
 }
 
@@ -57,6 +63,24 @@ for words in (["list"], ["verify", "--all"], ["prune", "--keep-last", "1", "--ye
     done = subprocess.run([os.environ["NEBULA_AGENT_PATH"], *words, "--path", PATH], capture_output=True, text=True, timeout=60)
     print(words, done.stdout, done.stderr)
     assert done.returncode == 0
+"""
+
+# A checkpoint of torch.distributed.checkpoint, by its URL.
+DCP = """
+import torch, torch.distributed.checkpoint as dcp
+import nebulaml as nm
+from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
+path = test.STORES[sys.argv[2]].path
+test.prepare(sys.argv[2])
+state = {"w": torch.arange(1 << 20, dtype=torch.float32), "step": 7}
+dcp.save(state, storage_writer=NebulaStorageWriter(path + "/step7"))
+nm.flush_persistence()
+assert nm.persist_path() == path
+test.lose_memory()
+found = {"w": torch.zeros(1 << 20), "step": 0}
+dcp.load(found, storage_reader=NebulaStorageReader(path + "/step7"))
+assert torch.equal(found["w"], state["w"]) and found["step"] == 7
+print("resumed")
 """
 
 SAVE = """
@@ -138,3 +162,15 @@ def test_a_job_on_an_object_store_is_killed_and_goes_on_where_it_was(name, tmp_p
     said = run_beside(name, tmp_path, JOB)
     assert "resumed" in said and "no damage" in said
     assert "removed 2 of 3 checkpoints" in said
+
+
+@pytest.mark.parametrize("name", ["s3", "gs"])
+def test_a_checkpoint_of_torch_distributed_is_saved_and_loaded_by_its_url(name, tmp_path):
+    assert "resumed" in run_beside(name, tmp_path, DCP)
+
+
+def test_the_signature_of_a_url_goes_with_its_path():
+    places = pytest.importorskip("nebulaml.dcp_places")
+    whole = "https://a.blob.core.windows.net/c/run/step7?sv=1&sig=x/y"
+    assert places.split(whole) == ("https://a.blob.core.windows.net/c/run?sv=1&sig=x/y", "step7")
+    assert places.is_place(whole) and places.is_place("/a/b") and not places.is_place("memory://a/b")
