@@ -24,9 +24,13 @@ struct diff {
         size_t differing_files; /* that have no tensors, or whose other contents differ */
 };
 
+/* Tensors of one name stay in the order of the file. */
 static int by_name(const void *a, const void *b)
 {
-        return strcmp(((const struct torch_tensor *)a)->name, ((const struct torch_tensor *)b)->name);
+        const struct torch_tensor *x = a, *y = b;
+        int order = strcmp(x->name, y->name);
+
+        return order ? order : (x->offset > y->offset) - (x->offset < y->offset);
 }
 
 static json_t *describe(const struct torch_tensor *tensor, const char *result)

@@ -7,6 +7,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "image/torch_pickle_private.h"
 
 #define DEPTH_MAX 200           /* of dicts in dicts */
@@ -46,6 +47,7 @@ static void add_found(struct walk *walk, const struct torch_tensor *found)
                 machine_fail(walk->machine, NEBULA_NO_MEMORY, "no memory for its tensors");
                 return;
         }
+        text_make_utf8(tensor->name); /* a key of Python's may have surrogates, and a long one is cut */
         memcpy(tensor->shape, found->shape, 2 * (size_t)found->dim_count * sizeof *tensor->shape);
         tensor->strides = (int64_t *)(tensor->shape + found->dim_count);
 }

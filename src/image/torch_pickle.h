@@ -8,8 +8,8 @@
  * torch rebuilds tensors, parameters and ordered dicts; of any other object only the state and the arguments are followed. No code of the
  * file runs, and none of its classes is needed.
  *
- * A name is the keys on the way to the tensor, with '.' between them ("model.0.weight", "optimizer.state.3.exp_avg"). A tensor that the
- * file has under two names is listed twice.
+ * A name is the keys on the way to the tensor, with '.' between them ("model.0.weight", "optimizer.state.3.exp_avg"). It is UTF-8, with
+ * '?' for other bytes, so two tensors can have one name. A tensor that the file has under two names is listed twice.
  *
  * Hostile bytes: sizes, depth, the number of values and of tensors are bounded, and each tensor's elements lie inside its record.
  * NEBULA_INVALID: a pickle of another kind, or with more than is followed. NEBULA_CORRUPT: it is cut off or contradicts itself.

@@ -212,6 +212,18 @@ def test_versions_of_two_storages_and_hostile_names(run, put, make, tmp_path):
     assert "\033" not in told.stdout and told.stdout.splitlines()[1].split()[1:3] == ["float32", "3"]
 
 
+def test_no_name_hides_a_tensor(run, put):
+    """Python has texts that are no UTF-8."""
+    keys = ["\udcff", "\ud800", "b" + "ä" * 700]
+    store = put("a", m={key: torch.zeros(3) for key in keys})
+    put("b", m={key: torch.full((3,), float(value)) for value, key in enumerate(keys, 1)})
+    answer = compare(run, store, "a", "b")[0]
+    told = [(row["name"][:3], row["largest"]) for row in answer["files"][0]["tensors"]]
+    assert answer["changed"] == 3 and told == [("???", 1.0), ("???", 2.0), ("bää", 3.0)]
+    inspected = json.loads(run("inspect", "a", "m.pt", "--tensors", "--json", "--path", store).stdout)
+    assert [row["name"][:3] for row in inspected["tensors"]] == ["???", "???", "bää"]
+
+
 def test_files_without_tensors_are_compared_by_checksum(run, make):
     store = make("a", "--raw", "notes.txt", "m.pt=3")
     make("b", "--raw", "notes.txt", "m.pt=3")
