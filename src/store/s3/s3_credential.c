@@ -104,6 +104,26 @@ static enum nebula_status check_profile(struct nebula_error *error)
         return NEBULA_OK;
 }
 
+/* The service that lends keys to a container gets a secret. Over http it is on this machine or its network card, as for AWS's programs. */
+static enum nebula_status check_container(struct nebula_error *error)
+{
+        static const char *const near[] = { "169.254.170.2", "169.254.170.23", "fd00:ec2::23" }; /* of ECS and EKS */
+        const char *relative = conf_env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"), *full = conf_env("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+        bool is_sound = relative && *relative == '/';
+        struct url url;
+
+        if (!relative && full && url_split(full, &url)) {
+                bool is_near = url_is_loopback(&url);
+
+                for (size_t i = 0; i < sizeof near / sizeof *near; i++)
+                        is_near = is_near || !strcmp(url.host, near[i]);
+                is_sound = !strcmp(url.scheme, "https") || (!strcmp(url.scheme, "http") && is_near);
+        }
+        return is_sound ? NEBULA_OK
+                        : error_set(error, NEBULA_INVALID, 0, "%s names no service of this machine: it would get a secret",
+                                    relative ? "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI" : "AWS_CONTAINER_CREDENTIALS_FULL_URI");
+}
+
 struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_error *error)
 {
         const char *access = conf_env("AWS_ACCESS_KEY_ID"), *secret = conf_env("AWS_SECRET_ACCESS_KEY");
@@ -121,6 +141,8 @@ struct object_token *s3_keys_find(char ret_source[S3_SOURCE_MAX], struct nebula_
         } else if (check_profile(error)) {
                 return NULL;
         } else if (conf_env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") || conf_env("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
+                if (check_container(error))
+                        return NULL;
                 snprintf(ret_source, S3_SOURCE_MAX, "the role of this container");
                 token = s3_lend_find(S3_CONTAINER);
         } else {

@@ -493,6 +493,24 @@ static void a_machines_role_lends_keys_in_a_session(void)
         unsetenv("AWS_EC2_METADATA_SERVICE_ENDPOINT");
 }
 
+static void a_container_s_secret_goes_to_no_other_machine(void)
+{
+        static const char *const names[] = { "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI" };
+        static const char *const bad[][2] = { { "http://192.0.2.1/get", ".example.com/get" }, { "http://169.254.170.2.example.com/get", "@example.com/get" },
+                                              { "ftp://127.0.0.1/get", ":1@example.com/" } };
+
+        begin(NULL, NULL);
+        unsetenv("AWS_ACCESS_KEY_ID");
+        setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "Basic xyz", 1);
+        for (size_t i = 0; i < 6; i++) {
+                setenv(names[i % 2], bad[i / 2][i % 2], 1);
+                CHECK(put("x", "1", STORE_ALWAYS) == NEBULA_INVALID && strstr(error.message, names[i % 2]) && !strstr(error.message, "xyz"));
+                unsetenv(names[i % 2]);
+        }
+        unsetenv("AWS_CONTAINER_AUTHORIZATION_TOKEN");
+        end();
+}
+
 static void keys_that_ended_are_replaced_in_the_middle_of_an_upload(void)
 {
         struct lender lender = { .is_xml = false };
@@ -613,5 +631,5 @@ static void no_fault_makes_wrong_bytes(void)
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
          TEST(a_failure_in_the_body_of_a_200_is_one), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
-         TEST(a_machines_role_lends_keys_in_a_session), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
+         TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
