@@ -138,7 +138,7 @@ static enum nebula_status compare_lists(struct diff *diff, struct sparse *file_a
         return status;
 }
 
-/* What is no tensor: numbers, texts, and how the objects hang together. */
+/* Compares all but the tensors: numbers, texts, and the structure of the objects. */
 static bool same_pickle(const struct sparse *a, const struct torch_tensors *list_a, const struct sparse *b, const struct torch_tensors *list_b)
 {
         return list_a->pickle_size == list_b->pickle_size && !memcmp(a->data + list_a->pickle_offset, b->data + list_b->pickle_offset, list_a->pickle_size);

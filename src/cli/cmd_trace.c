@@ -123,7 +123,7 @@ static enum nebula_status add_records(struct trace *trace, struct store *store, 
         return status;
 }
 
-/* What only the agent knows: when it saw the version change its state. */
+/* Adds the times at which the agent saw the version change its state. Only the agent knows them. */
 static void add_moves(struct trace *trace, const char *path, const char *tag)
 {
         struct cli_agent *agent = NULL;

@@ -206,7 +206,7 @@ static enum nebula_status part_key(const struct copying *copying, const struct p
         return (is_claim ? claim_key : record_key)(copying->directory, part->record.writing, part->record.ranks[0].rank, ret_key, error);
 }
 
-/* What an earlier call has decided about the places of the files. */
+/* Takes over the places of the files from the claim or record of an earlier call. */
 static enum nebula_status adopt(const struct copying *copying, struct part *part, bool is_claim, struct nebula_error *error)
 {
         struct record found = { 0 };

@@ -108,7 +108,7 @@ static void *ask_one(void *argument)
                 question->status = ask_listing(&source->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
                                                &source->listing, &question->error);
         if (question->status == NEBULA_UNAVAILABLE)
-                member_bury(question->store, question->name, question->replica->node);
+                member_remove_gone(question->store, question->name, question->replica->node);
         return NULL;
 }
 

@@ -136,7 +136,7 @@ void member_withdraw(struct store *store, const struct member *own)
 }
 
 /* A node that only cannot be reached from here keeps its record for as long as it takes part in restarts. */
-void member_bury(struct store *store, const char *node, const char *own_node)
+void member_remove_gone(struct store *store, const char *node, const char *own_node)
 {
         struct store_entry own = { 0 }, there = { 0 };
         char own_key[KEY_SIZE], key[KEY_SIZE];

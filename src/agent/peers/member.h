@@ -35,7 +35,7 @@ enum nebula_status member_own_name(char ret_node[IPC_NAME_MAX], struct nebula_er
 enum nebula_status member_announce(struct store *store, const struct member *own, struct nebula_error *error);
 void member_withdraw(struct store *store, const struct member *own);
 /* `node` did not answer: its record goes if it is old. */
-void member_bury(struct store *store, const char *node, const char *own_node);
+void member_remove_gone(struct store *store, const char *node, const char *own_node);
 /* Sorted, each name once; own->node may be among them. */
 enum nebula_status member_names(struct store *store, struct member_list *ret_list, struct nebula_error *error);
 void member_list_done(struct member_list *list);

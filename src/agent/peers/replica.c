@@ -158,7 +158,7 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                 else if (!first.status)
                         first = failure;
                 if (result == NEBULA_UNAVAILABLE)
-                        member_bury(store, members.names[order[i]], replica->node);
+                        member_remove_gone(store, members.names[order[i]], replica->node);
         }
         channel->passed_over = channel->peer || i == count ? 0 : i;
         if (!status && !channel->peer) {

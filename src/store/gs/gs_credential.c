@@ -1,4 +1,4 @@
-/* Where HMAC keys and bearer tokens come from, in the order of gs_credential_find. */
+/* The sources of HMAC keys and bearer tokens, in the order of gs_credential_find. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /*
- * http_private.h - what the files of the transport share. Nobody else includes it.
+ * http_private.h - declarations that the files of the transport share. No other file includes it.
  *
  *      http.c           repeats tries until one has an answer
  *      http_transfer.c  one try: moves bytes between memory and a connection

@@ -81,7 +81,7 @@ bool url_split(const char *text, struct url *ret_url)
         return true;
 }
 
-/* Four numbers in plain decimal, of which the first is 127: other spellings of an address are left to nobody. */
+/* Four numbers in plain decimal, of which the first is 127: other spellings of an address are no loopback. */
 static bool is_127(const char *host)
 {
         unsigned a, b, c, d;

@@ -35,7 +35,7 @@
 
 struct object_store;
 
-/* What a service takes at most, which an emulator does not check. Tests make them small. */
+/* The limits of a service. Emulators do not check them. Tests make them small. */
 struct object_limits {
         uint64_t part_bytes;      /* of a part of a large object */
         uint64_t parts_good;      /* with more of them, parts are larger, up to part_bytes_good */
@@ -72,7 +72,7 @@ void object_sort_params(struct object_call *call);
 void object_sort_headers(struct http_header *headers, size_t count);
 void object_query(struct buf *buf, const struct object_call *call);
 
-/* What is being done when an answer is no success. */
+/* The operation that an answer belongs to. */
 enum object_deed { OBJECT_READ, OBJECT_LIST, OBJECT_WRITE, OBJECT_REMOVE, OBJECT_COPY };
 
 /* The elements of a listing. */
@@ -226,7 +226,7 @@ enum nebula_status object_sigv4_fields(const struct object_sigv4 *sigv4, const s
 /* object_small.c: what is at the key now. NEBULA_NOT_FOUND: nothing. `ret_id`: of the write that left it; "" when it is foreign. */
 enum nebula_status object_look(struct object_store *store, const char *key, struct store_entry *ret_entry, char ret_id[OBJECT_ID_SIZE],
                                struct nebula_error *error);
-/* What the condition of a write met. NEBULA_OK: the work of this very write `id`, whose first answer was lost; NEBULA_BUSY: another's;
+/* Looks at the object that a write's condition met. NEBULA_OK: this write `id` has made it, and its answer was lost; NEBULA_BUSY: another has;
  * NEBULA_NOT_FOUND: nothing, or what was seen: the write may try again. `seen`: for STORE_IF_SAME, else NULL. */
 enum nebula_status object_look_who_wrote(struct object_store *store, const char *key, const char *id, enum store_condition condition,
                                          const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);

@@ -1,4 +1,4 @@
-/* What the requests of all object stores have in common: small texts, and the way of one request. */
+/* Requests to any object store: small texts, and the way of one request. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

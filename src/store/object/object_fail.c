@@ -1,4 +1,4 @@
-/* What an answer that is no success says, in a sentence. */
+/* Sentences about answers that are no success. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

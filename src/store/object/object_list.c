@@ -9,7 +9,7 @@
 
 #define PAGE_TEXT_MAX (64u << 20) /* 5,000 entries with names of 1,024 characters and metadata stay far below */
 
-/* What is being read. */
+/* A listing while it is read. */
 struct listing {
         const struct object_store *store;
         const struct object_listing *names;

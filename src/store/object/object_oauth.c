@@ -57,7 +57,7 @@ static enum nebula_status read_answer(const struct object_oauth *oauth, const st
         return NEBULA_OK;
 }
 
-/* What is posted; NULL with *ret_status NEBULA_OK: nothing is. */
+/* The body of the POST; NULL with *ret_status NEBULA_OK: the token is asked for with GET. */
 static char *make_form(const struct object_oauth *oauth, enum nebula_status *ret_status, struct nebula_error *error)
 {
         struct buf buf = { 0 };

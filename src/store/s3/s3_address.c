@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "store/s3/s3_private.h"
 
-/* What S3 takes; nothing else gets into the name of a host. */
+/* The names that S3 takes. No other text gets into the name of a host. */
 static bool is_bucket(const char *text)
 {
         size_t size = strlen(text);

@@ -1,5 +1,5 @@
 /*
- * Copies inside the store, whose bytes pass nobody. CopyObject replaces what is there. A copy on condition is a multipart upload whose parts
+ * Copies inside the store: no client reads the bytes. CopyObject replaces what is there. A copy on condition is a multipart upload whose parts
  * are ranges of the source, because more servers know conditions there; so is one of more than 5 GiB.
  */
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* Where keys come from, in the order of s3_keys_find, which is that of AWS's own programs. */
+/* The sources of keys. s3_keys_find looks in the order of AWS's own programs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

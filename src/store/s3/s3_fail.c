@@ -1,4 +1,4 @@
-/* What an answer means that is no success, and what to do about it. */
+/* Sentences about answers of S3 that are no success, with advice. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ static bool is_one_of(const char *code, const char *const *codes)
 }
 #define IS_ONE_OF(code, ...) is_one_of(code, (const char *const[]){ __VA_ARGS__, NULL })
 
-/* What to do about an answer; "": nothing is known. */
+/* Advice about an answer; "": there is none. */
 static void advise(const struct http_response *response, const char *code, const char *source, const char *rights, char *text, size_t size)
 {
         const char *region = http_field(response, "x-amz-bucket-region");

@@ -95,7 +95,7 @@ static void a_job_without_storage_has_no_records(void)
 
         CHECK(member_announce(NULL, &own, &error) == NEBULA_INVALID && strstr(error.message, "NEBULA_PEERS"));
         CHECK(member_names(NULL, &list, &error) == NEBULA_INVALID && member_load(NULL, "a", &there, &error) == NEBULA_INVALID);
-        member_bury(NULL, "a", "b");
+        member_remove_gone(NULL, "a", "b");
         member_withdraw(NULL, &own);
         setenv("NEBULA_PEERS", "h:1,[::1]:2", 1);
         REQUIRE(!member_names(NULL, &list, &error));
