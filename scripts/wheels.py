@@ -217,7 +217,8 @@ def assemble(stage: Path, sources: Path, out: Path, python: str, arch: str) -> P
     file = out / f"{base}-{tag}-{tag}-{platform}.whl"
     file.unlink(missing_ok=True)
     with WheelFile(file, "w") as wheel:
-        for source in sorted(path for folder in (package, package.parent / "torch_nebula") for path in folder.rglob("*") if path.is_file()):
+        files = [path for folder in (package, package.parent / "torch_nebula") for path in folder.rglob("*") if path.is_file()]
+        for source in sorted([*files, package.parent / "nebula_rendezvous.py"]):
             target = source.relative_to(package.parent).as_posix()
             if "__pycache__" in target or ".so." in target:
                 continue

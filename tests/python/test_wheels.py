@@ -41,7 +41,7 @@ def stage(wheels, tmp_path):
         compiled(package / f"_nebula-{version}.so", f"int PyInit__nebula(void) {{ return {version[2:]}; }}")
     compiled(package / "lib/libnebula.so", "int getpid(void); int nebula_one(void) { return getpid(); }")
     compiled(package / "lib/libnebula-agent.so", "int nebula_agent_inline(void) { return 1; }")
-    for name in ("nebulaml/__init__.py", "nebulaml/__pycache__/a.pyc", "torch_nebula/__init__.py"):
+    for name in ("nebulaml/__init__.py", "nebulaml/__pycache__/a.pyc", "torch_nebula/__init__.py", "nebula_rendezvous.py"):
         (package.parent / name).parent.mkdir(exist_ok=True)
         (package.parent / name).write_text("# text\n")
     compiled(stage / "bin/nebula", "int main(void) { return 0; }")
@@ -62,7 +62,7 @@ def test_a_wheel_holds_its_own_version_of_the_module_and_records_every_file(whee
         names = wheel.namelist()
         assert [name for name in names if "_nebula" in name and name.endswith(".so")] == ["nebulaml/_nebula.cpython-312-x86_64-linux-gnu.so"]
         assert not any("__pycache__" in name for name in names)
-        assert {"nebulaml/lib/libnebula.so", "nebulaml/lib/libnebula-agent.so", "torch_nebula/__init__.py"} <= set(names)
+        assert {"nebulaml/lib/libnebula.so", "nebulaml/lib/libnebula-agent.so", "torch_nebula/__init__.py", "nebula_rendezvous.py"} <= set(names)
         assert wheel.getinfo(f"nebula_checkpoint-{version}.data/scripts/nebula").external_attr >> 16 & 0o111 == 0o111
         recorded = {row[0]: row[1] for row in csv.reader(wheel.read(about + "RECORD").decode().splitlines())}
         assert set(recorded) == set(names)
@@ -72,7 +72,7 @@ def test_a_wheel_holds_its_own_version_of_the_module_and_records_every_file(whee
         metadata = wheel.read(about + "METADATA").decode()
         assert "\nName: nebula-checkpoint\n" in metadata and f"\nVersion: {version}\n" in metadata
         assert "\nLicense-Expression: Apache-2.0 AND MIT AND curl\n" in metadata and "Provides-Extra: elastic" in metadata
-        assert "nebula-store = nebulaml.elastic.handlers:store" in wheel.read(about + "entry_points.txt").decode()
+        assert "nebula-store = nebula_rendezvous:store" in wheel.read(about + "entry_points.txt").decode()
         assert "Tag: cp312-cp312-manylinux_2_28_x86_64" in wheel.read(about + "WHEEL").decode()
 
 

@@ -1,29 +1,17 @@
-"""The entry points of torchrun: ``--rdzv-backend=nebula-store`` and ``nebula-azure-table``.
-
-torch loads this whenever its rendezvous is imported, so nothing heavy is imported before a handler is made.
-"""
+"""The rendezvous handlers of ``--rdzv-backend=nebula-store`` and ``nebula-azure-table`` (nebula_rendezvous.py)."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from typing import Any
 
-__all__ = ["azure_table", "store"]
+__all__ = ["create_azure_table", "create_store"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
 
 
-def store() -> Callable[[Any], Any]:
-    return _create_store_handler
-
-
-def azure_table() -> Callable[[Any], Any]:
-    return _create_azure_table_handler
-
-
-def _create_store_handler(params: Any) -> Any:
+def create_store(params: Any) -> Any:
     from .store_cells import open_cells
 
     if not params.endpoint:
@@ -33,7 +21,7 @@ def _create_store_handler(params: Any) -> Any:
     return _create(params, open_cells(params.endpoint))
 
 
-def _create_azure_table_handler(params: Any) -> Any:
+def create_azure_table(params: Any) -> Any:
     from .table_cells import open_cells
 
     return _create(params, open_cells(params.endpoint))
