@@ -116,6 +116,7 @@ static void *visitor_main(void *argument)
         struct catalogue *catalogue = server->catalogue;
 
         converse(visitor);
+        peer_tls_thread_end();
         catalogue_lock(catalogue);
         catalogue->peer_count--;
         catalogue_signal(catalogue);

@@ -323,3 +323,8 @@ void peer_tls_free(struct tls *tls)
         explicit_bzero(&tls->key, sizeof tls->key); /* a memset is left out before free */
         free(tls);
 }
+
+void peer_tls_thread_end(void)
+{
+        OPENSSL_thread_stop();
+}

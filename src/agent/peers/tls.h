@@ -44,5 +44,7 @@ enum nebula_status peer_tls_receive(struct tls *tls, void *data, size_t size, in
 /* 1: bytes wait, or the end; 0: none came in time. */
 int peer_tls_wait(struct tls *tls, int64_t timeout_ms);
 void peer_tls_free(struct tls *tls);
+/* A thread that had streams calls this before it says that it has ended: what OpenSSL keeps for each thread goes now, not some time later. */
+void peer_tls_thread_end(void);
 
 #endif

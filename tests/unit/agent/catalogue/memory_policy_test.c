@@ -370,14 +370,18 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         }
         CHECK(catalogue_spare_bytes(&bench.catalogue, bench.job) == 0);
         catalogue_retain(&bench.catalogue, bench.job, 1); /* as each save does */
-        CHECK(!memory_next_doomed(&bench.catalogue.memory));
+        catalogue_lock(&bench.catalogue);
+        CHECK(!page_maker_discard(&bench.catalogue));
+        catalogue_unlock(&bench.catalogue);
         taken = memory_take(&bench.catalogue.memory, size, 1, bench.job);
         REQUIRE(taken);
         memory_hold(taken);
         memory_drop(&bench.catalogue.memory, taken);
         session->connection_count = 0; /* it has gone: nobody waits for the file */
+        catalogue_lock(&bench.catalogue);
         catalogue_retain(&bench.catalogue, bench.job, 1);
-        CHECK(memory_next_doomed(&bench.catalogue.memory));
+        CHECK(page_maker_discard(&bench.catalogue));
+        catalogue_unlock(&bench.catalogue);
         session->connection_count = 1;
         REQUIRE(session->foretold_count == 1 && bench_version(&bench, "step1", 1, 0));
         CHECK(session->foretold_count == 0);
