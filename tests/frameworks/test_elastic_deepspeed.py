@@ -21,7 +21,7 @@ def job(node, env, persist, stage, ranks, *more, **options):
         pytest.param("deepspeed-0.19.6", [], marks=full),
     ],
 )
-def test_two_one_three_and_two_ranks_of_zero_train_as_one_after_sigkill(node, env, more, stage):
+def test_two_one_three_and_two_ranks_of_zero_train_as_one_though_killed(node, env, more, stage):
     node.environment["TMPDIR"] = str(node.base / "tmp")
     os.mkdir(node.base / "tmp")
     whole = job(node, env, "whole", stage, 1, "--steps", 16, *more)
