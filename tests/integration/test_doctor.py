@@ -48,7 +48,7 @@ def test_all_that_a_job_needs_is_tried_and_nothing_is_left(run, make, each_stora
     found = checks(told)
     for name in ("clock", "may list", "may write", "conditional write", "may read", "speed", "may remove"):
         assert found[name]["verdict"] == "ok", found[name]
-    assert found["checkpoints"]["found"].startswith("1 complete") and "MiB/s" in found["speed"]["found"]
+    assert found["checkpoints"]["found"].startswith("1 complete") and "iB/s" in found["speed"]["found"]
     if each_storage.startswith("az"):
         assert (
             found["credentials"]["found"] == "the key of account devstoreaccount1, from AZURE_STORAGE_CONNECTION_STRING"
