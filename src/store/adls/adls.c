@@ -64,6 +64,7 @@ static const struct object_service service = {
         .condition = object_etag_condition,
         .writer = writer,
         .is_object = is_object,
+        .steps = &adls_steps,
 };
 
 bool store_adls_takes(const char *url)
@@ -170,9 +171,9 @@ const struct store_ops store_adls = {
         .features = adls_features,
         .put = adls_put,
         .get = object_get,
-        .upload = adls_upload,
-        .publish = adls_publish,
-        .abort = adls_abort,
+        .upload = object_upload,
+        .publish = object_publish,
+        .abort = object_abort,
         .read = object_read,
         .read_bulk = object_read_bulk,
         .list = adls_list,

@@ -23,10 +23,7 @@ enum nebula_status adls_list(struct store *store, const char *prefix, bool deep,
                              struct nebula_error *error);
 enum nebula_status adls_put(struct store *store, const char *key, const void *data, uint64_t size, enum store_condition condition,
                             const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
-enum nebula_status adls_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
-                               struct nebula_error *error);
-enum nebula_status adls_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
-void adls_abort(struct store *store, struct store_upload *upload);
+extern const struct object_steps adls_steps;
 enum nebula_status adls_remove(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error);
 
 #endif

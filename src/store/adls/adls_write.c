@@ -10,9 +10,7 @@
 #include "base/error.h"
 #include "store/adls/adls_private.h"
 #include "store/http/crypt.h"
-#include "store/http/lanes.h"
 
-#define WIDTH 8u
 #define ANSWER_MS 120000
 #define RENAME_TRIES 8 /* while others remove the directory that this writer makes */
 
@@ -223,20 +221,11 @@ enum nebula_status adls_put(struct store *base, const char *key, const void *dat
         return status;
 }
 
-struct working {
-        struct object_store *store;
-        struct store_upload *upload;
-};
-
-static enum nebula_status begin_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status begin(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                struct nebula_error *error)
 {
-        const struct working *working = argument;
-        struct object_upload *object = &working->upload->objects[index];
-        char place[64];
-
-        snprintf(place, sizeof place, STORE_TEMP_TOP "%s-%zu", working->upload->id, index);
-        object->place = strdup(place);
-        return object->place ? create(working->store, object->key, place, working->upload->id, error) : object_no_memory(working->store, error);
+        object->place = object_make_place(upload, object);
+        return object->place ? create(store, object->key, object->place, upload->id, error) : object_no_memory(store, error);
 }
 
 static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
@@ -245,69 +234,23 @@ static enum nebula_status send_part(struct object_store *store, const struct sto
         return append(store, object->key, object->place, index * object->part_bytes, data, size, stop, error);
 }
 
-static enum nebula_status flush_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status end(struct object_store *store, const struct store_upload *upload, struct object_upload *object, struct nebula_error *error)
 {
-        const struct working *working = argument;
-        const struct object_upload *object = &working->upload->objects[index];
-
-        return flush(working->store, object->key, object->place, object->size, error);
+        return flush(store, object->key, object->place, object->size, error);
 }
 
-enum nebula_status adls_upload(struct store *base, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
-                               struct nebula_error *error)
+static enum nebula_status publish(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                  struct nebula_error *error)
 {
-        struct working working = { .store = (struct object_store *)base };
-        enum nebula_status status = object_upload_plan(working.store, objects, count, &working.upload, error);
+        struct renaming renaming = { store, object->place, object->key, upload->id, STORE_IF_ABSENT, NULL, { "" } };
 
-        if (status)
-                return status;
-        status = lanes_run(count, WIDTH, begin_one, &working, error);
-        if (!status)
-                status = object_upload_send(working.store, working.upload, send_part, error);
-        if (!status)
-                status = lanes_run(count, WIDTH, flush_one, &working, error);
-        if (status)
-                adls_abort(base, working.upload);
-        else
-                *ret_upload = working.upload;
-        return status;
+        return object_try_again(store, object->key, rename_once, &renaming, error);
 }
 
-static enum nebula_status publish_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+static void remove_place(struct object_store *store, const struct object_upload *object)
 {
-        const struct working *working = argument;
-        struct object_upload *object = &working->upload->objects[index];
-        struct renaming renaming = { working->store, object->place, object->key, working->upload->id, STORE_IF_ABSENT, NULL, { "" } };
-        enum nebula_status status = object_try_again(working->store, object->key, rename_once, &renaming, error);
-
-        object->is_over = !status;
-        return status;
+        if (object->place)
+                store_remove_one(&store->store, object->place, NULL);
 }
 
-enum nebula_status adls_publish(struct store *base, struct store_upload *upload, struct nebula_error *error)
-{
-        struct working working = { (struct object_store *)base, upload };
-        enum nebula_status status = lanes_run(upload->count, WIDTH, publish_one, &working, error);
-
-        adls_abort(base, upload);
-        return status;
-}
-
-static enum nebula_status abort_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
-{
-        const struct working *working = argument;
-        const struct object_upload *object = &working->upload->objects[index];
-
-        if (object->place && !object->is_over)
-                store_remove_one(&working->store->store, object->place, NULL);
-        return NEBULA_OK;
-}
-
-void adls_abort(struct store *base, struct store_upload *upload)
-{
-        struct working working = { (struct object_store *)base, upload };
-
-        if (upload)
-                lanes_run(upload->count, WIDTH, abort_one, &working, NULL);
-        object_upload_free(upload);
-}
+const struct object_steps adls_steps = { .begin = begin, .send = send_part, .end = end, .publish = publish, .abort = remove_place };

@@ -72,6 +72,7 @@ static const struct object_service service = {
         .add_listing = add_listing,
         .add_removal = add_removal,
         .is_other = is_other,
+        .steps = &azure_steps,
 };
 
 static enum nebula_status azure_open(const char *url, struct store **ret_store, struct nebula_error *error)
@@ -114,9 +115,9 @@ const struct store_ops store_azure = {
         .features = azure_features,
         .put = object_put,
         .get = object_get,
-        .upload = azure_upload,
-        .publish = azure_publish,
-        .abort = azure_abort,
+        .upload = object_upload,
+        .publish = object_publish,
+        .abort = object_abort,
         .read = object_read,
         .read_bulk = object_read_bulk,
         .list = object_list,

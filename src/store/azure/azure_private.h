@@ -106,9 +106,6 @@ char *azure_string_to_sign(const char *account, const char *path, const struct o
 
 /* azure_copy.c, azure_upload.c: operations */
 enum nebula_status azure_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error);
-enum nebula_status azure_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
-                                struct nebula_error *error);
-enum nebula_status azure_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
-void azure_abort(struct store *store, struct store_upload *upload);
+extern const struct object_steps azure_steps;
 
 #endif

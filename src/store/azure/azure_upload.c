@@ -11,9 +11,7 @@
 #include "base/error.h"
 #include "store/azure/azure_private.h"
 #include "store/http/crypt.h"
-#include "store/http/lanes.h"
 
-#define PUBLISH_WIDTH 8u
 #define PUBLISH_ANSWER_MS 120000
 #define RAW_ID_SIZE 24        /* of a block: the upload and the place, 16 and 8 hex digits; as base64 without padding */
 #define ID_SIZE CRYPT_BASE64_SIZE(RAW_ID_SIZE)
@@ -43,23 +41,6 @@ static enum nebula_status put_block(struct object_store *store, const struct sto
         if (!status && response.status != 201)
                 status = azure_fail(store, OBJECT_WRITE, object->key, &response, error);
         http_response_done(&response);
-        return status;
-}
-
-enum nebula_status azure_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
-                                struct nebula_error *error)
-{
-        struct object_store *object = (struct object_store *)store;
-        struct store_upload *upload;
-        enum nebula_status status = object_upload_plan(object, objects, count, &upload, error);
-
-        if (status)
-                return status;
-        status = object_upload_send(object, upload, put_block, error);
-        if (status)
-                azure_abort(store, upload);
-        else
-                *ret_upload = upload;
         return status;
 }
 
@@ -98,54 +79,36 @@ static enum nebula_status look_whose(struct object_store *store, const struct st
         return status;
 }
 
-struct publishing {
-        struct object_store *store;
-        const struct store_upload *upload;
-};
-
-static enum nebula_status publish_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status publish(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                  struct nebula_error *error)
 {
-        const struct publishing *publishing = argument;
-        const struct object_upload *object = &publishing->upload->objects[index];
         struct object_call call = { .method = "PUT", .key = object->key, .answer_ms = PUBLISH_ANSWER_MS };
         struct http_response response;
         enum nebula_status status;
         char crc64[OBJECT_SUM_SIZE], *list;
         size_t size;
 
-        list = make_list(publishing->upload, object, &size);
+        list = make_list(upload, object, &size);
         if (!list)
-                return object_no_memory(publishing->store, error);
+                return object_no_memory(store, error);
         call.body = list;
         call.body_size = size;
         azure_crc64_text(list, size, crc64);
         object_param(&call, "comp", "blocklist");
         object_header(&call, "x-ms-content-crc64", crc64);
-        object_header(&call, AZURE_METADATA, publishing->upload->id);
+        object_header(&call, AZURE_METADATA, upload->id);
         object_header(&call, "If-None-Match", "*");
-        status = azure_send(publishing->store, &call, &response, error);
+        status = azure_send(store, &call, &response, error);
         free(list);
         if (status)
                 return status;
         if (response.status == 409 || response.status == 412 || !strcmp(azure_code(&response), "InvalidBlockList"))
-                status = look_whose(publishing->store, publishing->upload, object->key, error);
+                status = look_whose(store, upload, object->key, error);
         else if (response.status != 201)
-                status = azure_fail(publishing->store, OBJECT_WRITE, object->key, &response, error);
+                status = azure_fail(store, OBJECT_WRITE, object->key, &response, error);
         http_response_done(&response);
         return status;
 }
 
-enum nebula_status azure_publish(struct store *store, struct store_upload *upload, struct nebula_error *error)
-{
-        struct publishing publishing = { (struct object_store *)store, upload };
-        enum nebula_status status = lanes_run(upload->count, PUBLISH_WIDTH, publish_one, &publishing, error);
-
-        azure_abort(store, upload);
-        return status;
-}
-
 /* Blocks that no list names cannot be removed by themselves; Azure drops them a week after the last one. */
-void azure_abort(struct store *store, struct store_upload *upload)
-{
-        object_upload_free(upload);
-}
+const struct object_steps azure_steps = { .send = put_block, .publish = publish };

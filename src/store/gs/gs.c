@@ -86,6 +86,7 @@ static const struct object_service service = {
         .add_listing = s3_add_listing,
         .add_removal = add_removal,
         .is_other = is_other,
+        .steps = &gs_steps,
 };
 
 bool store_gs_takes(const char *url)
@@ -159,9 +160,9 @@ const struct store_ops store_gs = {
         .features = gs_features,
         .put = object_put,
         .get = object_get,
-        .upload = gs_upload,
-        .publish = gs_publish,
-        .abort = gs_abort,
+        .upload = object_upload,
+        .publish = object_publish,
+        .abort = object_abort,
         .read = object_read,
         .read_bulk = object_read_bulk,
         .list = object_list,

@@ -37,10 +37,7 @@ enum nebula_status gs_reach(struct store *store, struct store_reach *ret_reach, 
 void gs_condition(struct object_call *call, enum store_condition condition, const struct store_stamp *seen, char text[OBJECT_QUOTED_SIZE]);
 
 /* gs_upload.c, gs_copy.c: operations */
-enum nebula_status gs_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
-                             struct nebula_error *error);
-enum nebula_status gs_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
-void gs_abort(struct store *store, struct store_upload *upload);
+extern const struct object_steps gs_steps;
 enum nebula_status gs_copy(struct store *store, const char *from, const char *to, enum store_condition condition, struct nebula_error *error);
 
 #endif

@@ -9,52 +9,23 @@
 
 #include "base/error.h"
 #include "store/gs/gs_private.h"
-#include "store/http/lanes.h"
 
-#define WIDTH 8u
 #define ANSWER_MS 120000
 
-struct working {
-        struct object_store *store;
-        struct store_upload *upload;
-};
-
-static enum nebula_status begin_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status begin(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                struct nebula_error *error)
 {
-        const struct working *working = argument;
-        struct object_upload *object = &working->upload->objects[index];
-        char place[64];
-
-        snprintf(place, sizeof place, STORE_TEMP_TOP "%s-%zu", working->upload->id, index);
-        object->place = strdup(place);
+        object->place = object_make_place(upload, object);
         object->parts = calloc(object->part_count, sizeof *object->parts);
         if (!object->place || !object->parts)
-                return object_no_memory(working->store, error);
-        return s3_multipart_begin(working->store, place, working->upload->id, &object->upload_id, error);
+                return object_no_memory(store, error);
+        return s3_multipart_begin(store, object->place, upload->id, &object->upload_id, error);
 }
 
 static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
                                     const void *data, uint64_t size, const atomic_bool *stop, struct nebula_error *error)
 {
         return s3_multipart_send(store, object->place, object->upload_id, index, data, size, &object->parts[index], stop, error);
-}
-
-enum nebula_status gs_upload(struct store *base, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
-                             struct nebula_error *error)
-{
-        struct working working = { .store = (struct object_store *)base };
-        enum nebula_status status = object_upload_plan(working.store, objects, count, &working.upload, error);
-
-        if (status)
-                return status;
-        status = lanes_run(count, WIDTH, begin_one, &working, error);
-        if (!status)
-                status = object_upload_send(working.store, working.upload, send_part, error);
-        if (status)
-                gs_abort(base, working.upload);
-        else
-                *ret_upload = working.upload;
-        return status;
 }
 
 /* Makes the parts the temporary object. When the answer was lost, the upload is gone and the object has its number. */
@@ -137,45 +108,24 @@ static enum nebula_status compose_once(void *argument, struct nebula_error *erro
         return status;
 }
 
-static enum nebula_status publish_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status publish(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                  struct nebula_error *error)
 {
-        const struct working *working = argument;
-        struct object_upload *object = &working->upload->objects[index];
-        struct composing composing = { working->store, working->upload, object };
-        enum nebula_status status = complete(working->store, working->upload, object, error);
+        struct composing composing = { store, upload, object };
+        enum nebula_status status = complete(store, upload, object, error);
 
         if (status)
                 return status;
         object->is_over = true;
-        status = object_try_again(working->store, object->key, compose_once, &composing, error);
-        store_remove_one(&working->store->store, object->place, NULL); /* else a sweep does */
+        status = object_try_again(store, object->key, compose_once, &composing, error);
+        store_remove_one(&store->store, object->place, NULL); /* else a sweep does */
         return status;
 }
 
-enum nebula_status gs_publish(struct store *base, struct store_upload *upload, struct nebula_error *error)
+static void abort_upload(struct object_store *store, const struct object_upload *object)
 {
-        struct working working = { (struct object_store *)base, upload };
-        enum nebula_status status = lanes_run(upload->count, WIDTH, publish_one, &working, error);
-
-        gs_abort(base, upload);
-        return status;
+        if (object->upload_id)
+                s3_multipart_abort(store, object->place, object->upload_id);
 }
 
-static enum nebula_status abort_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
-{
-        const struct working *working = argument;
-        struct object_upload *object = &working->upload->objects[index];
-
-        if (object->upload_id && !object->is_over)
-                s3_multipart_abort(working->store, object->place, object->upload_id);
-        return NEBULA_OK;
-}
-
-void gs_abort(struct store *base, struct store_upload *upload)
-{
-        struct working working = { (struct object_store *)base, upload };
-
-        if (upload)
-                lanes_run(upload->count, WIDTH, abort_one, &working, NULL);
-        object_upload_free(upload);
-}
+const struct object_steps gs_steps = { .begin = begin, .send = send_part, .publish = publish, .abort = abort_upload };

@@ -81,6 +81,25 @@ struct object_listing {
         size_t depth; /* of an entry; 1: the outermost element */
 };
 
+struct object_part;
+struct object_upload;
+/* One step of one object of an upload; may run on several threads. */
+typedef enum nebula_status object_step(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                       struct nebula_error *error);
+/* Sends one part of one object; may run on several threads. */
+typedef enum nebula_status object_send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                            uint64_t index, const void *data, uint64_t size, const atomic_bool *stop,
+                                            struct nebula_error *error);
+/* How a service takes large objects (object_parts.c). All steps but send and publish may be NULL. */
+struct object_steps {
+        object_step *begin;     /* before the first part */
+        object_send_part *send;
+        object_step *end;       /* behind the last part */
+        object_step *publish;   /* makes the object, where none is */
+        /* Takes back what the steps before have left, unless `is_over`. Some of them may not have run. */
+        void (*abort)(struct object_store *store, const struct object_upload *object);
+};
+
 struct object_service {
         const char *metadata; /* the header field with the number of a write */
         const char *range;    /* the header field that asks for a range */
@@ -111,6 +130,7 @@ struct object_service {
         void (*add_removal)(struct object_call *call);
         /* What the condition of a removal met: another object (true), or a server that knows no such condition. */
         bool (*is_other)(const struct http_response *response, bool *ret_is_unknown);
+        const struct object_steps *steps;
 };
 
 struct object_store {
@@ -269,21 +289,18 @@ struct object_upload {
         char *place;               /* the key of a temporary object; NULL: none is used */
         char *upload_id;           /* that the service gave */
         struct object_part *parts; /* what the service said of each */
-        bool is_over;              /* nothing is left to abort */
+        bool is_over;              /* nothing is left to abort; publish sets it if it succeeds */
 };
 struct store_upload {
         char id[OBJECT_ID_SIZE];
         size_t count;
         struct object_upload objects[];
 };
-/* Sends one part of one object; may run on several threads. */
-typedef enum nebula_status object_send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
-                                            uint64_t index, const void *data, uint64_t size, const atomic_bool *stop,
-                                            struct nebula_error *error);
-enum nebula_status object_upload_plan(struct object_store *store, const struct store_object *objects, size_t count,
-                                      struct store_upload **ret_upload, struct nebula_error *error);
-enum nebula_status object_upload_send(struct object_store *store, struct store_upload *upload, object_send_part *send,
-                                      struct nebula_error *error);
-void object_upload_free(struct store_upload *upload);
+/* The key of a temporary object for one that is not to be seen yet. NULL: no memory. */
+char *object_make_place(const struct store_upload *upload, const struct object_upload *object);
+enum nebula_status object_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
+                                 struct nebula_error *error);
+enum nebula_status object_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
+void object_abort(struct store *store, struct store_upload *upload);
 
 #endif

@@ -10,6 +10,7 @@
 #include "store/object/object.h"
 
 #define FEED_WAIT_MS 100
+#define STEP_WIDTH 8u
 
 /* The parts of an upload that are still to be sent. */
 struct sending {
@@ -18,7 +19,6 @@ struct sending {
         struct lock lock; /* guards the rest, and what says in an object how far it is */
         size_t object;    /* from which parts are taken */
         bool is_begun;    /* its feed is */
-        object_send_part *send;
 };
 
 static uint64_t count_of(uint64_t bytes, uint64_t part)
@@ -53,8 +53,20 @@ static enum nebula_status choose_parts(const struct object_store *store, struct 
         return NEBULA_OK;
 }
 
-enum nebula_status object_upload_plan(struct object_store *store, const struct store_object *objects, size_t count,
-                                      struct store_upload **ret_upload, struct nebula_error *error)
+static void upload_free(struct store_upload *upload)
+{
+        for (size_t i = 0; upload && i < upload->count; i++) {
+                free(upload->objects[i].key);
+                free(upload->objects[i].missing);
+                free(upload->objects[i].place);
+                free(upload->objects[i].upload_id);
+                free(upload->objects[i].parts);
+        }
+        free(upload);
+}
+
+static enum nebula_status plan(struct object_store *store, const struct store_object *objects, size_t count,
+                               struct store_upload **ret_upload, struct nebula_error *error)
 {
         struct store_upload *upload = calloc(1, sizeof *upload + count * sizeof *upload->objects);
         enum nebula_status status = NEBULA_OK;
@@ -74,22 +86,10 @@ enum nebula_status object_upload_plan(struct object_store *store, const struct s
                 status = object->key ? choose_parts(store, object, error) : object_no_memory(store, error);
         }
         if (status)
-                object_upload_free(upload);
+                upload_free(upload);
         else
                 *ret_upload = upload;
         return status;
-}
-
-void object_upload_free(struct store_upload *upload)
-{
-        for (size_t i = 0; upload && i < upload->count; i++) {
-                free(upload->objects[i].key);
-                free(upload->objects[i].missing);
-                free(upload->objects[i].place);
-                free(upload->objects[i].upload_id);
-                free(upload->objects[i].parts);
-        }
-        free(upload);
 }
 
 /* One more part of an object with a feed: 0, -EAGAIN, -ECANCELED. Lock held, also while waiting: no other thread has more to do. */
@@ -147,13 +147,12 @@ static enum nebula_status send_part(void *argument, size_t number, const atomic_
                 return error_set(error, NEBULA_STORAGE, 0, "%s/%s was given up with another object", sending->store->store.root, object->key);
         offset = index * object->part_bytes;
         size = object->size - offset < object->part_bytes ? object->size - offset : object->part_bytes;
-        return sending->send(sending->store, sending->upload, object, index, object->data + offset, size, stop, error);
+        return sending->store->service->steps->send(sending->store, sending->upload, object, index, object->data + offset, size, stop, error);
 }
 
-enum nebula_status object_upload_send(struct object_store *store, struct store_upload *upload, object_send_part *send,
-                                      struct nebula_error *error)
+static enum nebula_status send_parts(struct object_store *store, struct store_upload *upload, struct nebula_error *error)
 {
-        struct sending sending = { .store = store, .upload = upload, .send = send };
+        struct sending sending = { .store = store, .upload = upload };
         enum nebula_status status;
         uint64_t parts = 0;
 
@@ -165,4 +164,89 @@ enum nebula_status object_upload_send(struct object_store *store, struct store_u
                 bulk_feed_finish(upload->objects[sending.object].feed);
         lock_done(&sending.lock);
         return status;
+}
+
+/* One step of all objects. */
+struct stepping {
+        struct object_store *store;
+        struct store_upload *upload;
+        object_step *step;
+};
+
+static enum nebula_status step_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        const struct stepping *stepping = argument;
+
+        return stepping->step(stepping->store, stepping->upload, &stepping->upload->objects[index], error);
+}
+
+static enum nebula_status step_all(struct object_store *store, struct store_upload *upload, object_step *step, struct nebula_error *error)
+{
+        struct stepping stepping = { store, upload, step };
+
+        return step ? lanes_run(upload->count, STEP_WIDTH, step_one, &stepping, error) : NEBULA_OK;
+}
+
+char *object_make_place(const struct store_upload *upload, const struct object_upload *object)
+{
+        char place[64];
+
+        snprintf(place, sizeof place, STORE_TEMP_TOP "%s-%zu", upload->id, (size_t)(object - upload->objects));
+        return strdup(place);
+}
+
+enum nebula_status object_upload(struct store *base, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
+                                 struct nebula_error *error)
+{
+        struct object_store *store = (struct object_store *)base;
+        const struct object_steps *steps = store->service->steps;
+        struct store_upload *upload = NULL;
+        enum nebula_status status = plan(store, objects, count, &upload, error);
+
+        if (status)
+                return status;
+        status = step_all(store, upload, steps->begin, error);
+        if (!status)
+                status = send_parts(store, upload, error);
+        if (!status)
+                status = step_all(store, upload, steps->end, error);
+        if (status)
+                object_abort(base, upload);
+        else
+                *ret_upload = upload;
+        return status;
+}
+
+static enum nebula_status publish_step(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                       struct nebula_error *error)
+{
+        enum nebula_status status = store->service->steps->publish(store, upload, object, error);
+
+        object->is_over = object->is_over || !status;
+        return status;
+}
+
+enum nebula_status object_publish(struct store *base, struct store_upload *upload, struct nebula_error *error)
+{
+        enum nebula_status status = step_all((struct object_store *)base, upload, publish_step, error);
+
+        object_abort(base, upload);
+        return status;
+}
+
+static enum nebula_status abort_step(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                     struct nebula_error *error)
+{
+        if (!object->is_over)
+                store->service->steps->abort(store, object);
+        return NEBULA_OK;
+}
+
+void object_abort(struct store *base, struct store_upload *upload)
+{
+        struct object_store *store = (struct object_store *)base;
+
+        if (upload && store->service->steps->abort)
+                step_all(store, upload, abort_step, NULL);
+        upload_free(upload);
 }

@@ -66,6 +66,7 @@ static const struct object_service service = {
         .add_listing = s3_add_listing,
         .add_removal = add_removal,
         .is_other = is_other,
+        .steps = &s3_steps,
 };
 
 bool store_s3_takes(const char *url)
@@ -114,9 +115,9 @@ const struct store_ops store_s3 = {
         .features = s3_features,
         .put = object_put,
         .get = object_get,
-        .upload = s3_upload,
-        .publish = s3_publish,
-        .abort = s3_abort,
+        .upload = object_upload,
+        .publish = object_publish,
+        .abort = object_abort,
         .read = object_read,
         .read_bulk = object_read_bulk,
         .list = object_list,

@@ -10,11 +10,9 @@
 
 #include "base/error.h"
 #include "store/http/crypt.h"
-#include "store/http/lanes.h"
 #include "store/s3/s3_private.h"
 #include "sum/sum.h"
 
-#define WIDTH 8u
 #define ANSWER_MS 120000
 
 void s3_crc64_text(uint64_t crc, char ret_text[OBJECT_SUM_SIZE])
@@ -164,44 +162,19 @@ enum nebula_status s3_complete(struct object_store *store, const char *key, cons
         return status;
 }
 
-struct working {
-        struct object_store *store;
-        struct store_upload *upload;
-};
-
-static enum nebula_status begin_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status begin(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                struct nebula_error *error)
 {
-        const struct working *working = argument;
-        struct object_upload *object = &working->upload->objects[index];
-
         object->parts = calloc(object->part_count, sizeof *object->parts);
         if (!object->parts)
-                return object_no_memory(working->store, error);
-        return s3_multipart_begin(working->store, object->key, working->upload->id, &object->upload_id, error);
+                return object_no_memory(store, error);
+        return s3_multipart_begin(store, object->key, upload->id, &object->upload_id, error);
 }
 
 static enum nebula_status send_part(struct object_store *store, const struct store_upload *upload, struct object_upload *object, uint64_t index,
                                     const void *data, uint64_t size, const atomic_bool *stop, struct nebula_error *error)
 {
         return s3_multipart_send(store, object->key, object->upload_id, index, data, size, &object->parts[index], stop, error);
-}
-
-enum nebula_status s3_upload(struct store *base, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
-                             struct nebula_error *error)
-{
-        struct working working = { .store = (struct object_store *)base };
-        enum nebula_status status = object_upload_plan(working.store, objects, count, &working.upload, error);
-
-        if (status)
-                return status;
-        status = lanes_run(count, WIDTH, begin_one, &working, error);
-        if (!status)
-                status = object_upload_send(working.store, working.upload, send_part, error);
-        if (status)
-                s3_abort(base, working.upload);
-        else
-                *ret_upload = working.upload;
-        return status;
 }
 
 static uint64_t whole_sum(const struct object_upload *object)
@@ -216,42 +189,19 @@ static uint64_t whole_sum(const struct object_upload *object)
         return sum;
 }
 
-static enum nebula_status publish_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+static enum nebula_status publish(struct object_store *store, const struct store_upload *upload, struct object_upload *object,
+                                  struct nebula_error *error)
 {
-        const struct working *working = argument;
-        struct object_upload *object = &working->upload->objects[index];
-        uint64_t sum = has_sums(working->store) ? whole_sum(object) : 0;
-        enum nebula_status status = s3_complete(working->store, object->key, working->upload->id, object->upload_id,
-                                                STORE_IF_ABSENT, object->parts, object->part_count, has_sums(working->store) ? &sum : NULL, error);
+        uint64_t sum = has_sums(store) ? whole_sum(object) : 0;
 
-        object->is_over = !status;
-        return status;
+        return s3_complete(store, object->key, upload->id, object->upload_id, STORE_IF_ABSENT, object->parts, object->part_count,
+                           has_sums(store) ? &sum : NULL, error);
 }
 
-enum nebula_status s3_publish(struct store *base, struct store_upload *upload, struct nebula_error *error)
+static void abort_upload(struct object_store *store, const struct object_upload *object)
 {
-        struct working working = { (struct object_store *)base, upload };
-        enum nebula_status status = lanes_run(upload->count, WIDTH, publish_one, &working, error);
-
-        s3_abort(base, upload);
-        return status;
+        if (object->upload_id)
+                s3_multipart_abort(store, object->key, object->upload_id);
 }
 
-static enum nebula_status abort_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
-{
-        const struct working *working = argument;
-        struct object_upload *object = &working->upload->objects[index];
-
-        if (object->upload_id && !object->is_over)
-                s3_multipart_abort(working->store, object->key, object->upload_id);
-        return NEBULA_OK;
-}
-
-void s3_abort(struct store *base, struct store_upload *upload)
-{
-        struct working working = { (struct object_store *)base, upload };
-
-        if (upload)
-                lanes_run(upload->count, WIDTH, abort_one, &working, NULL);
-        object_upload_free(upload);
-}
+const struct object_steps s3_steps = { .begin = begin, .send = send_part, .publish = publish, .abort = abort_upload };

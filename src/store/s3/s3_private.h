@@ -96,10 +96,7 @@ enum nebula_status s3_multipart_send(struct object_store *store, const char *key
 /* The list of the parts, which makes them an object. NULL: no memory. */
 char *s3_multipart_list(const struct object_part *parts, uint64_t count, size_t *ret_size);
 void s3_multipart_abort(struct object_store *store, const char *key, const char *upload_id);
-enum nebula_status s3_upload(struct store *store, const struct store_object *objects, size_t count, struct store_upload **ret_upload,
-                             struct nebula_error *error);
-enum nebula_status s3_publish(struct store *store, struct store_upload *upload, struct nebula_error *error);
-void s3_abort(struct store *store, struct store_upload *upload);
+extern const struct object_steps s3_steps;
 /* Makes the parts an object, with the sum of all bytes if the store takes one. STORE_ALWAYS or STORE_IF_ABSENT. */
 enum nebula_status s3_complete(struct object_store *store, const char *key, const char *id, const char *upload_id, enum store_condition condition,
                                const struct object_part *parts, uint64_t count, const uint64_t *sum, struct nebula_error *error);
