@@ -40,7 +40,12 @@ missing_packages() {
                 pkg-config --exists libcurl || found+=(libcurl4-openssl-dev)
                 pkg-config --exists libmicrohttpd || found+=(libmicrohttpd-dev)
         fi
+        # Debian has these apart from python3 itself.
+        "$python" -c 'import ensurepip, venv' 2>/dev/null || found+=(python3-venv)
+        [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] || found+=(python3-dev)
         if [[ $purpose == test ]]; then
+                command -v c++ >/dev/null || found+=(g++)  # an example links the library from C++
+                command -v curl >/dev/null || found+=(curl) # sets up the emulator of S3
                 command -v unzip >/dev/null || found+=(unzip)
                 command -v npm >/dev/null || found+=(npm) # installs Azurite
                 command -v openssl >/dev/null || found+=(openssl)
