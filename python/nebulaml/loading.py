@@ -233,7 +233,7 @@ def _shard_problem(source: torch.Tensor, target: torch.Tensor) -> str:
 def _memory_of(tensor: torch.Tensor) -> int | None:
     try:
         return int(_local(tensor).untyped_storage()._cdata)
-    except NotImplementedError:  # sparse, for one, has none
+    except NotImplementedError:  # a sparse tensor has no storage
         return None
 
 
