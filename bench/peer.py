@@ -38,6 +38,9 @@ class Peer:
     def open(self) -> None:
         """What a program does once at its start; not timed, but its memory counts."""
 
+    def expect(self, state: State) -> None:
+        """What a program does before its first save once its tensors are there; not timed."""
+
     def helpers(self) -> list[int]:
         """Other processes that work for this peer; their CPU time and memory count."""
         return []

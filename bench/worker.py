@@ -61,6 +61,7 @@ def run_save(peer: Peer, workload: Workload, count: int, seconds: float) -> None
     version = QUIET_CHANGES  # so often was every tensor changed by now
     tell("baseline", versions=environment.versions(peer.packages))
     peer.open()
+    peer.expect(state)
     helpers = peer.helpers()
     tell("opened", helpers=helpers)
     rounds: list[dict[str, Any]] = []
