@@ -107,7 +107,8 @@ build_jansson() {
 
 build_liburing() {
         unpack liburing
-        ./configure --prefix=/ --cc="$kept/$arch/cc" --cxx="$kept/$arch/cc" --use-libc
+        # The prefix is where the files go: an install that forgot one of the names below would else write to this system.
+        ./configure --prefix="$kept/$arch/root" --cc="$kept/$arch/cc" --cxx="$kept/$arch/cc" --use-libc
         make -C src CC="$kept/$arch/cc" AR="$kept/$arch/ar" RANLIB="$kept/$arch/ranlib" ENABLE_SHARED=0 CFLAGS='-O2 -fPIC'
         # This makefile knows no DESTDIR; the one above it adds that to the names.
         make -C src install ENABLE_SHARED=0 prefix="$kept/$arch/root" libdir="$kept/$arch/root/lib" libdevdir="$kept/$arch/root/lib" \
