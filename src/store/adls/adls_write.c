@@ -19,6 +19,12 @@ static bool is_code(const struct http_response *response, const char *code)
         return !strcmp(azure_code(response), code);
 }
 
+/* Whether the condition was not met. */
+static bool is_taken(const struct http_response *response)
+{
+        return response->status == 412 || is_code(response, "PathAlreadyExists");
+}
+
 static enum nebula_status finish(struct object_store *store, const char *key, const struct object_call *call, struct nebula_error *error)
 {
         struct http_response response;
@@ -30,17 +36,40 @@ static enum nebula_status finish(struct object_store *store, const char *key, co
         return status;
 }
 
-/* An empty temporary file with the number of the write. `key`: for messages. */
+static enum nebula_status place_is_gone(const struct object_store *store, const char *key, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: its temporary file is gone", store->store.root, key);
+}
+
+/*
+ * An empty temporary file with the number of the write. `key`: for messages. The condition keeps a duplicate of the request, which comes
+ * late, from emptying the file. If the condition fails because the first answer was lost, the file there has this number.
+ */
 static enum nebula_status create(struct object_store *store, const char *key, const char *place, const char *id, struct nebula_error *error)
 {
         struct object_call call = { .method = "PUT", .key = place };
         char text[CRYPT_BASE64_SIZE(OBJECT_ID_SIZE)], properties[sizeof text + 16];
+        struct http_response response;
+        struct store_stamp stamp;
+        enum nebula_status status;
 
         crypt_base64(id, strlen(id), text);
         snprintf(properties, sizeof properties, "nebula=%s", text);
         object_param(&call, "resource", "file");
         object_header(&call, "x-ms-properties", properties);
-        return finish(store, key, &call, error);
+        object_header(&call, "If-None-Match", "*");
+        status = azure_send(store, &call, &response, error);
+        if (status)
+                return status;
+        if (is_taken(&response)) {
+                status = object_look_who_wrote(store, place, id, STORE_IF_ABSENT, NULL, &stamp, error);
+                if (status == NEBULA_NOT_FOUND)
+                        status = place_is_gone(store, key, error);
+        } else if (!object_is_done(&response)) {
+                status = adls_fail(store, OBJECT_WRITE, key, &response, error);
+        }
+        http_response_done(&response);
+        return status;
 }
 
 static enum nebula_status append(struct object_store *store, const char *key, const char *place, uint64_t offset, const void *data, uint64_t size,
@@ -108,6 +137,20 @@ struct renaming {
         struct store_stamp stamp; /* "": the answer did not say it */
 };
 
+/*
+ * The rename found no temporary file. Either it was done before, and its answer lost: then the object has this write's number. Or the file
+ * was removed, for instance by a sweep: then nothing was written. An object of another write proves neither, so this is no success.
+ */
+static enum nebula_status look_for_lost(struct renaming *renaming, struct nebula_error *error)
+{
+        enum nebula_status status = object_look_who_wrote(renaming->store, renaming->key, renaming->id, renaming->condition, renaming->seen,
+                                                          &renaming->stamp, error);
+
+        if (status == NEBULA_NOT_FOUND || (status == NEBULA_BUSY && renaming->condition == STORE_ALWAYS))
+                return place_is_gone(renaming->store, renaming->key, error);
+        return status;
+}
+
 /* *ret_lacks_parent: make the directory, and try again. */
 static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_parent, struct nebula_error *error)
 {
@@ -116,7 +159,7 @@ static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_p
         struct object_call call = { .method = "PUT", .key = renaming->key, .answer_ms = ANSWER_MS };
         struct http_response response;
         enum nebula_status status;
-        bool is_gone, is_met;
+        bool is_met;
 
         if (!source)
                 return object_no_memory(store, error);
@@ -127,15 +170,13 @@ static enum nebula_status rename_in(struct renaming *renaming, bool *ret_lacks_p
         if (status)
                 return status;
         *ret_lacks_parent = is_code(&response, "RenameDestinationParentPathNotFound");
-        /* The source is gone when the rename was done before, and its answer lost. */
-        is_gone = is_code(&response, "SourcePathNotFound");
-        is_met = renaming->condition != STORE_ALWAYS && (response.status == 412 || is_code(&response, "PathAlreadyExists") || is_gone);
+        is_met = renaming->condition != STORE_ALWAYS && is_taken(&response);
         if (object_is_done(&response) || *ret_lacks_parent)
                 ;
+        else if (is_code(&response, "SourcePathNotFound"))
+                status = look_for_lost(renaming, error);
         else if (is_met || (renaming->condition == STORE_IF_SAME && response.status == 404))
                 status = object_look_who_wrote(store, renaming->key, renaming->id, renaming->condition, renaming->seen, &renaming->stamp, error);
-        else if (is_gone)
-                status = NEBULA_OK; /* the rename was done; a later write may have replaced it */
         else
                 status = adls_fail(store, OBJECT_WRITE, renaming->key, &response, error);
         http_response_done(&response);

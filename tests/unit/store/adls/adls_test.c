@@ -58,7 +58,7 @@ static void a_write_is_created_appended_flushed_and_renamed(void)
 
         begin(serve);
         CHECK(store->ops->put(store, "t/a b", "123456789", 9, STORE_IF_SAME, &stamp, NULL, &error) == NEBULA_OK && server_requests(server) == 4);
-        CHECK(is(head(3), "PUT /acct/data/run/.nebula-tmp-", "?resource=file HTTP/1.1\r\n") && is(head(3), "PUT ", "\r\nx-ms-properties: nebula="));
+        CHECK(is(head(3), "PUT /acct/data/run/.nebula-tmp-", "?resource=file HTTP/1.1\r\n") && is(head(3), "PUT ", "\r\nx-ms-properties: nebula=") && is(head(3), "PUT ", "\r\nIf-None-Match: *\r\n"));
         CHECK(is(head(2), "PATCH /acct/data/run/.nebula-tmp-", "?action=append&position=0 HTTP/1.1\r\n") && is(head(2), "PATCH ", "\r\nx-ms-content-crc64: iJh5CoYUi64=\r\n"));
         CHECK(is(head(1), "PATCH /acct/data/run/.nebula-tmp-", "?action=flush&position=9&close=true HTTP/1.1\r\n"));
         CHECK(is(head(0), "PUT /acct/data/run/t/a%20b HTTP/1.1\r\n", "\r\nx-ms-rename-source: /data/run/.nebula-tmp-") && is(head(0), "PUT ", "\r\nIf-Match: \"0x1\"\r\n"));
@@ -104,6 +104,75 @@ static void a_put_has_no_stamp_of_another_write(void)
         end();
 }
 
+static unsigned created; /* requests that create a file */
+
+/* The first creation is done, and its answer lost: the second meets the file. */
+static void serve_created(struct server_call *call, void *argument)
+{
+        static char properties[100];
+        char fields[400];
+
+        snprintf(heads[call->number % 8], sizeof *heads, "%s", call->head);
+        if (strstr(call->target, "resource=file") && created++) {
+                server_say(call, 409, "x-ms-error-code: PathAlreadyExists\r\n", "");
+                return;
+        }
+        if (strstr(call->target, "resource=file")) {
+                server_field(call, "x-ms-properties", properties, sizeof properties);
+                server_reset(call);
+                return;
+        }
+        snprintf(fields, sizeof fields, "ETag: \"0x2\"\r\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\nx-ms-properties: %s\r\n", what == OWN ? properties : "nebula=b3RoZXI=");
+        if (!strcmp(call->method, "HEAD") && what == REMOVED)
+                server_say(call, 404, "x-ms-error-code: PathNotFound\r\n", "");
+        else
+                server_say(call, !strcmp(call->method, "HEAD") ? 200 : 201, fields, "");
+}
+
+static void a_creation_that_comes_twice_does_not_empty_the_file(void)
+{
+        begin(serve_created);
+        created = 0;
+        what = OWN;
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_OK && created == 2 && server_requests(server) == 6);
+        CHECK(is(head(4), "PUT /acct/data/run/.nebula-tmp-", "\r\nIf-None-Match: *\r\n"));
+        CHECK(is(head(3), "HEAD /acct/data/run/.nebula-tmp-", ""));
+        created = 0;
+        what = REMOVED;
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "its temporary file is gone"));
+        end();
+}
+
+/* The rename finds no temporary file. */
+static void serve_swept(struct server_call *call, void *argument)
+{
+        char source[300];
+
+        if (*server_field(call, "x-ms-rename-source", source, sizeof source))
+                server_say(call, 404, "x-ms-error-code: SourcePathNotFound\r\n", "");
+        else
+                serve_late(call, argument);
+}
+
+static void a_rename_without_its_file_is_done_only_if_the_object_is_of_this_write(void)
+{
+        struct store_object object = { "t/m.pt", "123456789", 9, NULL };
+        struct store_upload *upload;
+        struct store_stamp stamp, seen = { "0x2" };
+
+        begin(serve_swept);
+        what = OWN;
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_ALWAYS, NULL, &stamp, &error) == NEBULA_OK && !strcmp(stamp.text, "0x2"));
+        for (what = REPLACED; what <= REMOVED; what++) {
+                CHECK(store->ops->put(store, "t/x", "1", 1, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "its temporary file is gone"));
+                REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+                CHECK(store->ops->publish(store, upload, &error) == (what == REPLACED ? NEBULA_BUSY : NEBULA_STORAGE));
+        }
+        what = REPLACED; /* by nobody: the object is the one that was seen */
+        CHECK(store->ops->put(store, "t/x", "1", 1, STORE_IF_SAME, &seen, NULL, &error) == NEBULA_STORAGE && strstr(error.message, "its temporary file is gone"));
+        end();
+}
+
 static void a_path_names_container_and_account(void)
 {
         static const char *const bad[] = { "abfss://", "abfss://account.dfs.core.windows.net/x", "abfss://c@", "abfss://data@acct.dfs.core.windows.net/../x", "abfss://data@ac_ct.dfs.core.windows.net/x",
@@ -121,4 +190,5 @@ static void a_path_names_container_and_account(void)
 }
 
 TAP_MAIN(TEST(a_write_is_created_appended_flushed_and_renamed), TEST(a_put_has_no_stamp_of_another_write),
+         TEST(a_creation_that_comes_twice_does_not_empty_the_file), TEST(a_rename_without_its_file_is_done_only_if_the_object_is_of_this_write),
          TEST(a_path_names_container_and_account))
