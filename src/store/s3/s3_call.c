@@ -99,10 +99,14 @@ bool s3_is_code(const struct http_response *response, const char *code)
         return !strcmp(found, code);
 }
 
+bool s3_is_under_way(const struct http_response *response)
+{
+        return response->status == 409 && (s3_is_code(response, "ConditionalRequestConflict") || s3_is_code(response, "OperationAborted"));
+}
+
 bool s3_condition_failed(const struct http_response *response)
 {
-        return response->status == 412 || (response->status == 409 && (s3_is_code(response, "ConditionalRequestConflict") ||
-                                                                       s3_is_code(response, "OperationAborted")));
+        return response->status == 412 || s3_is_under_way(response);
 }
 
 void s3_add_listing(struct object_call *call, const char *prefix, bool deep, const char *entries, const char *from)
@@ -242,8 +246,8 @@ static int status_of(const struct http_response *response)
         static const struct {
                 const char *code;
                 int status;
-        } known[] = { { "PreconditionFailed", 412 }, { "ConditionalRequestConflict", 409 }, { "NoSuchUpload", 404 }, { "NoSuchKey", 404 },
-                      { "InvalidPart", 400 }, { "BadDigest", 400 } };
+        } known[] = { { "PreconditionFailed", 412 }, { "ConditionalRequestConflict", 409 }, { "OperationAborted", 409 }, { "NoSuchUpload", 404 },
+                      { "NoSuchKey", 404 }, { "InvalidPart", 400 }, { "BadDigest", 400 } };
 
         for (size_t i = 0; i < sizeof known / sizeof *known; i++)
                 if (s3_is_code(response, known[i].code))

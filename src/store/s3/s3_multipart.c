@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/os.h"
 #include "store/http/crypt.h"
 #include "store/s3/s3_private.h"
 #include "sum/sum.h"
@@ -114,52 +115,97 @@ void s3_multipart_abort(struct object_store *store, const char *key, const char 
                 http_response_done(&response);
 }
 
-/*
- * It was refused. That may be because it was done before, and the answer lost: then the object has this upload's number. If nothing is
- * there, another write had the key in the meantime.
- */
-static enum nebula_status look_whose(struct object_store *store, const char *key, const char *id, struct nebula_error *error)
+/* A completion of an upload: one request, which is repeated while another write of the key is under way. */
+struct completing {
+        struct object_store *store;
+        const char *key, *id, *upload_id;
+        enum store_condition condition;
+        const char *list; /* of the parts */
+        size_t list_size;
+        const uint64_t *sum;
+        bool is_under_way; /* the last answer was that another write of the key is under way */
+};
+
+/* NEBULA_OK: the object has this upload's number, so a completion before was done and its answer lost. NEBULA_NOT_FOUND: nothing is there. */
+static enum nebula_status look_whose(const struct completing *completing, struct nebula_error *error)
 {
         struct store_stamp stamp;
-        enum nebula_status status = object_look_who_wrote(store, key, id, STORE_IF_ABSENT, NULL, &stamp, error);
 
-        if (status == NEBULA_NOT_FOUND)
-                return error_set(error, NEBULA_BUSY, 0, "%s/%s: another upload had this place, or a rule of the bucket has ended this one",
-                                 store->store.root, key);
+        return object_look_who_wrote(completing->store, completing->key, completing->id, STORE_IF_ABSENT, NULL, &stamp, error);
+}
+
+static enum nebula_status refused(struct completing *completing, const struct http_response *response, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        completing->is_under_way = s3_is_under_way(response);
+        if (response->status != 404 && !s3_condition_failed(response))
+                return s3_fail(completing->store, OBJECT_WRITE, completing->key, response, error);
+        status = look_whose(completing, error);
+        if (completing->is_under_way && completing->condition == STORE_ALWAYS && status == NEBULA_BUSY)
+                return NEBULA_NOT_FOUND; /* this upload takes the place of what is there */
+        if (completing->is_under_way || status != NEBULA_NOT_FOUND)
+                return status;
+        return error_set(error, NEBULA_BUSY, 0, "%s/%s: another upload had this place, or a rule of the bucket has ended this one",
+                         completing->store->store.root, completing->key);
+}
+
+/* NEBULA_NOT_FOUND: another write of the key is under way, and nothing is there. It may be a try of this completion whose answer was lost. */
+static enum nebula_status complete_once(struct completing *completing, struct nebula_error *error)
+{
+        struct object_call call = { .method = "POST", .key = completing->key, .answer_ms = ANSWER_MS, .body = completing->list,
+                                    .body_size = completing->list_size };
+        char text[OBJECT_SUM_SIZE];
+        struct http_response response;
+        enum nebula_status status;
+
+        object_param(&call, "uploadId", completing->upload_id);
+        object_header(&call, "If-None-Match", completing->condition == STORE_IF_ABSENT ? "*" : NULL);
+        if (completing->sum) {
+                s3_crc64_text(*completing->sum, text);
+                object_header(&call, "x-amz-checksum-crc64nvme", text);
+                object_header(&call, "x-amz-checksum-type", "FULL_OBJECT");
+        }
+        status = s3_send_long(completing->store, &call, &response, error);
+        if (status)
+                return status;
+        if (response.status != 200)
+                status = refused(completing, &response, error);
+        http_response_done(&response);
+        return status;
+}
+
+/* After its abort an upload becomes no object any more; it is one, or never will be. */
+static enum nebula_status give_up(const struct completing *completing, struct nebula_error *error)
+{
+        enum nebula_status status;
+
+        s3_multipart_abort(completing->store, completing->key, completing->upload_id);
+        status = look_whose(completing, error);
+        if (status == NEBULA_NOT_FOUND || (status == NEBULA_BUSY && completing->condition == STORE_ALWAYS))
+                status = error_set(error, NEBULA_STORAGE, 0, "cannot write %s/%s: another write of it does not end", completing->store->store.root,
+                                   completing->key);
         return status;
 }
 
 enum nebula_status s3_complete(struct object_store *store, const char *key, const char *id, const char *upload_id, enum store_condition condition,
                                const struct object_part *parts, uint64_t count, const uint64_t *sum, struct nebula_error *error)
 {
-        struct object_call call = { .method = "POST", .key = key, .answer_ms = ANSWER_MS };
-        char text[OBJECT_SUM_SIZE], *list;
-        struct http_response response;
+        struct completing completing = { .store = store, .key = key, .id = id, .upload_id = upload_id, .condition = condition, .sum = sum };
+        struct http_settings settings = http_settings_now();
+        int64_t until_ns = os->now_ns() + settings.retry_ms * 1000000, pause_ms = settings.pause_ms;
+        char *list = s3_multipart_list(parts, count, &completing.list_size);
         enum nebula_status status;
-        size_t size;
 
-        list = s3_multipart_list(parts, count, &size);
         if (!list)
                 return object_no_memory(store, error);
-        call.body = list;
-        call.body_size = size;
-        object_param(&call, "uploadId", upload_id);
-        object_header(&call, "If-None-Match", condition == STORE_IF_ABSENT ? "*" : NULL);
-        if (sum) {
-                s3_crc64_text(*sum, text);
-                object_header(&call, "x-amz-checksum-crc64nvme", text);
-                object_header(&call, "x-amz-checksum-type", "FULL_OBJECT");
+        completing.list = list;
+        while ((status = complete_once(&completing, error)) == NEBULA_NOT_FOUND && completing.is_under_way && os->now_ns() < until_ns) {
+                os->sleep_ms(pause_ms);
+                pause_ms = 2 * pause_ms < settings.pause_max_ms ? 2 * pause_ms : settings.pause_max_ms;
         }
-        status = s3_send_long(store, &call, &response, error);
         free(list);
-        if (status)
-                return status;
-        if (response.status == 404 || s3_condition_failed(&response))
-                status = look_whose(store, key, id, error);
-        else if (response.status != 200)
-                status = s3_fail(store, OBJECT_WRITE, key, &response, error);
-        http_response_done(&response);
-        return status;
+        return status == NEBULA_NOT_FOUND && completing.is_under_way ? give_up(&completing, error) : status;
 }
 
 static enum nebula_status begin(struct object_store *store, const struct store_upload *upload, struct object_upload *object,

@@ -77,6 +77,8 @@ void s3_code(const struct http_response *response, char ret_code[OBJECT_CODE_SIZ
 bool s3_is_code(const struct http_response *response, const char *code);
 /* The text of the element, for instance of an upload's id. NULL: there is none, or no memory. */
 char *s3_value(const struct http_response *response, const char *name);
+/* Whether the answer is that another write of the key is under way. It may be an earlier try of the same request. */
+bool s3_is_under_way(const struct http_response *response);
 bool s3_condition_failed(const struct http_response *response);
 void s3_add_listing(struct object_call *call, const char *prefix, bool deep, const char *entries, const char *from);
 /* For requests whose answer begins before their outcome is known: a failure can stand in the body of a 200. */

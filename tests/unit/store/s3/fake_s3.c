@@ -172,7 +172,7 @@ static void put_part(struct fake_s3 *fake, const struct server_call *call, const
         }
 }
 
-static void complete(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+static void complete_now(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
 {
         struct fake_upload *upload = find_upload(fake, call, path);
         struct fake_object *object = find(fake, path, true);
@@ -211,6 +211,19 @@ static void complete(struct fake_s3 *fake, const struct server_call *call, const
         set_data(fake, object, upload->writer, realloc(data, size + 1), size, answer);
         snprintf(answer->text, sizeof answer->text, "<CompleteMultipartUploadResult><ETag>&quot;e%u&quot;</ETag></CompleteMultipartUploadResult>", object->etag);
         drop_upload(upload);
+}
+
+static void complete(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)
+{
+        struct answer lost = { .status = 400 };
+
+        if (!fake->conflicts) {
+                complete_now(fake, call, path, answer);
+                return;
+        }
+        if (!--fake->conflicts)
+                complete_now(fake, call, path, &lost);
+        refuse(answer, 409, "ConditionalRequestConflict");
 }
 
 static void put(struct fake_s3 *fake, const struct server_call *call, const char *path, struct answer *answer)

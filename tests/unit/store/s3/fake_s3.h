@@ -34,6 +34,7 @@ struct fake_s3 {
         unsigned etags, uploads_begun;
         bool refuses_conditional_removal; /* 501 */
         char error_in_200[64];            /* "": none; else the code that the next completion has in a body of 200; "cut": the body ends early */
+        unsigned conflicts;               /* so many completions are refused because another is under way, which is done with the last of them */
         char access[64];                  /* "": every key is taken; else 400 ExpiredToken for others */
         char region[32];                  /* "": every region is; else 400 for signatures of others */
         /* Which fault the request has; NULL: none has one. Called with the lock held. */

@@ -250,6 +250,36 @@ static void a_failure_in_the_body_of_a_200_is_one(void)
         end();
 }
 
+/* The first completion is under way for long, and its answer lost: the next ones meet it, and at last its object. */
+static void a_completion_that_meets_itself_is_known_as_its_own(void)
+{
+        struct store_object object = { "m.pt", "bytes", 5, NULL };
+        struct http_settings settings;
+        struct store_upload *upload;
+
+        for (unsigned conflicts = 1; conflicts <= 4; conflicts++) {
+                begin(NULL, NULL);
+                REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+                fake.conflicts = conflicts;
+                CHECK(store->ops->publish(store, upload, &error) == NEBULA_OK && fake.etags == 1 && !fake.conflicts && !fake_uploads_open(&fake));
+                end();
+        }
+        begin(NULL, NULL);
+        CHECK(put("m.pt", "another", STORE_ALWAYS) == NEBULA_OK);
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        fake.conflicts = 10;
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_BUSY && fake.conflicts == 9 && !fake_uploads_open(&fake));
+        CHECK(store_remove_one(store, "m.pt", &error) == NEBULA_OK);
+        settings = http_settings_now();
+        settings.retry_ms = 100;
+        http_settings_set(&settings);
+        REQUIRE(store->ops->upload(store, &object, 1, &upload, &error) == NEBULA_OK);
+        fake.conflicts = 1000000;
+        CHECK(store->ops->publish(store, upload, &error) == NEBULA_STORAGE && strstr(error.message, "m.pt: another write of it does not end"));
+        CHECK(store_class(&error) == STORE_LATER && !fake_uploads_open(&fake));
+        end();
+}
+
 static void bytes_that_change_on_the_way_are_sent_again(void)
 {
         struct at at = { 3, 2, FAKE_FLIP_BODY };
@@ -629,7 +659,7 @@ static void no_fault_makes_wrong_bytes(void)
 }
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
-         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(limits_are_kept_by_the_client),
+         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
