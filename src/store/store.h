@@ -18,7 +18,7 @@
  *      abort     takes the place of publish and drops the objects. NULL is fine.
  *      read      reads exactly the bytes that are asked for, or fails.
  *      read_bulk reads the first `size` bytes into mapped memory, in parallel. Each chunk that has arrived is handed to `check`, on worker
- *                threads, while others are on their way.
+ *                threads, while others are on their way. The bytes of a chunk that `check` found right do not change any more.
  *      open_read gives a descriptor from which the caller reads the object (STORE_LENDS_FD). *ret_direct: it wants whole pages (O_DIRECT).
  *      list      gives entries whose key begins with the text `prefix` ("": all), by ascending bytes of their keys. `deep`: every object.
  *                Otherwise keys are cut at the first '/' behind the prefix, and equal ones are folded into one entry (is_prefix), whose place

@@ -24,7 +24,6 @@ struct moving {
         bool is_mapped;  /* the bytes are the source's own */
         struct bulk_feed feed;
         atomic_uint *missing; /* per piece of the feed: bytes that are not compared yet */
-        atomic_bool *seen;    /* per chunk: it was right. A driver may read a chunk again beside one that was wrong */
         atomic_bool stop;     /* the upload has failed */
         atomic_bool is_late;  /* so the reader has stopped */
         enum nebula_status status;
@@ -54,8 +53,7 @@ static enum nebula_status stop_late(struct moving *moving, struct nebula_error *
 static enum nebula_status check(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *error)
 {
         struct moving *moving = argument;
-        size_t index = (size_t)(offset / moving->file->chunk_bytes);
-        uint64_t wanted = moving->file->chunks[index], found = sum_crc64(0, data, size);
+        uint64_t wanted = moving->file->chunks[offset / moving->file->chunk_bytes], found = sum_crc64(0, data, size);
 
         if (atomic_load(&moving->stop))
                 return stop_late(moving, error);
@@ -63,8 +61,6 @@ static enum nebula_status check(void *argument, const void *data, uint64_t offse
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "%s/%s: damaged between byte %" PRIu64 " and %" PRIu64 ": the checksum is %016" PRIx64 ", it should be %016" PRIx64,
                                  moving->transfer->from->root, moving->key, offset, offset + size, found, wanted);
-        if (atomic_exchange(&moving->seen[index], true))
-                return NEBULA_OK;
         tell(moving, offset, size);
         if (moving->transfer->progress)
                 moving->transfer->progress(moving->transfer->argument, size);
@@ -173,8 +169,7 @@ static enum nebula_status start(struct moving *moving, pthread_t *ret_thread, st
         size_t pieces = (size_t)((size + BULK_REQUEST_BYTES - 1) / BULK_REQUEST_BYTES);
 
         moving->missing = calloc(pieces, sizeof *moving->missing);
-        moving->seen = calloc(moving->file->chunk_count, sizeof *moving->seen);
-        if (!moving->missing || !moving->seen || bulk_feed_init(&moving->feed, size))
+        if (!moving->missing || bulk_feed_init(&moving->feed, size))
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to copy %s", moving->key);
         for (size_t i = 0; i < pieces; i++) {
                 uint64_t left = size - i * (uint64_t)BULK_REQUEST_BYTES;
@@ -232,7 +227,6 @@ enum nebula_status transfer_object(const struct transfer *transfer, const char *
         if (!status)
                 status = to->ops->publish(to, upload, error);
         free(moving.missing);
-        free(moving.seen);
         if (moving.data)
                 os->unmap(moving.data, file->size);
         return status;

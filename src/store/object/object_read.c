@@ -104,20 +104,26 @@ struct reading {
         size_t first; /* index of lanes_run's first piece */
 };
 
-static enum nebula_status check_chunks(const struct reading *reading, uint64_t offset, uint64_t size, struct nebula_error *error)
+/* *done: bytes of the piece whose chunks were right; at a failure, those before the wrong one. */
+static enum nebula_status check_chunks(const struct reading *reading, uint64_t offset, uint64_t size, uint64_t *done, struct nebula_error *error)
 {
-        enum nebula_status status = NEBULA_OK;
+        while (*done < size) {
+                uint64_t left = size - *done, chunk = left < reading->chunk_bytes ? left : reading->chunk_bytes;
+                enum nebula_status status = NEBULA_OK;
 
-        for (uint64_t done = 0; reading->check && done < size && !status; done += reading->chunk_bytes) {
-                uint64_t left = size - done;
-
-                status = reading->check(reading->argument, reading->data + offset + done, offset + done,
-                                        left < reading->chunk_bytes ? left : reading->chunk_bytes, error);
+                if (reading->check)
+                        status = reading->check(reading->argument, reading->data + offset + *done, offset + *done, chunk, error);
+                if (status)
+                        return status;
+                *done += chunk;
         }
-        return status;
+        return NEBULA_OK;
 }
 
-/* Bytes that were changed on the way are right the second time; those that are wrong in the store are not. */
+/*
+ * Bytes that were changed on the way are right the second time; those that are wrong in the store are not. Chunks that were right are not read
+ * again: an upload of the same memory may be sending them.
+ */
 static enum nebula_status read_piece(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
 {
         struct reading *reading = argument;
@@ -125,14 +131,16 @@ static enum nebula_status read_piece(void *argument, size_t index, const atomic_
         uint64_t size = left < reading->piece_bytes ? left : reading->piece_bytes;
         struct store_stamp stamp = reading->stamp;
         enum nebula_status status = NEBULA_OK;
+        uint64_t done = 0;
 
         for (int tries = 0; tries < 2; tries++) {
-                status = read_range(reading->store, reading->key, reading->data + offset, offset, size, &stamp, stop, error);
+                status = read_range(reading->store, reading->key, reading->data + offset + done, offset + done, size - done, &stamp, stop,
+                                    error);
                 if (status)
                         return status;
                 if (index + reading->first == 0)
                         reading->stamp = stamp; /* no other piece is read before the first */
-                status = check_chunks(reading, offset, size, error);
+                status = check_chunks(reading, offset, size, &done, error);
                 if (status != NEBULA_CORRUPT)
                         break;
         }

@@ -303,6 +303,43 @@ static void bytes_that_change_on_the_way_are_sent_again(void)
         free(data);
 }
 
+struct handing {
+        const char *right;
+        unsigned checks;
+};
+
+/* A chunk that is right is handed over, and its receiver changes it. */
+static enum nebula_status hand_over(void *argument, const void *data, uint64_t offset, uint64_t size, struct nebula_error *ret_error)
+{
+        struct handing *handing = argument;
+
+        handing->checks++;
+        if (memcmp(handing->right + offset, data, size))
+                return error_set(ret_error, NEBULA_CORRUPT, 0, "chunk at %llu", (unsigned long long)offset);
+        memset((void *)(uintptr_t)data, 0xee, size);
+        return NEBULA_OK;
+}
+
+static void a_chunk_that_was_handed_over_is_not_written_again(void)
+{
+        struct at at = { 1000000, 1, FAKE_FLIP_ANSWER };
+        char *data = make_big(), *back = calloc(1, 64000);
+        struct handing handing = { data, 0 };
+        unsigned written = 0;
+
+        begin(fault_at, &at);
+        REQUIRE(store->ops->put(store, "m.pt", data, 64000, STORE_ALWAYS, NULL, NULL, &error) == NEBULA_OK);
+        at.first = server_requests(server) + 1;
+        CHECK(store->ops->read_bulk(store, "m.pt", back, 64000, 1000, hand_over, &handing, &error) == NEBULA_OK && server_requests(server) == at.first + 1);
+        CHECK(handing.checks == 64 + 1); /* the one in the middle was wrong at first */
+        for (size_t i = 0; i < 64000; i++)
+                written += (unsigned char)back[i] != 0xee;
+        CHECK(!written);
+        end();
+        free(data);
+        free(back);
+}
+
 static void limits_are_kept_by_the_client(void)
 {
         char name[1100], *data = make_big();
@@ -659,7 +696,7 @@ static void no_fault_makes_wrong_bytes(void)
 }
 
 TAP_MAIN(TEST(each_operation_is_the_request_of_the_reference), TEST(a_write_whose_answer_was_lost_is_known_as_its_own), TEST(a_write_that_is_done_late_is_known_as_its_own),
-         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(limits_are_kept_by_the_client),
+         TEST(a_failure_in_the_body_of_a_200_is_one), TEST(a_completion_that_meets_itself_is_known_as_its_own), TEST(bytes_that_change_on_the_way_are_sent_again), TEST(a_chunk_that_was_handed_over_is_not_written_again), TEST(limits_are_kept_by_the_client),
          TEST(a_server_without_conditional_removals_is_looked_at_first), TEST(a_refusal_says_what_to_do), TEST(a_listing_is_read_as_s3_writes_it),
          TEST(a_machines_role_lends_keys_in_a_session), TEST(a_container_s_secret_goes_to_no_other_machine), TEST(keys_that_ended_are_replaced_in_the_middle_of_an_upload),
          TEST(a_web_identity_posts_its_file), TEST(the_region_of_a_bucket_is_learned), TEST(no_fault_makes_wrong_bytes))
