@@ -104,16 +104,26 @@ int bulk_feed_take(struct bulk_feed *feed, int64_t timeout_ms, uint64_t *ret_off
         return result;
 }
 
-int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
+bool bulk_feed_is_same(struct bulk_feed *feed, uint64_t offset)
 {
-        uint64_t chunk_bytes = write_chunk_bytes(size);
+        bool is_same;
 
+        lock_take(&feed->lock);
+        is_same = !feed->differs[offset / feed->chunk_bytes];
+        lock_give(&feed->lock);
+        return is_same;
+}
+
+static int feed_init(struct bulk_feed *feed, uint64_t size, uint64_t chunk_bytes)
+{
         *feed = (struct bulk_feed){ .chunk_bytes = chunk_bytes, .wanted = (size_t)count_of(size, chunk_bytes) };
         feed->offsets = calloc(feed->wanted + 1, sizeof *feed->offsets);
         feed->missing = calloc(feed->wanted + 1, sizeof *feed->missing);
-        if (!feed->offsets || !feed->missing) {
+        feed->differs = calloc(feed->wanted + 1, sizeof *feed->differs);
+        if (!feed->offsets || !feed->missing || !feed->differs) {
                 free(feed->offsets);
                 free(feed->missing);
+                free(feed->differs);
                 feed->offsets = NULL;
                 return -ENOMEM;
         }
@@ -127,23 +137,37 @@ int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
         return 0;
 }
 
+int bulk_feed_init(struct bulk_feed *feed, uint64_t size)
+{
+        return feed_init(feed, size, write_chunk_bytes(size));
+}
+
+int bulk_feed_init_pieces(struct bulk_feed *feed, uint64_t size)
+{
+        return feed_init(feed, size, BULK_REQUEST_BYTES);
+}
+
 void bulk_feed_done(struct bulk_feed *feed)
 {
         if (!feed->offsets)
                 return;
         free(feed->offsets);
         free(feed->missing);
+        free(feed->differs);
         lock_done(&feed->lock);
         pthread_cond_destroy(&feed->changed);
         feed->offsets = NULL;
 }
 
 /* The caller holds feed->lock. */
-static void tell_piece(struct bulk_feed *feed, uint64_t offset)
+static void tell_piece(struct bulk_feed *feed, uint64_t offset, bool is_same)
 {
         uint64_t chunk = offset / feed->chunk_bytes;
 
-        if (!feed->missing[chunk] || --feed->missing[chunk])
+        if (!feed->missing[chunk])
+                return;
+        feed->differs[chunk] |= !is_same;
+        if (--feed->missing[chunk])
                 return;
         feed->offsets[feed->count++] = chunk * feed->chunk_bytes;
         pthread_cond_broadcast(&feed->changed);
@@ -152,7 +176,14 @@ static void tell_piece(struct bulk_feed *feed, uint64_t offset)
 void bulk_feed_tell(struct bulk_feed *feed, uint64_t offset)
 {
         lock_take(&feed->lock);
-        tell_piece(feed, offset);
+        tell_piece(feed, offset, false);
+        lock_give(&feed->lock);
+}
+
+void bulk_feed_tell_same(struct bulk_feed *feed, uint64_t offset)
+{
+        lock_take(&feed->lock);
+        tell_piece(feed, offset, true);
         lock_give(&feed->lock);
 }
 
@@ -161,7 +192,7 @@ void bulk_feed_tell_all(struct bulk_feed *feed)
         lock_take(&feed->lock);
         for (size_t i = 0; i < feed->wanted; i++)
                 while (feed->missing[i])
-                        tell_piece(feed, i * feed->chunk_bytes);
+                        tell_piece(feed, i * feed->chunk_bytes, false);
         lock_give(&feed->lock);
 }
 
@@ -202,6 +233,18 @@ bool bulk_feed_wait(struct bulk_feed *feed)
         return is_whole;
 }
 
+/* The first chunk that the job has to write, of those that are final and not taken. The caller holds feed->lock. */
+static uint64_t next_told(struct bulk_job *job)
+{
+        const struct bulk_feed *feed = job->feed;
+        uint64_t index = atomic_load(&job->next_chunk);
+
+        while (feed->skips_same && index < feed->count && !feed->differs[feed->offsets[index] / feed->chunk_bytes])
+                index++;
+        atomic_store(&job->next_chunk, index);
+        return index;
+}
+
 /* Takes the next chunk that became final. Returns 0; -EAGAIN: none is final yet; -ENODATA: all were taken;
  * -ECANCELED: the feed ended early. */
 static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
@@ -211,7 +254,7 @@ static int take_told(struct bulk_job *job, bool may_wait, uint64_t *ret_offset)
         int result;
 
         lock_take(&feed->lock);
-        while ((index = atomic_load(&job->next_chunk)) == feed->count && index < feed->wanted && !feed->is_ended && may_wait)
+        while ((index = next_told(job)) == feed->count && index < feed->wanted && !feed->is_ended && may_wait)
                 lock_wait(&feed->lock, &feed->changed);
         if (index < feed->count) {
                 *ret_offset = feed->offsets[index];
@@ -392,7 +435,7 @@ int bulk_write(int fd, bool is_direct, const void *data, uint64_t size, struct b
 {
         struct bulk_job job = {
                 .fd = fd, .is_write = true, .is_direct = is_direct, .data = (char *)(uintptr_t)data, .size = size,
-                .chunk_bytes = write_chunk_bytes(size), .feed = feed,
+                .chunk_bytes = feed ? feed->chunk_bytes : write_chunk_bytes(size), .feed = feed,
         };
         int result;
 

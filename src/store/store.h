@@ -13,6 +13,9 @@
  *      get       reads all of a small object as one put left it, NUL-terminated. NEBULA_CORRUPT: it has more than `limit` bytes.
  *      upload    writes large objects, straight from the caller's memory. With a feed (bulk.h) the bytes leave while others are still being
  *                made. On return the objects are durable, and no operation sees them.
+ *                An object with a source (STORE_REFERS): what its feed tells to be the same as in the source (bulk_feed_tell_same) need not
+ *                pass this machine. The driver takes these bytes from the source while it is the very object that its mark names. Any
+ *                failure of that only means that the bytes are sent. Its store makes a whole object of its own in either case.
  *      publish   makes the objects of an upload visible, each STORE_IF_ABSENT, and frees the upload in every case. NEBULA_BUSY: a key was
  *                taken. After a failure some of the objects may be visible, each of them whole.
  *      abort     takes the place of publish and drops the objects. NULL is fine.
@@ -77,6 +80,7 @@ enum store_feature {
         STORE_COPIES = 1 << 4,        /* copy works, without the bytes passing through this machine */
         STORE_PUTS_IF_SAME = 1 << 5,  /* STORE_IF_SAME works */
         STORE_VIEW_IS_FREE = 1 << 6,  /* copy shares the bytes (reflink, link) and costs no time per byte */
+        STORE_REFERS = 1 << 7,        /* upload takes bytes from a source that is in the store already */
 };
 
 enum store_condition {
@@ -121,12 +125,32 @@ enum store_class {
         STORE_NEVER, /* only by somebody who changes the storage or the request */
 };
 
+/* Names the one object that an upload makes; known as soon as the upload has returned. Opaque; "" means none. */
+struct store_mark {
+        char text[96];
+};
+
+/* An object of the store that has some of the bytes of another one that is uploaded, at the same offsets. */
+struct store_source {
+        const char *key;
+        uint64_t size;
+        struct store_mark mark; /* of the upload that made it */
+};
+
+/* What an upload has written of one object. */
+struct store_written {
+        struct store_mark mark;
+        uint64_t sent; /* bytes; the others were taken from the source */
+};
+
 /* One of several that are uploaded together. `feed`: NULL, or what says which of its bytes are final (bulk.h). */
 struct store_object {
         const char *key;
         const void *data;
         uint64_t size;
         struct bulk_feed *feed;
+        const struct store_source *source;  /* NULL: all bytes are sent. It needs a feed */
+        struct store_written *ret_written; /* may be NULL */
 };
 
 /* Checks one chunk; a failure stops the read and is its result. May run on several threads. */

@@ -38,7 +38,7 @@ static unsigned mem_features(struct store *store)
         lock_take(&volume->lock);
         is_stale = volume->faults.stale_writes;
         lock_give(&volume->lock);
-        return STORE_COPIES | STORE_PUTS_IF_SAME | (is_stale ? 0 : STORE_LISTS_FRESH);
+        return STORE_COPIES | STORE_PUTS_IF_SAME | STORE_REFERS | (is_stale ? 0 : STORE_LISTS_FRESH);
 }
 
 static enum nebula_status begin(struct store *store, const char *key, struct nebula_error *error)
@@ -58,8 +58,9 @@ static bool holds(const struct mem_object *there, enum store_condition condition
 }
 
 /* *data becomes NULL when it was taken over. */
-static enum nebula_status write_locked(struct store *store, const char *key, char **data, uint64_t size, enum store_condition condition,
-                                       const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
+static enum nebula_status write_locked(struct store *store, const char *key, char **data, uint64_t size, uint64_t mark,
+                                       enum store_condition condition, const struct store_stamp *seen, struct store_stamp *ret_stamp,
+                                       struct nebula_error *error)
 {
         struct mem_volume *volume = mem_volume_of(store);
 
@@ -69,10 +70,11 @@ static enum nebula_status write_locked(struct store *store, const char *key, cha
         if (!mem_set(volume, key, *data, size, ret_stamp))
                 return mem_no_memory(store, error);
         *data = NULL;
+        mem_find(volume, key)->mark = mark;
         return mem_answer(volume, key, error);
 }
 
-enum nebula_status mem_write(struct store *store, const char *key, char *data, uint64_t size, enum store_condition condition,
+enum nebula_status mem_write(struct store *store, const char *key, char *data, uint64_t size, uint64_t mark, enum store_condition condition,
                              const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error)
 {
         struct mem_volume *volume = mem_volume_of(store);
@@ -81,7 +83,7 @@ enum nebula_status mem_write(struct store *store, const char *key, char *data, u
 
         if (!status) {
                 lock_take(&volume->lock);
-                status = write_locked(store, key, &data, size, condition, seen, &stamp, error);
+                status = write_locked(store, key, &data, size, mark, condition, seen, &stamp, error);
                 lock_give(&volume->lock);
         }
         free(data);
@@ -102,7 +104,7 @@ static enum nebula_status mem_put(struct store *store, const char *key, const vo
                 return mem_no_memory(store, error);
         if (size)
                 memcpy(copy, data, size);
-        return mem_write(store, key, copy, size, condition, seen, ret_stamp, error);
+        return mem_write(store, key, copy, size, 0, condition, seen, ret_stamp, error);
 }
 
 static enum nebula_status read_locked(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size,
@@ -252,7 +254,7 @@ static enum nebula_status mem_copy(struct store *store, const char *from, const 
         if (condition == STORE_IF_SAME || !store_key_sound(to))
                 return error_set(error, NEBULA_INVALID, 0, "%s/%.300s: no place for a copy", store->root, to);
         status = mem_get(store, from, SIZE_MAX, &data, &size, NULL, error);
-        return status ? status : mem_write(store, to, data, size, condition, NULL, NULL, error);
+        return status ? status : mem_write(store, to, data, size, 0, condition, NULL, NULL, error);
 }
 
 static enum nebula_status mem_free_bytes(struct store *store, uint64_t *ret_bytes, struct nebula_error *error)

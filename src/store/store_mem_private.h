@@ -13,6 +13,7 @@ struct mem_object {
         uint64_t size;
         int64_t wall_ns;     /* when it was written */
         uint64_t stamp;
+        uint64_t mark;       /* of the upload that made it; 0: a small object */
         uint64_t born, died; /* which write made it, and which took it away; died UINT64_MAX: it is there */
 };
 
@@ -32,7 +33,7 @@ struct mem_volume {
         size_t count;
         struct mem_object ghosts[STORE_MEM_STALE_MAX]; /* the last ones that were taken away, without data: stale lists show them */
         size_t next_ghost;
-        uint64_t change_count, stamp_count; /* these never begin anew */
+        uint64_t change_count, stamp_count, mark_count; /* these never begin anew */
         uint64_t call_count, write_count;
         struct mem_faults faults;
 };
@@ -77,8 +78,8 @@ enum nebula_status mem_publish_as(struct store *store, struct store_upload *uplo
 void mem_abort(struct store *store, struct store_upload *upload);
 
 /* store_mem.c */
-/* Takes `data` over. */
-enum nebula_status mem_write(struct store *store, const char *key, char *data, uint64_t size, enum store_condition condition,
+/* Takes `data` over. `mark`: of an upload, or 0. */
+enum nebula_status mem_write(struct store *store, const char *key, char *data, uint64_t size, uint64_t mark, enum store_condition condition,
                              const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *error);
 enum nebula_status mem_get(struct store *store, const char *key, size_t limit, char **ret_text, size_t *ret_size,
                            struct store_stamp *ret_stamp, struct nebula_error *error);

@@ -1,10 +1,63 @@
 /* Large objects of the driver `mem`: the bytes first, their keys later. */
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "store/store_mem_private.h"
+
+/* The bytes of the source's range, if it is still the object that the upload with that mark has made. */
+static enum nebula_status refer(struct store *store, const struct store_source *source, void *to, uint64_t offset, uint64_t size)
+{
+        struct mem_volume *volume = mem_volume_of(store);
+        enum nebula_status status = mem_begin(store, source->key, NULL);
+        const struct mem_object *object;
+        char mark[24];
+
+        if (status)
+                return status;
+        lock_take(&volume->lock);
+        object = mem_find(volume, source->key);
+        snprintf(mark, sizeof mark, "%" PRIu64, object ? object->mark : 0);
+        if (!object || !object->mark || strcmp(mark, source->mark.text) || object->size != source->size || offset > object->size ||
+            size > object->size - offset)
+                status = NEBULA_BUSY;
+        else
+                memcpy(to, object->data + offset, size);
+        lock_give(&volume->lock);
+        return status;
+}
+
+static uint64_t fill(struct store *store, const struct store_object *object, char *to)
+{
+        uint64_t sent = 0, chunk_bytes = object->source && object->feed ? object->feed->chunk_bytes : object->size + 1;
+
+        for (uint64_t offset = 0; offset < object->size; offset += chunk_bytes) {
+                uint64_t left = object->size - offset, size = left < chunk_bytes ? left : chunk_bytes;
+
+                if (object->source && object->feed && bulk_feed_is_same(object->feed, offset) &&
+                    !refer(store, object->source, to + offset, offset, size))
+                        continue;
+                memcpy(to + offset, (const char *)object->data + offset, size);
+                sent += size;
+        }
+        return sent;
+}
+
+static void tell_written(struct store *store, const struct store_object *object, struct mem_object *uploaded, uint64_t sent)
+{
+        struct mem_volume *volume = mem_volume_of(store);
+
+        lock_take(&volume->lock);
+        uploaded->mark = ++volume->mark_count;
+        lock_give(&volume->lock);
+        if (!object->ret_written)
+                return;
+        object->ret_written->sent = sent;
+        snprintf(object->ret_written->mark.text, sizeof object->ret_written->mark.text, "%" PRIu64, uploaded->mark);
+}
 
 static enum nebula_status upload_one(struct store *store, const struct store_object *object, struct mem_object *uploaded,
                                      struct nebula_error *error)
@@ -20,8 +73,7 @@ static enum nebula_status upload_one(struct store *store, const struct store_obj
         *uploaded = (struct mem_object){ .key = strdup(object->key), .data = malloc(object->size + 1), .size = object->size };
         if (!uploaded->key || !uploaded->data)
                 return mem_no_memory(store, error);
-        if (object->size)
-                memcpy(uploaded->data, object->data, object->size);
+        tell_written(store, object, uploaded, fill(store, object, uploaded->data));
         return NEBULA_OK;
 }
 
@@ -49,7 +101,7 @@ enum nebula_status mem_publish_as(struct store *store, struct store_upload *uplo
         for (size_t i = 0; !status && i < upload->count; i++) {
                 struct mem_object *object = &upload->objects[i];
 
-                status = mem_write(store, object->key, object->data, object->size, condition, NULL, NULL, error);
+                status = mem_write(store, object->key, object->data, object->size, object->mark, condition, NULL, NULL, error);
                 object->data = NULL;
         }
         mem_abort(store, upload);

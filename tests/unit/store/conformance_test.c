@@ -261,6 +261,91 @@ static void fed(void)
 }
 EACH(an_upload_takes_bytes_while_they_are_made, fed)
 
+/* Of three chunks and a rest the second one differs. */
+#define REFER_BYTES (3 * (uint64_t)REFER_CHUNK + 777)
+#define REFER_CHUNK (uint64_t)BULK_REQUEST_BYTES
+
+static void tell_all_but(struct bulk_feed *feed, unsigned differing)
+{
+        for (unsigned i = 0; i < 4; i++)
+                (i == differing ? bulk_feed_tell : bulk_feed_tell_same)(feed, i * REFER_CHUNK);
+        bulk_feed_end(feed);
+}
+
+/* What was sent of the object; it is published. */
+static uint64_t upload_with(const char *key, const char *data, const struct store_source *source, unsigned differing, struct store_mark *ret_mark)
+{
+        struct store_written written = { { "" }, 1 };
+        struct bulk_feed feed;
+        struct store_object object = { .key = key, .data = data, .size = REFER_BYTES, .feed = &feed, .source = source, .ret_written = &written };
+
+        CHECK(!bulk_feed_init_pieces(&feed, REFER_BYTES));
+        tell_all_but(&feed, differing);
+        upload_and_publish(&object, 1, NEBULA_OK);
+        bulk_feed_done(&feed);
+        if (ret_mark)
+                *ret_mark = written.mark;
+        return written.sent;
+}
+
+static bool holds(const char *key, const char *data)
+{
+        char *back = malloc(REFER_BYTES + 1);
+        bool same = !store->ops->read(store, key, back, 0, REFER_BYTES, &error) && !memcmp(data, back, REFER_BYTES);
+
+        free(back);
+        return same;
+}
+
+static char *make_three(unsigned seed)
+{
+        char *data = aligned_alloc(4096, 4 * REFER_CHUNK);
+
+        for (uint64_t i = 0; i < 4 * REFER_CHUNK; i++)
+                data[i] = (char)(i * 2654435761u >> 13 ^ seed);
+        return data;
+}
+
+static void refers(void)
+{
+        char *data = make_three(1);
+        struct store_source source = { .key = "t/first", .size = REFER_BYTES };
+        uint64_t sent;
+
+        CHECK(upload_with("t/first", data, NULL, 0, &source.mark) == REFER_BYTES && source.mark.text[0]);
+        data[REFER_CHUNK + 5] ^= 1;
+        sent = upload_with("t/second", data, &source, 1, NULL);
+        CHECK(features & STORE_REFERS ? sent >= REFER_CHUNK && sent < 2 * REFER_CHUNK : sent == REFER_BYTES);
+        CHECK(holds("t/second", data));
+        data[REFER_CHUNK + 5] ^= 1;
+        CHECK(holds("t/first", data) && !store_remove_one(store, "t/first", &error));
+        data[REFER_CHUNK + 5] ^= 1;
+        CHECK(holds("t/second", data));
+        free(data);
+}
+EACH(what_is_the_same_in_a_source_is_not_sent_again, refers)
+
+/* The feed says that the chunks are the same, and the source has other bytes: the driver may not take them. */
+static void refers_not(void)
+{
+        char *data = make_three(1), *other = make_three(2);
+        struct store_source source = { .key = "t/none", .size = REFER_BYTES, .mark = { "0123456789abcdef" } };
+        struct store_mark mark;
+
+        CHECK(upload_with("t/a", data, &source, 1, NULL) == REFER_BYTES && holds("t/a", data));
+        upload_with("t/other", other, NULL, 0, &mark);
+        source.key = "t/other"; /* the object of another upload */
+        CHECK(upload_with("t/b", data, &source, 1, NULL) == REFER_BYTES && holds("t/b", data));
+        CHECK(put("t/small", "of no upload", STORE_ALWAYS) == NEBULA_OK);
+        source.key = "t/small";
+        CHECK(upload_with("t/c", data, &source, 1, NULL) == REFER_BYTES && holds("t/c", data));
+        source = (struct store_source){ .key = "t/other", .size = REFER_BYTES - 1, .mark = mark }; /* its size is another */
+        CHECK(upload_with("t/d", data, &source, 1, NULL) == REFER_BYTES && holds("t/d", data));
+        free(data);
+        free(other);
+}
+EACH(bytes_come_from_the_very_object_that_is_meant_or_are_sent, refers_not)
+
 static void removal(void)
 {
         struct store_stamp old, x;
@@ -353,6 +438,7 @@ TAP_MAIN(TEST(what_is_put_is_read_with_its_stamp), TEST(an_object_above_the_limi
          TEST(a_put_replaces_the_one_that_was_seen), TEST(an_absent_object_is_not_found_and_its_removal_fine),
          TEST(a_text_that_keys_begin_with_is_no_object), TEST(no_key_leads_out_of_the_store),
          TEST(a_large_object_is_read_and_checked_chunk_by_chunk), TEST(an_upload_is_unseen_until_it_is_published),
-         TEST(what_is_published_replaces_nothing), TEST(an_upload_takes_bytes_while_they_are_made), TEST(a_removal_takes_only_what_was_seen),
+         TEST(what_is_published_replaces_nothing), TEST(an_upload_takes_bytes_while_they_are_made), TEST(what_is_the_same_in_a_source_is_not_sent_again),
+         TEST(bytes_come_from_the_very_object_that_is_meant_or_are_sent), TEST(a_removal_takes_only_what_was_seen),
          TEST(a_copy_is_an_object_of_its_own), TEST(two_stores_of_one_url_see_the_same_objects), TEST(an_object_has_the_time_of_the_stores_clock),
          TEST(a_feature_is_an_operation_that_works))
