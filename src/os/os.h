@@ -131,6 +131,7 @@ struct os_table {
         int (*exchange)(const char *a, const char *b); /* swaps both names at once; -EINVAL: the file system cannot do it */
         int (*link)(const char *from, const char *to);
         int (*clone)(int fd, int from);  /* shares all blocks of `from`, until one is written; -EOPNOTSUPP and others: the file system cannot do it */
+        int (*clone_range)(int fd, int from, uint64_t offset, uint64_t size); /* the same of a range, at the same offset in both */
         int (*unlink)(const char *path);
         int (*mkdir)(const char *path, uint32_t mode);
         int (*rmdir)(const char *path);

@@ -369,21 +369,23 @@ static int crash_link(const char *from, const char *to)
 
 /* Logs cloned bytes as written bytes, which are durable after a sync of the file. Copies them, because tests must
  * run on file systems that cannot share blocks. */
+static int crash_clone_range(int fd, int from, uint64_t offset, uint64_t size)
+{
+        char *data = need(malloc(size + 1));
+        int64_t count = below->pread(from, data, size, offset);
+
+        if (count > 0)
+                count = crash_pwrite(fd, data, (size_t)count, offset);
+        free(data);
+        return count < 0 ? (int)count : (uint64_t)count == size ? 0 : -EIO;
+}
+
 static int crash_clone(int fd, int from)
 {
         struct os_stat stat;
-        char *data;
-        int64_t count;
         int result = below->fstat(from, &stat);
 
-        if (result)
-                return result;
-        data = need(malloc(stat.size + 1));
-        count = below->pread(from, data, stat.size, 0);
-        if (count > 0)
-                count = crash_pwrite(fd, data, (size_t)count, 0);
-        free(data);
-        return count < 0 ? (int)count : (uint64_t)count == stat.size ? 0 : -EIO;
+        return result ? result : crash_clone_range(fd, from, 0, stat.size);
 }
 
 static int crash_link_below(const char *at, const char *key, const char *to_at, const char *to)
@@ -559,6 +561,7 @@ int os_crash_begin(const char *path)
         table.exchange = crash_exchange;
         table.link = crash_link;
         table.clone = crash_clone;
+        table.clone_range = crash_clone_range;
         table.unlink = crash_unlink;
         table.rmdir = crash_rmdir;
         table.mkdir = crash_mkdir;

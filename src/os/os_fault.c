@@ -98,6 +98,7 @@ WRAP(space, PLAIN, (const char *path, struct os_space *ret_space), (path, ret_sp
 WRAP(rename, TAKES_SPACE, (const char *from, const char *to), (from, to))
 WRAP(link, TAKES_SPACE, (const char *from, const char *to), (from, to))
 WRAP(clone, BLOCKS | TAKES_SPACE, (int fd, int from), (fd, from))
+WRAP(clone_range, BLOCKS | TAKES_SPACE, (int fd, int from, uint64_t offset, uint64_t size), (fd, from, offset, size))
 WRAP(exchange, TAKES_SPACE, (const char *a, const char *b), (a, b))
 WRAP(unlink, PLAIN, (const char *path), (path))
 WRAP(mkdir, TAKES_SPACE, (const char *path, uint32_t mode), (path, mode))
@@ -164,7 +165,7 @@ static void fill_table(void)
         table = *below;
 #define SET(name) table.name = fault_##name
         SET(open); SET(close); SET(duplicate); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
-        SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link); SET(clone);
+        SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link); SET(clone); SET(clone_range);
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
         SET(open_below); SET(stat_below); SET(rename_below); SET(rename_new_below); SET(link_below); SET(unlink_below); SET(mkdir_below); SET(rmdir_below);
         SET(opendir_below); SET(stat_entry);

@@ -27,6 +27,11 @@
 
 #ifndef FICLONE /* linux/fs.h conflicts with sys/mount.h on some systems */
 #define FICLONE _IOW(0x94, 9, int)
+struct file_clone_range {
+        int64_t src_fd;
+        uint64_t src_offset, src_length, dest_offset;
+};
+#define FICLONERANGE _IOW(0x94, 13, struct file_clone_range)
 #endif
 
 #define NS_PER_S 1000000000
@@ -232,6 +237,14 @@ static int linux_clone(int fd, int from)
 {
         lock_check_files("clone");
         return result_of(ioctl(fd, FICLONE, from));
+}
+
+static int linux_clone_range(int fd, int from, uint64_t offset, uint64_t size)
+{
+        struct file_clone_range range = { from, offset, size, offset };
+
+        lock_check_files("clone_range");
+        return result_of(ioctl(fd, FICLONERANGE, &range));
 }
 
 static int linux_unlink(const char *path)
@@ -493,7 +506,7 @@ const struct os_table os_linux = {
         .pread = linux_pread, .pwrite = linux_pwrite, .read = linux_read, .write = linux_write,
         .fsync = linux_fsync, .truncate = linux_truncate, .allocate = linux_allocate, .punch = linux_punch,
         .lock = linux_lock, .stat = linux_stat, .fstat = linux_fstat, .space = linux_space,
-        .rename = linux_rename, .exchange = linux_exchange, .link = linux_link, .clone = linux_clone, .unlink = linux_unlink,
+        .rename = linux_rename, .exchange = linux_exchange, .link = linux_link, .clone = linux_clone, .clone_range = linux_clone_range, .unlink = linux_unlink,
         .mkdir = linux_mkdir, .rmdir = linux_rmdir, .readlink = linux_readlink,
         .opendir = linux_opendir, .readdir = linux_readdir, .closedir = linux_closedir,
         .ring_open = os_linux_ring_open, .ring_close = os_linux_ring_close, .ring_register = os_linux_ring_register,

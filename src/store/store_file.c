@@ -123,6 +123,18 @@ static const struct {
         { 0x2011bab0, STORE_VIEW_IS_FREE },                    /* exFAT */
 };
 
+/* f_type of file systems that can share the blocks of a range of a file. Some of them are made without this ability: store_file_refer.c finds out. */
+static const uint64_t sharing[] = {
+        0x58465342, /* XFS */
+        0x9123683e, /* btrfs */
+        0xca451a4e, /* bcachefs */
+        0x2fc12fc1, /* ZFS */
+        0x7461636f, /* OCFS2 */
+        0x794c7630, /* overlayfs: as the one below it */
+        0x6969,     /* NFS 4.2: as the server's */
+        0xfe534d42, /* SMB 3: as the server's */
+};
+
 /* Of the nearest directory that exists: the first write makes the rest. */
 static int space_at_root(const struct store *store, struct os_space *ret_space)
 {
@@ -149,6 +161,9 @@ static unsigned probe(const struct store *store)
         for (size_t i = 0; i < sizeof lacking / sizeof *lacking; i++)
                 if (lacking[i].type == space.fs_type)
                         depends &= ~lacking[i].lacks;
+        for (size_t i = 0; i < sizeof sharing / sizeof *sharing; i++)
+                if (sharing[i] == space.fs_type)
+                        depends |= STORE_REFERS;
         return always | depends;
 }
 

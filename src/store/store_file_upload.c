@@ -21,7 +21,9 @@ struct file_writing {
         struct store *store;
         const struct store_object *object;
         int fd;               /* of `temp`; -1: closed */
+        int source;           /* of the object's source, which is the one that is meant; -1: all bytes are written */
         bool is_direct, is_made; /* is_made: `temp` exists */
+        uint64_t sent;
         struct os_stat made;
         char temp[FILE_TEMP_MAX]; /* its key */
 };
@@ -47,6 +49,13 @@ static void drop_temp(struct file_writing *writing)
         writing->is_made = false;
 }
 
+static void close_source(struct file_writing *writing)
+{
+        if (writing->source >= 0)
+                os->close(writing->source);
+        writing->source = -1;
+}
+
 static int make_temp(struct file_writing *writing)
 {
         int fd = file_temp_open(writing->store, writing->object->key, writing->is_direct ? OS_DIRECT : 0, writing->temp);
@@ -65,6 +74,9 @@ static int fill_temp(struct file_writing *writing)
 
         if (result)
                 return result;
+        writing->sent = object->size;
+        if (writing->source >= 0) /* most of it may need no space */
+                return file_refer(writing->store, object, writing->source, writing->fd, writing->is_direct, &writing->sent);
         if (object->size < FILE_BULK_MIN)
                 return object->feed && !bulk_feed_wait(object->feed) ? -ECANCELED
                                                                      : os_write_at(writing->fd, object->data, object->size, 0);
@@ -78,12 +90,14 @@ static int fill(struct file_writing *writing)
         int result;
 
         writing->is_direct = object->size >= FILE_BULK_MIN && !((uintptr_t)object->data % BULK_PAGE_BYTES);
+        writing->source = file_open_source(writing->store, object);
         result = fill_temp(writing);
         if (result == -EINVAL && writing->is_direct) { /* a file system without O_DIRECT */
                 drop_temp(writing);
                 writing->is_direct = false;
                 result = fill_temp(writing);
         }
+        close_source(writing);
         return result;
 }
 
@@ -108,6 +122,12 @@ static int hand_over(struct file_writing *writing, struct store_upload *upload)
         }
         upload->count++;
         writing->is_made = false;
+        if (writing->object->ret_written) {
+                struct store_written *written = writing->object->ret_written;
+
+                *written = (struct store_written){ .sent = writing->sent };
+                snprintf(written->mark.text, sizeof written->mark.text, "%s", file_stamp(&writing->made).text);
+        }
         return 0;
 }
 
@@ -144,7 +164,7 @@ enum nebula_status file_write_error(const struct store *store, const char *key, 
 }
 
 /* NEBULA_STORE_MBPS: a slow disk for tests, and for whoever wants to see what one would do to training. */
-static void be_slow(const struct store_object *objects, size_t count, int64_t begun_ns)
+static void be_slow(const struct file_writing *writings, size_t count, int64_t begun_ns)
 {
         const char *text = conf_env("NEBULA_STORE_MBPS");
         struct nebula_error error;
@@ -157,7 +177,7 @@ static void be_slow(const struct store_object *objects, size_t count, int64_t be
         if (!(rate > 0))
                 return;
         for (size_t i = 0; i < count; i++)
-                size += objects[i].size;
+                size += writings[i].sent;
         takes_ms = (double)size / rate / 1e3;
         left_ms = (takes_ms < SLOW_MOST_MS ? (int64_t)takes_ms : SLOW_MOST_MS) - (os->now_ns() - begun_ns) / 1000000;
         if (left_ms > 0)
@@ -188,7 +208,7 @@ static enum nebula_status upload_together(struct store *store, const struct stor
                 char path[STORE_PATH_MAX];
                 enum nebula_status status;
 
-                writings[i] = (struct file_writing){ .store = store, .object = &objects[i], .fd = -1 };
+                writings[i] = (struct file_writing){ .store = store, .object = &objects[i], .fd = -1, .source = -1 };
                 if (!*objects[i].key)
                         return error_set(error, NEBULA_INVALID, 0, "an object of %s needs a key", store->root);
                 status = file_path(store, objects[i].key, path, error);
@@ -219,7 +239,7 @@ enum nebula_status file_upload(struct store *store, const struct store_object *o
                 int64_t begun_ns = os->now_ns();
 
                 status = upload_together(store, objects + first, some, writings, upload, error);
-                be_slow(objects + first, some, begun_ns);
+                be_slow(writings, some, begun_ns);
         }
         free(writings);
         if (!status) {

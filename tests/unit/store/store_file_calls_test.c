@@ -316,7 +316,7 @@ static void what_a_file_system_lacks_is_told(void)
         unsigned always = STORE_PATHS | STORE_LENDS_FD | STORE_OWNERS | STORE_COPIES;
 
         CHECK(features_on(0xef53) == (always | STORE_LISTS_FRESH | STORE_VIEW_IS_FREE)); /* ext4 */
-        CHECK(features_on(0x6969) == (always | STORE_VIEW_IS_FREE));                     /* NFS */
+        CHECK(features_on(0x6969) == (always | STORE_VIEW_IS_FREE | STORE_REFERS));                     /* NFS */
         CHECK(features_on(0xff534d42) == always);                                        /* SMB */
 }
 

@@ -1,0 +1,90 @@
+/*
+ * An object that has bytes of another file of the store. The two files share the blocks of these bytes, so they are neither written nor take
+ * space. A hard link of a file that is the same as a whole would do so on more file systems, and is not used: a program that writes over one
+ * version in place would damage the other one, too.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "store/store_file_private.h"
+
+static bool is_meant(int fd, const struct store_source *source)
+{
+        struct os_stat found;
+
+        return !os->fstat(fd, &found) && found.kind == OS_KIND_FILE && found.size == source->size &&
+               !strcmp(file_stamp(&found).text, source->mark.text);
+}
+
+int file_open_source(struct store *store, const struct store_object *object)
+{
+        char path[STORE_PATH_MAX];
+        int fd;
+
+        if (!object->source || !object->feed || object->size < FILE_BULK_MIN || atomic_load(&((struct file_store *)store)->cannot_clone) ||
+            file_path(store, object->source->key, path, NULL))
+                return -1;
+        fd = file_open_to_read(store, object->source->key, 0);
+        if (fd >= 0 && !is_meant(fd, object->source)) {
+                os->close(fd);
+                fd = -1;
+        }
+        return fd < 0 ? -1 : fd;
+}
+
+static int share_range(struct store *store, int fd, int source, uint64_t offset, uint64_t size)
+{
+        int result;
+
+        do
+                result = os->clone_range(fd, source, offset, size);
+        while (result == -EINTR);
+        if (result == -EOPNOTSUPP || result == -ENOTTY)
+                atomic_store(&((struct file_store *)store)->cannot_clone, true);
+        return result;
+}
+
+/* Chunks that follow each other go in one call. */
+static int share_same(struct store *store, const struct store_object *object, int source, int fd, uint64_t *ret_shared)
+{
+        uint64_t chunk_bytes = object->feed->chunk_bytes, begin = 0;
+        int result = 0;
+
+        *ret_shared = 0;
+        for (uint64_t offset = 0; offset < object->size && !result; offset += chunk_bytes) {
+                uint64_t left = object->size - offset, end = left < chunk_bytes ? object->size : offset + chunk_bytes;
+                bool is_same = bulk_feed_is_same(object->feed, offset);
+
+                if (is_same && end < object->size)
+                        continue;
+                if (!is_same)
+                        end = offset;
+                if (begin < end)
+                        result = share_range(store, fd, source, begin, end - begin);
+                *ret_shared += end - begin;
+                begin = offset + chunk_bytes;
+        }
+        return result;
+}
+
+int file_refer(struct store *store, const struct store_object *object, int source, int fd, bool is_direct, uint64_t *ret_sent)
+{
+        uint64_t shared;
+        int result, refused;
+
+        object->feed->skips_same = true;
+        result = bulk_write(fd, is_direct, object->data, object->size, object->feed);
+        object->feed->skips_same = false;
+        if (result)
+                return result;
+        refused = share_same(store, object, source, fd, &shared);
+        if (!refused && is_meant(source, object->source)) {
+                *ret_sent = object->size - shared;
+                return 0;
+        }
+        log_event(LOG_LEVEL_DEBUG, "%s/%s is written as a whole: its blocks cannot be shared with %s (%s)", store->root, object->key,
+                  object->source->key, refused ? strerror(-refused) : "another program has changed that file");
+        *ret_sent = object->size;
+        return bulk_write(fd, is_direct, object->data, object->size, object->feed);
+}
