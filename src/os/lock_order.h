@@ -41,7 +41,7 @@
         LOCK(LOCK_STORE_MEM)     /* store_mem_private.h: the objects of one volume */ \
         LOCK(LOCK_OBJECT_STORE)  /* azure_private.h, s3_private.h: the credential of a store, found once */ \
         LOCK(LOCK_OBJECT_TOKENS) /* store/object/object_token.c: the identities of this process */ \
-        LOCK(LOCK_OBJECT_TOKEN)  /* store/object/object_token.c: the token of one; held while it is fetched */ \
+        LOCK(LOCK_OBJECT_TOKEN)  /* store/object/object_token.c: the token of one */ \
         LOCK(LOCK_OBJECT_PARTS)  /* store/object/object_parts.c: parts that no thread has taken */ \
         LOCK(LOCK_LANES)         /* store/http/lanes.c: the outcome of one job */ \
         LOCK(LOCK_HTTP_HOSTS)    /* store/http/http_host.c: what is under way to each host */ \

@@ -1,6 +1,7 @@
 /*
  * Secrets that end: bearer tokens, and keys that a service lends. One is kept for the whole process and replaced some minutes before it
- * ends, because a service that hands them out refuses those who ask for each request.
+ * ends, because a service that hands them out refuses those who ask for each request. One thread fetches; the others use the old secret as
+ * long as it is good, and wait for the new one if it is not.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "os/thread.h"
 #include "store/http/crypt.h"
 #include "store/object/object.h"
 
@@ -21,10 +23,14 @@ struct object_token {
         object_token_fetch *fetch;
         void *source;
         void (*done)(void *source);
-        struct lock lock; /* guards the rest; held while a token is fetched, for which all wait alike */
+        struct lock lock; /* guards the rest */
+        pthread_cond_t fetched;
         char *text;
         uint64_t serial;  /* of the text; 0: there is none */
         int64_t until_ns, renew_ns;
+        bool is_fetching;            /* a thread is, without the lock */
+        uint64_t fetches;            /* that have ended */
+        struct nebula_error failure; /* of the last one, if it failed */
 };
 
 static struct lock tokens_lock = LOCK_INIT(LOCK_OBJECT_TOKENS);
@@ -57,6 +63,7 @@ struct object_token *object_token_find(const struct object_token_source *source)
                 made->source = source->source;
                 made->done = source->done;
                 lock_init(&made->lock, LOCK_OBJECT_TOKEN);
+                os_cond_init(&made->fetched);
                 made->next = tokens;
                 tokens = made;
         }
@@ -75,6 +82,7 @@ void object_token_forget_all(void)
                 struct object_token *next = tokens->next;
 
                 lock_done(&tokens->lock);
+                pthread_cond_destroy(&tokens->fetched);
                 tokens->done(tokens->source);
                 object_forget(tokens->text);
                 free(tokens);
@@ -83,43 +91,90 @@ void object_token_forget_all(void)
         lock_give(&tokens_lock);
 }
 
-/* Lock held. */
-static enum nebula_status renew(struct object_token *token, struct nebula_error *error)
+/* Lock held. Takes over the text. */
+static void replace(struct object_token *token, char *text, int64_t life)
 {
-        int64_t life, early, now_ns;
-        char *text;
-        enum nebula_status status = token->fetch(token->source, &text, &life, error);
+        int64_t early, now_ns = os->now_ns();
 
-        if (status)
-                return status;
         life = life < 0 ? 0 : life > LONG_S ? LONG_S : life;
         early = life / 2 < EARLY_S ? life / 2 : EARLY_S;
-        now_ns = os->now_ns();
         object_forget(token->text);
         token->text = text;
         token->serial++;
         token->until_ns = now_ns + life * 1000000000;
         token->renew_ns = now_ns + (life - early) * 1000000000;
-        return NEBULA_OK;
+}
+
+/* Lock held, but not during the fetch itself. */
+static void renew(struct object_token *token)
+{
+        struct nebula_error failure = { 0 };
+        enum nebula_status status;
+        char *text = NULL;
+        int64_t life = 0;
+
+        token->is_fetching = true;
+        lock_give(&token->lock);
+        status = token->fetch(token->source, &text, &life, &failure);
+        lock_take(&token->lock);
+        if (status)
+                token->renew_ns = os->now_ns() + AGAIN_S * 1000000000LL;
+        else
+                replace(token, text, life);
+        token->failure = failure;
+        token->failure.status = status;
+        token->fetches++;
+        token->is_fetching = false;
+        pthread_cond_broadcast(&token->fetched);
+}
+
+/* Lock held. False: the fetch that is under way has not ended in time. */
+static bool wait_for_fetch(struct object_token *token)
+{
+        struct http_settings settings = http_settings_now();
+        int64_t until_ns = os->now_ns() + (settings.retry_ms + settings.answer_ms) * 1000000, left_ns;
+        uint64_t fetches = token->fetches;
+
+        while (token->fetches == fetches) {
+                left_ns = until_ns - os->now_ns();
+                if (left_ns <= 0)
+                        return false;
+                lock_wait_for(&token->lock, &token->fetched, left_ns / 1000000 + 1);
+        }
+        return true;
+}
+
+/* Lock held. */
+static bool is_good(const struct object_token *token, uint64_t refused)
+{
+        return token->text && os->now_ns() < token->until_ns && token->serial != refused;
+}
+
+/* Lock held. The text is good when it succeeds. */
+static enum nebula_status make_good(struct object_token *token, uint64_t refused, struct nebula_error *error)
+{
+        bool is_ours = !token->is_fetching;
+
+        if (is_good(token, refused) && (!is_ours || os->now_ns() < token->renew_ns))
+                return NEBULA_OK;
+        if (is_ours)
+                renew(token);
+        else if (!wait_for_fetch(token))
+                return error_set(error, NEBULA_TIMEOUT, 0, "no token yet: a thread has been asking for one for too long");
+        if (!token->failure.status || is_good(token, refused)) /* a new one whose life is over at once is tried, too */
+                return NEBULA_OK;
+        if (error)
+                *error = token->failure;
+        return token->failure.status;
 }
 
 enum nebula_status object_token_get(struct object_token *token, uint64_t refused, char **ret_text, uint64_t *ret_serial,
                                     struct nebula_error *error)
 {
-        enum nebula_status status = NEBULA_OK;
-        int64_t now_ns;
-        bool is_good;
+        enum nebula_status status;
 
         lock_take(&token->lock);
-        now_ns = os->now_ns();
-        is_good = token->text && now_ns < token->until_ns && token->serial != refused;
-        if (!is_good || now_ns >= token->renew_ns) {
-                status = renew(token, error);
-                if (status && is_good) {
-                        token->renew_ns = now_ns + AGAIN_S * 1000000000LL;
-                        status = NEBULA_OK;
-                }
-        }
+        status = make_good(token, refused, error);
         if (!status) {
                 *ret_serial = token->serial;
                 *ret_text = strdup(token->text);
